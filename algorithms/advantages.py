@@ -6,8 +6,8 @@ Nothing here passes a gradient: advantages and returns are targets.
 import torch
 from torch import Tensor
 
-from algorithms.groups import index_of_groups
-from algorithms.masking import check_response_mask, check_shape, keep
+from vantage.algorithms.groups import index_of_groups
+from vantage.algorithms.masking import check_response_mask, check_shape, keep
 
 WHITENING_EPSILON = 1e-8
 """Added to the standard deviation, in the advantages' own unit."""

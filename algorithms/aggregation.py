@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias, get_args
 
 from torch import Tensor
 
-from algorithms.masking import check_response_mask, keep
+from vantage.algorithms.masking import check_response_mask, keep
 
 Aggregation: TypeAlias = Literal["token", "sequence", "sequence_sum", "constant"]
 Denominator: TypeAlias = float | Tensor

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from algorithms.masking import check_shape
+from vantage.algorithms.masking import check_shape
 
 
 def sample_means(scores: Tensor) -> Tensor:

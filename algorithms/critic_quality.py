@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from algorithms.critic_slices import at_token, others_mean, parts_by_rank, rounding
-from algorithms.groups import index_of_groups
-from algorithms.masking import check_response_mask
-from algorithms.uncertainty import Estimate, clustered_explained_variance, clustered_ratio
+from vantage.algorithms.critic_slices import at_token, others_mean, parts_by_rank, rounding
+from vantage.algorithms.groups import index_of_groups
+from vantage.algorithms.masking import check_response_mask
+from vantage.algorithms.uncertainty import Estimate, clustered_explained_variance, clustered_ratio
 
 
 @dataclass(frozen=True)

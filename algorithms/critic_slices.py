@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from algorithms.groups import index_of_groups
-from algorithms.masking import check_response_mask
-from algorithms.uncertainty import Estimate, clustered_explained_variance, clustered_ratio
+from vantage.algorithms.groups import index_of_groups
+from vantage.algorithms.masking import check_response_mask
+from vantage.algorithms.uncertainty import Estimate, clustered_explained_variance, clustered_ratio
 
 DOUBLING_BINS = 17
 """Bins of 1, 2-3, 4-7, 8-15 … tokens; the last, from 65,536 on, has no upper end."""

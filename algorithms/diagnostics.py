@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from algorithms.masking import check_response_mask
+from vantage.algorithms.masking import check_response_mask
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from algorithms.masking import check_shape
+from vantage.algorithms.masking import check_shape
 
 
 def index_of_groups(group_ids: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from algorithms.masking import check_response_mask, keep
-from algorithms.metrics import SumCount, sum_count
+from vantage.algorithms.masking import check_response_mask, keep
+from vantage.algorithms.metrics import SumCount, sum_count
 
 
 @dataclass(frozen=True)

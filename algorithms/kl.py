@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from algorithms.masking import keep
+from vantage.algorithms.masking import keep
 
 KLEstimator: TypeAlias = Literal["k1", "abs", "k2", "k3"]
 OldKLKind: TypeAlias = Literal["k1", "k3"]

@@ -5,10 +5,10 @@ from typing import Literal, TypeAlias, get_args
 
 from torch import Tensor
 
-from algorithms.aggregation import Aggregation, Denominator, aggregate
-from algorithms.kl import OldKLKind, kl_estimate, old_kl_estimate
-from algorithms.masking import check_response_mask, keep
-from algorithms.metrics import SumCount, sum_count
+from vantage.algorithms.aggregation import Aggregation, Denominator, aggregate
+from vantage.algorithms.kl import OldKLKind, kl_estimate, old_kl_estimate
+from vantage.algorithms.masking import check_response_mask, keep
+from vantage.algorithms.metrics import SumCount, sum_count
 
 KLLossKind: TypeAlias = Literal["abs", "k2", "k3"]
 
@@ -44,7 +44,7 @@ def reference_kl_loss(
     All tensors (B,T), log-probabilities in nats; the gradient flows through `logprobs` only, and not through
     ρ, which makes tokens that the old policy sampled stand for tokens of π. In expectation the gradient is
     that of KL(π‖ref) for k2, that of KL(ref‖π) for k3 (GRPO, arXiv 2402.03300 eq. 4, without its ρ), and
-    neither's for abs. `aggregation` and `denominator` are those of `algorithms.aggregation.aggregate`.
+    neither's for abs. `aggregation` and `denominator` are those of `vantage.algorithms.aggregation.aggregate`.
 
     Raises ValueError for k1 and other kinds, unequal shapes, and as `aggregate`.
     """
@@ -61,11 +61,11 @@ def reference_kl_loss(
 def exact_kl_loss(
     kl: Tensor, response_mask: Tensor, *, aggregation: Aggregation, denominator: Denominator | None = None
 ) -> KLLoss:
-    """The loss of a KL (B,T) that is exact at each position, `algorithms.kl.full_kl`, in nats.
+    """The loss of a KL (B,T) that is exact at each position, `vantage.algorithms.kl.full_kl`, in nats.
 
     No ρ: the sum over the vocabulary already is π's. (Which states are visited is the old policy's doing, as
     it is in the clipped surrogate.) `aggregation` and `denominator` are those of
-    `algorithms.aggregation.aggregate`.
+    `vantage.algorithms.aggregation.aggregate`.
 
     Raises ValueError for unequal shapes, and as `aggregate`.
     """
@@ -85,11 +85,11 @@ def old_kl_loss(
     aggregation: Aggregation,
     denominator: Denominator | None = None,
 ) -> OldKLLoss:
-    """The loss KL(old‖new) by `algorithms.kl.old_kl_estimate`: the penalty of PPO, arXiv 1707.06347 eq. 8.
+    """The loss KL(old‖new) by `vantage.algorithms.kl.old_kl_estimate`: the penalty of PPO, arXiv 1707.06347 eq. 8.
 
     All tensors (B,T), log-probabilities in nats; the gradient flows through `logprobs` only. No ρ: the
     samples are old's, and so is the expectation. `aggregation` and `denominator` are those of
-    `algorithms.aggregation.aggregate`.
+    `vantage.algorithms.aggregation.aggregate`.
 
     Raises ValueError for an unknown kind, unequal shapes, and as `aggregate`.
     """

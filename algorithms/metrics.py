@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from algorithms.masking import keep
+from vantage.algorithms.masking import keep
 
 
 @dataclass(frozen=True)

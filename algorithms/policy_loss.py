@@ -6,19 +6,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from algorithms.aggregation import (
+from vantage.algorithms.aggregation import (
     Aggregation,
     Denominator,
     aggregate,
     check_denominator,
 )
-from algorithms.masking import (
+from vantage.algorithms.masking import (
     check_boolean,
     check_response_mask,
     check_shape,
     keep,
 )
-from algorithms.metrics import SumCount, sum_count
+from vantage.algorithms.metrics import SumCount, sum_count
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def clipped_surrogate(
     arXiv 1707.06347 eq. 7; two ranges as in DAPO, arXiv 2503.14476 eq. 10. With `dual_clip` = c, the loss of a
     token of A < 0 is at most −c·A (arXiv 1912.09729 eq. 5). All tensors (B,T), log-probabilities in nats; a
     range of None does not clip on that side. The gradient flows through `logprobs` only. `aggregation` and
-    `denominator` are those of `algorithms.aggregation.aggregate`.
+    `denominator` are those of `vantage.algorithms.aggregation.aggregate`.
 
     Raises ValueError for a range that is not positive, `clip_range_low` above 1, `dual_clip` not above 1,
     unequal shapes, and as `aggregate`.
@@ -122,7 +122,7 @@ def masked_ratio_gradient(
     sign of its advantage, unlike by a clip, and still counts in the denominator. All tensors (B,T), log-probabilities
     in nats; a range of None is no limit on that side. `through_ratio`: the gradient flows through f(ρ) too; as in
     SAO, f(ρ) is a constant without it, and the gradient is that of −ρ·A inside the range. `clip_fraction` counts the
-    tokens left out. `aggregation` and `denominator` are those of `algorithms.aggregation.aggregate`.
+    tokens left out. `aggregation` and `denominator` are those of `vantage.algorithms.aggregation.aggregate`.
 
     Raises ValueError as `clipped_surrogate`.
     """
@@ -160,7 +160,7 @@ def policy_gradient(
     All tensors (B,T), log-probabilities in nats; the gradient flows through `logprobs` only. `old_logprobs`
     enter the metrics `ratio` and `approx_kl` alone, which show how far the policy was from the one that
     sampled; the clip metrics are 0. `aggregation` and `denominator` are those of
-    `algorithms.aggregation.aggregate`.
+    `vantage.algorithms.aggregation.aggregate`.
 
     Raises ValueError for unequal shapes, and as `aggregate`.
     """

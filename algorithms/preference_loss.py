@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from algorithms.aggregation import Denominator, check_denominator
-from algorithms.groups import index_of_groups
-from algorithms.masking import check_shape, keep
-from algorithms.metrics import SumCount, sum_count
+from vantage.algorithms.aggregation import Denominator, check_denominator
+from vantage.algorithms.groups import index_of_groups
+from vantage.algorithms.masking import check_shape, keep
+from vantage.algorithms.metrics import SumCount, sum_count
 
 
 @dataclass(frozen=True)

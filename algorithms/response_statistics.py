@@ -1,6 +1,6 @@
 """Statistics of several responses to one prompt: how often one of k is right, and how varied they are.
 
-Each function gives one number a prompt, so that means over prompts have errors by `algorithms.uncertainty`. Everything
+Each function gives one number a prompt, so that means over prompts have errors by `vantage.algorithms.uncertainty`. Everything
 is computed in float64 on the CPU.
 """
 

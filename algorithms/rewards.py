@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from algorithms.masking import (
+from vantage.algorithms.masking import (
     check_boolean,
     check_response_mask,
     check_shape,

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from algorithms.aggregation import Denominator, aggregate
-from algorithms.masking import check_response_mask
-from algorithms.metrics import SumCount, sum_count
+from vantage.algorithms.aggregation import Denominator, aggregate
+from vantage.algorithms.masking import check_response_mask
+from vantage.algorithms.metrics import SumCount, sum_count
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from algorithms.groups import index_of_groups
-from algorithms.masking import check_response_mask, check_shape
+from vantage.algorithms.groups import index_of_groups
+from vantage.algorithms.masking import check_response_mask, check_shape
 
 
 @dataclass(frozen=True)

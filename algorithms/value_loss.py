@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from algorithms.aggregation import Denominator, aggregate
-from algorithms.masking import check_response_mask, keep
-from algorithms.metrics import SumCount, sum_count
+from vantage.algorithms.aggregation import Denominator, aggregate
+from vantage.algorithms.masking import check_response_mask, keep
+from vantage.algorithms.metrics import SumCount, sum_count
 
 
 @dataclass(frozen=True)

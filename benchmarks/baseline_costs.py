@@ -8,9 +8,9 @@ counts it. No clock is read, so the numbers are the same on every machine.
 
 from dataclasses import dataclass
 
-from flows.estimates.recipe_estimate import RecipeEstimate, StageEstimate, estimate_recipe
-from flows.estimates.workload import Workload
-from schemas.loading.recipe_file import load_recipe
+from vantage.estimates.recipe_estimate import RecipeEstimate, StageEstimate, estimate_recipe
+from vantage.estimates.workload import Workload
+from vantage.schemas.loading.recipe_file import load_recipe
 
 COLLECTED = "stages.collected={kind: rollout_collection, policy: sft, prompts: prompts, reward: main, samples_per_prompt: 8, held_out_samples_per_prompt: 1}"
 POLICY = "stages.policy.algorithm="

@@ -62,8 +62,8 @@ def main() -> None:
 
 def seconds_of_stage(address: str, options: argparse.Namespace, products: int, *, copied: bool) -> float:
     """Wall time of the stage, without the copy that goes on after its end."""
-    from storage.bucket import open_bucket
-    from storage.object_storage import ObjectStorage
+    from vantage.storage.bucket import open_bucket
+    from vantage.storage.object_storage import ObjectStorage
 
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
@@ -87,7 +87,7 @@ def run_stage(scratch: Path, products: int, checkpoints: int, megabytes: float, 
     """The stage: so many matrix products, with checkpoints of new tensors in between."""
     import torch
 
-    from tasks.training.checkpoints import save
+    from vantage.tasks.training.checkpoints import save
 
     torch.set_num_threads(1)
     weights = torch.randn(int(megabytes * 1e6 / 4))

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.peak_memory import PeakMemory, use_libraries
-from schemas.records.job import StageJob, StageResult
+from vantage.schemas.records.job import StageJob, StageResult
 
 if TYPE_CHECKING:
-    from flows.runs.workspace import Workspace
-    from schemas.recipe.recipe import ResolvedRecipe
+    from vantage.runs.workspace import Workspace
+    from vantage.schemas.recipe.recipe import ResolvedRecipe
 
 MEASURED = "measured.jsonl"
 """File of the workspace to which stages append what they measured."""
@@ -51,8 +51,8 @@ SMALLER = (
 
 
 def measured_stage(job: StageJob) -> StageResult:
-    """One attempt at a stage as ``tasks.stages.run_stage`` makes it; appends what it took."""
-    from tasks.stages import run_stage
+    """One attempt at a stage as ``vantage.tasks.stages.run_stage`` makes it; appends what it took."""
+    from vantage.tasks.stages import run_stage
 
     use_libraries()
     memory, start = PeakMemory(), time.process_time()
@@ -72,7 +72,7 @@ def make_small_llama(folder: Path) -> None:
     import torch
     from transformers import LlamaForCausalLM
 
-    from models.builtin import builtin_config, write_tokenizer
+    from vantage.models.builtin import builtin_config, write_tokenizer
 
     config = builtin_config("tiny")
     config.update({**SMALL_LLAMA, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64})
@@ -119,14 +119,14 @@ def measure_stages(
     Args:
         last: the step to end after; None: all of them.
     """
-    from flows.attempts.jobs import resources_of
-    from flows.machine import Machine
-    from flows.orchestrator import Orchestrator
-    from flows.runs.run import acquire_run
-    from ledger.run_ledger import Ledger
-    from schemas.records.attempt import Share
-    from storage.store import Store
-    from tests.flows.orchestrated import Witness
+    from tests.support.orchestrated import Witness
+    from vantage.attempts.jobs import resources_of
+    from vantage.attempts.machine import Machine
+    from vantage.flows.orchestrator import Orchestrator
+    from vantage.ledger.run_ledger import Ledger
+    from vantage.runs.run import acquire_run
+    from vantage.schemas.records.attempt import Share
+    from vantage.storage.store import Store
 
     with acquire_run(place, recipe, source=source) as run:
         orchestrator = Orchestrator(
@@ -152,10 +152,10 @@ def measure_stages(
 
 def compare(name: str, overrides: Sequence[str], workspace: Path) -> Iterator[str]:
     """Run the quickstart with these overrides, and yield a line of the table for each stage."""
-    from flows.estimates.recipe_estimate import estimate_recipe
-    from flows.runs.resolving import load_resolved
-    from flows.runs.workspace import Workspace
-    from schemas.loading.recipe_file import load_recipe
+    from vantage.estimates.recipe_estimate import estimate_recipe
+    from vantage.runs.resolving import load_resolved
+    from vantage.runs.workspace import Workspace
+    from vantage.schemas.loading.recipe_file import load_recipe
 
     place = Workspace(workspace / name)
     place.root.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""`algorithms.advantages.gae` against a masked loop over time-major numpy arrays, on one thread.
+"""`vantage.algorithms.advantages.gae` against a masked loop over time-major numpy arrays, on one thread.
 
     python -m benchmarks.gae [--rows 1024] [--tokens 2048] [--repeats 7]
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.advantages import gae
+from vantage.algorithms.advantages import gae
 
 GAMMA, LAMBDA = 0.97, 0.95
 

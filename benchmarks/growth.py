@@ -62,13 +62,13 @@ def measure(size: Size, repeats: int) -> Measured:
     from transformers import LlamaForCausalLM
 
     from benchmarks.peak_memory import PeakMemory
-    from models.builtin import builtin_config
-    from models.pass_counts import taken_counts
-    from models.policy import PolicyModel
-    from models.sampling import sample
-    from models.sequences import collate
-    from schemas.recipe.pass_limits import UNLIMITED
-    from tasks.training.passes import passes_of
+    from vantage.models.builtin import builtin_config
+    from vantage.models.pass_counts import taken_counts
+    from vantage.models.policy import PolicyModel
+    from vantage.models.sampling import sample
+    from vantage.models.sequences import collate
+    from vantage.schemas.recipe.pass_limits import UNLIMITED
+    from vantage.tasks.training.passes import passes_of
 
     torch.set_num_threads(1)
     torch.manual_seed(1)

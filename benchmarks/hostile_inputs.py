@@ -47,9 +47,9 @@ def _model_trial(folder: Path) -> Callable[[int], str]:
     import torch
     import transformers
 
-    from models.builtin import build_builtin
-    from models.sources import import_model
     from tests.models.damage import at_random
+    from vantage.models.builtin import build_builtin
+    from vantage.models.sources import import_model
 
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()

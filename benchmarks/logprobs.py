@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from models.logprobs import response_logprobs, token_logprobs
-from models.output_head import output_head
-from models.sequences import Sequences, collate
+from vantage.models.logprobs import response_logprobs, token_logprobs
+from vantage.models.output_head import output_head
+from vantage.models.sequences import Sequences, collate
 
 PROMPT = 32
 WAYS = (

@@ -32,14 +32,14 @@ def measure(folder: Path, *, trains: str, networks: str) -> dict[str, int]:
     import peft  # noqa: F401
     import torch
 
-    from models.adapters import Adaptation
-    from models.heads import load_critic, values
-    from models.logprobs import response_logprobs
-    from models.sequences import collate
-    from models.stored_models import Training, load_stored_policy
-    from schemas.recipe.lora import Lora
-    from schemas.records.model_files import ModelFiles
-    from tasks.training.optimization import make_optimizer, take_step
+    from vantage.models.adapters import Adaptation
+    from vantage.models.heads import load_critic, values
+    from vantage.models.logprobs import response_logprobs
+    from vantage.models.sequences import collate
+    from vantage.models.stored_models import Training, load_stored_policy
+    from vantage.schemas.recipe.lora import Lora
+    from vantage.schemas.records.model_files import ModelFiles
+    from vantage.tasks.training.optimization import make_optimizer, take_step
 
     torch.set_num_threads(1)
     training: Training = "all" if trains == "all weights" else Adaptation(Lora(rank=RANK), seed=1)
@@ -86,8 +86,8 @@ def make_random(folder: Path) -> Path:
     import torch
     from transformers import LlamaForCausalLM
 
-    from models.builtin import builtin_config, write_tokenizer
-    from models.quantisation import round_folder
+    from vantage.models.builtin import builtin_config, write_tokenizer
+    from vantage.models.quantisation import round_folder
 
     if not folder.is_dir():
         config = builtin_config("tiny")

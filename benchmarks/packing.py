@@ -15,15 +15,15 @@ from pathlib import Path
 
 import torch
 
-from models.builtin import build_builtin
-from models.folders import load_policy
-from models.model_config import MAX_BUILTIN_LENGTH
-from models.policy import PolicyModel
-from models.sequences import Packing, Sequences, collate
-from schemas.recipe.pass_limits import PassLimits
-from tasks.training.data_order import DataOrder
-from tasks.training.likelihood import accumulate_nll
-from tasks.training.passes import packed_passes, passes
+from vantage.models.builtin import build_builtin
+from vantage.models.folders import load_policy
+from vantage.models.model_config import MAX_BUILTIN_LENGTH
+from vantage.models.policy import PolicyModel
+from vantage.models.sequences import Packing, Sequences, collate
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.tasks.training.data_order import DataOrder
+from vantage.tasks.training.likelihood import accumulate_nll
+from vantage.tasks.training.passes import packed_passes, passes
 
 ROWS, BATCH_SIZE, MICROBATCH_SIZE = 2048, 32, 8
 MEDIAN, SIGMA, PROMPT = 60.0, 0.8, 4

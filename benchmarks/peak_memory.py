@@ -22,7 +22,7 @@ def use_libraries() -> None:
     import torch
     from transformers import LlamaForCausalLM
 
-    from models.builtin import builtin_config
+    from vantage.models.builtin import builtin_config
 
     model = LlamaForCausalLM(builtin_config("tiny"))
     optimizer = torch.optim.AdamW(model.parameters())

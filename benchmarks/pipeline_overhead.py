@@ -18,15 +18,15 @@ import sys
 import time
 from pathlib import Path
 
-from schemas.records.job import StageJob, StageResult
+from vantage.schemas.records.job import StageJob, StageResult
 
 TIMES = "stage_seconds.jsonl"
 """File of the workspace to which stages append what they took."""
 
 
 def timed_stage(job: StageJob) -> StageResult:
-    """One attempt at a stage as ``tasks.stages.run_stage`` makes it; appends what it took."""
-    from tasks.stages import run_stage
+    """One attempt at a stage as ``vantage.tasks.stages.run_stage`` makes it; appends what it took."""
+    from vantage.tasks.stages import run_stage
 
     start, cpu_start = time.perf_counter(), time.process_time()
     result = run_stage(job)
@@ -40,11 +40,11 @@ def run_timed(recipe: str, overrides: list[str], workspace: Path) -> None:
     """What ``vantage run`` does, with stages that note their times; in a process of its own."""
     from rich.console import Console
 
-    from flows.commands.console import Screen
-    from flows.runs.execution import execute
-    from flows.runs.resolving import load_resolved
-    from flows.runs.run import acquire_run
-    from flows.runs.workspace import Workspace
+    from vantage.flows.execution import execute
+    from vantage.runs.console import Screen
+    from vantage.runs.resolving import load_resolved
+    from vantage.runs.run import acquire_run
+    from vantage.runs.workspace import Workspace
 
     resolved, chosen = load_resolved(recipe, overrides)
     with acquire_run(Workspace(workspace), resolved, source=recipe) as run:

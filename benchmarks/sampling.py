@@ -1,4 +1,4 @@
-"""`models.sampling.sample` against `generate` of transformers: time for 256 prompts and up to 64 tokens each.
+"""`vantage.models.sampling.sample` against `generate` of transformers: time for 256 prompts and up to 64 tokens each.
 
     python benchmarks/sampling.py [--repeats 5] [--eos 2 3 5 6]
 
@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from models.builtin import build_builtin
-from models.folders import load_policy
-from models.sampling import sample
+from vantage.models.builtin import build_builtin
+from vantage.models.folders import load_policy
+from vantage.models.sampling import sample
 
 NUM_PROMPTS, MAX_NEW_TOKENS, PAD = 256, 64, 0
 

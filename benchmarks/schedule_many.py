@@ -159,7 +159,7 @@ async def queue_all(number: int, slots: int, workspaces: Path) -> None:
     from prefect.utilities.callables import parameter_schema
 
     from benchmarks.schedule_many_worker import POOL, POOL_TYPE, CoroutineWorker
-    from flows.pipeline import pipeline
+    from vantage.flows.pipeline import pipeline
 
     async with get_client() as client:
         template = CoroutineWorker.get_default_base_job_template()

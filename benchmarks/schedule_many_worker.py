@@ -1,13 +1,12 @@
 """A worker process of ``schedule_many.py``: it runs whole pipelines as coroutines, with stages that sleep.
 
-Real: Prefect's worker (polling, slots of the work pool and of the worker, states), our flow ``flows.pipeline.pipeline``
+Real: Prefect's worker (polling, slots of the work pool and of the worker, states), our flow ``vantage.flows.pipeline.pipeline``
 with its orchestrator, retries, run records and store, one workspace a pipeline. Made up: a stage sleeps in a thread in
 place of a process that computes, many pipelines share one process (which describes its code once), and nothing is sent
 to MLflow.
 """
 
 import asyncio
-import functools
 import hashlib
 import logging
 import os
@@ -29,23 +28,22 @@ from prefect.events.worker import EventsWorker
 from prefect.flow_engine import run_flow_async
 from prefect.workers.base import BaseJobConfiguration, BaseWorker, BaseWorkerResult
 
-import flows.orchestrator
-from flows.exit_codes import ExitCode
-from flows.launchers.launcher import StageFailed
-from flows.machine import Machine
-from flows.open_runs import opened
-from flows.orchestrator import Orchestrator
-from flows.pipeline import pipeline
-from flows.runs.record import StageRecord
-from flows.runs.resolving import load_resolved_text
-from flows.runs.run import acquire_run
-from flows.runs.workspace import Workspace
-from ledger.run_ledger import Ledger
-from schemas.records.attempt import RUN_STAGE, Failure, Share
-from schemas.records.job import StageJob, StageResult
-from storage.store import Store
-from tasks.training.progress import Progress, StageProgress
-from tasks.training.scratch import PROGRESS
+from vantage.attempts.exit_codes import ExitCode
+from vantage.attempts.launchers.launcher import StageFailed
+from vantage.attempts.machine import Machine
+from vantage.flows.open_runs import opened
+from vantage.flows.orchestrator import Orchestrator
+from vantage.flows.pipeline import pipeline
+from vantage.ledger.run_ledger import Ledger
+from vantage.runs.record import StageRecord
+from vantage.runs.resolving import load_resolved_text
+from vantage.runs.run import acquire_run
+from vantage.runs.workspace import Workspace
+from vantage.schemas.records.attempt import RUN_STAGE, Failure, Share
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.storage.store import Store
+from vantage.tasks.training.progress import Progress, StageProgress
+from vantage.tasks.training.scratch import PROGRESS
 
 POOL = "simulation"
 POOL_TYPE = "coroutine"
@@ -156,7 +154,7 @@ class CoroutineWorker(BaseWorker[BaseJobConfiguration, Any, BaseWorkerResult]):
         configuration: BaseJobConfiguration,
         task_status: anyio.abc.TaskStatus[int] | None = None,
     ) -> BaseWorkerResult:
-        """The flow run, from its JSON parameters, in a run that is opened as ``flows.runs.starting`` opens it."""
+        """The flow run, from its JSON parameters, in a run that is opened as ``vantage.flows.starting`` opens it."""
         if task_status is not None:
             task_status.started(os.getpid())
         with ExitStack() as held:
@@ -191,10 +189,6 @@ async def work(*, slots: int, seconds: float, lost: float) -> None:
     )
     worker.table, worker.seconds, worker.lost = Table(os.environ["SIMULATION_DATABASE"]), seconds, lost
     await worker.start()
-
-
-# Three calls of git and a digest of all code, which are the same for all pipelines of a process.
-flows.orchestrator.origin = functools.cache(flows.orchestrator.origin)  # type: ignore[attr-defined]
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ from typing import Any
 
 import matplotlib
 
-from schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.recipe.pass_limits import PassLimits
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -38,36 +38,36 @@ import torch
 from mlflow.tracking import MlflowClient
 from torch import Tensor
 
-from algorithms.advantages import gae, monte_carlo_returns
-from algorithms.diagnostics import explained_variance
-from algorithms.rewards import shape_rewards
-from algorithms.value_loss import value_loss
-from flows.sweeps.report import interval
-from models.folders import load_policy, load_tokenizer
-from models.heads import (
+from vantage.algorithms.advantages import gae, monte_carlo_returns
+from vantage.algorithms.diagnostics import explained_variance
+from vantage.algorithms.rewards import shape_rewards
+from vantage.algorithms.value_loss import value_loss
+from vantage.flows.sweeps.report import interval
+from vantage.models.folders import load_policy, load_tokenizer
+from vantage.models.heads import (
     ScalarModel,
     load_critic,
     load_scalar,
     values,
 )
-from models.policy import PolicyModel
-from models.sequences import Sequences
-from schemas.kinds import resolve_work
-from schemas.loading.recipe_file import load_recipe
-from schemas.recipe.recipe import Recipe
-from schemas.recipe.resolved import ResolvedValuePretraining
-from schemas.recipe.terms import VerifierTerm
-from tasks.data.examples import Codec, Prompts, read_prompts
-from tasks.data.splits import TEST, TRAIN
-from tasks.rewards import model_scores, verifier_scores
-from tasks.rewards.scoring import Scorer, Term, score
-from tasks.rewards.verifiers import BUILTIN_FUNCTIONS
-from tasks.rollout.engine import load_engine
-from tasks.rollout.minibatches import minibatches
-from tasks.rollout.rollouts import Sampled, per_token, sample_responses
-from tasks.training.data_order import DataOrder
-from tasks.training.optimization import make_optimizer, update_weights
-from tasks.training.seeds import derive_seed
+from vantage.models.policy import PolicyModel
+from vantage.models.sequences import Sequences
+from vantage.schemas.kinds import resolve_work
+from vantage.schemas.loading.recipe_file import load_recipe
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.resolved import ResolvedValuePretraining
+from vantage.schemas.recipe.terms import VerifierTerm
+from vantage.tasks.data.examples import Codec, Prompts, read_prompts
+from vantage.tasks.data.splits import TEST, TRAIN
+from vantage.tasks.rewards import model_scores, verifier_scores
+from vantage.tasks.rewards.scoring import Scorer, Term, score
+from vantage.tasks.rewards.verifiers import BUILTIN_FUNCTIONS
+from vantage.tasks.rollout.engine import load_engine
+from vantage.tasks.rollout.minibatches import minibatches
+from vantage.tasks.rollout.rollouts import Sampled, per_token, sample_responses
+from vantage.tasks.training.data_order import DataOrder
+from vantage.tasks.training.optimization import make_optimizer, update_weights
+from vantage.tasks.training.seeds import derive_seed
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "study_value_bias.yaml"
 RESEEDED = ("value", "from_reward_model", "from_value_model")

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from benchmarks.estimate_error import MEASURED, measure_stages
-from flows.runs.workspace import Workspace
+from vantage.runs.workspace import Workspace
 
 
 def main() -> None:
@@ -29,8 +29,8 @@ def main() -> None:
     given = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
 
-    from flows.runs.resolving import resolve_sweep
-    from schemas.sweep import load_sweep
+    from vantage.runs.resolving import resolve_sweep
+    from vantage.schemas.sweep import load_sweep
 
     swept = resolve_sweep(load_sweep(given.sweep, given.overrides, arms=given.arms, seeds=[given.seed]))
     place = Workspace(given.workspace.absolute())

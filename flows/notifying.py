@@ -3,16 +3,16 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from flows.commands.own_commands import own_command
-from flows.messages import Message, Messenger
-from flows.runs.next_steps import after_questions
-from flows.runs.record import StageRecord
-from flows.runs.run import Run
-from flows.watching import Watcher
-from schemas.recipe.notify import Notify, NotifyEvent
-from schemas.records.approvals import PUBLISH_PREFIX
-from schemas.safe_text import safe_text
-from tasks.training.progress import StageProgress
+from vantage.flows.messages import Message, Messenger
+from vantage.runs.next_steps import after_questions
+from vantage.runs.own_commands import own_command
+from vantage.runs.record import StageRecord
+from vantage.runs.run import Run
+from vantage.runs.watching import Watcher
+from vantage.schemas.recipe.notify import Notify, NotifyEvent
+from vantage.schemas.records.approvals import PUBLISH_PREFIX
+from vantage.schemas.safe_text import safe_text
+from vantage.tasks.training.progress import StageProgress
 
 _WORDS: dict[NotifyEvent, str] = {
     "gate_closed": "gate closed",

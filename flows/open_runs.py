@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from flows.orchestrator import Orchestrator
+    from vantage.flows.orchestrator import Orchestrator
 
 _open: dict[str, "Orchestrator"] = {}
 

@@ -1,6 +1,6 @@
 """The orchestrator of one run: which steps can start, the request of each attempt, and what its outcome leads to.
 
-It knows nothing of Prefect; ``flows.pipeline`` calls it from Prefect's tasks.
+It knows nothing of Prefect; ``vantage.flows.pipeline`` calls it from Prefect's tasks.
 """
 
 import time
@@ -9,32 +9,32 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from flows.attempts.jobs import request_for, with_bases
-from flows.attempts.run_attempt import Observer, reused, run_attempt
-from flows.launchers.launcher import Launcher
-from flows.launchers.stage_process import explain
-from flows.machine import Machine, this_machine
-from flows.recording import Recording
-from flows.reports.at_end import ReportProcess, is_wanted
-from flows.retry import Retries
-from flows.runs.origin import origin
-from flows.runs.record import SUCCEEDED, StageRecord
-from flows.runs.run import Run, dead_runs, read_runs
-from flows.stopping import Stop
-from flows.watching import Watcher
-from ledger.run_ledger import Ledger
-from schemas.records.artifacts import Artifact
-from schemas.records.attempt import (
+from vantage.attempts.jobs import request_for, with_bases
+from vantage.attempts.launchers.launcher import Launcher
+from vantage.attempts.launchers.stage_process import explain
+from vantage.attempts.machine import Machine, this_machine
+from vantage.attempts.run_attempt import Observer, reused, run_attempt
+from vantage.attempts.stopping import Stop
+from vantage.flows.recording import Recording
+from vantage.flows.retry import Retries
+from vantage.ledger.run_ledger import Ledger
+from vantage.review.reports.at_end import ReportProcess, is_wanted
+from vantage.runs.origin import origin
+from vantage.runs.record import SUCCEEDED, StageRecord
+from vantage.runs.run import Run, dead_runs, read_runs
+from vantage.runs.watching import Watcher
+from vantage.schemas.records.artifacts import Artifact
+from vantage.schemas.records.attempt import (
     RUN_STAGE,
     AttemptOutcome,
     AttemptRequest,
     Share,
 )
-from schemas.safe_text import without_secrets
-from schemas.steps import dependencies, ordered_steps, pool_of
-from storage.storage import Storage
-from tasks.training.progress import StageProgress, read_progress
-from tasks.training.scratch import PROGRESS
+from vantage.schemas.safe_text import without_secrets
+from vantage.schemas.steps import dependencies, ordered_steps, pool_of
+from vantage.storage.storage import Storage
+from vantage.tasks.training.progress import StageProgress, read_progress
+from vantage.tasks.training.scratch import PROGRESS
 
 DIED = "the run's process died"
 """Reason that the next run in the workspace records for a run whose process is gone, and for its running stages."""
@@ -299,7 +299,7 @@ class Orchestrator:
             return reused(request, found.ref, self.store)
         if request.only_reuse:
             return AttemptOutcome(status="absent")
-        from flows.pools.run_on_pool import run_on_pool  # imports Prefect
+        from vantage.flows.pools.run_on_pool import run_on_pool  # imports Prefect
 
         return run_on_pool(request, pool=pool, storage=self.store, observer=observer, stop=self.stop)
 

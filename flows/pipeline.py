@@ -15,11 +15,12 @@ from prefect.client.schemas.objects import State
 from prefect.context import TagsContext
 from pydantic import Field
 
-from flows.attempts.jobs import resources_of
-from flows.open_runs import orchestrator_of
-from flows.orchestrator import Orchestrator
-from flows.prefect_server.approval_form import answer_in_form, run_of
-from flows.prefect_server.flow_runs import (
+from vantage.attempts.jobs import resources_of
+from vantage.attempts.stopping import first_error, stopping
+from vantage.flows.open_runs import orchestrator_of
+from vantage.flows.orchestrator import Orchestrator
+from vantage.flows.prefect_server.approval_form import answer_in_form, run_of
+from vantage.flows.prefect_server.flow_runs import (
     STATES,
     close_open_flow_runs,
     page_of,
@@ -29,15 +30,14 @@ from flows.prefect_server.flow_runs import (
     tell_that_it_was_scheduled,
     watch_cancellation,
 )
-from flows.prefect_server.pages import progress_page, show_run
-from flows.prefect_server.server import server_name
-from flows.retry import MAX_ATTEMPTS
-from flows.runs.publishing import publish
-from flows.runs.starting import open_run
-from flows.stopping import first_error, stopping
-from schemas.records.attempt import AttemptRequest
-from schemas.safe_text import without_secrets
-from schemas.steps import pool_of
+from vantage.flows.prefect_server.pages import progress_page, show_run
+from vantage.flows.prefect_server.server import server_name
+from vantage.flows.publishing.publishing import publish
+from vantage.flows.retry import MAX_ATTEMPTS
+from vantage.flows.starting import open_run
+from vantage.schemas.records.attempt import AttemptRequest
+from vantage.schemas.safe_text import without_secrets
+from vantage.schemas.steps import pool_of
 
 WAITING_APPROVAL = STATES["waiting_approval"][1]
 MAX_RESTARTS = 50

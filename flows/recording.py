@@ -5,29 +5,29 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from flows.attempts.jobs import work_of
-from flows.commands.own_commands import own_command
-from flows.gates import Standing, check_gates, question_about, standing
-from flows.retry import Retry
-from flows.runs.record import StageRecord, StageStatus
-from flows.runs.registered_models import fetch_registered
-from flows.runs.run import Run, read_run
-from flows.runs.workspace import RunError
-from flows.watching import Watcher, feed, journal_entries
-from ledger.operations import Input, StageOutcome
-from ledger.remarks import remark_on
-from ledger.run_ledger import Ledger
-from schemas.recipe.sources import Registered
-from schemas.recipe.work import ImportModel
-from schemas.records.approvals import Approval, answer_to
-from schemas.records.artifacts import Artifact
-from schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
-from schemas.records.metric_warnings import dropped_summary, warnings_of
-from schemas.records.verdicts import Verdict
-from schemas.safe_text import safe_text
-from storage.storage import Storage
-from storage.store import Locked
-from tasks.training.scratch import FETCHED, REPORTS
+from vantage.attempts.jobs import work_of
+from vantage.flows.retry import Retry
+from vantage.ledger.operations import Input, StageOutcome
+from vantage.ledger.remarks import remark_on
+from vantage.ledger.run_ledger import Ledger
+from vantage.runs.gates import Standing, check_gates, question_about, standing
+from vantage.runs.own_commands import own_command
+from vantage.runs.record import StageRecord, StageStatus
+from vantage.runs.registered_models import fetch_registered
+from vantage.runs.run import Run, read_run
+from vantage.runs.watching import Watcher, feed, journal_entries
+from vantage.runs.workspace import RunError
+from vantage.schemas.recipe.sources import Registered
+from vantage.schemas.recipe.work import ImportModel
+from vantage.schemas.records.approvals import Approval, answer_to
+from vantage.schemas.records.artifacts import Artifact
+from vantage.schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
+from vantage.schemas.records.metric_warnings import dropped_summary, warnings_of
+from vantage.schemas.records.verdicts import Verdict
+from vantage.schemas.safe_text import safe_text
+from vantage.storage.storage import Storage
+from vantage.storage.store import Locked
+from vantage.tasks.training.scratch import FETCHED, REPORTS
 
 
 class Recording:
@@ -116,8 +116,8 @@ class Recording:
 
     def _sign(self, step: str) -> None:
         """Sign the step's artifact with the verdicts just recorded. It is kept whatever happens to the key."""
-        from flows.signing.keys import key_of
-        from flows.signing.signing import sign_step
+        from vantage.signing.keys import key_of
+        from vantage.signing.signing import sign_step
 
         try:
             key = key_of(self.recipe)

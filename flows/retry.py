@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from flows.attempts.jobs import work_of
-from flows.attempts.micro_batches import remedy_for_memory
-from flows.exit_codes import ExitCode, may_be_retried, may_be_retried_once
-from ledger.operations import StageOutcome
-from schemas.recipe.recipe import ResolvedRecipe
-from schemas.recipe.stage import Stage
-from schemas.records.attempt import AttemptOutcome
+from vantage.attempts.exit_codes import ExitCode, may_be_retried, may_be_retried_once
+from vantage.attempts.jobs import work_of
+from vantage.attempts.micro_batches import remedy_for_memory
+from vantage.ledger.operations import StageOutcome
+from vantage.schemas.recipe.recipe import ResolvedRecipe
+from vantage.schemas.recipe.stage import Stage
+from vantage.schemas.records.attempt import AttemptOutcome
 
 MAX_ATTEMPTS = 3
 """Most attempts at a step within one run; only some causes (a lost or preempted process) allow another."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from ledger.operations import (
+from vantage.ledger.operations import (
     FinishRun,
     FinishStage,
     Input,
@@ -20,9 +20,9 @@ from ledger.operations import (
     RecordReuse,
     RecordVerdicts,
 )
-from schemas.records.approvals import Approval
-from schemas.records.artifacts import Artifact
-from schemas.records.verdicts import Verdict
+from vantage.schemas.records.approvals import Approval
+from vantage.schemas.records.artifacts import Artifact
+from vantage.schemas.records.verdicts import Verdict
 
 
 @dataclass(frozen=True)

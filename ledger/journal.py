@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.durable_files import sync_folder
+from vantage.storage.durable_files import sync_folder
 
 
 @dataclass(frozen=True)

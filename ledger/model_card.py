@@ -5,15 +5,15 @@ The same text stands on MLflow's pages of the model and in an exported folder. I
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ledger.entries import RunEntry, StageEntry
-from ledger.page_links import ArtifactKey, Link, artifact_key, linked, linked_run, words
-from schemas.recipe.sources import Builtin, model_source
-from schemas.records.artifacts import Artifact
-from schemas.records.metric_warnings import dropped_summary, warnings_of
-from schemas.records.metrics import METRICS
-from schemas.records.uncertainty import interval_of
-from schemas.records.verdicts import DEFAULT_CONFIDENCE
-from schemas.safe_text import markdown_text, without_secrets
+from vantage.ledger.entries import RunEntry, StageEntry
+from vantage.ledger.page_links import ArtifactKey, Link, artifact_key, linked, linked_run, words
+from vantage.schemas.recipe.sources import Builtin, model_source
+from vantage.schemas.records.artifacts import Artifact
+from vantage.schemas.records.metric_warnings import dropped_summary, warnings_of
+from vantage.schemas.records.metrics import METRICS
+from vantage.schemas.records.uncertainty import interval_of
+from vantage.schemas.records.verdicts import DEFAULT_CONFIDENCE
+from vantage.schemas.safe_text import markdown_text, without_secrets
 
 _OUR_LICENCE = "Apache-2.0"
 _MOST_ROWS = 16

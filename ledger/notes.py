@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from ledger.entries import RunEntry, StageEntry
-from ledger.model_card import answers, card_sections, in_markdown, parents_table, readers
-from ledger.operations import Input
-from ledger.page_links import ArtifactKey, Link, artifact_key, linked, linked_run, words
-from ledger.remarks import remark_on
-from schemas.records.metric_warnings import dropped_summary, warnings_of
-from schemas.safe_text import markdown_text
+from vantage.ledger.entries import RunEntry, StageEntry
+from vantage.ledger.model_card import answers, card_sections, in_markdown, parents_table, readers
+from vantage.ledger.operations import Input
+from vantage.ledger.page_links import ArtifactKey, Link, artifact_key, linked, linked_run, words
+from vantage.ledger.remarks import remark_on
+from vantage.schemas.records.metric_warnings import dropped_summary, warnings_of
+from vantage.schemas.safe_text import markdown_text
 
 BILL = "bill_of_materials.cdx.json"
 """The bill of materials among the artifacts of a stage's run."""

@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from schemas.frozen import Frozen
-from schemas.recipe.fields import is_unset
-from schemas.records.approvals import Approval
-from schemas.records.artifacts import Artifact, Digest
-from schemas.records.energy import Energy
-from schemas.records.usage import Usage
-from schemas.records.verdicts import Verdict
+from vantage.schemas.frozen import Frozen
+from vantage.schemas.recipe.fields import is_unset
+from vantage.schemas.records.approvals import Approval
+from vantage.schemas.records.artifacts import Artifact, Digest
+from vantage.schemas.records.energy import Energy
+from vantage.schemas.records.usage import Usage
+from vantage.schemas.records.verdicts import Verdict
 
 StageOutcome = Literal["completed", "gate_closed", "waiting_approval", "failed", "resumable"]
 RunOutcome = Literal["completed", "gate_closed", "waiting_approval", "failed", "resumable"]

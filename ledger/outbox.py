@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
-from storage.durable_files import make_folder, open_private, replace_file
+from vantage.storage.durable_files import make_folder, open_private, replace_file
 
 Operation = dict[str, Any]
 

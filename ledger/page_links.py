@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from schemas.records.artifacts import Artifact
-from schemas.safe_text import markdown_text
+from vantage.schemas.records.artifacts import Artifact
+from vantage.schemas.safe_text import markdown_text
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from storage.sealed_folders import (
+from vantage.storage.sealed_folders import (
     MANIFEST,
     file_sha256,
     find_problems,

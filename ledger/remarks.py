@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from ledger.operations import Input
-from schemas.records.artifacts import StoredArtifact, is_same
+from vantage.ledger.operations import Input
+from vantage.schemas.records.artifacts import StoredArtifact, is_same
 
 
 def learned_nothing(artifact: StoredArtifact, inputs: Mapping[str, Input]) -> str | None:

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ledger.entries import RunEntry, apply_operation
-from ledger.operations import (
+from vantage.ledger.entries import RunEntry, apply_operation
+from vantage.ledger.operations import (
     FinishStage,
     MoveAlias,
     OpenRun,
@@ -15,7 +15,7 @@ from ledger.operations import (
     RecordVerdicts,
     from_json,
 )
-from schemas.records.artifacts import Artifact
+from vantage.schemas.records.artifacts import Artifact
 
 
 class DamagedOutbox(ValueError):

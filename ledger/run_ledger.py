@@ -13,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ledger import journal, tracking
-from ledger.entries import RunEntry, apply_operation, new_rows
-from ledger.operations import (
+from vantage.ledger import journal, tracking
+from vantage.ledger.entries import RunEntry, apply_operation, new_rows
+from vantage.ledger.operations import (
     CloseRun,
     FinishRun,
     FinishStage,
@@ -36,14 +36,14 @@ from ledger.operations import (
     from_json,
     to_json,
 )
-from ledger.outbox import Outbox
-from ledger.sender import Sender
-from ledger.to_mlflow.model_description import PUBLISHABLE, PublishingError
-from schemas.records.approvals import Approval
-from schemas.records.artifacts import Artifact
-from schemas.records.energy import Energy
-from schemas.records.usage import Usage
-from schemas.records.verdicts import Verdict
+from vantage.ledger.outbox import Outbox
+from vantage.ledger.sender import Sender
+from vantage.ledger.to_mlflow.model_description import PUBLISHABLE, PublishingError
+from vantage.schemas.records.approvals import Approval
+from vantage.schemas.records.artifacts import Artifact
+from vantage.schemas.records.energy import Energy
+from vantage.schemas.records.usage import Usage
+from vantage.schemas.records.verdicts import Verdict
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ledger.pages.elements import page, safe
+from vantage.ledger.pages.elements import page, safe
 
 MAX_SHOWN = 100
 """Prompts on the page."""

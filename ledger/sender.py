@@ -10,14 +10,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ledger.outbox import Outbox
-from ledger.tracking import set_up_client, without_login, without_password
-from schemas.safe_text import without_secrets
+from vantage.ledger.outbox import Outbox
+from vantage.ledger.tracking import set_up_client, without_login, without_password
+from vantage.schemas.safe_text import without_secrets
 
 if TYPE_CHECKING:
-    from ledger.to_mlflow.delivery import Delivery
-    from ledger.to_mlflow.registered_models import Published
-    from ledger.to_mlflow.server import Server
+    from vantage.ledger.to_mlflow.delivery import Delivery
+    from vantage.ledger.to_mlflow.registered_models import Published
+    from vantage.ledger.to_mlflow.server import Server
 
 log = logging.getLogger(__name__)
 
@@ -136,8 +136,8 @@ class Sender:
     def _try_to_send(self) -> Exception | None:
         """Send everything; returns the error that stopped it, or None."""
         try:
-            from ledger.to_mlflow.delivery import Delivery, send_earlier_runs
-            from ledger.to_mlflow.server import Server
+            from vantage.ledger.to_mlflow.delivery import Delivery, send_earlier_runs
+            from vantage.ledger.to_mlflow.server import Server
 
             if self._server is None:
                 server = Server(self._tracking_uri, artifacts=self._workspace / "mlartifacts")

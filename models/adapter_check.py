@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.folder_check import UnsafeModel, read_header, read_json_object
+from vantage.models.folder_check import UnsafeModel, read_header, read_json_object
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from models.adapter_check import CONFIG, PREFIX, WEIGHTS, AdapterShape, check_adapter, is_adapter
-from models.folder_check import UnsafeModel
-from models.folders import check_files
-from schemas.recipe.lora import Lora
+from vantage.models.adapter_check import CONFIG, PREFIX, WEIGHTS, AdapterShape, check_adapter, is_adapter
+from vantage.models.folder_check import UnsafeModel
+from vantage.models.folders import check_files
+from vantage.schemas.recipe.lora import Lora
 
 BASE = "base.json"
 NAME = "default"

@@ -19,7 +19,7 @@ from tokenizers import (
 )
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from models.model_config import BUILTIN_CONFIGS, MAX_BUILTIN_LENGTH
+from vantage.models.model_config import BUILTIN_CONFIGS, MAX_BUILTIN_LENGTH
 
 PAD, BOS, EOS, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
 CHARACTERS = "\n" + " " + string.digits + string.ascii_letters + string.punctuation

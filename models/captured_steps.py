@@ -9,20 +9,20 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 
-from models.cuda_graphs import Capture, Step
-from models.late_counts import LATE
-from models.one_token import CastWeights, Slots, configs_of, draw_one_token, one_token_attention
-from models.partial_responses import Endings, log_distribution
-from models.pass_counts import count_captured, count_replayed
-from models.static_cache import Bucket, StaticCache
-from models.value_reads import NoValueReads
+from vantage.models.cuda_graphs import Capture, Step
+from vantage.models.late_counts import LATE
+from vantage.models.one_token import CastWeights, Slots, configs_of, draw_one_token, one_token_attention
+from vantage.models.partial_responses import Endings, log_distribution
+from vantage.models.pass_counts import count_captured, count_replayed
+from vantage.models.static_cache import Bucket, StaticCache
+from vantage.models.value_reads import NoValueReads
 
 MOST_GRAPHS = 64
 """Of more, all are dropped."""
 CHECKED_ROWS = 8
 """Whose first token of each capture is computed by the plain loop too."""
 MAX_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Nats by which its log-probability may differ, on average, by rounding; as `tasks.rollout.sampler_check` has it."""
+"""Nats by which its log-probability may differ, on average, by rounding; as `vantage.tasks.rollout.sampler_check` has it."""
 
 
 class Unusable(Exception):

@@ -5,8 +5,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from models.tokenising import tokenise
-from schemas.conversations import Message, Prompt, extras_of
+from vantage.models.tokenising import tokenise
+from vantage.schemas.conversations import Message, Prompt, extras_of
 
 
 def uses_chat(tokenizer: PreTrainedTokenizerBase, chat: bool | None) -> bool:

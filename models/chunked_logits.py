@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from models.output_head import OutputHead
+from vantage.models.output_head import OutputHead
 
 CHUNK_ELEMENTS = 2**23
 """Logits computed at once when `chunk_tokens` is not given: 32 MiB of float32."""

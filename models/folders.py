@@ -26,7 +26,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
 )
 
-from models.folder_check import (
+from vantage.models.folder_check import (
     LAYER,
     Tensor,
     UnsafeModel,
@@ -35,9 +35,9 @@ from models.folder_check import (
     read_header,
     read_json_object,
 )
-from models.output_head import check_output_head
-from models.sharding import are_deferred, is_sharded, parameters_without_storage, whole_weights
-from models.tokenizer_digest import tokenizer_digest
+from vantage.models.output_head import check_output_head
+from vantage.models.sharding import are_deferred, is_sharded, parameters_without_storage, whole_weights
+from vantage.models.tokenizer_digest import tokenizer_digest
 
 __all__ = [
     "UnsafeModel",
@@ -108,7 +108,7 @@ def load_policy(
 ) -> PreTrainedModel:
     """Load a causal language model onto `device`, in evaluation mode, without dropout, with neutral sampling defaults.
 
-    Within `models.sharding.without_weights` it has none.
+    Within `vantage.models.sharding.without_weights` it has none.
 
     Raises:
         UnsafeModel: `check_folder` refuses the folder, or its weights do not fit its configuration.

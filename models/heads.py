@@ -25,8 +25,8 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
-from models.adapters import has_adapters, write_adapters
-from models.folders import (
+from vantage.models.adapters import has_adapters, write_adapters
+from vantage.models.folders import (
     UnsafeModel,
     check_embeddings,
     check_folder,
@@ -36,15 +36,15 @@ from models.folders import (
     save_tokenizer,
     save_weights,
 )
-from models.logprobs import token_logprobs
-from models.output_head import LanguageHead, output_head, trunk
-from models.scalar_head import fresh_head, read_scalars
-from models.sequences import Sequences
-from models.sharding import are_deferred, is_sharded, whole_weights
-from models.shared_weights import shared
-from models.stored_models import Training, load_stored_policy, whole_folder, with_adapters
-from models.token_states import token_states
-from schemas.records.model_files import ModelFiles
+from vantage.models.logprobs import token_logprobs
+from vantage.models.output_head import LanguageHead, output_head, trunk
+from vantage.models.scalar_head import fresh_head, read_scalars
+from vantage.models.sequences import Sequences
+from vantage.models.sharding import are_deferred, is_sharded, whole_weights
+from vantage.models.shared_weights import shared
+from vantage.models.stored_models import Training, load_stored_policy, whole_folder, with_adapters
+from vantage.models.token_states import token_states
+from vantage.schemas.records.model_files import ModelFiles
 
 SIDECAR = "scalar.json"
 HEAD = "head.safetensors"
@@ -177,7 +177,7 @@ def reward_with_language_head(
     A head that is tied to the embeddings is the trunk's own and trains with it; any other stays as it is.
 
     Raises:
-        UnsafeModel: see `models.stored_models.load_stored_policy`.
+        UnsafeModel: see `vantage.models.stored_models.load_stored_policy`.
     """
     files = _as_files(files)
     policy = load_stored_policy(files, training=training)
@@ -212,7 +212,7 @@ def value_from_policy(
     """A policy's trunk with a fresh small head and a bias of 0.
 
     Raises:
-        UnsafeModel: see `models.stored_models.load_stored_policy`.
+        UnsafeModel: see `vantage.models.stored_models.load_stored_policy`.
     """
     backbone = trunk(load_stored_policy(_as_files(files), training=training, dtype=dtype))
     return ScalarModel(backbone, fresh_head(backbone, seed=seed, bias=True)).eval()
@@ -224,7 +224,7 @@ def value_from_reward(
     """A reward model's trunk and head; its score shift becomes the bias, so at first V equals the score.
 
     Raises:
-        UnsafeModel: see `models.stored_models.load_stored_policy`.
+        UnsafeModel: see `vantage.models.stored_models.load_stored_policy`.
         ValueError: the folder is no reward model.
     """
     reward = load_scalar(files, role="reward", dtype=dtype, training=training)
@@ -239,7 +239,7 @@ def load_critic(files: ModelFiles | Path, *, seed: int, training: Training = "al
     """A critic from whatever the folder holds: a value model as it is, a reward model, or a policy with a fresh head.
 
     Raises:
-        UnsafeModel: see `models.stored_models.load_stored_policy`.
+        UnsafeModel: see `vantage.models.stored_models.load_stored_policy`.
     """
     folder = _as_files(files).folder
     if not (folder / SIDECAR).is_file():
@@ -259,7 +259,7 @@ def load_scalar(
     """Load what `save_reward` or `save_value` wrote, in evaluation mode; the head is always float32.
 
     Raises:
-        UnsafeModel: see `models.stored_models.load_stored_policy`, or there is no head.
+        UnsafeModel: see `vantage.models.stored_models.load_stored_policy`, or there is no head.
         ValueError: the folder holds the other role than `role`.
     """
     files = _as_files(files)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
-from models.row_lengths import on_device
+from vantage.models.row_lengths import on_device
 
 ROOM = 32
 """Tokens that space is made for at a time. A row that ends early has had no more than these for nothing."""

@@ -8,19 +8,19 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
-from models.chunked_logits import (
+from vantage.models.chunked_logits import (
     KEPT_ELEMENTS,
     HeadGradients,
     default_chunk_tokens,
     in_autocast_type,
     logits_and_slope,
 )
-from models.chunks import chunks
-from models.output_head import OutputHead, output_head, trunk
-from models.pass_counts import count_logits
-from models.scalar_head import read_scalars
-from models.sequences import Sequences
-from models.token_states import token_states
+from vantage.models.chunks import chunks
+from vantage.models.output_head import OutputHead, output_head, trunk
+from vantage.models.pass_counts import count_logits
+from vantage.models.scalar_head import read_scalars
+from vantage.models.sequences import Sequences
+from vantage.models.token_states import token_states
 
 
 @dataclass(frozen=True, eq=False)

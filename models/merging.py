@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
-from models.folders import load_tokenizer, save_policy
-from models.heads import SIDECAR, load_scalar, save_reward
-from models.stored_models import load_stored_policy
-from schemas.records.model_files import ModelFiles
+from vantage.models.folders import load_tokenizer, save_policy
+from vantage.models.heads import SIDECAR, load_scalar, save_reward
+from vantage.models.stored_models import load_stored_policy
+from vantage.schemas.records.model_files import ModelFiles
 
 
 def merge(files: ModelFiles, output: Path) -> None:
     """Write the whole model, W + (alpha / rank)·B·A in place of each W; the same files give the same bytes.
 
     Raises:
-        UnsafeModel: see `models.stored_models.load_stored_policy`.
+        UnsafeModel: see `vantage.models.stored_models.load_stored_policy`.
         ValueError: the files hold a value model.
     """
     has_tokenizer = (

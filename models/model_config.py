@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.source_digest import parse_source
-from schemas.recipe.sources import Builtin, Gguf, Hub, LocalPath
+from vantage.models.source_digest import parse_source
+from vantage.schemas.recipe.sources import Builtin, Gguf, Hub, LocalPath
 
 MAX_BUILTIN_LENGTH = 512
 """Tokens of a prompt and its response that a built-in model can read."""
@@ -34,7 +34,7 @@ BUILTIN_CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
     },
 }
-"""The configurations of the built-in models, of which ``models.builtin`` makes weights."""
+"""The configurations of the built-in models, of which ``vantage.models.builtin`` makes weights."""
 MAX_CONFIG_BYTES = 2**20
 MAX_HEADER_BYTES = 2**27
 _GGUF_FIELDS = {
@@ -68,7 +68,7 @@ def read_config(source: str) -> ModelConfig:
 
     Raises:
         UnreadableConfig: there is none, it is not JSON, or it is not on this machine.
-        ValueError: see ``models.source_digest.parse_source``.
+        ValueError: see ``vantage.models.source_digest.parse_source``.
     """
     match parse_source(source):
         case Builtin(name=name):

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from models.model_config import BUILTIN_CONFIGS
-from models.source_digest import parse_source, resolve_commit
-from schemas.recipe.sources import Builtin, Gguf, Hub, LocalPath
+from vantage.models.model_config import BUILTIN_CONFIGS
+from vantage.models.source_digest import parse_source, resolve_commit
+from vantage.schemas.recipe.sources import Builtin, Gguf, Hub, LocalPath
 
 WIDTH_FIELDS = ("hidden_size", "n_embd", "d_model")
 """Names that transformers' configurations have for it."""
@@ -22,7 +22,7 @@ def hidden_size(source: str) -> int:
 
     Raises:
         UnknownWidth: its configuration does not say, or cannot be read.
-        ValueError: see ``models.source_digest.parse_source``.
+        ValueError: see ``vantage.models.source_digest.parse_source``.
     """
     match parse_source(source):
         case Builtin(name=name):

@@ -1,6 +1,6 @@
 """One token for each row of a batch, as a function of tensors alone: no decision of Python's, no wait for the device.
 
-Everything that it reads and writes stands at fixed addresses (`Slots`, `models.static_cache`), so that it can be captured.
+Everything that it reads and writes stands at fixed addresses (`Slots`, `vantage.models.static_cache`), so that it can be captured.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.pytorch_utils import Conv1D
 
-from models.partial_responses import log_distribution, tokens_of
+from vantage.models.partial_responses import log_distribution, tokens_of
 
 SDPA, GROUPED = "sdpa", "one_token_sdpa"
 """transformers' names of attention: its own, and `grouped_attention`."""

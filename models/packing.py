@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from models.sequences import Packing, Sequences
+from vantage.models.sequences import Packing, Sequences
 
 
 def first_fit_decreasing(lengths: Sequence[int], *, capacity: int) -> list[list[int]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.stop_strings import StopStrings
+from vantage.models.stop_strings import StopStrings
 
 Response = tuple[list[int], bool, list[float]]
 """Ids, whether it ended, and the log-probability of each id."""

@@ -14,10 +14,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from models.packing import takes_positions
-from models.pass_counts import count_pass
-from models.row_lengths import on_device
-from models.sequences import Sequences
+from vantage.models.packing import takes_positions
+from vantage.models.pass_counts import count_pass
+from vantage.models.row_lengths import on_device
+from vantage.models.sequences import Sequences
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class PassCounts:
     ended_rows: int = 0
     """Of these, rows of responses that had ended."""
     graphs_captured: int = 0
-    """Steps of the sampler that were captured (`models.replayed_steps`)."""
+    """Steps of the sampler that were captured (`vantage.models.replayed_steps`)."""
     graph_replays: int = 0
     """Tokens for whole batches that captured steps drew."""
     graph_fallbacks: int = 0

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from models.logprobs import LogProbs, response_logprobs
-from models.sequences import Sequences
-from models.sharding import is_sharded
+from vantage.models.logprobs import LogProbs, response_logprobs
+from vantage.models.sequences import Sequences
+from vantage.models.sharding import is_sharded
 
 
 class PolicyModel(nn.Module):
@@ -39,7 +39,7 @@ class PolicyModel(nn.Module):
         with_values: bool = False,
         with_final_values: bool = False,
     ) -> dict[str, Tensor]:
-        """The fields of ``LogProbs`` that are asked for; see ``models.logprobs.response_logprobs``.
+        """The fields of ``LogProbs`` that are asked for; see ``vantage.models.logprobs.response_logprobs``.
 
         Args:
             reference: a frozen policy, for the exact KL to it; its weights are read here too, so they stay whole.

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from models.chat_template import around_words, end_token_id, render_turns, stop_token_ids, uses_chat
-from models.conversations import encode_conversations
-from models.tokenising import (
+from vantage.models.chat_template import around_words, end_token_id, render_turns, stop_token_ids, uses_chat
+from vantage.models.conversations import encode_conversations
+from vantage.models.tokenising import (
     continuations,
     response_decoder,
     tokenise,
     with_one_bos,
     without_trailing_eos,
 )
-from schemas.conversations import Prompt
+from vantage.schemas.conversations import Prompt
 
 __all__ = ["decode_all", "encode_prompts", "encode_responses", "end_token_id", "stop_token_ids"]
 
@@ -25,7 +25,7 @@ def encode_prompts(
 
     With a chat template a prompt is the user's turn and the template's opening of the assistant's turn follows.
     Without one it is plain text, with BOS where the tokenizer puts it by its own rule. BOS never stands twice. A prompt
-    of several turns: see `models.conversations`.
+    of several turns: see `vantage.models.conversations`.
 
     Args:
         chat: use the chat template; None: where the tokenizer has one.

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
-from models.folders import load_policy, load_tokenizer, read_tensor, save_policy
-from models.sharding import are_deferred, without_weights
+from vantage.models.folders import load_policy, load_tokenizer, read_tensor, save_policy
+from vantage.models.sharding import are_deferred, without_weights
 
 SIDECAR = "quantization.json"
 """In a model's folder: the names of the layers whose weights lie on NF4's grid."""
@@ -31,7 +31,7 @@ def round_folder(folder: Path, output: Path) -> None:
 
     Raises:
         ValueError: bitsandbytes is not installed, or the model has no linear layers.
-        UnsafeModel: see `models.folders.check_folder`.
+        UnsafeModel: see `vantage.models.folders.check_folder`.
     """
     model = load_policy(folder)
     names = _linear_layers(model)
@@ -53,11 +53,11 @@ def round_folder(folder: Path, output: Path) -> None:
 def load_frozen(folder: Path, *, dtype: torch.dtype) -> PreTrainedModel:
     """A causal language model that is not trained: in 4 bits where its weights were rounded to them, else in `dtype`.
 
-    Within `models.sharding.without_weights` it has none.
+    Within `vantage.models.sharding.without_weights` it has none.
 
     Raises:
         ValueError: its weights were rounded, and bitsandbytes is not installed.
-        UnsafeModel: see `models.folders.check_folder`.
+        UnsafeModel: see `vantage.models.folders.check_folder`.
     """
     names = quantised_layers(folder)
     if not names:

@@ -16,16 +16,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from models.captured_steps import CapturedSteps, Unusable
-from models.cuda_graphs import Capture, CudaGraphs
-from models.kv_cache import make_room
-from models.late_counts import LateReads, Unfinished
-from models.one_token import NO_TOKEN, SDPA, Slots, attention_of, configs_of
-from models.packing import takes_positions
-from models.partial_responses import Endings, PartialResponses
-from models.pass_counts import count_fallback, count_sampled
-from models.row_lengths import on_device
-from models.static_cache import Bucket, StaticCache, holds_all_tokens, length_for
+from vantage.models.captured_steps import CapturedSteps, Unusable
+from vantage.models.cuda_graphs import Capture, CudaGraphs
+from vantage.models.kv_cache import make_room
+from vantage.models.late_counts import LateReads, Unfinished
+from vantage.models.one_token import NO_TOKEN, SDPA, Slots, attention_of, configs_of
+from vantage.models.packing import takes_positions
+from vantage.models.partial_responses import Endings, PartialResponses
+from vantage.models.pass_counts import count_fallback, count_sampled
+from vantage.models.row_lengths import on_device
+from vantage.models.static_cache import Bucket, StaticCache, holds_all_tokens, length_for
 
 CAPTURES: Mapping[str, Callable[[], Capture]] = {"cuda": CudaGraphs}
 """Kind of device → what captures steps there."""

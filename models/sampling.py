@@ -11,15 +11,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from models.kv_cache import keep_rows, make_room, needs_mask, without_gaps
-from models.late_counts import LATE, Unfinished
-from models.packing import takes_positions
-from models.partial_responses import Endings, PartialResponses, Response
-from models.pass_counts import count_prompts, count_sampled
-from models.replayed_steps import ReplayedSteps, replayed_steps
-from models.row_lengths import on_device
-from models.stop_strings import StopStrings
-from schemas.recipe.pass_limits import UNLIMITED, PassLimits
+from vantage.models.kv_cache import keep_rows, make_room, needs_mask, without_gaps
+from vantage.models.late_counts import LATE, Unfinished
+from vantage.models.packing import takes_positions
+from vantage.models.partial_responses import Endings, PartialResponses, Response
+from vantage.models.pass_counts import count_prompts, count_sampled
+from vantage.models.replayed_steps import ReplayedSteps, replayed_steps
+from vantage.models.row_lengths import on_device
+from vantage.models.stop_strings import StopStrings
+from vantage.schemas.recipe.pass_limits import UNLIMITED, PassLimits
 
 SHRINK_AT = 0.95
 """The batch is cut to its unfinished rows when they are no more than this share of it."""

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from models.row_lengths import RowLengths, first_places, on_device
+from vantage.models.row_lengths import RowLengths, first_places, on_device
 
 Spans = Sequence[tuple[int, int]]
 """Begin and end of stretches of tokens."""
@@ -16,7 +16,7 @@ Spans = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """How a pass lays out B sequences in S rows of C tokens, several in a row; see `models.packing`."""
+    """How a pass lays out B sequences in S rows of C tokens, several in a row; see `vantage.models.packing`."""
 
     input_ids: Tensor
     """(S, C): sequence after sequence, then padding."""
@@ -33,7 +33,7 @@ class Packing:
 
 
 class Layout(Protocol):
-    """How a pass lays out sequences: `Packing`, or `models.parts.Parts`."""
+    """How a pass lays out sequences: `Packing`, or `vantage.models.parts.Parts`."""
 
     def places(self, sequences: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Row and column, among the hidden states of the pass, of tokens at ``positions`` (N,) of the sequences (N,)."""

@@ -18,14 +18,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from models.folder_check import UnsafeModel, read_tensors
+from vantage.models.folder_check import UnsafeModel, read_tensors
 
 _deferred: ContextVar[bool] = ContextVar("_deferred", default=False)
 
 
 @contextlib.contextmanager
 def without_weights() -> Iterator[None]:
-    """Within it, `models.folders.load_weights` builds networks whose parameters have no storage; buffers have."""
+    """Within it, `vantage.models.folders.load_weights` builds networks whose parameters have no storage; buffers have."""
     token = _deferred.set(True)
     try:
         yield

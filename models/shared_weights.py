@@ -2,7 +2,7 @@
 
 Policy, reference, reward model and critic often stand on the same base. Each is a network of its own, so that forward and
 backward passes of one never meet the other's state, but the frozen tensors in them are the very same ones. Nothing
-writes into them: folders in the store never change, and what trains is beside them (`models.adapters`).
+writes into them: folders in the store never change, and what trains is beside them (`vantage.models.adapters`).
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from models.sharding import are_deferred, without_weights
+from vantage.models.sharding import are_deferred, without_weights
 
 _loaded: dict[tuple[Path, torch.dtype], dict[str, ReferenceType[nn.Parameter]]] = {}
 """Folder and type → the parameters that were read from it, as long as any network has them."""

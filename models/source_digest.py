@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from models.adapter_check import check_adapter
-from models.folder_check import check_agreement
-from schemas.recipe.inputs import Model
-from schemas.recipe.sources import Builtin, Gguf, Hub, LocalPath, Package, Registered, model_source
-from schemas.source_files import (
+from vantage.models.adapter_check import check_adapter
+from vantage.models.folder_check import check_agreement
+from vantage.schemas.recipe.inputs import Model
+from vantage.schemas.recipe.sources import Builtin, Gguf, Hub, LocalPath, Package, Registered, model_source
+from vantage.schemas.source_files import (
     check_unchanged,
     copy_hashed,
     hash_file,
@@ -79,7 +79,7 @@ def source_digest(source: str, *, base: Path = Path()) -> str:
 
     Raises:
         ValueError: see `parse_source`; or a hub revision that is no commit and cannot be looked up.
-        UnsafeModel: the files of a folder do not belong together, see `models.folder_check`.
+        UnsafeModel: the files of a folder do not belong together, see `vantage.models.folder_check`.
         SourceTooLarge: the files together are larger than is read.
     """
     limit, parsed = model_limit(), parse_source(source, base=base)
@@ -94,7 +94,7 @@ def import_digest(model: Model) -> str:
     Of a registered model it is the content digest that the run has pinned; MLflow is not asked.
 
     Raises:
-        ValueError, UnsafeModel, SourceTooLarge: see `source_digest` and `models.adapter_check.check_adapter`.
+        ValueError, UnsafeModel, SourceTooLarge: see `source_digest` and `vantage.models.adapter_check.check_adapter`.
     """
     if isinstance(model.origin, Registered):
         if model.origin.digest is None:

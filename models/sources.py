@@ -15,9 +15,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from models.builtin import build_builtin
-from models.folder_check import UnsafeModel
-from models.folders import (
+from vantage.models.builtin import build_builtin
+from vantage.models.folder_check import UnsafeModel
+from vantage.models.folders import (
     check_files,
     check_folder,
     complete_tokenizer,
@@ -26,16 +26,16 @@ from models.folders import (
     refusing,
     save_policy,
 )
-from models.merging import merge
-from models.source_digest import (
+from vantage.models.merging import merge
+from vantage.models.source_digest import (
     copy_adapter,
     copy_source,
     parse_source,
     source_digest,
 )
-from schemas.recipe.inputs import Model
-from schemas.recipe.sources import Builtin, Gguf, Hub, LocalPath
-from schemas.records.model_files import ModelFiles
+from vantage.schemas.recipe.inputs import Model
+from vantage.schemas.recipe.sources import Builtin, Gguf, Hub, LocalPath
+from vantage.schemas.records.model_files import ModelFiles
 
 __all__ = ["import_model", "source_digest"]
 
@@ -62,10 +62,10 @@ def import_model(
         scratch: where files are copied to before they are read; None: the system's temporary folder.
 
     Raises:
-        ValueError: see `models.source_digest.parse_source`; a GGUF tokenizer that cannot be repaired; the hub
+        ValueError: see `vantage.models.source_digest.parse_source`; a GGUF tokenizer that cannot be repaired; the hub
             cannot be reached.
-        SourceChanged, SourceTooLarge: see `models.source_digest.copy_source`.
-        UnsafeModel: see `models.folders.check_folder`.
+        SourceChanged, SourceTooLarge: see `vantage.models.source_digest.copy_source`.
+        UnsafeModel: see `vantage.models.folders.check_folder`.
     """
     original = parse_source(source, base=base)
     if isinstance(original, LocalPath):
@@ -90,7 +90,7 @@ def copy_model(folder: Path, output: Path) -> None:
     """Copy a policy that Vantage has published as it is, so that its artifact holds the same files as the one it was.
 
     Raises:
-        UnsafeModel: see `models.folders.check_folder`.
+        UnsafeModel: see `vantage.models.folders.check_folder`.
     """
     load_tokenizer(folder)
     try_out(load_policy(folder), str(folder))

@@ -9,7 +9,7 @@ from functools import cache
 
 from transformers import PreTrainedTokenizerBase
 
-from models.tokenising import response_decoder
+from vantage.models.tokenising import response_decoder
 
 _NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 

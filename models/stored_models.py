@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from transformers import PreTrainedModel
 
-from models.adapters import (
+from vantage.models.adapters import (
     Adaptation,
     add_adapters,
     check_same,
@@ -14,12 +14,12 @@ from models.adapters import (
     merge_adapters,
     read_adapters,
 )
-from models.folder_check import UnsafeModel
-from models.folders import load_policy
-from models.quantisation import load_frozen
-from models.sharding import are_deferred
-from models.shared_weights import shared
-from schemas.records.model_files import ModelFiles
+from vantage.models.folder_check import UnsafeModel
+from vantage.models.folders import load_policy
+from vantage.models.quantisation import load_frozen
+from vantage.models.sharding import are_deferred
+from vantage.models.shared_weights import shared
+from vantage.schemas.records.model_files import ModelFiles
 
 Training = Adaptation | Literal["all", "nothing"]
 """What is trained of a model: adapters alone, all weights (those of adapters are merged first), or nothing."""
@@ -31,7 +31,7 @@ def load_stored_policy(
     """A causal language model; what it does not train shares its memory with other networks on the same base.
 
     Raises:
-        UnsafeModel: see `models.folders.check_folder` and `models.adapters.read_adapters`.
+        UnsafeModel: see `vantage.models.folders.check_folder` and `vantage.models.adapters.read_adapters`.
         ValueError: the adapters are not of the shape that is to be trained.
     """
     whole = whole_folder(files)

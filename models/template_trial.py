@@ -11,7 +11,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from models.chat_template import render_turns
+from vantage.models.chat_template import render_turns
 
 SECONDS = 20.0
 """For all trials together; an honest template takes milliseconds."""

@@ -3,9 +3,9 @@
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from models.parts import Parts, read_parts
-from models.pass_counts import count_pass
-from models.sequences import Packing, Sequences
+from vantage.models.parts import Parts, read_parts
+from vantage.models.pass_counts import count_pass
+from vantage.models.sequences import Packing, Sequences
 
 
 def token_states(trunk: PreTrainedModel, sequences: Sequences) -> Tensor:

@@ -1,4 +1,4 @@
-"""Writes the prompts of the recipe ``rloo_sentiment``: ``python -m recipes.story_openings > recipes/story_openings.jsonl``.
+"""Writes the prompts of the recipe ``rloo_sentiment``: ``python -m vantage.recipes.story_openings > recipes/story_openings.jsonl``.
 
 Openings of children's stories in the words of TinyStories (arXiv 2305.07759), half of them cheerful and half of them sad.
 """

@@ -1,11 +1,11 @@
-"""A kind of work: what the table in ``schemas.kinds`` says of each."""
+"""A kind of work: what the table in ``vantage.schemas.kinds`` says of each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from schemas.recipe.inputs import Content
-from schemas.recipe.work import Work
+from vantage.schemas.recipe.inputs import Content
+from vantage.schemas.recipe.work import Work
 
 ArtifactKind = Literal[
     "policy", "dataset", "rollouts", "verifier", "benchmark", "reward_model", "value_model", "evaluation"
@@ -33,7 +33,7 @@ class Kind:
     content: Content | None = None
     """Content of the dataset that it makes; None: it makes none, or ``work.content`` says."""
     revision: int
-    """Part of every stage key; raised when the kind's numbers change (``tests/flows/code_record.py`` asks)."""
+    """Part of every stage key; raised when the kind's numbers change (``tests/attempts/code_record.py`` asks)."""
     imports: str | None = None
     """Implicit steps only: the field whose ``source`` it copies into the store."""
     merges: bool = False
@@ -51,7 +51,7 @@ class Kind:
     reference_from: str | None = None
     """Field that ``reference`` defaults to."""
     learning_rate: float | None = None
-    """Published rate, at the width in ``schemas.recipe.learning_rates``; None: it trains nothing."""
+    """Published rate, at the width in ``vantage.schemas.recipe.learning_rates``; None: it trains nothing."""
     critic_learning_rate: float | None = None
     """The same for the critic of a policy stage."""
     estimates: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 """The table of kinds of work: one row a kind.
 
-A new kind of stage is its class in ``schemas.recipe``, its module in ``tasks``, and its row here. Modules are given by
+A new kind of stage is its class in ``vantage.schemas.recipe``, its module in ``tasks``, and its row here. Modules are given by
 name and not imported: ``schemas`` must load without a tensor library.
 """
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BeforeValidator, Field
 
-from schemas.kind import ArtifactKind, Kind
-from schemas.metric_names import (
+from vantage.schemas.kind import ArtifactKind, Kind
+from vantage.schemas.metric_names import (
     CHOSEN_POLICY,
     COMPARED_BY_JUDGE,
     COMPILED,
@@ -35,9 +35,9 @@ from schemas.metric_names import (
     compared,
     judge_metrics,
 )
-from schemas.recipe.evaluations import BenchmarkEvaluation, PolicyEvaluation, RewardEvaluation
-from schemas.recipe.inputs import MODEL, Content
-from schemas.recipe.resolved import (
+from vantage.schemas.recipe.evaluations import BenchmarkEvaluation, PolicyEvaluation, RewardEvaluation
+from vantage.schemas.recipe.inputs import MODEL, Content
+from vantage.schemas.recipe.resolved import (
     ResolvedBestOfN,
     ResolvedDirectPreferenceOptimization,
     ResolvedPolicyOptimization,
@@ -47,8 +47,8 @@ from schemas.recipe.resolved import (
     ResolvedSupervisedFineTuning,
     ResolvedValuePretraining,
 )
-from schemas.recipe.stage import Stage
-from schemas.recipe.stages import (
+from vantage.schemas.recipe.stage import Stage
+from vantage.schemas.recipe.stages import (
     BestOfN,
     DirectPreferenceOptimization,
     PolicyOptimization,
@@ -58,7 +58,7 @@ from schemas.recipe.stages import (
     SupervisedFineTuning,
     ValuePretraining,
 )
-from schemas.recipe.work import (
+from vantage.schemas.recipe.work import (
     ImportBenchmark,
     ImportModel,
     ImportVerifier,
@@ -72,14 +72,14 @@ from schemas.recipe.work import (
 _TABLE = (
     Kind(
         work=ImportModel,
-        module="tasks.import_model",
+        module="vantage.tasks.import_model",
         makes="policy",
         revision=2,
         imports="model",
     ),
     Kind(
         work=PrepareData,
-        module="tasks.prepare_data",
+        module="vantage.tasks.prepare_data",
         makes="dataset",
         revision=4,
         imports="data",
@@ -95,7 +95,7 @@ _TABLE = (
     ),
     Kind(
         work=MixData,
-        module="tasks.mix_data",
+        module="vantage.tasks.mix_data",
         makes="dataset",
         revision=1,
         mixes=True,
@@ -103,21 +103,21 @@ _TABLE = (
     ),
     Kind(
         work=ImportVerifier,
-        module="tasks.import_verifier",
+        module="vantage.tasks.import_verifier",
         makes="verifier",
         revision=2,
         imports="verifier",
     ),
     Kind(
         work=ImportBenchmark,
-        module="tasks.import_benchmark",
+        module="vantage.tasks.import_benchmark",
         makes="benchmark",
         revision=1,
         imports="benchmark",
     ),
     Kind(
         work=MergePolicy,
-        module="tasks.merge_adapters",
+        module="vantage.tasks.merge_adapters",
         makes="policy",
         revision=1,
         merges=True,
@@ -125,7 +125,7 @@ _TABLE = (
     ),
     Kind(
         work=MergeRewardModel,
-        module="tasks.merge_adapters",
+        module="vantage.tasks.merge_adapters",
         makes="reward_model",
         revision=1,
         merges=True,
@@ -134,7 +134,7 @@ _TABLE = (
     Kind(
         work=SupervisedFineTuning,
         resolved=ResolvedSupervisedFineTuning,
-        module="tasks.sft",
+        module="vantage.tasks.sft",
         makes="policy",
         revision=3,
         reads={"init": ("policy",)},
@@ -147,7 +147,7 @@ _TABLE = (
     Kind(
         work=RewardModelling,
         resolved=ResolvedRewardModelling,
-        module="tasks.reward_model",
+        module="vantage.tasks.reward_model",
         makes="reward_model",
         revision=4,
         reads={"init": ("policy",)},
@@ -160,7 +160,7 @@ _TABLE = (
     Kind(
         work=DirectPreferenceOptimization,
         resolved=ResolvedDirectPreferenceOptimization,
-        module="tasks.dpo",
+        module="vantage.tasks.dpo",
         makes="policy",
         revision=4,
         reads={"init": ("policy",), "reference": ("policy",), "rollouts": ("rollouts",)},
@@ -174,7 +174,7 @@ _TABLE = (
     Kind(
         work=ValuePretraining,
         resolved=ResolvedValuePretraining,
-        module="tasks.value_pretraining",
+        module="vantage.tasks.value_pretraining",
         makes="value_model",
         revision=7,
         reads={
@@ -215,7 +215,7 @@ _TABLE = (
     Kind(
         work=PolicyOptimization,
         resolved=ResolvedPolicyOptimization,
-        module="tasks.policy_optimization",
+        module="vantage.tasks.policy_optimization",
         makes="policy",
         revision=6,
         reads={
@@ -265,7 +265,7 @@ _TABLE = (
     Kind(
         work=BestOfN,
         resolved=ResolvedBestOfN,
-        module="tasks.best_of_n",
+        module="vantage.tasks.best_of_n",
         makes="policy",
         revision=5,
         reads={"init": ("policy",), "rollouts": ("rollouts",)},
@@ -278,7 +278,7 @@ _TABLE = (
     Kind(
         work=PreferenceCollection,
         resolved=ResolvedPreferenceCollection,
-        module="tasks.preference_collection",
+        module="vantage.tasks.preference_collection",
         makes="dataset",
         content="preferences",
         revision=5,
@@ -291,7 +291,7 @@ _TABLE = (
     Kind(
         work=RolloutCollection,
         resolved=ResolvedRolloutCollection,
-        module="tasks.rollout_collection",
+        module="vantage.tasks.rollout_collection",
         makes="rollouts",
         revision=4,
         reads={"policy": ("policy",)},
@@ -311,7 +311,7 @@ _TABLE = (
     ),
     Kind(
         work=RewardEvaluation,
-        module="tasks.reward_evaluation",
+        module="vantage.tasks.reward_evaluation",
         makes="evaluation",
         revision=3,
         reads={"reward_model": ("reward_model",)},
@@ -328,7 +328,7 @@ _TABLE = (
     ),
     Kind(
         work=BenchmarkEvaluation,
-        module="tasks.benchmark_evaluation",
+        module="vantage.tasks.benchmark_evaluation",
         makes="evaluation",
         revision=2,
         reads={"policy": ("policy",)},
@@ -338,7 +338,7 @@ _TABLE = (
     ),
     Kind(
         work=PolicyEvaluation,
-        module="tasks.evaluation",
+        module="vantage.tasks.evaluation",
         makes="evaluation",
         revision=6,
         reads={"candidate": ("policy",), "baseline": ("policy",), "critic": ("value_model",)},

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from schemas.frozen import Frozen, rule
+from vantage.schemas.frozen import Frozen, rule
 
 Key = Annotated[str, Field(min_length=1, max_length=4096)]
 """A key's id, or the file of a public key, from the policy's folder on."""

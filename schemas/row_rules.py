@@ -2,7 +2,7 @@
 
 ``vantage data inspect`` and the preparation of data both use them, so a row that one counts as usable is kept by the other.
 A table is checked in Arrow batches; memory holds one batch and about 20 bytes for each usable row, by which repeats are found. The rules are Arrow masks,
-because a mask says which rows break one. ``schemas.tables`` makes pandera schemas of them; stages run without pandera.
+because a mask says which rows break one. ``vantage.schemas.tables`` makes pandera schemas of them; stages run without pandera.
 """
 
 import hashlib
@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schemas.digest_set import DigestSet
-from schemas.steps import CONTENT_COLUMNS, OPTIONAL_COLUMNS
+from vantage.schemas.digest_set import DigestSet
+from vantage.schemas.steps import CONTENT_COLUMNS, OPTIONAL_COLUMNS
 
 Mask: TypeAlias = Any
 """``pyarrow.ChunkedArray`` of booleans, one a row, True if the row breaks a rule."""

@@ -1,8 +1,8 @@
 """The held-out shares of prompts: one pair for all datasets of a recipe."""
 
-from schemas.problems import Problem
-from schemas.recipe.inputs import Shares, Split
-from schemas.recipe.recipe import Recipe
+from vantage.schemas.problems import Problem
+from vantage.schemas.recipe.inputs import Shares, Split
+from vantage.schemas.recipe.recipe import Recipe
 
 HELD_OUT = ("validation", "test")
 

@@ -1,12 +1,12 @@
 """The dependencies between the steps of a recipe, and the order that follows from them."""
 
-from schemas.kinds import KINDS
-from schemas.recipe.inputs import MODEL, Content, Data
-from schemas.recipe.recipe import Recipe
-from schemas.recipe.rewards import Judge
-from schemas.recipe.sources import Builtin
-from schemas.recipe.stage import Stage
-from schemas.recipe.stages import PolicyOptimization
+from vantage.schemas.kinds import KINDS
+from vantage.schemas.recipe.inputs import MODEL, Content, Data
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.rewards import Judge
+from vantage.schemas.recipe.sources import Builtin
+from vantage.schemas.recipe.stage import Stage
+from vantage.schemas.recipe.stages import PolicyOptimization
 
 CONTENT_COLUMNS: dict[str, tuple[str, ...]] = {
     "demonstrations": ("prompt", "response"),
@@ -25,7 +25,7 @@ OPTIONAL_COLUMNS: dict[str, tuple[str, ...]] = {
 }
 """Content → optional columns: the smallest gap in score that a pair should have (Llama 2), the part of the
 data that it belongs to, the reference answer for a verifier, and the turns of a prompt that is a conversation
-(``schemas.conversations.Message``)."""
+(``vantage.schemas.conversations.Message``)."""
 
 _READ_FROM: dict[str, tuple[set[str], ...]] = {
     "prompt": ({"conversation"},),

@@ -20,8 +20,8 @@ from typing import Annotated, Any, Generic, Literal
 from pydantic import Field, StringConstraints, field_validator
 from typing_extensions import TypeVar
 
-from schemas.canonical_json import canonical_json
-from schemas.checks.sweep_rules import (
+from vantage.schemas.canonical_json import canonical_json
+from vantage.schemas.checks.sweep_rules import (
     MAX_SEEDS,
     Draft,
     draft_of,
@@ -29,34 +29,34 @@ from schemas.checks.sweep_rules import (
     mapping_of,
     selection_problems,
 )
-from schemas.frozen import Frozen
-from schemas.loading import plain_yaml
-from schemas.loading.field_errors import validated
-from schemas.loading.recipe_file import find_recipe, load_recipe, read_document
-from schemas.loading.sources import (
+from vantage.schemas.frozen import Frozen
+from vantage.schemas.loading import plain_yaml
+from vantage.schemas.loading.field_errors import validated
+from vantage.schemas.loading.recipe_file import find_recipe, load_recipe, read_document
+from vantage.schemas.loading.sources import (
     UnresolvablePath,
     absolute,
     is_file,
     mode_of,
 )
-from schemas.problems import (
+from vantage.schemas.problems import (
     Path,
     Problem,
     RecipeError,
     quote,
     suggest,
 )
-from schemas.recipe.fields import (
+from vantage.schemas.recipe.fields import (
     MAX_NAMED,
     Name,
     Number,
     Seed,
 )
-from schemas.recipe.recipe import Recipe
-from schemas.records.metric import settings_of
-from schemas.records.metrics import headline_metric_names, one_of_each_family
-from schemas.records.stage_key import NOT_IN_KEY
-from schemas.steps import (
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.records.metric import settings_of
+from vantage.schemas.records.metrics import headline_metric_names, one_of_each_family
+from vantage.schemas.records.stage_key import NOT_IN_KEY
+from vantage.schemas.steps import (
     MIXTURE_PREFIX,
     OTHER_MODEL_PREFIX,
     dependencies,

@@ -1,6 +1,6 @@
 """Tables of training data as pandera schemas, and the usable rows of a table.
 
-The schemas check the rules of ``schemas.row_rules``, and every batch from ``usable_rows`` has passed them.
+The schemas check the rules of ``vantage.schemas.row_rules``, and every batch from ``usable_rows`` has passed them.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pandera.api.pyarrow.types import PyArrowData
 
-from schemas.row_rules import (
+from vantage.schemas.row_rules import (
     COLUMN_TYPES,
     FAULT,
     MAY_LACK,
@@ -25,7 +25,7 @@ from schemas.row_rules import (
     known_columns,
     rules,
 )
-from schemas.steps import CONTENT_COLUMNS, OPTIONAL_COLUMNS
+from vantage.schemas.steps import CONTENT_COLUMNS, OPTIONAL_COLUMNS
 
 
 def _schema(content: str) -> pandera.DataFrameSchema:

@@ -4,7 +4,7 @@ import logging
 import re
 from pathlib import Path
 
-from storage.durable_files import replace_file
+from vantage.storage.durable_files import replace_file
 
 SKIPPED_ATTEMPTS = 1000
 """Numbers to skip if the file cannot be read, so that no number is used twice."""

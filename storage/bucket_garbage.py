@@ -1,4 +1,4 @@
-"""What may be removed from a bucket (``storage.garbage``).
+"""What may be removed from a bucket (``vantage.storage.garbage``).
 
 A lease can be lost while its holder sleeps, so a lease alone protects nothing here:
 
@@ -7,7 +7,7 @@ A lease can be lost while its holder sleeps, so a lease alone protects nothing h
 - an object is removed in one request, right after a beat of its lease has succeeded. Whoever commits an equal object
   holds that lease from before the upload until after the ref is written, and uploads again if it was lost between.
 
-What was an artifact leaves a record (``storage.removed``), written before it goes. The record of something that then stays
+What was an artifact leaves a record (``vantage.storage.removed``), written before it goes. The record of something that then stays
 after all says nothing: whoever asks looks for the object first.
 """
 
@@ -24,17 +24,17 @@ import obstore
 from obstore.exceptions import NotFoundError
 from obstore.store import ObjectStore as Remote
 
-from storage.durable_files import remove_folder
-from storage.garbage import HOLDER, Leftover, Needed, batches, bytes_in
-from storage.key_records import KeyRecord, KeyRecords
-from storage.leases import RemoteLeases
-from storage.measured_file import METRICS_FILE
-from storage.records import Conflict, Version
-from storage.refs import DamagedRef, Ref, check_ref, uri_of
-from storage.remote_objects import RemoteObjects
-from storage.removed import CAUSE_FILE, REMOVED_FOLDER, Cause, ref_bytes, ref_name, what_stays
-from storage.sealed_folders import MANIFEST
-from storage.store import Locked, checked_digest, is_digest
+from vantage.storage.durable_files import remove_folder
+from vantage.storage.garbage import HOLDER, Leftover, Needed, batches, bytes_in
+from vantage.storage.key_records import KeyRecord, KeyRecords
+from vantage.storage.leases import RemoteLeases
+from vantage.storage.measured_file import METRICS_FILE
+from vantage.storage.records import Conflict, Version
+from vantage.storage.refs import DamagedRef, Ref, check_ref, uri_of
+from vantage.storage.remote_objects import RemoteObjects
+from vantage.storage.removed import CAUSE_FILE, REMOVED_FOLDER, Cause, ref_bytes, ref_name, what_stays
+from vantage.storage.sealed_folders import MANIFEST
+from vantage.storage.store import Locked, checked_digest, is_digest
 
 _READS = 16
 """Records that are read at once."""

@@ -1,7 +1,7 @@
 """SQLite databases of Prefect and MLflow that are new: all tables, none of the rows that come later.
 
 Their migrations take seconds for every new workspace. So a database is kept as it is after its first migration on this
-machine (``storage.machine_cache``), under a name with the version of what made it.
+machine (``vantage.storage.machine_cache``), under a name with the version of what made it.
 """
 
 import sqlite3
@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from storage.durable_files import replace_file
-from storage.machine_cache import keep_derived, read_derived
+from vantage.storage.durable_files import replace_file
+from vantage.storage.machine_cache import keep_derived, read_derived
 
 _VERSION_TABLE = "alembic_version"
 

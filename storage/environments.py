@@ -1,16 +1,16 @@
 """Environments of computations, one file for each digest: many artifacts are made in one environment.
 
-environments/<sha256>.json    ``schemas.records.environment.Environment``; a ref's provenance names the digest
+environments/<sha256>.json    ``vantage.schemas.records.environment.Environment``; a ref's provenance names the digest
 """
 
 import hashlib
 from contextlib import suppress
 from pathlib import Path
 
-from schemas.records.environment import Environment
-from storage.durable_files import make_folder, replace_file
-from storage.storage import Readable, Storage
-from storage.store import Store, checked_digest
+from vantage.schemas.records.environment import Environment
+from vantage.storage.durable_files import make_folder, replace_file
+from vantage.storage.storage import Readable, Storage
+from vantage.storage.store import Store, checked_digest
 
 _FOLDER = "environments"
 

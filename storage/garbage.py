@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from storage.refs import Ref
+from vantage.storage.refs import Ref
 
 HOLDER = "vantage gc"
 
@@ -56,7 +56,7 @@ class Garbage(Protocol):
         """Everything else that may be removed."""
 
     def records(self) -> Mapping[str, int]:
-        """Digest → bytes of what stays of removed artifacts (``storage.removed``)."""
+        """Digest → bytes of what stays of removed artifacts (``vantage.storage.removed``)."""
 
     def remove_refs(self, stage_keys: Collection[str], *, needed: Needed) -> list[str]:
         """Write down and remove refs that are not needed and on whose keys nobody works; the keys of those that are gone."""

@@ -7,12 +7,12 @@ import obstore
 from obstore.store import ObjectStore as Remote
 from pydantic import Field, ValidationError
 
-from schemas.frozen import Frozen
-from storage.attempt_counter import SKIPPED_ATTEMPTS
-from storage.records import Conflict, Version, read_record, replace_record
-from storage.refs import DamagedRef, Ref
-from storage.remote_objects import copy_aside, quarantine_of
-from storage.store import checked_digest
+from vantage.schemas.frozen import Frozen
+from vantage.storage.attempt_counter import SKIPPED_ATTEMPTS
+from vantage.storage.records import Conflict, Version, read_record, replace_record
+from vantage.storage.refs import DamagedRef, Ref
+from vantage.storage.remote_objects import copy_aside, quarantine_of
+from vantage.storage.store import checked_digest
 
 _log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from obstore.exceptions import BaseError
 from obstore.store import ObjectStore as Remote
 from pydantic import ValidationError
 
-from schemas.frozen import Frozen
-from storage.records import Conflict, Version, read_record, replace_record
-from storage.store import Locked
+from vantage.schemas.frozen import Frozen
+from vantage.storage.records import Conflict, Version, read_record, replace_record
+from vantage.storage.store import Locked
 
 LEASE_SECONDS = 30.0
 """How long a holder may be silent before another takes the lease over."""

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from pydantic import Field
 
-from schemas.canonical_json import canonical_json
-from schemas.frozen import Frozen
-from schemas.records.artifacts import StoredArtifact
-from schemas.records.uncertainty import Uncertainty
-from storage.durable_files import write_file
-from storage.sealed_folders import read_manifest
+from vantage.schemas.canonical_json import canonical_json
+from vantage.schemas.frozen import Frozen
+from vantage.schemas.records.artifacts import StoredArtifact
+from vantage.schemas.records.uncertainty import Uncertainty
+from vantage.storage.durable_files import write_file
+from vantage.storage.sealed_folders import read_manifest
 
 METRICS_FILE = "metrics.json"
 _MAX_BYTES = 2**20

@@ -11,7 +11,7 @@ messages/<stage key>/<number>/outcome.json    how it ended; created once
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from storage.records import Conflict, read_record, replace_record
+from vantage.storage.records import Conflict, read_record, replace_record
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Remote

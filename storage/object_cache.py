@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from storage.durable_files import locked, make_folder, move_folder, open_lock, try_lock
-from storage.garbage import bytes_in
-from storage.refs import DamagedObject, uri_of
-from storage.verified_folders import VerifiedFolders
+from vantage.storage.durable_files import locked, make_folder, move_folder, open_lock, try_lock
+from vantage.storage.garbage import bytes_in
+from vantage.storage.refs import DamagedObject, uri_of
+from vantage.storage.verified_folders import VerifiedFolders
 
 GB_VARIABLE = "VANTAGE_CACHE_GB"
 DEFAULT_GB = 100.0

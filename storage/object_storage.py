@@ -2,9 +2,9 @@
 
     objects/<digest>/…          an artifact's files; ``manifest.json`` is written last, so an object with one is whole
     keys/<stage key>.json       number of the newest attempt, and the ref: one record, replaced by conditional writes alone
-    leases/<stage key>.json     who works on the stage key (``storage.leases``)
-    scratch/<stage key>/…       checkpoints and journal of an attempt that has not ended (``storage.scratch_copy``)
-    removed/<digest>/…          what stays of an artifact that was removed (``storage.removed``)
+    leases/<stage key>.json     who works on the stage key (``vantage.storage.leases``)
+    scratch/<stage key>/…       checkpoints and journal of an attempt that has not ended (``vantage.storage.scratch_copy``)
+    removed/<digest>/…          what stays of an artifact that was removed (``vantage.storage.removed``)
     quarantine/…                damaged records and manifests, kept for inspection
 
 Each machine has a cache: a folder with the objects that it has fetched and verified, and its own scratch and staging
@@ -24,20 +24,20 @@ from typing import Any
 
 from obstore.store import ObjectStore as Remote
 
-from schemas.records.artifacts import Artifact
-from storage.bucket_garbage import BucketGarbage, object_lease
-from storage.durable_files import make_folder, remove_folder, replace_file_unsynced
-from storage.key_records import KeyRecords, key_path
-from storage.leases import RemoteLeases
-from storage.measured_file import METRICS_FILE, Sealed, contradictions, read_sealed
-from storage.object_cache import ObjectCache
-from storage.records import Conflict, read_record
-from storage.refs import DamagedObject, DamagedRef, Lookup, Ref, check_ref, seal_as
-from storage.remote_objects import RemoteObjects
-from storage.removed import Cause
-from storage.scratch_copy import ScratchCopy
-from storage.sealed_folders import MANIFEST, read_manifest, read_sealed_file
-from storage.store import Fenced, checked_digest
+from vantage.schemas.records.artifacts import Artifact
+from vantage.storage.bucket_garbage import BucketGarbage, object_lease
+from vantage.storage.durable_files import make_folder, remove_folder, replace_file_unsynced
+from vantage.storage.key_records import KeyRecords, key_path
+from vantage.storage.leases import RemoteLeases
+from vantage.storage.measured_file import METRICS_FILE, Sealed, contradictions, read_sealed
+from vantage.storage.object_cache import ObjectCache
+from vantage.storage.records import Conflict, read_record
+from vantage.storage.refs import DamagedObject, DamagedRef, Lookup, Ref, check_ref, seal_as
+from vantage.storage.remote_objects import RemoteObjects
+from vantage.storage.removed import Cause
+from vantage.storage.scratch_copy import ScratchCopy
+from vantage.storage.sealed_folders import MANIFEST, read_manifest, read_sealed_file
+from vantage.storage.store import Fenced, checked_digest
 
 _log = logging.getLogger(__name__)
 
@@ -59,8 +59,8 @@ class ObjectStorage:
         Args:
             cache: scratch and staging folders of this machine; processes may share it.
             objects: copies of objects, on the same disk; None: below ``cache``, without a bound.
-            address: what ``storage.storage.open_storage`` takes, on any machine that reaches the bucket.
-            lease_seconds: how long the holder of a stage key may be silent; None: ``storage.leases.LEASE_SECONDS``.
+            address: what ``vantage.storage.storage.open_storage`` takes, on any machine that reaches the bucket.
+            lease_seconds: how long the holder of a stage key may be silent; None: ``vantage.storage.leases.LEASE_SECONDS``.
         """
         self.address = address
         self.remote = remote

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pydantic import ValidationError
 
-from storage.hashed_files import Chunks, FileToHash, HashClock, chunks_of, hash_all
-from storage.measured_file import METRICS_FILE, Sealed, read_sealed
-from storage.refs import DamagedRef, Ref, check_ref
-from storage.sealed_folders import MANIFEST, find_problems, read_manifest, read_sealed_file
-from storage.storage import Readable
-from storage.store import checked_digest, is_digest
+from vantage.storage.hashed_files import Chunks, FileToHash, HashClock, chunks_of, hash_all
+from vantage.storage.measured_file import METRICS_FILE, Sealed, read_sealed
+from vantage.storage.refs import DamagedRef, Ref, check_ref
+from vantage.storage.sealed_folders import MANIFEST, find_problems, read_manifest, read_sealed_file
+from vantage.storage.storage import Readable
+from vantage.storage.store import checked_digest, is_digest
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Remote
@@ -118,7 +118,7 @@ def open_read_only(address: str) -> ReadOnlyStore:
     """The store at a folder's path or a bucket's address."""
     if "://" not in address:
         return FolderReader(Path(address))
-    from storage.bucket import open_bucket
+    from vantage.storage.bucket import open_bucket
 
     return BucketReader(open_bucket(address))
 
@@ -182,7 +182,7 @@ class BucketReader:
     """``ReadOnlyStore`` of a bucket; files are hashed as they come, and not kept."""
 
     def __init__(self, remote: "Remote") -> None:
-        from storage.remote_objects import RemoteObjects
+        from vantage.storage.remote_objects import RemoteObjects
 
         self._remote = remote
         self._objects = RemoteObjects(remote)
@@ -206,8 +206,8 @@ class BucketReader:
         return sorted(name for name in names if is_digest(name))
 
     def ref(self, stage_key: str) -> Ref | None:
-        from storage.key_records import KeyRecord, key_path
-        from storage.records import read_record
+        from vantage.storage.key_records import KeyRecord, key_path
+        from vantage.storage.records import read_record
 
         path = key_path(stage_key)
         data, _ = read_record(self._remote, path)

@@ -7,12 +7,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from schemas.canonical_json import canonical_json
-from schemas.frozen import Frozen
-from schemas.records.artifacts import Artifact
-from schemas.records.stage_key import stage_key as hash_key_parts
-from storage.measured_file import read_sealed, write_measured
-from storage.sealed_folders import seal
+from vantage.schemas.canonical_json import canonical_json
+from vantage.schemas.frozen import Frozen
+from vantage.schemas.records.artifacts import Artifact
+from vantage.schemas.records.stage_key import stage_key as hash_key_parts
+from vantage.storage.measured_file import read_sealed, write_measured
+from vantage.storage.sealed_folders import seal
 
 _ARTIFACT: TypeAdapter[Artifact] = TypeAdapter(Artifact)
 _STORE_FIELDS = {"uri", "digest", "files_digest", "stage_key"}
@@ -34,7 +34,7 @@ class Ref(Frozen):
     run_id: str
     """The run that produced the artifact."""
     key_parts: dict[str, Any]
-    """The value whose hash is the stage key (``schemas.records.stage_key``)."""
+    """The value whose hash is the stage key (``vantage.schemas.records.stage_key``)."""
     provenance: dict[str, Any]
     """Recorded but not in the stage key: code, library versions, device, threads."""
 
@@ -93,7 +93,7 @@ def seal_as(
     """
     if hash_key_parts(key_parts) != stage_key:
         raise ValueError(
-            f"key_parts do not hash to stage_key={stage_key[:12]}…; use schemas.records.stage_key.stage_key"
+            f"key_parts do not hash to stage_key={stage_key[:12]}…; use vantage.schemas.records.stage_key.stage_key"
         )
     canonical_json(provenance)
     placeholder = "0" * 64

@@ -16,9 +16,9 @@ import obstore
 from obstore.exceptions import NotFoundError
 from obstore.store import ObjectStore as Remote
 
-from storage.durable_files import make_folder, sync_file
-from storage.refs import uri_of
-from storage.sealed_folders import MANIFEST, find_problems, read_manifest
+from vantage.storage.durable_files import make_folder, sync_file
+from vantage.storage.refs import uri_of
+from vantage.storage.sealed_folders import MANIFEST, find_problems, read_manifest
 
 _TRANSFERS = 8
 """Files that go up or down at once."""

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, ValidationError
 
-from schemas.frozen import Frozen
-from storage.durable_files import make_folder, replace_file
-from storage.measured_file import METRICS_FILE, Measured, contradictions, read_sealed
-from storage.refs import Ref, check_ref
-from storage.sealed_folders import MANIFEST, MAX_MANIFEST_BYTES, read_manifest, read_sealed_file
-from storage.store import checked_digest, is_digest
+from vantage.schemas.frozen import Frozen
+from vantage.storage.durable_files import make_folder, replace_file
+from vantage.storage.measured_file import METRICS_FILE, Measured, contradictions, read_sealed
+from vantage.storage.refs import Ref, check_ref
+from vantage.storage.sealed_folders import MANIFEST, MAX_MANIFEST_BYTES, read_manifest, read_sealed_file
+from vantage.storage.store import checked_digest, is_digest
 
 if TYPE_CHECKING:
-    from storage.storage import Readable
+    from vantage.storage.storage import Readable
 
 REMOVED_FOLDER = "removed"
 CAUSE_FILE = "removal.json"

@@ -18,8 +18,8 @@ import obstore
 from obstore.exceptions import BaseError, NotFoundError
 from obstore.store import ObjectStore as Remote
 
-from storage.durable_files import make_folder
-from storage.sealed_folders import MANIFEST, check_path
+from vantage.storage.durable_files import make_folder
+from vantage.storage.sealed_folders import MANIFEST, check_path
 
 COPY_SECONDS = 10.0
 """How often the folder is looked at; what has not changed is not sent again."""

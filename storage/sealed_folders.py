@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from schemas.canonical_json import canonical_json
-from storage.durable_files import sync_file, sync_folder, write_file
+from vantage.schemas.canonical_json import canonical_json
+from vantage.storage.durable_files import sync_file, sync_folder, write_file
 
 MANIFEST = "manifest.json"
 

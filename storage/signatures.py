@@ -12,9 +12,9 @@ import hashlib
 import re
 from dataclasses import dataclass
 
-from storage.durable_files import locked, make_folder, replace_file
-from storage.storage import Readable, Storage
-from storage.store import Store, checked_digest
+from vantage.storage.durable_files import locked, make_folder, replace_file
+from vantage.storage.storage import Readable, Storage
+from vantage.storage.store import Store, checked_digest
 
 KEY_FILE = "key.pub"
 STATEMENT = "statement.json"
@@ -32,7 +32,7 @@ class SignedStatement:
     """A statement and its signature, as they were stored; nothing about them has been checked."""
 
     key_id: str
-    """Of the key that is said to have signed; see ``flows.signing.keys``."""
+    """Of the key that is said to have signed; see ``vantage.signing.keys``."""
     name: str
     """The name that it is stored under: the sha256 that the statement had."""
     statement: bytes

@@ -1,7 +1,7 @@
 """The interface of a storage: objects, refs, leases and scratch folders are four separate protocols.
 
-One folder of a file system holds all four (``storage.store.Store``). A bucket holds the first three, and a copy of the
-scratch folders of attempts that go on (``storage.object_storage.ObjectStorage``).
+One folder of a file system holds all four (``vantage.storage.store.Store``). A bucket holds the first three, and a copy of the
+scratch folders of attempts that go on (``vantage.storage.object_storage.ObjectStorage``).
 """
 
 import os
@@ -11,14 +11,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from schemas.records.artifacts import Artifact
-from storage.garbage import Garbage
-from storage.machine_cache import cache_root
-from storage.measured_file import Sealed
-from storage.refs import Lookup, Ref
-from storage.removed import Cause
-from storage.store import Store
-from storage.store_garbage import StoreGarbage
+from vantage.schemas.records.artifacts import Artifact
+from vantage.storage.garbage import Garbage
+from vantage.storage.machine_cache import cache_root
+from vantage.storage.measured_file import Sealed
+from vantage.storage.refs import Lookup, Ref
+from vantage.storage.removed import Cause
+from vantage.storage.store import Store
+from vantage.storage.store_garbage import StoreGarbage
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Remote  # takes a moment to load
@@ -144,7 +144,7 @@ def open_storage(address: str) -> Storage:
     """The storage at an address: a folder's path, or ``s3://…``, ``gs://…``, ``az://…``.
 
     Objects of buckets are cached in ``$VANTAGE_CACHE``, or else ``~/.cache/vantage``, up to ``$VANTAGE_CACHE_GB``
-    (``storage.object_cache``). Credentials, region and endpoint are those of the environment (``AWS_…``, ``GOOGLE_…``,
+    (``vantage.storage.object_cache``). Credentials, region and endpoint are those of the environment (``AWS_…``, ``GOOGLE_…``,
     ``AZURE_…``).
 
     Raises:
@@ -152,9 +152,9 @@ def open_storage(address: str) -> Storage:
     """
     if "://" not in address:
         return Store(Path(address))
-    from storage.bucket import open_bucket
-    from storage.object_cache import ObjectCache, max_bytes_from
-    from storage.object_storage import ObjectStorage
+    from vantage.storage.bucket import open_bucket
+    from vantage.storage.object_cache import ObjectCache, max_bytes_from
+    from vantage.storage.object_storage import ObjectStorage
 
     root = cache_root()
     objects = ObjectCache(root, max_bytes=max_bytes_from(os.environ))
@@ -164,7 +164,7 @@ def open_storage(address: str) -> Storage:
 
 def garbage_of(storage: Storage, cause: Cause) -> Garbage:
     """What may be removed from a storage; ``cause`` goes into the records of what is."""
-    from storage.object_storage import ObjectStorage
+    from vantage.storage.object_storage import ObjectStorage
 
     if isinstance(storage, ObjectStorage):
         return storage.garbage(cause)

@@ -5,7 +5,7 @@
     staging/<key>.<attempt>/   files of an attempt before they are committed
     scratch/<stage key>/       shared by attempts: in-stage checkpoints, metric journal, progress
     locks/                     locks of stage keys; the number of the newest attempt
-    removed/<digest>/          what stays of an artifact that was removed (``storage.removed``)
+    removed/<digest>/          what stays of an artifact that was removed (``vantage.storage.removed``)
     quarantine/                damaged objects and refs, kept for inspection
 
 How a stage uses it::
@@ -33,9 +33,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schemas.records.artifacts import Artifact
-from storage.attempt_counter import increment_count, read_count
-from storage.durable_files import (
+from vantage.schemas.records.artifacts import Artifact
+from vantage.storage.attempt_counter import increment_count, read_count
+from vantage.storage.durable_files import (
     free_path,
     locked,
     make_folder,
@@ -46,16 +46,16 @@ from storage.durable_files import (
     sync_folder,
     try_lock,
 )
-from storage.measured_file import Sealed, contradictions, read_sealed
-from storage.refs import (
+from vantage.storage.measured_file import Sealed, contradictions, read_sealed
+from vantage.storage.refs import (
     DamagedRef,
     Lookup,
     Ref,
     check_ref,
     seal_as,
 )
-from storage.sealed_folders import find_problems, read_sealed_file
-from storage.verified_folders import VerifiedFolders
+from vantage.storage.sealed_folders import find_problems, read_sealed_file
+from vantage.storage.verified_folders import VerifiedFolders
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Remote
@@ -94,7 +94,7 @@ class Store:
 
     @property
     def address(self) -> str:
-        """What ``storage.storage.open_storage`` takes."""
+        """What ``vantage.storage.storage.open_storage`` takes."""
         return str(self.root)
 
     @property

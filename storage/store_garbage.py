@@ -1,7 +1,7 @@
-"""What may be removed from a store in a folder (``storage.garbage``).
+"""What may be removed from a store in a folder (``vantage.storage.garbage``).
 
 The locks are the kernel's: they cannot be lost while their holder lives, so each check still holds when it is acted on.
-What was an artifact leaves a record (``storage.removed``), written under the same locks before it goes.
+What was an artifact leaves a record (``vantage.storage.removed``), written under the same locks before it goes.
 """
 
 import os
@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from storage.durable_files import REMOVED, locked, remove_folder, sync_folder
-from storage.garbage import HOLDER, Leftover, Needed, batches, bytes_in
-from storage.refs import DamagedRef, Ref
-from storage.removed import REMOVED_FOLDER, Cause, RemovedFolder
-from storage.store import Locked, Store, is_digest
+from vantage.storage.durable_files import REMOVED, locked, remove_folder, sync_folder
+from vantage.storage.garbage import HOLDER, Leftover, Needed, batches, bytes_in
+from vantage.storage.refs import DamagedRef, Ref
+from vantage.storage.removed import REMOVED_FOLDER, Cause, RemovedFolder
+from vantage.storage.store import Locked, Store, is_digest
 
 
 class StoreGarbage:

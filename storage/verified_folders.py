@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from storage.sealed_folders import find_problems, folder_stamp
+from vantage.storage.sealed_folders import find_problems, folder_stamp
 
 
 class VerifiedFolders:

@@ -8,17 +8,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from models.folders import load_tokenizer
-from schemas.recipe.evaluations import BenchmarkEvaluation
-from schemas.recipe.pass_limits import PassLimits
-from schemas.records.job import StageJob, StageResult
-from schemas.records.uncertainty import Uncertainty
-from tasks.data.benchmark_tasks import UnusableTasks
-from tasks.training import progress
-from tasks.training.measured import defined
-from tasks.training.networks import fixed_policy
-from tasks.training.optimization import training_device
-from tasks.training.seeds import derive_seed, stage_seed
+from vantage.models.folders import load_tokenizer
+from vantage.schemas.recipe.evaluations import BenchmarkEvaluation
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.schemas.records.uncertainty import Uncertainty
+from vantage.tasks.data.benchmark_tasks import UnusableTasks
+from vantage.tasks.training import progress
+from vantage.tasks.training.measured import defined
+from vantage.tasks.training.networks import fixed_policy
+from vantage.tasks.training.optimization import training_device
+from vantage.tasks.training.seeds import derive_seed, stage_seed
 
 RESAMPLES = 1000
 """Bootstrap samples of lm-eval's standard errors, where a metric is no mean."""

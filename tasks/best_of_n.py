@@ -3,37 +3,37 @@
 import torch
 from torch import Tensor
 
-from models.folders import tokenizer_digest
-from models.policy import PolicyModel
-from schemas.recipe.resolved import ResolvedBestOfN
-from schemas.records.job import StageJob, StageResult
-from tasks.data.encoding_counts import encoding_metrics
-from tasks.data.examples import Codec, Prompts, read_prompts
-from tasks.data.splits import SPLITS, TRAIN
-from tasks.rollout.collected import Collected, read_collected
-from tasks.rollout.minibatches import OptimizerSteps
-from tasks.rollout.rollout_models import RolloutModels, load_rollout_models
-from tasks.rollout.rollouts import (
+from vantage.models.folders import tokenizer_digest
+from vantage.models.policy import PolicyModel
+from vantage.schemas.recipe.resolved import ResolvedBestOfN
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.tasks.data.encoding_counts import encoding_metrics
+from vantage.tasks.data.examples import Codec, Prompts, read_prompts
+from vantage.tasks.data.splits import SPLITS, TRAIN
+from vantage.tasks.rollout.collected import Collected, read_collected
+from vantage.tasks.rollout.minibatches import OptimizerSteps
+from vantage.tasks.rollout.rollout_models import RolloutModels, load_rollout_models
+from vantage.tasks.rollout.rollouts import (
     Sampled,
     Scored,
     prompts_of_iteration,
     sample_and_score,
 )
-from tasks.rollout.sampler_check import compare_with_sampler
-from tasks.rollout.selection import Selection
-from tasks.training.attempt import Attempt
-from tasks.training.found_limits import Taken, found_limits, longest_response, within_memory
-from tasks.training.likelihood import accumulate_nll
-from tasks.training.measured import uncertainty_of, values_of
-from tasks.training.metric_sums import means_of
-from tasks.training.networks import put_back, trained_policy, write_policy
-from tasks.training.optimization import (
+from vantage.tasks.rollout.sampler_check import compare_with_sampler
+from vantage.tasks.rollout.selection import Selection
+from vantage.tasks.training.attempt import Attempt
+from vantage.tasks.training.found_limits import Taken, found_limits, longest_response, within_memory
+from vantage.tasks.training.likelihood import accumulate_nll
+from vantage.tasks.training.measured import uncertainty_of, values_of
+from vantage.tasks.training.metric_sums import means_of
+from vantage.tasks.training.networks import put_back, trained_policy, write_policy
+from vantage.tasks.training.optimization import (
     make_optimizer,
     training_device,
     update_weights,
 )
-from tasks.training.seeds import derive_seed, stage_seed
-from tasks.training.stage_state import BestSoFar
+from vantage.tasks.training.seeds import derive_seed, stage_seed
+from vantage.tasks.training.stage_state import BestSoFar
 
 
 def run(job: StageJob[ResolvedBestOfN]) -> StageResult:

@@ -6,38 +6,38 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from algorithms.preference_loss import dpo, implicit_rewards
-from algorithms.preference_loss import measure_pairs as measure
-from algorithms.supervised_loss import token_nll
-from algorithms.uncertainty import Estimate, clustered_mean
-from models.folders import tokenizer_digest
-from models.policy import PolicyModel
-from models.sequences import Sequences
-from schemas.recipe.resolved import ResolvedDirectPreferenceOptimization
-from schemas.records.job import StageJob, StageResult
-from tasks.data.encoding_counts import comparison_metrics
-from tasks.data.examples import Codec, Completions, codec_of, read_completions
-from tasks.data.splits import SPLITS
-from tasks.rewards.model_scores import TokenizersDiffer
-from tasks.rollout.collected import read_collected
-from tasks.rollout.collected_pairs import best_against_worst
-from tasks.training import progress, ranks
-from tasks.training.attempt import Attempt
-from tasks.training.data_order import order_of
-from tasks.training.found_limits import Taken, found_limits, longest_row, within_memory
-from tasks.training.measured import uncertainty_of, values_of
-from tasks.training.metric_sums import LossSums, MetricSums
-from tasks.training.networks import fixed_policy, trained_policy, write_policy
-from tasks.training.optimization import (
+from vantage.algorithms.preference_loss import dpo, implicit_rewards
+from vantage.algorithms.preference_loss import measure_pairs as measure
+from vantage.algorithms.supervised_loss import token_nll
+from vantage.algorithms.uncertainty import Estimate, clustered_mean
+from vantage.models.folders import tokenizer_digest
+from vantage.models.policy import PolicyModel
+from vantage.models.sequences import Sequences
+from vantage.schemas.recipe.resolved import ResolvedDirectPreferenceOptimization
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.tasks.data.encoding_counts import comparison_metrics
+from vantage.tasks.data.examples import Codec, Completions, codec_of, read_completions
+from vantage.tasks.data.splits import SPLITS
+from vantage.tasks.rewards.model_scores import TokenizersDiffer
+from vantage.tasks.rollout.collected import read_collected
+from vantage.tasks.rollout.collected_pairs import best_against_worst
+from vantage.tasks.training import progress, ranks
+from vantage.tasks.training.attempt import Attempt
+from vantage.tasks.training.data_order import order_of
+from vantage.tasks.training.found_limits import Taken, found_limits, longest_row, within_memory
+from vantage.tasks.training.measured import uncertainty_of, values_of
+from vantage.tasks.training.metric_sums import LossSums, MetricSums
+from vantage.tasks.training.networks import fixed_policy, trained_policy, write_policy
+from vantage.tasks.training.optimization import (
     Precision,
     autocast,
     make_optimizer,
     training_device,
     update_weights,
 )
-from tasks.training.passes import laid_out, passes
-from tasks.training.seeds import stage_seed
-from tasks.training.stage_state import NoState
+from vantage.tasks.training.passes import laid_out, passes
+from vantage.tasks.training.seeds import stage_seed
+from vantage.tasks.training.stage_state import NoState
 
 SIDES = ("chosen", "rejected")
 CURVES = {"pair_accuracy": "train_pair_accuracy", "nll": "chosen_nll"}

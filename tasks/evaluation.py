@@ -6,22 +6,22 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from algorithms.swapped_verdicts import SwappedVerdicts
-from algorithms.uncertainty import Estimate
-from models.folders import tokenizer_digest
-from models.heads import ScalarModel, load_scalar, values
-from models.policy import PolicyModel
-from models.sequences import Sequences
-from schemas.metric_names import JUDGED
-from schemas.recipe.evaluations import PolicyEvaluation
-from schemas.recipe.rewards import Judge
-from schemas.records.job import StageJob, StageResult
-from tasks.data.encoding_counts import encoding_metrics
-from tasks.data.examples import Codec, Completions, Prompts, codec_of, read_completions, read_prompts
-from tasks.data.rows import write_rows
-from tasks.data.splits import TEST
-from tasks.rewards.model_scores import TokenizersDiffer
-from tasks.rollout.comparison import (
+from vantage.algorithms.swapped_verdicts import SwappedVerdicts
+from vantage.algorithms.uncertainty import Estimate
+from vantage.models.folders import tokenizer_digest
+from vantage.models.heads import ScalarModel, load_scalar, values
+from vantage.models.policy import PolicyModel
+from vantage.models.sequences import Sequences
+from vantage.schemas.metric_names import JUDGED
+from vantage.schemas.recipe.evaluations import PolicyEvaluation
+from vantage.schemas.recipe.rewards import Judge
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.tasks.data.encoding_counts import encoding_metrics
+from vantage.tasks.data.examples import Codec, Completions, Prompts, codec_of, read_completions, read_prompts
+from vantage.tasks.data.rows import write_rows
+from vantage.tasks.data.splits import TEST
+from vantage.tasks.rewards.model_scores import TokenizersDiffer
+from vantage.tasks.rollout.comparison import (
     Estimates,
     Judged,
     Pairs,
@@ -33,18 +33,18 @@ from tasks.rollout.comparison import (
     order_disagreement,
     undefined,
 )
-from tasks.rollout.engine import RolloutEngine, load_engine
-from tasks.rollout.judging import Judgement, load_judge
-from tasks.rollout.prompted_judge import judge_pairs, load_prompted_judge
-from tasks.rollout.rollouts import per_token, sample_responses
-from tasks.rollout.token_texts import ByToken, first_responses, with_tokens
-from tasks.training.likelihood import MeasuredLikelihood, measure_likelihood
-from tasks.training.measured import defined, uncertainty_of, values_of
-from tasks.training.networks import fixed_policy, placed
-from tasks.training.optimization import training_device
-from tasks.training.progress import RUNNING, Progress, within
-from tasks.training.scratch import PROGRESS
-from tasks.training.seeds import derive_seed, stage_seed
+from vantage.tasks.rollout.engine import RolloutEngine, load_engine
+from vantage.tasks.rollout.judging import Judgement, load_judge
+from vantage.tasks.rollout.prompted_judge import judge_pairs, load_prompted_judge
+from vantage.tasks.rollout.rollouts import per_token, sample_responses
+from vantage.tasks.rollout.token_texts import ByToken, first_responses, with_tokens
+from vantage.tasks.training.likelihood import MeasuredLikelihood, measure_likelihood
+from vantage.tasks.training.measured import defined, uncertainty_of, values_of
+from vantage.tasks.training.networks import fixed_policy, placed
+from vantage.tasks.training.optimization import training_device
+from vantage.tasks.training.progress import RUNNING, Progress, within
+from vantage.tasks.training.scratch import PROGRESS
+from vantage.tasks.training.seeds import derive_seed, stage_seed
 
 ROLES = ("candidate", "baseline")
 """In the order in which they are loaded: the baseline reads the candidate's responses."""

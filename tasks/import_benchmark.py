@@ -1,9 +1,9 @@
 """The implicit step of a benchmark: the user's folder of lm-eval tasks, copied into the store and checked."""
 
-from schemas.recipe.work import ImportBenchmark
-from schemas.records.job import StageJob, StageResult
-from schemas.source_files import check_unchanged, digest_of_folder
-from tasks.data.benchmark_tasks import check_tasks
+from vantage.schemas.recipe.work import ImportBenchmark
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.schemas.source_files import check_unchanged, digest_of_folder
+from vantage.tasks.data.benchmark_tasks import check_tasks
 
 
 def run(job: StageJob[ImportBenchmark]) -> StageResult:

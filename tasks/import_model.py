@@ -2,14 +2,14 @@
 
 import shutil
 
-from models.folders import load_tokenizer, tokenizer_digest
-from models.quantisation import round_folder
-from models.sources import copy_model, import_model, import_with_adapter
-from models.template_trial import try_chat_template
-from schemas.recipe.sources import Registered
-from schemas.recipe.work import ImportModel
-from schemas.records.job import StageJob, StageResult
-from tasks.training.scratch import FETCHED
+from vantage.models.folders import load_tokenizer, tokenizer_digest
+from vantage.models.quantisation import round_folder
+from vantage.models.sources import copy_model, import_model, import_with_adapter
+from vantage.models.template_trial import try_chat_template
+from vantage.schemas.recipe.sources import Registered
+from vantage.schemas.recipe.work import ImportModel
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.tasks.training.scratch import FETCHED
 
 
 def run(job: StageJob[ImportModel]) -> StageResult:

@@ -1,12 +1,12 @@
 """The implicit step of a verifier: the user's file, copied into the store and tried on what it will judge."""
 
-from schemas.recipe.sources import LocalPath
-from schemas.recipe.work import ImportVerifier
-from schemas.records.job import StageJob, StageResult
-from schemas.source_files import VERIFIER_LIMIT, check_unchanged, copy_hashed
-from tasks.rewards.dry_run import try_verifier
-from tasks.rewards.verifier_file import FILE
-from tasks.rewards.verifiers import CONFIGURATION
+from vantage.schemas.recipe.sources import LocalPath
+from vantage.schemas.recipe.work import ImportVerifier
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.schemas.source_files import VERIFIER_LIMIT, check_unchanged, copy_hashed
+from vantage.tasks.rewards.dry_run import try_verifier
+from vantage.tasks.rewards.verifier_file import FILE
+from vantage.tasks.rewards.verifiers import CONFIGURATION
 
 
 def run(job: StageJob[ImportVerifier]) -> StageResult:

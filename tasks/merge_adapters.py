@@ -1,9 +1,9 @@
 """The implicit step before a model is published that is only adapters: they are merged into the model beneath."""
 
-from models.folders import tokenizer_digest
-from models.merging import merge
-from schemas.recipe.work import MergePolicy, MergeRewardModel
-from schemas.records.job import StageJob, StageResult
+from vantage.models.folders import tokenizer_digest
+from vantage.models.merging import merge
+from vantage.schemas.recipe.work import MergePolicy, MergeRewardModel
+from vantage.schemas.records.job import StageJob, StageResult
 
 
 def run(job: StageJob[MergePolicy | MergeRewardModel]) -> StageResult:

@@ -15,14 +15,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas.recipe.work import MixData
-from schemas.records.job import StageJob, StageResult
-from schemas.row_rules import known_columns
-from schemas.steps import part_role
-from tasks.data.rows import ROW_GROUP, open_parquet
-from tasks.data.splits import SPLITS, TRAIN, TooFewRows
-from tasks.training.progress import Progress
-from tasks.training.scratch import PROGRESS
+from vantage.schemas.recipe.work import MixData
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.schemas.row_rules import known_columns
+from vantage.schemas.steps import part_role
+from vantage.tasks.data.rows import ROW_GROUP, open_parquet
+from vantage.tasks.data.splits import SPLITS, TRAIN, TooFewRows
+from vantage.tasks.training.progress import Progress
+from vantage.tasks.training.scratch import PROGRESS
 
 log = logging.getLogger(__name__)
 

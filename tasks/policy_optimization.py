@@ -10,27 +10,27 @@ from functools import cache, partial
 
 from torch import Tensor
 
-from algorithms.importance import ImportanceWeights, truncated_importance_weights
-from algorithms.rewards import RunningMoments
-from models.folders import tokenizer_digest
-from schemas.recipe.algorithm import Algorithm
-from schemas.recipe.resolved import ResolvedPolicyOptimization
-from schemas.records.job import StageJob, StageResult
-from tasks.data.encoding_counts import encoding_metrics
-from tasks.data.examples import (
+from vantage.algorithms.importance import ImportanceWeights, truncated_importance_weights
+from vantage.algorithms.rewards import RunningMoments
+from vantage.models.folders import tokenizer_digest
+from vantage.schemas.recipe.algorithm import Algorithm
+from vantage.schemas.recipe.resolved import ResolvedPolicyOptimization
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.tasks.data.encoding_counts import encoding_metrics
+from vantage.tasks.data.examples import (
     Codec,
     Prompts,
     read_completions,
     read_prompts,
 )
-from tasks.data.splits import SPLITS, TRAIN
-from tasks.rewards.verifier_file import VerifierFunction
-from tasks.rewards.verifiers import load_verifier
-from tasks.rollout.ahead import AheadEngine
-from tasks.rollout.group_sampling import Filled, fill, uniform_groups
-from tasks.rollout.reward_moments import read_moments
-from tasks.rollout.rollout_models import RolloutModels
-from tasks.rollout.rollouts import (
+from vantage.tasks.data.splits import SPLITS, TRAIN
+from vantage.tasks.rewards.verifier_file import VerifierFunction
+from vantage.tasks.rewards.verifiers import load_verifier
+from vantage.tasks.rollout.ahead import AheadEngine
+from vantage.tasks.rollout.group_sampling import Filled, fill, uniform_groups
+from vantage.tasks.rollout.reward_moments import read_moments
+from vantage.tasks.rollout.rollout_models import RolloutModels
+from vantage.tasks.rollout.rollouts import (
     Rollout,
     Scored,
     prompts_of_iteration,
@@ -39,20 +39,20 @@ from tasks.rollout.rollouts import (
     sequence_sums,
     shape,
 )
-from tasks.rollout.sampler_check import compare_with_sampler
-from tasks.rollout.selection import Measured, Selection
-from tasks.training.attempt import Attempt
-from tasks.training.data_order import DataOrder
-from tasks.training.found_limits import found_limits, within_memory
-from tasks.training.measured import uncertainty_of, values_of
-from tasks.training.networks import put_back, write_policy
-from tasks.training.optimization import training_device
-from tasks.training.seeds import derive_seed, stage_seed
-from tasks.updates.actor_critic import ActorCritic, critic_folder, load_actor_critic, taken_by
-from tasks.updates.estimates import Estimates, estimate
-from tasks.updates.policy_state import PolicyState, with_updated_kl_coefs
-from tasks.updates.policy_update import Ptx, kl_to_old, update
-from tasks.updates.prompt_baselines import PromptBaselines, load_baselines
+from vantage.tasks.rollout.sampler_check import compare_with_sampler
+from vantage.tasks.rollout.selection import Measured, Selection
+from vantage.tasks.training.attempt import Attempt
+from vantage.tasks.training.data_order import DataOrder
+from vantage.tasks.training.found_limits import found_limits, within_memory
+from vantage.tasks.training.measured import uncertainty_of, values_of
+from vantage.tasks.training.networks import put_back, write_policy
+from vantage.tasks.training.optimization import training_device
+from vantage.tasks.training.seeds import derive_seed, stage_seed
+from vantage.tasks.updates.actor_critic import ActorCritic, critic_folder, load_actor_critic, taken_by
+from vantage.tasks.updates.estimates import Estimates, estimate
+from vantage.tasks.updates.policy_state import PolicyState, with_updated_kl_coefs
+from vantage.tasks.updates.policy_update import Ptx, kl_to_old, update
+from vantage.tasks.updates.prompt_baselines import PromptBaselines, load_baselines
 
 log = logging.getLogger(__name__)
 

@@ -13,28 +13,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.prompts import decode_all, encode_responses
-from schemas.frozen import Frozen
-from schemas.recipe.resolved import ResolvedPreferenceCollection
-from schemas.recipe.rewards import Judge
-from schemas.records.job import StageJob, StageResult
-from tasks.data.encoding_counts import encoding_metrics
-from tasks.data.examples import (
+from vantage.models.prompts import decode_all, encode_responses
+from vantage.schemas.frozen import Frozen
+from vantage.schemas.recipe.resolved import ResolvedPreferenceCollection
+from vantage.schemas.recipe.rewards import Judge
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.tasks.data.encoding_counts import encoding_metrics
+from vantage.tasks.data.examples import (
     Codec,
     Prompts,
     codec_of,
     read_prompts,
 )
-from tasks.data.rows import Row, read_rows, write_rows
-from tasks.data.splits import SPLITS
-from tasks.rollout.engine import RolloutEngine, load_engine
-from tasks.rollout.judging import Judgement, load_judge
-from tasks.rollout.prompted_judge import judge_texts, load_prompted_judge
-from tasks.rollout.rollouts import Sampled, sample_responses
-from tasks.training.batch_files import BatchFiles
-from tasks.training.networks import fixed_policy
-from tasks.training.optimization import training_device
-from tasks.training.seeds import derive_seed, stage_seed
+from vantage.tasks.data.rows import Row, read_rows, write_rows
+from vantage.tasks.data.splits import SPLITS
+from vantage.tasks.rollout.engine import RolloutEngine, load_engine
+from vantage.tasks.rollout.judging import Judgement, load_judge
+from vantage.tasks.rollout.prompted_judge import judge_texts, load_prompted_judge
+from vantage.tasks.rollout.rollouts import Sampled, sample_responses
+from vantage.tasks.training.batch_files import BatchFiles
+from vantage.tasks.training.networks import fixed_policy
+from vantage.tasks.training.optimization import training_device
+from vantage.tasks.training.seeds import derive_seed, stage_seed
 
 SAME_SCORE = "all responses score the same"
 SAME_TEXT = "chosen equals rejected"
@@ -77,7 +77,7 @@ class Response:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it may stand in a dataset (``schemas.row_rules`` has the same rules)."""
+        """Whether it may stand in a dataset (``vantage.schemas.row_rules`` has the same rules)."""
         return bool(self.text.strip()) and "\0" not in self.text
 
 

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from schemas.recipe.inputs import Data
-from schemas.recipe.sources import Builtin
-from schemas.recipe.work import PrepareData
-from schemas.records.job import StageJob, StageResult
-from schemas.row_rules import SHOWN_ROWS, SLICE_ROWS, WITHOUT_BLAME, Report
-from schemas.source_files import (
+from vantage.schemas.recipe.inputs import Data
+from vantage.schemas.recipe.sources import Builtin
+from vantage.schemas.recipe.work import PrepareData
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.schemas.row_rules import SHOWN_ROWS, SLICE_ROWS, WITHOUT_BLAME, Report
+from vantage.schemas.source_files import (
     PLAIN_FORMATS,
     check_unchanged,
     copy_hashed,
@@ -29,23 +29,23 @@ from schemas.source_files import (
     data_limit,
     digest_of_files,
 )
-from schemas.steps import CONTENT_COLUMNS
-from schemas.tables import usable_rows
-from tasks.data import arithmetic
-from tasks.data.contamination import (
+from vantage.schemas.steps import CONTENT_COLUMNS
+from vantage.schemas.tables import usable_rows
+from vantage.tasks.data import arithmetic
+from vantage.tasks.data.contamination import (
     ASKED_COLUMNS,
     asked_text,
     contaminated,
     held_out_elsewhere,
     positions_of,
 )
-from tasks.data.formats import Format
-from tasks.data.hub_files import UnreachableHub, source_files
-from tasks.data.near_duplicates import near_duplicates
-from tasks.data.row_reader import RowReader, reader_of
-from tasks.data.rows import Row, SpooledRows, spool, write_marked
-from tasks.data.source_rows import SourceRow, UnreadableFile, read_rows_of
-from tasks.data.splits import (
+from vantage.tasks.data.formats import Format
+from vantage.tasks.data.hub_files import UnreachableHub, source_files
+from vantage.tasks.data.near_duplicates import near_duplicates
+from vantage.tasks.data.row_reader import RowReader, reader_of
+from vantage.tasks.data.rows import Row, SpooledRows, spool, write_marked
+from vantage.tasks.data.source_rows import SourceRow, UnreadableFile, read_rows_of
+from vantage.tasks.data.splits import (
     SPLITS,
     TEST,
     TRAIN,
@@ -55,8 +55,8 @@ from tasks.data.splits import (
     split_alone,
     split_by_shares,
 )
-from tasks.training.progress import Progress
-from tasks.training.scratch import PROGRESS
+from vantage.tasks.training.progress import Progress
+from vantage.tasks.training.scratch import PROGRESS
 
 LEFT_OUT = {"contaminated": "contaminated", "near_duplicates": "near_duplicate"}
 """Key of ``report.json`` → the metric ``NAME_rows`` with the same number."""

@@ -7,25 +7,25 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from algorithms.calibration import brier_scores, expected_calibration_error, reliability
-from algorithms.preference_loss import measure_pairs
-from algorithms.uncertainty import Estimate, clustered_mean
-from models.heads import ScalarModel, load_scalar, scores
-from schemas.metric_names import LENGTH_GROUPS
-from schemas.recipe.evaluations import RewardEvaluation
-from schemas.recipe.pass_limits import PassLimits
-from schemas.records.job import StageJob, StageResult
-from schemas.records.uncertainty import interval_of
-from tasks.data.encoding_counts import comparison_metrics
-from tasks.data.examples import Completions, codec_of, read_completions
-from tasks.data.splits import TEST
-from tasks.training import progress, ranks
-from tasks.training.measured import defined, uncertainty_of, values_of
-from tasks.training.networks import placed
-from tasks.training.optimization import training_device
-from tasks.training.passes import laid_out, passes
-from tasks.training.resampling import bootstrapped
-from tasks.training.seeds import derive_seed, stage_seed
+from vantage.algorithms.calibration import brier_scores, expected_calibration_error, reliability
+from vantage.algorithms.preference_loss import measure_pairs
+from vantage.algorithms.uncertainty import Estimate, clustered_mean
+from vantage.models.heads import ScalarModel, load_scalar, scores
+from vantage.schemas.metric_names import LENGTH_GROUPS
+from vantage.schemas.recipe.evaluations import RewardEvaluation
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.schemas.records.uncertainty import interval_of
+from vantage.tasks.data.encoding_counts import comparison_metrics
+from vantage.tasks.data.examples import Completions, codec_of, read_completions
+from vantage.tasks.data.splits import TEST
+from vantage.tasks.training import progress, ranks
+from vantage.tasks.training.measured import defined, uncertainty_of, values_of
+from vantage.tasks.training.networks import placed
+from vantage.tasks.training.optimization import training_device
+from vantage.tasks.training.passes import laid_out, passes
+from vantage.tasks.training.resampling import bootstrapped
+from vantage.tasks.training.seeds import derive_seed, stage_seed
 
 SIDES = ("chosen", "rejected")
 ENOUGH_PROMPTS = 10

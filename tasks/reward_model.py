@@ -11,31 +11,31 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from algorithms.preference_loss import (
+from vantage.algorithms.preference_loss import (
     bradley_terry,
     rankable,
     ranking_loss,
     score_centring,
     untied_pairs,
 )
-from algorithms.preference_loss import measure_pairs as measure
-from algorithms.supervised_loss import token_nll
-from algorithms.uncertainty import Estimate, clustered_mean, clustered_ratio
-from models.adapters import has_adapters
-from models.folders import tokenizer_digest
-from models.heads import (
+from vantage.algorithms.preference_loss import measure_pairs as measure
+from vantage.algorithms.supervised_loss import token_nll
+from vantage.algorithms.uncertainty import Estimate, clustered_mean, clustered_ratio
+from vantage.models.adapters import has_adapters
+from vantage.models.folders import tokenizer_digest
+from vantage.models.heads import (
     ScalarModel,
     reward_with_language_head,
     save_reward,
     scores,
     scores_and_logprobs,
 )
-from models.sequences import Sequences
-from schemas.recipe.pass_limits import PassLimits
-from schemas.recipe.resolved import ResolvedRewardModelling
-from schemas.records.job import StageJob, StageResult
-from tasks.data.encoding_counts import comparison_metrics
-from tasks.data.examples import (
+from vantage.models.sequences import Sequences
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.recipe.resolved import ResolvedRewardModelling
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.tasks.data.encoding_counts import comparison_metrics
+from vantage.tasks.data.examples import (
     Codec,
     Completions,
     Rankings,
@@ -43,23 +43,23 @@ from tasks.data.examples import (
     read_completions,
     read_rankings,
 )
-from tasks.data.splits import TEST, TRAIN, VALIDATION
-from tasks.training import progress, ranks
-from tasks.training.attempt import Attempt
-from tasks.training.data_order import order_of
-from tasks.training.found_limits import Taken, found_limits, longest_row, within_memory
-from tasks.training.measured import uncertainty_of, values_of
-from tasks.training.metric_sums import LossSums, MetricSums
-from tasks.training.networks import trained
-from tasks.training.optimization import (
+from vantage.tasks.data.splits import TEST, TRAIN, VALIDATION
+from vantage.tasks.training import progress, ranks
+from vantage.tasks.training.attempt import Attempt
+from vantage.tasks.training.data_order import order_of
+from vantage.tasks.training.found_limits import Taken, found_limits, longest_row, within_memory
+from vantage.tasks.training.measured import uncertainty_of, values_of
+from vantage.tasks.training.metric_sums import LossSums, MetricSums
+from vantage.tasks.training.networks import trained
+from vantage.tasks.training.optimization import (
     autocast,
     make_optimizer,
     training_device,
     update_weights,
 )
-from tasks.training.passes import laid_out, passes
-from tasks.training.seeds import derive_seed, stage_seed
-from tasks.training.stage_state import NoState
+from vantage.tasks.training.passes import laid_out, passes
+from vantage.tasks.training.seeds import derive_seed, stage_seed
+from vantage.tasks.training.stage_state import NoState
 
 SIDES = ("chosen", "rejected")
 CURVES = {"pair_accuracy": "train_pair_accuracy", "nll": "chosen_nll", "pair_mean": "score_mean"}

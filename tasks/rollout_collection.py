@@ -6,24 +6,24 @@ Nothing is trained. The held-out splits come first, so that a reward or a verifi
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from algorithms.uncertainty import Estimate, clustered_mean
-from models.folders import tokenizer_digest
-from schemas.recipe.resolved import ResolvedRolloutCollection
-from schemas.records.job import StageJob, StageResult
-from schemas.records.rollouts import HEADER, RolloutsHeader
-from tasks.data.encoding_counts import encoding_metrics
-from tasks.data.examples import Prompts, read_prompts
-from tasks.data.splits import SPLITS, TEST, TRAIN
-from tasks.rollout.collected import Collected, join_parts, part_of, read_collected, split_file
-from tasks.rollout.group_sampling import uniform_groups
-from tasks.rollout.rollout_models import load_rollout_models
-from tasks.rollout.rollouts import Scored, sample_and_score
-from tasks.training import ranks
-from tasks.training.batch_files import BatchFiles
-from tasks.training.measured import clusters_of, uncertainty_of, values_of
-from tasks.training.networks import fixed_policy
-from tasks.training.optimization import training_device
-from tasks.training.seeds import derive_seed, stage_seed
+from vantage.algorithms.uncertainty import Estimate, clustered_mean
+from vantage.models.folders import tokenizer_digest
+from vantage.schemas.recipe.resolved import ResolvedRolloutCollection
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.schemas.records.rollouts import HEADER, RolloutsHeader
+from vantage.tasks.data.encoding_counts import encoding_metrics
+from vantage.tasks.data.examples import Prompts, read_prompts
+from vantage.tasks.data.splits import SPLITS, TEST, TRAIN
+from vantage.tasks.rollout.collected import Collected, join_parts, part_of, read_collected, split_file
+from vantage.tasks.rollout.group_sampling import uniform_groups
+from vantage.tasks.rollout.rollout_models import load_rollout_models
+from vantage.tasks.rollout.rollouts import Scored, sample_and_score
+from vantage.tasks.training import ranks
+from vantage.tasks.training.batch_files import BatchFiles
+from vantage.tasks.training.measured import clusters_of, uncertainty_of, values_of
+from vantage.tasks.training.networks import fixed_policy
+from vantage.tasks.training.optimization import training_device
+from vantage.tasks.training.seeds import derive_seed, stage_seed
 
 
 @dataclass(frozen=True)

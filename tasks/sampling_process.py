@@ -1,7 +1,7 @@
 """The process that holds a model for ``vantage sample``, ``export`` and ``data inspect``: requests in, answers out.
 
-``flows.launchers.sampling_process`` alone starts it, since the command line itself loads no tensor library. Each line of
-standard input is a JSON value of ``schemas.records.sampling``, and gets one line of answer on what was standard output;
+``vantage.attempts.launchers.sampling_process`` alone starts it, since the command line itself loads no tensor library. Each line of
+standard input is a JSON value of ``vantage.schemas.records.sampling``, and gets one line of answer on what was standard output;
 what libraries print there goes to standard error.
 """
 
@@ -18,18 +18,18 @@ from pathlib import Path
 
 from pydantic import BaseModel, TypeAdapter
 
-from models.chat_template import uses_chat
-from models.folders import load_tokenizer
-from models.merging import merge
-from models.policy import PolicyModel
-from models.prompts import encode_prompts
-from models.sources import import_model
-from models.stored_models import load_stored_policy
-from models.template_trial import try_chat_template
-from schemas.conversations import Message, Prompt, is_one_prompt
-from schemas.recipe.pass_limits import PassLimits
-from schemas.records.model_files import ModelFiles
-from schemas.records.sampling import (
+from vantage.models.chat_template import uses_chat
+from vantage.models.folders import load_tokenizer
+from vantage.models.merging import merge
+from vantage.models.policy import PolicyModel
+from vantage.models.prompts import encode_prompts
+from vantage.models.sources import import_model
+from vantage.models.stored_models import load_stored_policy
+from vantage.models.template_trial import try_chat_template
+from vantage.schemas.conversations import Message, Prompt, is_one_prompt
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.records.model_files import ModelFiles
+from vantage.schemas.records.sampling import (
     Answer,
     Answers,
     Merged,
@@ -44,11 +44,11 @@ from schemas.records.sampling import (
     SampleRequest,
     Turn,
 )
-from tasks.data.examples import Codec
-from tasks.data.rendering import render
-from tasks.rollout.engine import load_engine
-from tasks.rollout.token_texts import token_texts
-from tasks.training.optimization import training_device
+from vantage.tasks.data.examples import Codec
+from vantage.tasks.data.rendering import render
+from vantage.tasks.rollout.engine import load_engine
+from vantage.tasks.rollout.token_texts import token_texts
+from vantage.tasks.training.optimization import training_device
 
 PR_SET_PDEATHSIG = 1
 """From ``linux/prctl.h``."""
@@ -92,7 +92,7 @@ class OpenedModel:
         return PolicyModel(load_stored_policy(self.files, training="nothing")).to(training_device())
 
     def answer(self, line: bytes) -> SampleReply | RenderReply | Merged:
-        """The reply to a line after the first; raises as ``sample``, ``render`` and ``models.merging.merge``."""
+        """The reply to a line after the first; raises as ``sample``, ``render`` and ``vantage.models.merging.merge``."""
         request = _REQUEST.validate_json(line)
         if isinstance(request, SampleRequest):
             return self.sample(request)

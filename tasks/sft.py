@@ -1,28 +1,28 @@
 """Supervised fine-tuning: maximum likelihood of demonstrated responses given their prompts."""
 
-from algorithms.uncertainty import Estimate, clustered_ratio
-from models.folders import tokenizer_digest
-from models.policy import PolicyModel
-from schemas.recipe.pass_limits import PassLimits
-from schemas.recipe.resolved import ResolvedSupervisedFineTuning
-from schemas.records.job import StageJob, StageResult
-from tasks.data.encoding_counts import encoding_metrics
-from tasks.data.examples import Completions, codec_of, read_completions
-from tasks.data.splits import TEST, TRAIN, VALIDATION
-from tasks.training.attempt import Attempt
-from tasks.training.data_order import order_of
-from tasks.training.found_limits import Taken, found_limits, longest_row, within_memory
-from tasks.training.likelihood import accumulate_nll, measure_likelihood
-from tasks.training.measured import uncertainty_of, values_of
-from tasks.training.networks import trained_policy, write_policy
-from tasks.training.optimization import (
+from vantage.algorithms.uncertainty import Estimate, clustered_ratio
+from vantage.models.folders import tokenizer_digest
+from vantage.models.policy import PolicyModel
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.recipe.resolved import ResolvedSupervisedFineTuning
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.tasks.data.encoding_counts import encoding_metrics
+from vantage.tasks.data.examples import Completions, codec_of, read_completions
+from vantage.tasks.data.splits import TEST, TRAIN, VALIDATION
+from vantage.tasks.training.attempt import Attempt
+from vantage.tasks.training.data_order import order_of
+from vantage.tasks.training.found_limits import Taken, found_limits, longest_row, within_memory
+from vantage.tasks.training.likelihood import accumulate_nll, measure_likelihood
+from vantage.tasks.training.measured import uncertainty_of, values_of
+from vantage.tasks.training.networks import trained_policy, write_policy
+from vantage.tasks.training.optimization import (
     make_optimizer,
     training_device,
     update_weights,
 )
-from tasks.training.packing_check import check_boundaries
-from tasks.training.seeds import stage_seed
-from tasks.training.stage_state import NoState
+from vantage.tasks.training.packing_check import check_boundaries
+from vantage.tasks.training.seeds import stage_seed
+from vantage.tasks.training.stage_state import NoState
 
 
 def run(job: StageJob[ResolvedSupervisedFineTuning]) -> StageResult:

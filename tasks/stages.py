@@ -7,12 +7,12 @@ from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from schemas.kinds import KINDS
-from schemas.records.job import StageJob, StageResult
-from tasks.training import compile_outcome, progress
-from tasks.training.progress import Progress
-from tasks.training.scratch import PROGRESS
-from tasks.training.writer import writes_files
+from vantage.schemas.kinds import KINDS
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.tasks.training import compile_outcome, progress
+from vantage.tasks.training.progress import Progress
+from vantage.tasks.training.scratch import PROGRESS
+from vantage.tasks.training.writer import writes_files
 
 log = logging.getLogger(__name__)
 

@@ -13,51 +13,51 @@ from functools import partial
 from torch import Tensor
 from torch.optim import Optimizer
 
-from algorithms.advantages import monte_carlo_returns
-from algorithms.diagnostics import ValueDiagnostics, value_diagnostics
-from algorithms.rewards import RunningMoments
-from algorithms.value_loss import value_loss
-from models.adapters import has_adapters
-from models.folders import tokenizer_digest
-from models.heads import (
+from vantage.algorithms.advantages import monte_carlo_returns
+from vantage.algorithms.diagnostics import ValueDiagnostics, value_diagnostics
+from vantage.algorithms.rewards import RunningMoments
+from vantage.algorithms.value_loss import value_loss
+from vantage.models.adapters import has_adapters
+from vantage.models.folders import tokenizer_digest
+from vantage.models.heads import (
     ScalarModel,
     load_critic,
     save_value,
     values,
 )
-from schemas.recipe.resolved import ResolvedValuePretraining
-from schemas.records.job import StageJob, StageResult
-from tasks.data.encoding_counts import encoding_metrics
-from tasks.data.splits import TEST, VALIDATION
-from tasks.rollout.ahead import AheadEngine
-from tasks.rollout.critic_diagnosis import (
+from vantage.schemas.recipe.resolved import ResolvedValuePretraining
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.tasks.data.encoding_counts import encoding_metrics
+from vantage.tasks.data.splits import TEST, VALIDATION
+from vantage.tasks.rollout.ahead import AheadEngine
+from vantage.tasks.rollout.critic_diagnosis import (
     diagnose_critic,
     diagnosis_metrics,
     uncertainty_of_diagnosis,
     write_diagnosis,
 )
-from tasks.rollout.minibatches import OptimizerSteps
-from tasks.rollout.response_source import ResponseSource, load_source
-from tasks.rollout.reward_moments import write_moments
-from tasks.rollout.rollout_models import RolloutModels, load_rollout_models
-from tasks.rollout.rollouts import Rollout, rollout_values, shape
-from tasks.rollout.sampler_check import compare_with_sampler
-from tasks.training import carried_optimizer, progress
-from tasks.training.attempt import Attempt
-from tasks.training.best_weights import keep_if_best
-from tasks.training.found_limits import Taken, found_limits, longest_response, within_memory
-from tasks.training.measured import defined
-from tasks.training.metric_sums import LossSums, MetricSums
-from tasks.training.networks import fixed_policy, put_back, trained
-from tasks.training.optimization import (
+from vantage.tasks.rollout.minibatches import OptimizerSteps
+from vantage.tasks.rollout.response_source import ResponseSource, load_source
+from vantage.tasks.rollout.reward_moments import write_moments
+from vantage.tasks.rollout.rollout_models import RolloutModels, load_rollout_models
+from vantage.tasks.rollout.rollouts import Rollout, rollout_values, shape
+from vantage.tasks.rollout.sampler_check import compare_with_sampler
+from vantage.tasks.training import carried_optimizer, progress
+from vantage.tasks.training.attempt import Attempt
+from vantage.tasks.training.best_weights import keep_if_best
+from vantage.tasks.training.found_limits import Taken, found_limits, longest_response, within_memory
+from vantage.tasks.training.measured import defined
+from vantage.tasks.training.metric_sums import LossSums, MetricSums
+from vantage.tasks.training.networks import fixed_policy, put_back, trained
+from vantage.tasks.training.optimization import (
     autocast,
     make_optimizer,
     training_device,
     update_weights,
 )
-from tasks.training.passes import passes_of
-from tasks.training.seeds import derive_seed, stage_seed
-from tasks.training.stage_state import BestSoFar
+from vantage.tasks.training.passes import passes_of
+from vantage.tasks.training.seeds import derive_seed, stage_seed
+from vantage.tasks.training.stage_state import BestSoFar
 
 POSITIONS = 4
 """Explained variance is also measured in so many equal parts of the response."""

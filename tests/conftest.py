@@ -11,23 +11,25 @@ from typing import Any
 
 import pytest
 
+pytest_plugins = ("tests.support.fixtures",)
+
 LONGEST = (
     "tests/test_instruct.py",
     "tests/flows/pools/test_workers.py",
     "tests/flows/sweeps/test_sweep.py",
     "tests/test_quickstart.py",
     "tests/flows/test_pipeline.py",
-    "tests/flows/launchers/test_ray_train.py",
+    "tests/attempts/launchers/test_ray_train.py",
     "tests/tasks/test_compile.py",
     "tests/tasks/test_stages_on_ranks.py",
     "tests/flows/prefect_server/test_flow_runs.py",
-    "tests/flows/commands/test_secrets.py",
-    "tests/flows/commands/test_main.py",
-    "tests/flows/commands/test_export.py",
+    "tests/cli/test_secrets.py",
+    "tests/cli/test_main.py",
+    "tests/cli/test_export.py",
     "tests/flows/test_started_by_prefect.py",
     "tests/flows/test_approval_form.py",
     "tests/models/test_compiled_layers.py",
-    "tests/flows/runs/test_random_kills.py",
+    "tests/flows/test_random_kills.py",
 )
 """Files of a minute and a half and more, which come first, the longest before the others: a process that began with one of them
 when all others were done would work alone for minutes (Makefile)."""

@@ -13,16 +13,15 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-PACKAGES = ("schemas", "algorithms", "models", "storage", "ledger", "tasks", "flows", "recipes")
+from tests.support.packages import ROOT, copy_packages
 
 STAGE_CLASS = '''
 """Counting: how many demonstrations are longer than a limit."""
 
 from typing import Literal
 
-from schemas.recipe.fields import Count, Name
-from schemas.recipe.stage import Stage
+from vantage.schemas.recipe.fields import Count, Name
+from vantage.schemas.recipe.stage import Stage
 
 
 class LengthCount(Stage):
@@ -37,10 +36,10 @@ class LengthCount(Stage):
 STAGE_TASK = '''
 """Count the responses that are longer than a limit."""
 
-from schemas.recipe.length_count import LengthCount
-from schemas.records.job import StageJob, StageResult
-from tasks.data.rows import read_rows, write_rows
-from tasks.data.splits import TRAIN
+from vantage.schemas.recipe.length_count import LengthCount
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.tasks.data.rows import read_rows, write_rows
+from vantage.tasks.data.splits import TRAIN
 
 
 def run(job: StageJob[LengthCount]) -> StageResult:
@@ -53,7 +52,7 @@ def run(job: StageJob[LengthCount]) -> StageResult:
 STAGE_ROW = """
     Kind(
         work=LengthCount,
-        module="tasks.length_count",
+        module="vantage.tasks.length_count",
         makes="evaluation",
         revision=1,
         data={"data": "demonstrations"},
@@ -84,7 +83,7 @@ class LengthTerm(RewardTerm):
 
 '''
 TERM_ROW = """
-    TermKind(term=LengthTerm, field="max_length", module="tasks.rewards.length_scores"),
+    TermKind(term=LengthTerm, field="max_length", module="vantage.tasks.rewards.length_scores"),
 """
 TERM_SCORER = '''
 """A term that takes off what is too long."""
@@ -92,8 +91,8 @@ TERM_SCORER = '''
 import torch
 from torch import Tensor
 
-from schemas.recipe.terms import LengthTerm
-from tasks.rewards.term_scores import Responses, Source, TermScores
+from vantage.schemas.recipe.terms import LengthTerm
+from vantage.tasks.rewards.term_scores import Responses, Source, TermScores
 
 
 def load(term: LengthTerm, source: Source) -> TermScores:
@@ -123,12 +122,12 @@ DRIVE = """
 import json, sys
 from pathlib import Path
 
-from flows.attempts.jobs import key_parts_of, rewards_of, seed_of, work_of
-from flows.runs.resolving import load_resolved
-from schemas.records.job import StageJob
-from schemas.records.stage_key import stage_key
-from schemas.steps import dependencies, ordered_steps
-from tasks.stages import run_stage
+from vantage.attempts.jobs import key_parts_of, rewards_of, seed_of, work_of
+from vantage.runs.resolving import load_resolved
+from vantage.schemas.records.job import StageJob
+from vantage.schemas.records.stage_key import stage_key
+from vantage.schemas.steps import dependencies, ordered_steps
+from vantage.tasks.stages import run_stage
 
 recipe, _ = load_resolved(sys.argv[1], [])
 folder, digests, metrics = Path(sys.argv[2]), {}, {}
@@ -154,8 +153,7 @@ print(json.dumps({"metrics": metrics, "curves": curves, "keys": digests}))
 def tree(tmp_path: Path) -> Path:
     """A copy of the packages."""
     folder = tmp_path / "tree"
-    for package in PACKAGES:
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    copy_packages(folder)
     return folder
 
 
@@ -194,7 +192,7 @@ def planned(tree: Path, recipe: str) -> str:
     return run_in(
         tree,
         "-c",
-        "from flows.commands.main import main; main()",
+        "from vantage.cli.main import main; main()",
         "plan",
         "own.yaml",
         "--workspace",
@@ -217,8 +215,8 @@ def test_a_stage_kind_is_its_class_its_task_and_its_row(tree: Path) -> None:
     kinds = tree / "schemas" / "kinds.py"
     insert(
         kinds,
-        "from schemas.recipe.length_count import LengthCount",
-        before="from schemas.recipe.stages import (",
+        "from vantage.schemas.recipe.length_count import LengthCount",
+        before="from vantage.schemas.recipe.stages import (",
     )
     insert(kinds, STAGE_ROW, before=")\n\nKINDS: Mapping")
     assert touched(tree) == ["schemas/kinds.py", "schemas/recipe/length_count.py", "tasks/length_count.py"]
@@ -251,13 +249,13 @@ def test_a_reward_term_is_its_class_its_scorer_and_its_row(tree: Path) -> None:
 
 def test_what_is_there_has_the_same_key_beside_a_new_kind(tree: Path) -> None:
     """A new kind of term leaves every stage key alone: its fields stand in its own class."""
-    keys = "from tests.flows.attempts.test_recorded_keys import *; test_no_key_and_no_recorded_recipe_has_moved(Path('rec').absolute())"
+    keys = "from tests.attempts.test_recorded_keys import *; test_no_key_and_no_recorded_recipe_has_moved(Path('rec').absolute())"
     terms = tree / "schemas" / "recipe" / "terms.py"
     insert(terms, "from pydantic import Field", before="from pydantic import ValidatorFunction")
     insert(terms, TERM_CLASS, before="@dataclass(frozen=True, kw_only=True)\nclass TermKind")
     insert(terms, TERM_ROW, before=')\n"""Every kind of reward term."""')
-    (tree / "tests" / "flows" / "attempts").mkdir(parents=True)
+    (tree / "tests" / "attempts").mkdir(parents=True)
     for name in ("test_recorded_keys.py", "recorded_keys.json"):
-        shutil.copy(ROOT / "tests" / "flows" / "attempts" / name, tree / "tests" / "flows" / "attempts")
+        shutil.copy(ROOT / "tests" / "attempts" / name, tree / "tests" / "attempts")
     (tree / "rec").mkdir()
     run_in(tree, "-c", keys)

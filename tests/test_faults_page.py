@@ -73,5 +73,5 @@ def test_a_test_that_is_not_there_would_be_noticed() -> None:
     assert "::test_a_test_that_is_not_there_would_be_noticed" in here
     assert "::collected" not in here
     assert "::TestHang::test_is_not_what_goes_on_reporting" in collected(
-        ROOT / "tests/flows/launchers/test_local_process.py"
+        ROOT / "tests/attempts/launchers/test_local_process.py"
     )

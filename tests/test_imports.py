@@ -51,7 +51,8 @@ def modules_of(package: str, *, but: Collection[str] = ()) -> list[str]:
     """Every module of a package as the tree has it now, and the package itself."""
     files = sorted((ROOT / package).rglob("*.py"))
     names = {
-        ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in files
+        ".".join(("vantage", *file.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+        for file in files
     }
     assert names, f"there is no {package}"
     assert names.issuperset(but), f"{sorted(set(but) - names)} is gone; the exception can go too"
@@ -73,17 +74,26 @@ def loaded_by(modules: list[str], forbidden: set[str]) -> dict[str, str]:
 
 
 def test_schemas_load_no_tensor_library_no_server_and_no_tables() -> None:
-    modules = modules_of("schemas", but={"schemas.tables", "schemas.row_rules"})
+    modules = modules_of("schemas", but={"vantage.schemas.tables", "vantage.schemas.row_rules"})
     assert loaded_by(modules, TENSORS | SERVERS | {"pandera", "pyarrow", "datasets"}) == {}
 
 
 def test_tables_load_no_tensor_library_and_no_server() -> None:
-    assert loaded_by(["schemas.row_rules"], TENSORS | SERVERS | {"pandera"}) == {}
-    assert loaded_by(["schemas.tables"], TENSORS | SERVERS) == {}
+    assert loaded_by(["vantage.schemas.row_rules"], TENSORS | SERVERS | {"pandera"}) == {}
+    assert loaded_by(["vantage.schemas.tables"], TENSORS | SERVERS) == {}
 
 
 def test_algorithms_load_torch_and_nothing_that_knows_a_recipe_a_file_or_a_server() -> None:
-    forbidden = {"transformers", "accelerate", "peft", "pydantic", "yaml", "pandera", "pyarrow", "schemas"}
+    forbidden = {
+        "transformers",
+        "accelerate",
+        "peft",
+        "pydantic",
+        "yaml",
+        "pandera",
+        "pyarrow",
+        "vantage.schemas",
+    }
     assert loaded_by(modules_of("algorithms"), forbidden | SERVERS) == {}
 
 
@@ -92,7 +102,9 @@ def test_models_load_no_server_and_no_tables() -> None:
 
 
 def test_stages_can_be_imported_where_prefect_mlflow_and_pandera_are_not_installed() -> None:
-    modules = modules_of("tasks", but={"tasks.prepare_data"})  # which checks rows, where pandera is installed
+    modules = modules_of(
+        "tasks", but={"vantage.tasks.prepare_data"}
+    )  # which checks rows, where pandera is installed
     assert loaded_by(modules, SERVERS | {"pandera"}) == {}
 
 
@@ -101,27 +113,38 @@ def test_storage_loads_no_tensor_library_and_no_server() -> None:
 
 
 def test_what_is_told_to_the_ledger_loads_no_tensor_library_and_no_server() -> None:
-    to_mlflow = {"ledger.to_mlflow." + name for name in TO_MLFLOW}
+    to_mlflow = {"vantage.ledger.to_mlflow." + name for name in TO_MLFLOW}
     assert loaded_by(modules_of("ledger", but=to_mlflow), TENSORS | SERVERS | {"pandera"}) == {}
 
 
-@pytest.mark.parametrize("module", ["tasks.stages", "tasks.prepare_data", "tasks.training.preemption"])
+@pytest.mark.parametrize(
+    "module", ["vantage.tasks.stages", "vantage.tasks.prepare_data", "vantage.tasks.training.preemption"]
+)
 def test_what_trains_nothing_loads_no_tensor_library(module: str) -> None:
     assert loaded_by([module], TENSORS) == {}
 
 
 def test_the_orchestrating_process_never_loads_a_tensor_library() -> None:
     # The first is imported by the fork server alone, the others by the processes of stages.
-    children = {"flows.launchers.forkserver", "flows.launchers.torchrun", "flows.launchers.ray_train"}
-    assert loaded_by(modules_of("flows", but=children), TENSORS) == {}
+    children = {
+        "vantage.attempts.launchers.forkserver",
+        "vantage.attempts.launchers.torchrun",
+        "vantage.attempts.launchers.ray_train",
+    }
+    ordering = ("cli", "flows", "review", "signing", "runs", "estimates", "attempts")
+    modules = [name for package in ordering for name in modules_of(package)]
+    assert children < set(modules)
+    assert loaded_by(sorted(set(modules) - children), TENSORS) == {}
 
 
 def test_the_command_line_starts_without_prefect_mlflow_and_pandera() -> None:
-    assert loaded_by(["flows.commands.main"], TENSORS | SERVERS | {"pandera", "pyarrow", "datasets"}) == {}
+    assert loaded_by(["vantage.cli.main"], TENSORS | SERVERS | {"pandera", "pyarrow", "datasets"}) == {}
 
 
 def test_the_probe_finds_what_is_there() -> None:
-    assert loaded_by(["algorithms.kl", "schemas.recipe.recipe"], {"torch", "pydantic", "prefect"}) == {
-        "torch": "algorithms.kl",
-        "pydantic": "schemas.recipe.recipe",
+    assert loaded_by(
+        ["vantage.algorithms.kl", "vantage.schemas.recipe.recipe"], {"torch", "pydantic", "prefect"}
+    ) == {
+        "torch": "vantage.algorithms.kl",
+        "pydantic": "vantage.schemas.recipe.recipe",
     }

@@ -1,18 +1,61 @@
-"""What an installed wheel has: every package of the tree."""
+"""What an installed wheel has, and that nothing of ours has two names."""
 
-import tomllib
+import subprocess
+import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-TOP = ("schemas", "algorithms", "models", "recipes", "storage", "ledger", "tasks", "flows")
+from setuptools import find_packages
+
+from tests.support.packages import PACKAGES, ROOT
+
+PROBE = """
+import importlib, pkgutil, sys
+import vantage
+for found in pkgutil.walk_packages(vantage.__path__, "vantage."):
+    if not found.name.endswith("__main__"):
+        importlib.import_module(found.name)
+ours = [found.name for found in pkgutil.walk_packages(vantage.__path__)]
+print(len(ours), *sorted(set(ours) & set(sys.modules)))
+"""
 
 
 def test_every_package_is_in_the_wheel() -> None:
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    listed = settings["tool"]["setuptools"]["packages"]
-    found = {
-        ".".join(file.parent.relative_to(ROOT).parts)
-        for top in TOP
-        for file in (ROOT / top).rglob("__init__.py")
+    found = set(find_packages(str(ROOT), include=["vantage", "vantage.*"]))
+    folders = (file.parent for name in PACKAGES for file in (ROOT / name).rglob("__init__.py"))
+    assert found == {
+        "vantage",
+        *(".".join(("vantage", *folder.relative_to(ROOT).parts)) for folder in folders),
     }
-    assert sorted(listed) == sorted(found)
+
+
+def test_every_link_leads_to_the_folder_of_its_name() -> None:
+    assert len(PACKAGES) == 14
+    for name in PACKAGES:
+        assert (ROOT / "vantage" / name).readlink() == Path("..") / name
+        assert (ROOT / name / "__init__.py").is_file()
+
+
+def test_no_module_is_loaded_under_a_name_without_the_prefix(tmp_path: Path) -> None:
+    """Even where the packages' folder and the folder above it are on the path, as a user's mistake would have it."""
+    path = f"{ROOT / 'vantage'}:{ROOT}"
+    printed = subprocess.run(
+        [sys.executable, "-c", PROBE], cwd=tmp_path, env={"PYTHONPATH": path, "PATH": "/usr/bin:/bin"},
+        capture_output=True, text=True, check=True,
+    ).stdout.split()  # fmt: skip
+    assert int(printed[0]) > 500
+    assert printed[1:] == []
+
+
+def test_modules_of_a_user_that_are_called_like_ours_do_no_harm(tmp_path: Path) -> None:
+    for name in PACKAGES:
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
+    command = [sys.executable, "-c", "from vantage.cli.main import main; main()", "plan", "quickstart"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={"PYTHONPATH": f".:{ROOT}", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "policy" in done.stdout

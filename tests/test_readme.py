@@ -9,15 +9,15 @@ from textwrap import indent
 import pytest
 import yaml
 
-from ledger.critic_page.tables import diagnosis_tables
-from schemas.loading.recipe_file import parse_recipe
-from schemas.recipe.algorithm import Algorithm
-from schemas.recipe.presets import PRESETS
-from schemas.records.attempt import RUN_STAGE
-from schemas.steps import dependencies
-from tasks.rewards.exact_match import exact_match
-from tasks.rewards.verifier_file import load_function
 from tests.schemas.critic_samples import diagnosis
+from vantage.ledger.critic_page.tables import diagnosis_tables
+from vantage.schemas.loading.recipe_file import parse_recipe
+from vantage.schemas.recipe.algorithm import Algorithm
+from vantage.schemas.recipe.presets import PRESETS
+from vantage.schemas.records.attempt import RUN_STAGE
+from vantage.schemas.steps import dependencies
+from vantage.tasks.rewards.exact_match import exact_match
+from vantage.tasks.rewards.verifier_file import load_function
 
 README_FILE = Path(__file__).parents[1] / "README.md"
 README = README_FILE.read_text(encoding="utf-8")
@@ -71,7 +71,7 @@ def test_the_readme_shows_the_same_rule() -> None:
 
 def functions_to_an_optimiser_step() -> list[tuple[str, ast.AST]]:
     """(name, syntax tree) of each function that the README lists, in its order."""
-    [listed] = re.findall(r"```\n(flows/commands/run.py .*?)```", README, re.DOTALL)
+    [listed] = re.findall(r"```\n(cli/run.py .*?)```", README, re.DOTALL)
     functions: list[tuple[str, ast.AST]] = []
     for line in listed.splitlines():
         file, qualified_name = line.split()[:2]
@@ -93,7 +93,7 @@ def test_the_functions_on_the_way_to_an_optimiser_step_call_each_other_as_listed
     assert len(functions) <= 15, "20 before the attempts became values"
     for (_, caller), (called, _) in pairwise(functions):
         if called == "run_stage":  # by its dotted name, in the request
-            assert RUN_STAGE == "tasks.stages.run_stage"
+            assert RUN_STAGE == "vantage.tasks.stages.run_stage"
         else:
             assert called in names_in(caller)
     assert "step" in names_in(functions[-1][1])

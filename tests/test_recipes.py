@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.attempts.jobs import request_for, with_bases
-from flows.attempts.run_attempt import run_attempt
-from flows.runs.planning import plan
-from flows.runs.resolving import load_resolved
-from schemas.loading.recipe_file import builtin_recipes, find_recipe
-from schemas.problems import RecipeError
-from schemas.recipe.recipe import ResolvedRecipe
-from schemas.records.artifacts import Artifact
-from schemas.records.job import StageJob, StageResult
-from schemas.steps import dependencies, ordered_steps
-from storage.storage import open_storage
-from tasks.stages import run_stage
+from vantage.attempts.jobs import request_for, with_bases
+from vantage.attempts.run_attempt import run_attempt
+from vantage.runs.planning import plan
+from vantage.runs.resolving import load_resolved
+from vantage.schemas.loading.recipe_file import builtin_recipes, find_recipe
+from vantage.schemas.problems import RecipeError
+from vantage.schemas.recipe.recipe import ResolvedRecipe
+from vantage.schemas.records.artifacts import Artifact
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.schemas.steps import dependencies, ordered_steps
+from vantage.storage.storage import open_storage
+from vantage.tasks.stages import run_stage
 
 pytestmark = pytest.mark.timeout(600)  # seconds of CPU, but many of a busy machine
 

@@ -2,10 +2,8 @@
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-PACKAGES = ("schemas", "algorithms", "models", "storage", "ledger", "tasks", "flows")
+from tests.support.packages import PACKAGES, ROOT
 
 WALL = {"time", "time_ns", "now", "utcnow", "today", "localtime", "gmtime", "strftime", "ctime"}
 """Functions of ``time`` and ``datetime`` that read one, or write one down."""
@@ -13,12 +11,12 @@ WALL = {"time", "time_ns", "now", "utcnow", "today", "localtime", "gmtime", "str
 MODULES = {"time", "clock", "datetime", "date"}
 
 KNOWN = {
-    "flows/runs/collecting.py": 1,  # when something was removed, for people
+    "flows/collecting.py": 1,  # when something was removed, for people
     "flows/prefect_server/approval_form.py": 1,  # when a person answered, for people
-    "flows/runs/approving.py": 1,
+    "runs/approving.py": 1,
     "schemas/records/approvals.py": 1,  # the same, written out
-    "flows/attempts/usage.py": 1,  # the times of readings of the machine, which MLflow draws
-    "flows/runs/run.py": 1,  # when a run was started, for people
+    "attempts/usage.py": 1,  # the times of readings of the machine, which MLflow draws
+    "runs/run.py": 1,  # when a run was started, for people
     "tasks/training/attempt.py": 1,  # the times of a journal's lines, which MLflow draws
     "tasks/training/batch_files.py": 1,
     "tasks/training/progress.py": 2,  # of progress, for people

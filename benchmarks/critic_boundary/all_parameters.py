@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from algorithms.advantages import mean_return
 from benchmarks.critic_boundary.__main__ import rounded
 from benchmarks.critic_boundary.arms import MEAN
 from benchmarks.critic_boundary.critics import (
@@ -35,7 +34,8 @@ from benchmarks.critic_boundary.gradients import LAST_BLOCK, all_gradients
 from benchmarks.critic_boundary.measure import NUM_PROMPTS, SAMPLES
 from benchmarks.critic_boundary.setting import Setting, prepare
 from benchmarks.critic_boundary.variance import gradient_moments
-from tasks.training.seeds import generator
+from vantage.algorithms.advantages import mean_return
+from vantage.tasks.training.seeds import generator
 
 NUM_MEASURED = 24
 """Rollouts."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from algorithms.diagnostics import blended_weight, switched_weight
 from benchmarks.critic_boundary.critics import ORACLE, PRETRAINED
+from vantage.algorithms.diagnostics import blended_weight, switched_weight
 
 ONE, MEAN, OTHERS = "one", "batch mean", "others' mean"
 """1 on every token; each rollout's mean return over its tokens; the mean score of the prompt's other responses."""

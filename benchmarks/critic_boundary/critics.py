@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from algorithms.value_loss import value_loss
 from benchmarks.critic_boundary.setting import Responses, Setting
-from models.heads import ScalarModel, load_critic, values
-from models.sequences import Sequences
-from schemas.recipe.pass_limits import PassLimits
-from tasks.rollout.minibatches import minibatches
-from tasks.rollout.rollouts import per_token
-from tasks.training.optimization import make_optimizer, update_weights
-from tasks.training.seeds import derive_seed
+from vantage.algorithms.value_loss import value_loss
+from vantage.models.heads import ScalarModel, load_critic, values
+from vantage.models.sequences import Sequences
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.tasks.rollout.minibatches import minibatches
+from vantage.tasks.rollout.rollouts import per_token
+from vantage.tasks.training.optimization import make_optimizer, update_weights
+from vantage.tasks.training.seeds import derive_seed
 
 NUM_ROLLOUTS = 8
 """Rollouts of the value stage's batch size that the critic learns from, the value stage's epochs each."""

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.policy import PolicyModel
-from models.sequences import Sequences
+from vantage.models.policy import PolicyModel
+from vantage.models.sequences import Sequences
 
 LAST_BLOCK = ("gate_proj", "up_proj", "down_proj")
 """Matrices of the last block's MLP. No attention follows them, so token t's log-probability reaches them at one position

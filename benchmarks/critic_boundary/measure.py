@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from algorithms.advantages import leave_one_out, mean_return, over_tokens
 from benchmarks.critic_boundary.arms import (
     EARLY_TOKENS,
     MEAN,
@@ -42,8 +41,9 @@ from benchmarks.critic_boundary.gradients import (
 )
 from benchmarks.critic_boundary.setting import Responses, Setting
 from benchmarks.critic_boundary.variance import gradient_moments, judge_baseline
-from models.heads import ScalarModel
-from tasks.training.seeds import generator
+from vantage.algorithms.advantages import leave_one_out, mean_return, over_tokens
+from vantage.models.heads import ScalarModel
+from vantage.tasks.training.seeds import generator
 
 NUM_PROMPTS, SAMPLES = 16, 4
 """Of one rollout: 64 responses."""

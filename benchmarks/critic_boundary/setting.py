@@ -11,24 +11,24 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from algorithms.advantages import monte_carlo_returns
-from algorithms.rewards import shape_rewards
-from models.folders import load_policy, load_tokenizer
-from models.policy import PolicyModel
-from models.sequences import Sequences
-from schemas.kinds import resolve_work
-from schemas.loading.recipe_file import load_recipe
-from schemas.recipe.pass_limits import UNLIMITED
-from schemas.recipe.recipe import Recipe
-from schemas.recipe.resolved import ResolvedValuePretraining
-from tasks.data.examples import Codec, Prompts, read_prompts
-from tasks.data.splits import TRAIN
-from tasks.rewards import verifier_scores
-from tasks.rewards.scoring import Scorer, Term, score
-from tasks.rewards.verifiers import BUILTIN_FUNCTIONS
-from tasks.rollout.engine import RolloutEngine, load_engine
-from tasks.rollout.rollouts import Sampled, sample_responses
-from tasks.training.seeds import derive_seed, generator
+from vantage.algorithms.advantages import monte_carlo_returns
+from vantage.algorithms.rewards import shape_rewards
+from vantage.models.folders import load_policy, load_tokenizer
+from vantage.models.policy import PolicyModel
+from vantage.models.sequences import Sequences
+from vantage.schemas.kinds import resolve_work
+from vantage.schemas.loading.recipe_file import load_recipe
+from vantage.schemas.recipe.pass_limits import UNLIMITED
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.resolved import ResolvedValuePretraining
+from vantage.tasks.data.examples import Codec, Prompts, read_prompts
+from vantage.tasks.data.splits import TRAIN
+from vantage.tasks.rewards import verifier_scores
+from vantage.tasks.rewards.scoring import Scorer, Term, score
+from vantage.tasks.rewards.verifiers import BUILTIN_FUNCTIONS
+from vantage.tasks.rollout.engine import RolloutEngine, load_engine
+from vantage.tasks.rollout.rollouts import Sampled, sample_responses
+from vantage.tasks.training.seeds import derive_seed, generator
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 RECIPE = RECIPES / "study_critic_boundary.yaml"

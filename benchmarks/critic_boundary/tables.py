@@ -12,7 +12,7 @@ from benchmarks.critic_boundary.variance import (
     jackknife_error,
     variance_ratio,
 )
-from flows.sweeps.report import interval
+from vantage.flows.sweeps.report import interval
 
 Row = dict[str, Any]
 MEASURES = ("explained_variance", "explained_mse", "explained_weighted")

@@ -25,7 +25,7 @@ from benchmarks.gpu.report import HEADER, as_json, graphs_line, heading, line, r
 from benchmarks.gpu.sizes import SIZES, Rollout, Size, TooLarge, fit
 from benchmarks.gpu.timing import time_parts
 from benchmarks.gpu.trl import SideFailed, seconds_of_trl
-from flows.estimates.devices import GPUS
+from vantage.estimates.devices import GPUS
 
 MEASURED_PRODUCTS = {"h200": 790e12}
 """FLOP/s that large bfloat16 products reached on a device, where that was seen; --floor takes the data sheet's otherwise."""

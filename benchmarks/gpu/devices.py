@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.gpu.floor import Rates
-from flows.estimates.devices import GPUS, Device
+from vantage.estimates.devices import GPUS, Device
 
 NAMES = {
     "H200": "h200",
@@ -16,7 +16,7 @@ NAMES = {
     "L40S": "l40s",
     "RTX 4090": "4090",
 }
-"""What a device's own name contains → its name in ``flows.estimates.devices``, whose rates are those of the makers' data sheets
+"""What a device's own name contains → its name in ``vantage.estimates.devices``, whose rates are those of the makers' data sheets
 (dense bfloat16). H100 PCIe and NVL are slower than the SXM that is meant there; measured rates tell."""
 WIDTH = {"cuda": 8192, "cpu": 512}
 """Of the square matrices whose product is timed."""

@@ -8,20 +8,20 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
-from algorithms.policy_loss import clipped_surrogate
-from algorithms.value_loss import value_loss
 from benchmarks.gpu.sizes import Fit, Rollout, Size
-from models.heads import ScalarModel, scores, values
-from models.pass_counts import PassCounts, taken_counts
-from models.policy import PolicyModel
-from models.replayed_steps import SWITCH
-from models.sampling import sample
-from models.scalar_head import fresh_head
-from models.sequences import Sequences, collate
-from schemas.recipe.pass_limits import PassLimits
-from tasks.training.metric_sums import LossSums
-from tasks.training.optimization import Precision, autocast, frozen_dtype, make_optimizer, take_step
-from tasks.training.passes import passes_of
+from vantage.algorithms.policy_loss import clipped_surrogate
+from vantage.algorithms.value_loss import value_loss
+from vantage.models.heads import ScalarModel, scores, values
+from vantage.models.pass_counts import PassCounts, taken_counts
+from vantage.models.policy import PolicyModel
+from vantage.models.replayed_steps import SWITCH
+from vantage.models.sampling import sample
+from vantage.models.scalar_head import fresh_head
+from vantage.models.sequences import Sequences, collate
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.tasks.training.metric_sums import LossSums
+from vantage.tasks.training.optimization import Precision, autocast, frozen_dtype, make_optimizer, take_step
+from vantage.tasks.training.passes import passes_of
 
 PAD = 0
 LEARNING_RATE = 1e-6

@@ -8,8 +8,8 @@ from benchmarks.gpu.devices import Facts
 from benchmarks.gpu.floor import Rates, Work
 from benchmarks.gpu.sizes import Fit, Rollout
 from benchmarks.gpu.timing import Timed
-from models.pass_counts import PassCounts
-from schemas.metric_names import GRAPHS
+from vantage.models.pass_counts import PassCounts
+from vantage.schemas.metric_names import GRAPHS
 
 HEADER = (
     "| part | seconds | tokens/s | MFU | share of the bandwidth bound | floor, s | times the floor | peak memory, GB | waits |\n"

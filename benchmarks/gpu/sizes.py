@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from flows.estimates.memory import (
+from vantage.estimates.memory import (
     BFLOAT16,
     FLOAT32,
     decoding_bytes,
     kv_cache_bytes,
     training_activation_bytes,
 )
-from flows.estimates.model_shape import LLAMA, ModelShape
+from vantage.estimates.model_shape import LLAMA, ModelShape
 
 ADAMW_BYTES = 4 * FLOAT32
 """Of a weight that is trained: itself, its gradient and AdamW's two moments, all float32."""

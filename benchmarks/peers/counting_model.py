@@ -16,12 +16,12 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.peers.workloads import BOS, EOS, PAD, SPECIAL_TOKENS, STATES, VARIANTS, Shape, character
-from models.builtin import builtin_config
-from models.folders import load_policy, load_tokenizer
-from models.heads import ScalarModel, save_reward
-from models.model_config import MAX_BUILTIN_LENGTH
-from models.output_head import trunk
-from models.scalar_head import fresh_head
+from vantage.models.builtin import builtin_config
+from vantage.models.folders import load_policy, load_tokenizer
+from vantage.models.heads import ScalarModel, save_reward
+from vantage.models.model_config import MAX_BUILTIN_LENGTH
+from vantage.models.output_head import trunk
+from vantage.models.scalar_head import fresh_head
 
 EMBEDDING_NORM = 12.0
 """Large beside what the layers add, so that the state can still be read at the end."""

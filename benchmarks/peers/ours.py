@@ -16,14 +16,14 @@ import torch
 
 from benchmarks.peers.clock import Clock
 from benchmarks.peers.workloads import EOS, LEARNING_RATE, PAD, Kind, Material, prompt_ids, read_material
-from models.folders import load_policy
-from models.sampling import Samples, sample
-from schemas.recipe.inputs import Generation
-from schemas.recipe.rewards import Reward
-from schemas.recipe.terms import ModelTerm
-from schemas.records.job import StageJob
-from tasks.rollout.engine import LocalEngine
-from tasks.stages import run_stage
+from vantage.models.folders import load_policy
+from vantage.models.sampling import Samples, sample
+from vantage.schemas.recipe.inputs import Generation
+from vantage.schemas.recipe.rewards import Reward
+from vantage.schemas.recipe.terms import ModelTerm
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.rollout.engine import LocalEngine
+from vantage.tasks.stages import run_stage
 
 FOREVER = 100_000
 """Iterations, epochs: the runner ends this process."""

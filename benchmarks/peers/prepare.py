@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 
 from benchmarks.peers.counting_model import build_counting_model, build_reward
 from benchmarks.peers.workloads import STATES, VARIANTS, Material, Workload, character, draw_lengths
-from schemas.recipe.inputs import Content, Data, Generation, Shares, Split
-from schemas.recipe.work import PrepareData
-from schemas.records.job import StageJob
-from tasks.stages import run_stage
+from vantage.schemas.recipe.inputs import Content, Data, Generation, Shares, Split
+from vantage.schemas.recipe.work import PrepareData
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.stages import run_stage
 
 CONTENTS: dict[str, tuple[Content, tuple[str, ...]]] = {
     "sft": ("demonstrations", ("response",)),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from deploy.servers.processes import Server
 from deploy.servers.settings import LOOPBACK, USER, Settings, write_private
-from ledger.tracking import DANGEROUS
+from vantage.ledger.tracking import DANGEROUS
 
 
 def mlflow_server(settings: Settings, folder: Path, environment: dict[str, str]) -> Server:

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from deploy.servers.processes import Server
 from deploy.servers.settings import LOOPBACK, USER, Settings
-
-ROOT = Path(__file__).parents[2]
+from vantage.attempts.identity.child_python import python_environment
 
 
 def prefect_server(settings: Settings, folder: Path, environment: dict[str, str]) -> Server:
@@ -15,7 +14,13 @@ def prefect_server(settings: Settings, folder: Path, environment: dict[str, str]
     return Server(
         name="prefect",
         command=[
-            *(sys.executable, "-m", "uvicorn", "--factory", "flows.prefect_server.app:create_guarded_app"),
+            *(
+                sys.executable,
+                "-m",
+                "uvicorn",
+                "--factory",
+                "vantage.flows.prefect_server.app:create_guarded_app",
+            ),
             *("--host", LOOPBACK, "--port", port, "--log-level", "warning"),
         ],
         environment={
@@ -32,8 +37,7 @@ def prefect_server(settings: Settings, folder: Path, environment: dict[str, str]
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{LOOPBACK}:{port}",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "DO_NOT_TRACK": "1",
-            "PYTHONPATH": str(ROOT),
-            "PYTHONSAFEPATH": "1",
+            **python_environment(),
         },
         folder=folder,
         log=folder / "prefect.log",

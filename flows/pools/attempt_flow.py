@@ -1,6 +1,6 @@
 """The Prefect flow that a worker runs: one attempt at a stage, as plain JSON.
 
-What the attempt tells, it writes to the storage (``storage.messages``): the run that asked for it may have died, and
+What the attempt tells, it writes to the storage (``vantage.storage.messages``): the run that asked for it may have died, and
 another may be waiting for the same artifact.
 """
 
@@ -16,16 +16,16 @@ from typing import Any
 from prefect import flow
 from prefect.client.schemas.objects import State
 
-from flows.attempts.run_attempt import Unobserved, run_attempt
-from flows.launchers.local_process import warm_up
-from flows.launchers.stage_process import explain
-from flows.pools.share import share_of_this_machine
-from flows.prefect_server.flow_runs import state_of
-from flows.stopping import stopping
-from schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
-from storage.messages import Messages, messages_of
-from storage.storage import Storage, open_storage
-from storage.store import Locked
+from vantage.attempts.launchers.local_process import warm_up
+from vantage.attempts.launchers.stage_process import explain
+from vantage.attempts.run_attempt import Unobserved, run_attempt
+from vantage.attempts.stopping import stopping
+from vantage.flows.pools.share import share_of_this_machine
+from vantage.flows.prefect_server.flow_runs import state_of
+from vantage.schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
+from vantage.storage.messages import Messages, messages_of
+from vantage.storage.storage import Storage, open_storage
+from vantage.storage.store import Locked
 
 BEAT_SECONDS = 5.0
 LOG_BYTES = 2**20

@@ -3,17 +3,23 @@
 from contextlib import suppress
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.utilities.callables import parameter_schema
 
-from flows.prefect_server.server import configured_url
-from schemas.recipe.recipe import Recipe
-from schemas.steps import pool_of
+from vantage.flows.prefect_server.server import configured_url
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.steps import pool_of
 
 ATTEMPT = "vantage-attempt"
-ENTRYPOINT = "flows.pools.attempt_flow.attempt"
+ENTRYPOINT = "vantage.flows.pools.attempt_flow.attempt"
 """Imported by name on the worker, which has Vantage installed."""
+FORMER_ENTRYPOINTS = {
+    "flows.pools.attempt_flow.attempt": ENTRYPOINT,
+    "flows.pipeline.pipeline": "vantage.flows.pipeline.pipeline",
+}
+"""What versions registered whose packages had no common name → what is imported now."""
 
 
 class UnknownPool(ValueError):
@@ -65,17 +71,37 @@ def create_pool(client: SyncPrefectClient, pool: str) -> bool:
     return True
 
 
+def with_former_entrypoints(client: SyncPrefectClient) -> list[DeploymentResponse]:
+    """Deployments that no worker with this version of Vantage can import, by name."""
+    deployments = client.read_deployments()
+    return sorted(
+        (each for each in deployments if each.entrypoint in FORMER_ENTRYPOINTS), key=lambda each: each.name
+    )
+
+
+def renew_entrypoints(client: SyncPrefectClient, pool: str) -> list[str]:
+    """Let the deployments of a pool name what this version imports; returns their names.
+
+    Flow runs that wait on the pool are imported as their deployment then says.
+    """
+    of_pool = [each for each in with_former_entrypoints(client) if each.work_pool_name == pool]
+    for deployment in of_pool:
+        renewed = DeploymentUpdate(entrypoint=FORMER_ENTRYPOINTS[str(deployment.entrypoint)])
+        client.update_deployment(deployment.id, renewed)
+    return [each.name for each in of_pool]
+
+
 def deploy_attempts(client: SyncPrefectClient, pool: str) -> None:
     """Register the flow of attempts on the pool; what is registered there already stays as it is.
 
     A pool that was deleted leaves its deployment without one, also when a pool of the same name is made again.
     """
-    from flows.pools.attempt_flow import attempt
+    from vantage.flows.pools.attempt_flow import attempt
 
     registered = None
     with suppress(ObjectNotFound):
         registered = client.read_deployment_by_name(attempt_deployment(pool))
-    if registered is None or registered.work_pool_name != pool:
+    if registered is None or registered.work_pool_name != pool or registered.entrypoint != ENTRYPOINT:
         require_pool(client, pool)
         client.create_deployment(
             client.create_flow(attempt),

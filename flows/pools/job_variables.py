@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from schemas.recipe.stage import Resources
+from vantage.schemas.recipe.stage import Resources
 
 ENVIRONMENT = {
     # A user's own models/ in the worker's folder must not be imported in our place.

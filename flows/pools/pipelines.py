@@ -22,18 +22,18 @@ from prefect.exceptions import ObjectNotFound
 from prefect.utilities.callables import parameter_schema
 from pydantic import ValidationError
 
-from flows.pools.deployments import require_pool
-from flows.pools.job_variables import ENVIRONMENT
-from flows.prefect_server.flow_runs import STATES
-from flows.runs.resolving import load_resolved, load_resolved_text
-from flows.runs.run import recipe_digest
-from schemas.loading.overrides import parse_override
-from schemas.loading.recipe_file import builtin_recipes, load_recipe
-from schemas.recipe.recipe import ResolvedRecipe
-from schemas.steps import pool_of
+from vantage.flows.pools.deployments import require_pool
+from vantage.flows.pools.job_variables import ENVIRONMENT
+from vantage.flows.prefect_server.flow_runs import STATES
+from vantage.runs.resolving import load_resolved, load_resolved_text
+from vantage.runs.run import recipe_digest
+from vantage.schemas.loading.overrides import parse_override
+from vantage.schemas.loading.recipe_file import builtin_recipes, load_recipe
+from vantage.schemas.recipe.recipe import ResolvedRecipe
+from vantage.schemas.steps import pool_of
 
 FLOW = "vantage"
-ENTRYPOINT = "flows.pipeline.pipeline"
+ENTRYPOINT = "vantage.flows.pipeline.pipeline"
 TAG = "vantage-pipeline"
 HEARTBEAT_SECONDS = 30
 """How often a pipeline's process tells Prefect that it lives; Prefect's smallest."""
@@ -182,7 +182,7 @@ def register(client: SyncPrefectClient, pipeline: Pipeline) -> UUID:
     Raises:
         UnknownPool: Prefect has no such work pool.
     """
-    from flows.pipeline import pipeline as flow
+    from vantage.flows.pipeline import pipeline as flow
 
     require_pool(client, pipeline.pool)
     schedules = []

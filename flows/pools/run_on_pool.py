@@ -23,16 +23,16 @@ from prefect.deployments.flow_runs import arun_deployment
 from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.states import Cancelled, Crashed
 
-from flows.attempts.run_attempt import Observer
-from flows.exit_codes import ExitCode
-from flows.pools.deployments import UnknownPool, attempt_deployment, deploy_attempts
-from flows.pools.job_variables import job_variables
-from flows.stopping import Stop
-from schemas.frozen import Frozen
-from schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest, Failure
-from storage.messages import Messages, logs_before, logs_with, messages_of, newest_number
-from storage.storage import Storage
-from tasks.training.scratch import REPORTS
+from vantage.attempts.exit_codes import ExitCode
+from vantage.attempts.run_attempt import Observer
+from vantage.attempts.stopping import Stop
+from vantage.flows.pools.deployments import UnknownPool, attempt_deployment, deploy_attempts
+from vantage.flows.pools.job_variables import job_variables
+from vantage.schemas.frozen import Frozen
+from vantage.schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest, Failure
+from vantage.storage.messages import Messages, logs_before, logs_with, messages_of, newest_number
+from vantage.storage.storage import Storage
+from vantage.tasks.training.scratch import REPORTS
 
 POLL_SECONDS = 1.0
 SECONDS_BETWEEN_REPORTS = 5.0

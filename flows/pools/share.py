@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from flows.machine import Machine, available_cpus, available_gpus, with_uuids
-from schemas.recipe.stage import Resources
-from schemas.records.attempt import Share
-from storage.durable_files import open_lock, try_lock
+from vantage.attempts.machine import Machine, available_cpus, available_gpus, with_uuids
+from vantage.schemas.recipe.stage import Resources
+from vantage.schemas.records.attempt import Share
+from vantage.storage.durable_files import open_lock, try_lock
 
 SLOTS = "VANTAGE_WORKER_SLOTS"
 """Variable with the number of attempts that the worker runs at once; they share the machine's CPUs."""

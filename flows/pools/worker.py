@@ -11,10 +11,10 @@ from typing import Any
 from prefect.client.orchestration import get_client
 from prefect.workers.process import ProcessWorker
 
-from flows.launchers.local_process import SOURCE_ROOT
-from flows.pools.deployments import create_pool, deploy_attempts
-from flows.pools.share import SLOTS
-from flows.stopping import DRAIN_FILE
+from vantage.attempts.identity.child_python import python_environment
+from vantage.attempts.stopping import DRAIN_FILE
+from vantage.flows.pools.deployments import create_pool, deploy_attempts, renew_entrypoints
+from vantage.flows.pools.share import SLOTS
 
 POLL_SECONDS = 1.0
 
@@ -53,15 +53,14 @@ def serve(pool: str, *, name: str, slots: int, gpus: tuple[str, ...], say: Calla
         if create_pool(client, pool):
             say(f"created work pool {pool}")
         deploy_attempts(client, pool)
+        for renewed in renew_entrypoints(client, pool):
+            say(f"deployment {renewed} was registered by an earlier version; its entrypoint is renewed")
     with tempfile.TemporaryDirectory(prefix="vantage-worker-") as folder:
         drain = Path(folder) / "drain"
         os.environ.update(
             {
                 "CUDA_VISIBLE_DEVICES": ",".join(gpus),
-                "PYTHONPATH": os.pathsep.join(
-                    [str(SOURCE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-                ),
-                "PYTHONSAFEPATH": "1",
+                **python_environment(),
                 DRAIN_FILE: str(drain),
                 SLOTS: str(slots),
             }

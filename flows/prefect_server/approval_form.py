@@ -13,11 +13,11 @@ from prefect.flow_runs import asuspend_flow_run
 from prefect.input import RunInput
 from pydantic import Field, StringConstraints, ValidationError
 
-from flows.runs.answers import add_answer
-from flows.runs.record import UNFINISHED
-from flows.runs.run import read_run, read_runs
-from flows.runs.workspace import RunError, Workspace
-from schemas.records.approvals import MAX_REASON, Approval, Question
+from vantage.runs.answers import add_answer
+from vantage.runs.record import UNFINISHED
+from vantage.runs.run import read_run, read_runs
+from vantage.runs.workspace import RunError, Workspace
+from vantage.schemas.records.approvals import MAX_REASON, Approval, Question
 
 log = logging.getLogger(__name__)
 

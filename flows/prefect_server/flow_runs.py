@@ -14,10 +14,10 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed
 from prefect.utilities.urls import url_for
 
-from flows.runs.record import OpenFlowRun, RunRecord, StageRecord
-from flows.runs.run import Run, inactive_runs
-from flows.runs.workspace import Workspace
-from ledger.tracking import without_password
+from vantage.ledger.tracking import without_password
+from vantage.runs.record import OpenFlowRun, RunRecord, StageRecord
+from vantage.runs.run import Run, inactive_runs
+from vantage.runs.workspace import Workspace
 
 POLL_SECONDS = 2.0
 """How often Prefect is polled for cancellation; it sends no notification."""

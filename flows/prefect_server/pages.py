@@ -16,12 +16,12 @@ from prefect.artifacts import (
     aupdate_progress_artifact,
 )
 
-from flows.reports.files import REPORT
-from flows.runs.record import RunRecord
-from ledger.page_links import linked
-from ledger.run_ledger import Ledger
-from schemas.safe_text import markdown_text
-from tasks.training.progress import StageProgress
+from vantage.ledger.page_links import linked
+from vantage.ledger.run_ledger import Ledger
+from vantage.review.reports.files import REPORT
+from vantage.runs.record import RunRecord
+from vantage.schemas.safe_text import markdown_text
+from vantage.tasks.training.progress import StageProgress
 
 SECONDS_BETWEEN_UPDATES = 3.0
 TIMEOUT_SECONDS = 10.0

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
-from flows.launchers.local_process import SOURCE_ROOT, last_line
-from ledger.tracking import without_password
-from schemas.safe_text import server_secrets, without_secrets
-from storage.durable_files import make_private, open_private
-from storage.empty_databases import migrated_once
+from vantage.attempts.identity.child_python import python_environment
+from vantage.attempts.launchers.local_process import last_line
+from vantage.ledger.tracking import without_password
+from vantage.schemas.safe_text import server_secrets, without_secrets
+from vantage.storage.durable_files import make_private, open_private
+from vantage.storage.empty_databases import migrated_once
 
 LOOPBACK = "127.0.0.1"
 OWN_SERVER = "own"
@@ -266,7 +267,7 @@ def _wait_for_configured(url: str, stopping: threading.Event) -> None:
 
 
 def _server_process(home: Path, port: int, log: Path) -> subprocess.Popen[bytes]:
-    """A Prefect server on ``port`` that ends with this process (``flows.prefect_server.tied_process``)."""
+    """A Prefect server on ``port`` that ends with this process (``vantage.flows.prefect_server.tied_process``)."""
     of_clients = [name for name in server_secrets(os.environ) if not name.startswith(_SERVER_PREFIXES)]
     environment = {
         **WITHOUT_BLOCKS,
@@ -278,15 +279,14 @@ def _server_process(home: Path, port: int, log: Path) -> subprocess.Popen[bytes]
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{LOOPBACK}:{port}",
         "DO_NOT_TRACK": "1",
         **{f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in DISABLED_SERVICES},
-        "PYTHONSAFEPATH": "1",
-        "PYTHONPATH": os.pathsep.join([str(SOURCE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        **python_environment(),
     }
     command = [
         sys.executable,
         "-m",
-        "flows.prefect_server.tied_process",
+        "vantage.flows.prefect_server.tied_process",
         "uvicorn",
-        "flows.prefect_server.app:create_guarded_app",
+        "vantage.flows.prefect_server.app:create_guarded_app",
         "--factory",
     ]
     with open(log, "ab", opener=open_private) as output:

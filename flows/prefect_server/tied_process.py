@@ -1,6 +1,6 @@
 """Run a module as the main program for as long as standard input stays open.
 
-``python -m flows.prefect_server.tied_process prefect server start`` is a server that ends when the process at the other
+``python -m vantage.flows.prefect_server.tied_process prefect server start`` is a server that ends when the process at the other
 end of its standard input closes it or dies, even by ``kill -9``: the kernel closes a dead process's pipes. (A
 parent-death signal would come when the *thread* that started the server ends.)
 """
@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 
-from flows.garbage import collect_rarely
+from vantage.attempts.garbage import collect_rarely
 
 SECONDS_TO_END = 5.0
 

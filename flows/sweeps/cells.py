@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from flows.machine import Machine
-from schemas.recipe.recipe import ResolvedRecipe
-from schemas.sweep import Cell
+from vantage.attempts.machine import Machine
+from vantage.schemas.recipe.recipe import ResolvedRecipe
+from vantage.schemas.sweep import Cell
 
 RunCell = Callable[[Cell[ResolvedRecipe], Machine, Callable[[str], None]], Awaitable[None]]
 """Runs a cell on a machine; calls back for each step that has ended."""

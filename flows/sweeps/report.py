@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from schemas.safe_text import markdown_text, without_controls
-from schemas.sweep import Measure, Sweep
+from vantage.schemas.safe_text import markdown_text, without_controls
+from vantage.schemas.sweep import Measure, Sweep
 
 CONFIDENCE = 0.95
 

@@ -13,17 +13,12 @@ from typing import Any
 
 from rich.console import Console
 
-from flows.commands.console import Screen
-from flows.exit_codes import ExitCode
-from flows.machine import Machine
-from flows.open_runs import opened
-from flows.orchestrator import Orchestrator
-from flows.runs.execution import execute, exit_code
-from flows.runs.planning import PlannedStep, plan, steps_in_store
-from flows.runs.record import RunRecord, StageRecord
-from flows.runs.run import acquire_run, recipe_digest
-from flows.runs.workspace import Workspace
-from flows.sweeps.report import (
+from vantage.attempts.exit_codes import ExitCode
+from vantage.attempts.machine import Machine
+from vantage.flows.execution import execute, exit_code
+from vantage.flows.open_runs import opened
+from vantage.flows.orchestrator import Orchestrator
+from vantage.flows.sweeps.report import (
     Comparison,
     Row,
     compare,
@@ -37,13 +32,18 @@ from flows.sweeps.report import (
     table_csv,
     table_markdown,
 )
-from flows.sweeps.to_mlflow import SweepLedger
-from ledger.run_ledger import Ledger
-from schemas.recipe.recipe import ResolvedRecipe
-from schemas.sweep import Cell, Sweep, SweepPlan
-from storage.durable_files import replace_file
-from storage.storage import Storage
-from tasks.training.progress import StageProgress
+from vantage.flows.sweeps.to_mlflow import SweepLedger
+from vantage.ledger.run_ledger import Ledger
+from vantage.runs.console import Screen
+from vantage.runs.planning import PlannedStep, plan, steps_in_store
+from vantage.runs.record import RunRecord, StageRecord
+from vantage.runs.run import acquire_run, recipe_digests
+from vantage.runs.workspace import Workspace
+from vantage.schemas.recipe.recipe import ResolvedRecipe
+from vantage.schemas.sweep import Cell, Sweep, SweepPlan
+from vantage.storage.durable_files import replace_file
+from vantage.storage.storage import Storage
+from vantage.tasks.training.progress import StageProgress
 
 FINISHED = ("completed", "gate_closed")
 """Status of a run with nothing more to do."""
@@ -119,7 +119,7 @@ class SweepRuns:
         self, cell: Cell[ResolvedRecipe], machine: Machine, ended: Callable[[str], None]
     ) -> None:
         """Run the cell on the sweep's machine, and add its row."""
-        from flows.pipeline import order
+        from vantage.flows.pipeline import order
 
         if self._stopped:
             return
@@ -298,10 +298,10 @@ def finished_run(
     cell: Cell[ResolvedRecipe], steps: Sequence[PlannedStep], runs: Sequence[RunRecord]
 ) -> RunRecord | None:
     """The newest finished run of the cell, where the store still holds what it recorded."""
-    digest = recipe_digest(cell.recipe)
+    digests = recipe_digests(cell.recipe)
     stored = {step.name: step.digest for step in steps if step.digest}
     for record in runs:
-        if record.recipe_digest == digest and record.status in FINISHED:
+        if record.recipe_digest in digests and record.status in FINISHED:
             made = {name: stage.digest for name, stage in record.stages.items() if stage.digest}
             return record if made == stored else None
     return None

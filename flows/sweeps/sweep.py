@@ -13,22 +13,22 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from pathlib import Path
 
-from flows.commands.console import Screen
-from flows.machine import Machine, this_machine
-from flows.runs.execution import ordering, started
-from flows.runs.planning import check_drift, needs_work, plan
-from flows.runs.registered_models import pinned
-from flows.runs.resolving import resolve_sweep
-from flows.runs.run import read_runs
-from flows.runs.workspace import Workspace
-from flows.stopping import first_error
-from flows.sweeps.runs import SweepResult, SweepRuns, finished_run
-from schemas.checks.warnings import warnings
-from schemas.recipe.recipe import ResolvedRecipe
-from schemas.records.attempt import RUN_STAGE
-from schemas.steps import dependencies, pool_of
-from schemas.sweep import Cell, SweepPlan, with_downstream
-from storage.durable_files import make_folder
+from vantage.attempts.machine import Machine, this_machine
+from vantage.attempts.stopping import first_error
+from vantage.flows.execution import ordering, started
+from vantage.flows.sweeps.runs import SweepResult, SweepRuns, finished_run
+from vantage.runs.console import Screen
+from vantage.runs.planning import check_drift, needs_work, plan
+from vantage.runs.registered_models import pinned
+from vantage.runs.resolving import resolve_sweep
+from vantage.runs.run import read_runs
+from vantage.runs.workspace import Workspace
+from vantage.schemas.checks.warnings import warnings
+from vantage.schemas.recipe.recipe import ResolvedRecipe
+from vantage.schemas.records.attempt import RUN_STAGE
+from vantage.schemas.steps import dependencies, pool_of
+from vantage.schemas.sweep import Cell, SweepPlan, with_downstream
+from vantage.storage.durable_files import make_folder
 
 
 class SweepError(ValueError):
@@ -49,8 +49,8 @@ def run_sweep(
 
     Raises:
         SweepError: another process executes the same sweep.
-        flows.runs.planning.DriftError: ``strict``, and an artifact to reuse was made with other code or libraries.
-        flows.prefect_server.server.ServerUnavailable: the Prefect server does not answer.
+        vantage.runs.planning.DriftError: ``strict``, and an artifact to reuse was made with other code or libraries.
+        vantage.flows.prefect_server.server.ServerUnavailable: the Prefect server does not answer.
     """
     resolved = resolve_sweep(written)
     # once for all runs of a sweep, which so compare with the same version
@@ -126,7 +126,7 @@ def _order(
 ) -> None:
     """Run the cells with Prefect, with one Prefect server and one fork server."""
     with started(sweep_runs.workspace.root, verbose=verbose) as server, ordering(server) as url:
-        from flows.sweeps.cells import run_cells
+        from vantage.flows.sweeps.cells import run_cells
 
         sweep_runs.screen.say(f"  Prefect shows them at {url.removesuffix('/api')}", "dim")
         reseeds = sweep_runs.swept.sweep.reseeds

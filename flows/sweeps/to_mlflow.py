@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.sweeps.report import Comparison, Row
-from ledger import tracking
+from vantage.flows.sweeps.report import Comparison, Row
+from vantage.ledger import tracking
 
 if TYPE_CHECKING:
-    from ledger.to_mlflow.server import Server
+    from vantage.ledger.to_mlflow.server import Server
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class SweepLedger:
         tracking.set_up_client()
         from mlflow.entities import Metric, RunTag
 
-        from ledger.to_mlflow.server import Server
+        from vantage.ledger.to_mlflow.server import Server
 
         if self._server is None:
             uri = tracking.address(None, self.workspace)

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from ledger.critic_page.plots import diagnosis_plots, drift_plots
-from ledger.critic_page.tables import diagnosis_tables, drift_table, summary
-from ledger.pages.elements import Table, figures, page, safe, table
-from ledger.pages.plots import Plot
-from schemas.records.critic_advice import Advice, advice_on_drift, advice_on_pretraining
-from schemas.records.critic_diagnosis import CriticDrift, PretrainedCritic
+from vantage.ledger.critic_page.plots import diagnosis_plots, drift_plots
+from vantage.ledger.critic_page.tables import diagnosis_tables, drift_table, summary
+from vantage.ledger.pages.elements import Table, figures, page, safe, table
+from vantage.ledger.pages.plots import Plot
+from vantage.schemas.records.critic_advice import Advice, advice_on_drift, advice_on_pretraining
+from vantage.schemas.records.critic_diagnosis import CriticDrift, PretrainedCritic
 
 INTRODUCTION = (
     "A critic predicts, at each token of a response, the return that is still to come. A policy that learns from a bad critic "

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ledger.pages.plots import BAD, INK, ONE, OTHER, Plot, svg
-from schemas.records.critic_diagnosis import CriticDiagnosis, CriticDrift, DiagnosedSlice, Estimated
+from vantage.ledger.pages.plots import BAD, INK, ONE, OTHER, Plot, svg
+from vantage.schemas.records.critic_diagnosis import CriticDiagnosis, CriticDrift, DiagnosedSlice, Estimated
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

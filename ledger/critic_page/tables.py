@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ledger.pages.elements import Table
-from schemas.records.critic_advice import number, share, tokens
-from schemas.records.critic_diagnosis import (
+from vantage.ledger.pages.elements import Table
+from vantage.schemas.records.critic_advice import number, share, tokens
+from vantage.schemas.records.critic_diagnosis import (
     CriticDiagnosis,
     CriticDrift,
     DiagnosedSlice,

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ledger.pages.plots import Plot
-from ledger.pages.style import STYLE
-from schemas.safe_text import safe_text
+from vantage.ledger.pages.plots import Plot
+from vantage.ledger.pages.style import STYLE
+from vantage.schemas.safe_text import safe_text
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 """Content-Security-Policy: the page runs no script and asks nothing of any network."""

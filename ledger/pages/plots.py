@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from schemas.safe_text import safe_text
+from vantage.schemas.safe_text import safe_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 INK = "#010203"
 ONE, TWO, GOOD, BAD, OTHER = "#010204", "#010205", "#010206", "#010207", "#010208"
-"""Stand for colours that only the page knows (``ledger.pages.style``)."""
+"""Stand for colours that only the page knows (``vantage.ledger.pages.style``)."""
 _COLOURS = {
     INK: "currentColor",
     **dict(

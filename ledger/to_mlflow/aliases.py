@@ -6,8 +6,8 @@ from typing import NamedTuple
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from ledger.operations import MoveAlias
-from ledger.to_mlflow.model_description import PublishingError
+from vantage.ledger.operations import MoveAlias
+from vantage.ledger.to_mlflow.model_description import PublishingError
 
 TAG = "vantage.alias."
 """Begins the tag of a registered model with the newest movement of one alias, as JSON."""

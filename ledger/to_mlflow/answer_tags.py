@@ -1,7 +1,7 @@
 """Tags of a stage's run for what people decided: their answers, and the aliases that they moved."""
 
-from ledger.operations import MoveAlias
-from schemas.records.approvals import PUBLISH_PREFIX, Approval
+from vantage.ledger.operations import MoveAlias
+from vantage.schemas.records.approvals import PUBLISH_PREFIX, Approval
 
 ANSWER, ALIAS = "vantage.approval", "vantage.alias."
 """How the names of these tags begin."""

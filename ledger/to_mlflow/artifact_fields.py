@@ -3,8 +3,8 @@
 import json
 from collections.abc import Mapping
 
-from ledger.operations import Input
-from schemas.safe_text import safe_text
+from vantage.ledger.operations import Input
+from vantage.schemas.safe_text import safe_text
 
 _DATASET_DIGEST_LENGTH = 36  # MLflow's limit
 

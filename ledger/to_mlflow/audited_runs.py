@@ -21,13 +21,13 @@ from mlflow.tracking import MlflowClient
 from sqlalchemy import create_engine, inspect
 from sqlalchemy.exc import SQLAlchemyError
 
-from ledger.to_mlflow.aliases import TAG
-from ledger.to_mlflow.expected_runs import Row, row_of
-from ledger.to_mlflow.logged_models import model_in
-from ledger.to_mlflow.runs import search
-from ledger.to_mlflow.server import EXPERIMENT_TAG, is_database
-from ledger.to_mlflow.system_metrics import SYSTEM_METRICS
-from ledger.tracking import is_missing_database, without_login, without_password
+from vantage.ledger.to_mlflow.aliases import TAG
+from vantage.ledger.to_mlflow.expected_runs import Row, row_of
+from vantage.ledger.to_mlflow.logged_models import model_in
+from vantage.ledger.to_mlflow.runs import search
+from vantage.ledger.to_mlflow.server import EXPERIMENT_TAG, is_database
+from vantage.ledger.to_mlflow.system_metrics import SYSTEM_METRICS
+from vantage.ledger.tracking import is_missing_database, without_login, without_password
 
 _ARTIFACTS = "mlartifacts"
 """Folder of MLflow's files in a workspace."""

@@ -7,7 +7,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
-from ledger.published_copies import problems_in
+from vantage.ledger.published_copies import problems_in
 
 _MISSING = "RESOURCE_DOES_NOT_EXIST"
 

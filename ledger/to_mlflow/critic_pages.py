@@ -6,10 +6,10 @@ from pathlib import Path
 from mlflow.tracking import MlflowClient
 from pydantic import ValidationError
 
-from ledger.critic_page.page import critic_page
-from ledger.entries import StageEntry
-from schemas.records.critic_advice import advice_on_drift, advice_on_pretraining
-from schemas.records.critic_diagnosis import (
+from vantage.ledger.critic_page.page import critic_page
+from vantage.ledger.entries import StageEntry
+from vantage.schemas.records.critic_advice import advice_on_drift, advice_on_pretraining
+from vantage.schemas.records.critic_diagnosis import (
     DIAGNOSIS_FILE,
     DRIFT_CURVES,
     CriticDiagnosis,

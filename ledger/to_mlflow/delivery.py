@@ -3,12 +3,12 @@
 import logging
 from pathlib import Path
 
-from ledger.entries import RunEntry, apply_operation
-from ledger.operations import OpenRun, from_json
-from ledger.outbox import Outbox
-from ledger.to_mlflow.run_writer import RunWriter
-from ledger.to_mlflow.server import Server, is_permanent_error
-from schemas.safe_text import without_secrets
+from vantage.ledger.entries import RunEntry, apply_operation
+from vantage.ledger.operations import OpenRun, from_json
+from vantage.ledger.outbox import Outbox
+from vantage.ledger.to_mlflow.run_writer import RunWriter
+from vantage.ledger.to_mlflow.server import Server, is_permanent_error
+from vantage.schemas.safe_text import without_secrets
 
 log = logging.getLogger(__name__)
 

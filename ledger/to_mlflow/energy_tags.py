@@ -1,6 +1,6 @@
 """The energy of an attempt as tags of its stage's run."""
 
-from schemas.records.energy import Energy
+from vantage.schemas.records.energy import Energy
 
 
 def energy_tags(energy: Energy | None) -> dict[str, str]:

@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ledger.entries import RunEntry
-from ledger.operations import (
+from vantage.ledger.entries import RunEntry
+from vantage.ledger.operations import (
     FinishRun,
     FinishStage,
     Input,
@@ -23,23 +23,23 @@ from ledger.operations import (
     RecordReuse,
     RecordVerdicts,
 )
-from ledger.remarks import remark_on
-from ledger.replay import Told
-from ledger.to_mlflow.answer_tags import alias_tags, answer_tags
-from ledger.to_mlflow.artifact_fields import (
+from vantage.ledger.remarks import remark_on
+from vantage.ledger.replay import Told
+from vantage.ledger.to_mlflow.answer_tags import alias_tags, answer_tags
+from vantage.ledger.to_mlflow.artifact_fields import (
     dataset_fields,
     model_name,
     model_params,
     source_fields,
     source_tags,
 )
-from ledger.to_mlflow.energy_tags import energy_tags
-from ledger.to_mlflow.writing import fit_param, fit_tag, flatten
-from schemas.kind import MODELS
-from schemas.kinds import KINDS
-from schemas.records.approvals import Approval
-from schemas.records.artifacts import Artifact, Dataset
-from schemas.records.metric_warnings import warnings_of
+from vantage.ledger.to_mlflow.energy_tags import energy_tags
+from vantage.ledger.to_mlflow.writing import fit_param, fit_tag, flatten
+from vantage.schemas.kind import MODELS
+from vantage.schemas.kinds import KINDS
+from vantage.schemas.records.approvals import Approval
+from vantage.schemas.records.artifacts import Artifact, Dataset
+from vantage.schemas.records.metric_warnings import warnings_of
 
 Row = tuple[str, int, int, float]
 """Metric, time (milliseconds since 1970), step, value: what makes two rows of MLflow one."""

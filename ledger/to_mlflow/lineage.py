@@ -5,13 +5,13 @@ from typing import NamedTuple
 from mlflow import entities
 from mlflow.tracking import MlflowClient
 
-from ledger.entries import RunEntry, StageEntry
-from ledger.operations import Input
-from ledger.page_links import ArtifactKey, Link, artifact_key
-from ledger.to_mlflow.artifact_fields import dataset_fields, source_fields, source_tags
-from ledger.to_mlflow.runs import page_of, search
-from ledger.to_mlflow.server import Server
-from schemas.records.artifacts import Artifact, Dataset
+from vantage.ledger.entries import RunEntry, StageEntry
+from vantage.ledger.operations import Input
+from vantage.ledger.page_links import ArtifactKey, Link, artifact_key
+from vantage.ledger.to_mlflow.artifact_fields import dataset_fields, source_fields, source_tags
+from vantage.ledger.to_mlflow.runs import page_of, search
+from vantage.ledger.to_mlflow.server import Server
+from vantage.schemas.records.artifacts import Artifact, Dataset
 
 _INPUT_TAG_LENGTH = 500  # MLflow's limit
 

@@ -5,10 +5,10 @@ import re
 from mlflow import entities
 from mlflow.tracking import MlflowClient
 
-from ledger.entries import StageEntry
-from ledger.to_mlflow.artifact_fields import model_name, model_params
-from ledger.to_mlflow.writing import NOTE, fit_tag
-from schemas.records.artifacts import Artifact
+from vantage.ledger.entries import StageEntry
+from vantage.ledger.to_mlflow.artifact_fields import model_name, model_params
+from vantage.ledger.to_mlflow.writing import NOTE, fit_tag
+from vantage.schemas.records.artifacts import Artifact
 
 EXTERNAL = "mlflow.model.isExternal"
 """Tag of a model whose files are elsewhere."""

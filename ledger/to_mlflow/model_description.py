@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from ledger.published_copies import EXAMPLES, TOKENIZER, WEIGHTS, belongs_to_tokenizer
+from vantage.ledger.published_copies import EXAMPLES, TOKENIZER, WEIGHTS, belongs_to_tokenizer
 
 _GREETING = "Hello"
 REQUIREMENTS = ("mlflow", "safetensors", "torch", "transformers")

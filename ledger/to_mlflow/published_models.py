@@ -12,11 +12,11 @@ from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow.tracking import MlflowClient
 
-from ledger.published_copies import WEIGHTS, problems_in
-from ledger.to_mlflow.copies import problems_of_copy
-from ledger.to_mlflow.logged_models import model_in
-from ledger.tracking import without_login, without_password
-from storage.sealed_folders import MANIFEST, read_manifest
+from vantage.ledger.published_copies import WEIGHTS, problems_in
+from vantage.ledger.to_mlflow.copies import problems_of_copy
+from vantage.ledger.to_mlflow.logged_models import model_in
+from vantage.ledger.tracking import without_login, without_password
+from vantage.storage.sealed_folders import MANIFEST, read_manifest
 
 _PARENT = "vantage.parent."
 _PUBLISHED_TAGS = {"vantage.digest", "vantage.stage", "vantage.stage_key", "vantage.run_id"}

@@ -9,14 +9,14 @@ from typing import NamedTuple
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from ledger.operations import Publish
-from ledger.published_copies import WEIGHTS
-from ledger.to_mlflow.aliases import Movement, move_alias
-from ledger.to_mlflow.copies import problems_of_copy
-from ledger.to_mlflow.lineage import Producer
-from ledger.to_mlflow.logged_models import EXTERNAL, model_in
-from ledger.to_mlflow.model_description import PublishingError, write_description
-from ledger.to_mlflow.writing import fit_description
+from vantage.ledger.operations import Publish
+from vantage.ledger.published_copies import WEIGHTS
+from vantage.ledger.to_mlflow.aliases import Movement, move_alias
+from vantage.ledger.to_mlflow.copies import problems_of_copy
+from vantage.ledger.to_mlflow.lineage import Producer
+from vantage.ledger.to_mlflow.logged_models import EXTERNAL, model_in
+from vantage.ledger.to_mlflow.model_description import PublishingError, write_description
+from vantage.ledger.to_mlflow.writing import fit_description
 
 _VERSIONS = "mlflow.modelVersions"
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from mlflow import entities
 
-from ledger.entries import RunEntry
-from ledger.notes import (
+from vantage.ledger.entries import RunEntry
+from vantage.ledger.notes import (
     BILL,
     ModelPages,
     model_note,
@@ -22,7 +22,7 @@ from ledger.notes import (
     run_note,
     stage_note,
 )
-from ledger.operations import (
+from vantage.ledger.operations import (
     CloseRun,
     FinishRun,
     FinishStage,
@@ -38,30 +38,30 @@ from ledger.operations import (
     RecordReuse,
     RecordVerdicts,
 )
-from ledger.remarks import remark_on
-from ledger.to_mlflow.aliases import apply_movement
-from ledger.to_mlflow.answer_tags import alias_tags, answer_tags
-from ledger.to_mlflow.critic_pages import log_critic_page
-from ledger.to_mlflow.energy_tags import energy_tags
-from ledger.to_mlflow.lineage import (
+from vantage.ledger.remarks import remark_on
+from vantage.ledger.to_mlflow.aliases import apply_movement
+from vantage.ledger.to_mlflow.answer_tags import alias_tags, answer_tags
+from vantage.ledger.to_mlflow.critic_pages import log_critic_page
+from vantage.ledger.to_mlflow.energy_tags import energy_tags
+from vantage.ledger.to_mlflow.lineage import (
     Producer,
     Producers,
     link_to,
     log_inputs,
     measured_dataset,
 )
-from ledger.to_mlflow.logged_models import record_model
-from ledger.to_mlflow.registered_models import Published, publish
-from ledger.to_mlflow.runs import Runs, close_running
-from ledger.to_mlflow.samples import example_prompt, log_samples
-from ledger.to_mlflow.server import Server, is_permanent_error
-from ledger.to_mlflow.system_metrics import system_metrics
-from ledger.to_mlflow.writing import NOTE, fit_tag, flatten, write
-from schemas.kind import MODELS
-from schemas.kinds import KINDS
-from schemas.records.artifacts import Artifact
-from schemas.records.metric_warnings import warnings_of
-from schemas.safe_text import without_secrets
+from vantage.ledger.to_mlflow.logged_models import record_model
+from vantage.ledger.to_mlflow.registered_models import Published, publish
+from vantage.ledger.to_mlflow.runs import Runs, close_running
+from vantage.ledger.to_mlflow.samples import example_prompt, log_samples
+from vantage.ledger.to_mlflow.server import Server, is_permanent_error
+from vantage.ledger.to_mlflow.system_metrics import system_metrics
+from vantage.ledger.to_mlflow.writing import NOTE, fit_tag, flatten, write
+from vantage.schemas.kind import MODELS
+from vantage.schemas.kinds import KINDS
+from vantage.schemas.records.artifacts import Artifact
+from vantage.schemas.records.metric_warnings import warnings_of
+from vantage.schemas.safe_text import without_secrets
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from mlflow.tracking import MlflowClient
 
-from ledger.entries import RunEntry, StageEntry
-from ledger.model_card import stage_and_measurements
-from ledger.samples_page import samples_page
+from vantage.ledger.entries import RunEntry, StageEntry
+from vantage.ledger.model_card import stage_and_measurements
+from vantage.ledger.samples_page import samples_page
 
 TABLE = "samples.json"
 PAGE = "samples.html"

@@ -12,8 +12,8 @@ from mlflow.exceptions import MlflowException
 from mlflow.store.db.db_types import DATABASE_ENGINES
 from mlflow.tracking import MlflowClient
 
-from storage.durable_files import locked, make_folder, make_private
-from storage.empty_databases import migrated_once
+from vantage.storage.durable_files import locked, make_folder, make_private
+from vantage.storage.empty_databases import migrated_once
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from mlflow import entities
 
-from schemas.records.usage import Usage
+from vantage.schemas.records.usage import Usage
 
 SYSTEM_METRICS = "system/"
 """What the names of metrics begin with that MLflow shows under "System metrics"."""

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from schemas.problems import Problem
-from schemas.recipe.lora import Lora
-from schemas.recipe.recipe import Recipe
-from schemas.recipe.stage import Stage, Training
-from schemas.recipe.stages import PolicyOptimization
-from schemas.steps import dependencies
+from vantage.schemas.problems import Problem
+from vantage.schemas.recipe.lora import Lora
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.stage import Stage, Training
+from vantage.schemas.recipe.stages import PolicyOptimization
+from vantage.schemas.steps import dependencies
 
 _STARTS_FROM = ("init", "critic", "fresh_critic")
 """Fields that name what a stage goes on training."""

@@ -2,21 +2,21 @@
 
 from collections.abc import Iterator, Mapping
 
-from schemas.checks.adapters import adapter_problems, with_lora
-from schemas.checks.collected_rollouts import rollout_problems
-from schemas.checks.critic_gates import critic_gate_problems
-from schemas.problems import Problem
-from schemas.recipe.algorithm import Returns
-from schemas.recipe.recipe import Recipe
-from schemas.recipe.stage import Stage
-from schemas.recipe.stages import (
+from vantage.schemas.checks.adapters import adapter_problems, with_lora
+from vantage.schemas.checks.collected_rollouts import rollout_problems
+from vantage.schemas.checks.critic_gates import critic_gate_problems
+from vantage.schemas.problems import Problem
+from vantage.schemas.recipe.algorithm import Returns
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.stage import Stage
+from vantage.schemas.recipe.stages import (
     PolicyOptimization,
     PreferenceCollection,
     RolloutCollection,
     ValuePretraining,
 )
-from schemas.splits import share_problems, with_shares
-from schemas.steps import stage_reference
+from vantage.schemas.splits import share_problems, with_shares
+from vantage.schemas.steps import stage_reference
 
 PolicyStages = Mapping[str, PolicyOptimization]
 

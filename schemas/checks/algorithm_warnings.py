@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from schemas.checks.unread_switches import unread_switches
-from schemas.recipe.algorithm import GROUPED, Algorithm
-from schemas.recipe.recipe import Recipe
-from schemas.recipe.stages import PolicyOptimization, RewardModelling, ValuePretraining
+from vantage.schemas.checks.unread_switches import unread_switches
+from vantage.schemas.recipe.algorithm import GROUPED, Algorithm
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.stages import PolicyOptimization, RewardModelling, ValuePretraining
 
 _KL_IN_REWARD = {
     "abs": "|Δ| is no unbiased estimate of a KL divergence",

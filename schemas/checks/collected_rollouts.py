@@ -2,18 +2,18 @@
 
 from collections.abc import Iterator
 
-from schemas.problems import Path, Problem
-from schemas.recipe.fields import MAX_COUNT
-from schemas.recipe.recipe import Recipe
-from schemas.recipe.stage import Stage
-from schemas.recipe.stages import (
+from vantage.schemas.problems import Path, Problem
+from vantage.schemas.recipe.fields import MAX_COUNT
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.stage import Stage
+from vantage.schemas.recipe.stages import (
     BestOfN,
     DirectPreferenceOptimization,
     PolicyOptimization,
     RolloutCollection,
     ValuePretraining,
 )
-from schemas.steps import stage_reference
+from vantage.schemas.steps import stage_reference
 
 _POLICY_OF = {"reference_mean": "mean score", "optimal_value": "optimal value"}
 """Advantage → what the collected responses of the reference give it."""

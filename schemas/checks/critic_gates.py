@@ -3,11 +3,11 @@
 import re
 from collections.abc import Iterator
 
-from schemas.metric_names import DOUBLING_TOKENS
-from schemas.problems import Path, Problem, quote
-from schemas.recipe.recipe import Recipe
-from schemas.recipe.stages import RolloutCollection, ValuePretraining
-from schemas.splits import asked_test_rows
+from vantage.schemas.metric_names import DOUBLING_TOKENS
+from vantage.schemas.problems import Path, Problem, quote
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.stages import RolloutCollection, ValuePretraining
+from vantage.schemas.splits import asked_test_rows
 
 _BY_TOKENS = re.compile(r"explained_variance_(?:tokens_left|length)_(\d+)(?:_\d+)?")
 

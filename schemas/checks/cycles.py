@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from schemas.checks.plain_recipe import (
+from vantage.schemas.checks.plain_recipe import (
     Plain,
     datasets_of,
     fields_that_name,
@@ -14,9 +14,9 @@ from schemas.checks.plain_recipe import (
     stages_of,
     terms_of,
 )
-from schemas.checks.stage_names import judging_models, other_models_read
-from schemas.kinds import STAGES, kinds_collecting
-from schemas.problems import Path, Problem
+from vantage.schemas.checks.stage_names import judging_models, other_models_read
+from vantage.schemas.kinds import STAGES, kinds_collecting
+from vantage.schemas.problems import Path, Problem
 
 _CYCLE_REMEDY = "name a stage before them in one of these fields"
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
-from schemas.checks.kept_apart import held_out_of, is_test_set
-from schemas.checks.plain_recipe import (
+from vantage.schemas.checks.kept_apart import held_out_of, is_test_set
+from vantage.schemas.checks.plain_recipe import (
     Plain,
     builtin_content,
     datasets_of,
@@ -12,11 +12,11 @@ from schemas.checks.plain_recipe import (
     mapping_of,
     stages_of,
 )
-from schemas.checks.stage_names import stage_named
-from schemas.kinds import STAGES, kinds_collecting
-from schemas.problems import Path, Problem, quote, suggest
-from schemas.recipe.inputs import Content
-from schemas.steps import missing_columns
+from vantage.schemas.checks.stage_names import stage_named
+from vantage.schemas.kinds import STAGES, kinds_collecting
+from vantage.schemas.problems import Path, Problem, quote, suggest
+from vantage.schemas.recipe.inputs import Content
+from vantage.schemas.steps import missing_columns
 
 
 def data_references(plain: Plain) -> Iterator[Problem]:

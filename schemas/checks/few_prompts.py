@@ -7,15 +7,15 @@ below 30 prompts: its standard error is then itself uncertain by more than 13 % 
 
 from collections.abc import Iterator, Mapping
 
-from schemas.kinds import KINDS
-from schemas.recipe.recipe import Recipe
-from schemas.recipe.stage import Gate, Stage
-from schemas.recipe.stages import RolloutCollection
-from schemas.records.metrics import METRICS, estimated_metric_names
-from schemas.records.uncertainty import SHARES, smallest_conclusive_share
-from schemas.records.verdicts import DEFAULT_CONFIDENCE
-from schemas.splits import asked_test_rows
-from schemas.steps import data_step, dependencies
+from vantage.schemas.kinds import KINDS
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.stage import Gate, Stage
+from vantage.schemas.recipe.stages import RolloutCollection
+from vantage.schemas.records.metrics import METRICS, estimated_metric_names
+from vantage.schemas.records.uncertainty import SHARES, smallest_conclusive_share
+from vantage.schemas.records.verdicts import DEFAULT_CONFIDENCE
+from vantage.schemas.splits import asked_test_rows
+from vantage.schemas.steps import data_step, dependencies
 
 MARGIN = 0.1
 """Largest allowed distance between the threshold and the lowest share that the gate can tell from it."""

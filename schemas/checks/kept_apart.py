@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
-from schemas.checks.plain_recipe import Plain, datasets_of, items_of, kinds_of, mapping_of, stages_of
-from schemas.kinds import STAGES
-from schemas.problems import Path, Problem, quote, suggest
+from vantage.schemas.checks.plain_recipe import Plain, datasets_of, items_of, kinds_of, mapping_of, stages_of
+from vantage.schemas.kinds import STAGES
+from vantage.schemas.problems import Path, Problem, quote, suggest
 
 
 def kept_apart_problems(plain: Plain) -> Iterator[Problem]:

@@ -7,10 +7,10 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from schemas.checks.cycles import cycles
-from schemas.checks.data_names import data_references
-from schemas.checks.kept_apart import kept_apart_problems
-from schemas.checks.plain_recipe import (
+from vantage.schemas.checks.cycles import cycles
+from vantage.schemas.checks.data_names import data_references
+from vantage.schemas.checks.kept_apart import kept_apart_problems
+from vantage.schemas.checks.plain_recipe import (
     Plain,
     datasets_of,
     fields_that_name,
@@ -21,7 +21,7 @@ from schemas.checks.plain_recipe import (
     stages_of,
     terms_of,
 )
-from schemas.checks.stage_names import (
+from vantage.schemas.checks.stage_names import (
     judge_references,
     stage_named,
     stage_references,
@@ -29,19 +29,19 @@ from schemas.checks.stage_names import (
     unread_models,
     with_article,
 )
-from schemas.checks.verifier_names import (
+from vantage.schemas.checks.verifier_names import (
     comparisons_without_answers,
     verifier_references,
     verifiers_of_another_task,
 )
-from schemas.kind import PUBLISHED
-from schemas.kinds import STAGES, kinds_making
-from schemas.metric_names import JUDGED
-from schemas.problems import MAX_PROBLEMS, Path, Problem, quote, suggest
-from schemas.recipe.fields import MAX_NAMED
-from schemas.recipe.inputs import MODEL
-from schemas.records.metric import Settings, settings_of
-from schemas.records.metrics import (
+from vantage.schemas.kind import PUBLISHED
+from vantage.schemas.kinds import STAGES, kinds_making
+from vantage.schemas.metric_names import JUDGED
+from vantage.schemas.problems import MAX_PROBLEMS, Path, Problem, quote, suggest
+from vantage.schemas.recipe.fields import MAX_NAMED
+from vantage.schemas.recipe.inputs import MODEL
+from vantage.schemas.records.metric import Settings, settings_of
+from vantage.schemas.records.metrics import (
     SELECTION_PREFIX,
     estimated_metric_names,
     gate_metric_names,
@@ -49,7 +49,7 @@ from schemas.records.metrics import (
     how_to_measure,
     one_of_each_family,
 )
-from schemas.reserved_aliases import RESERVED_ALIAS
+from vantage.schemas.reserved_aliases import RESERVED_ALIAS
 
 _NAMED = ("models", "data", "mixtures", "verifiers", "benchmarks", "rewards", "stages")
 """Sections of a recipe whose keys are names."""

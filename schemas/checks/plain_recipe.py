@@ -6,11 +6,11 @@ Values of the wrong shape are skipped: pydantic refuses them.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from schemas.kinds import STAGES
-from schemas.problems import Path
-from schemas.recipe.sources import Builtin, FileSource, file_source
-from schemas.recipe.terms import TERMS
-from schemas.steps import CONTENT_COLUMNS, JUDGES
+from vantage.schemas.kinds import STAGES
+from vantage.schemas.problems import Path
+from vantage.schemas.recipe.sources import Builtin, FileSource, file_source
+from vantage.schemas.recipe.terms import TERMS
+from vantage.schemas.steps import CONTENT_COLUMNS, JUDGES
 
 Plain = Mapping[str, Any]
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
-from schemas.checks.plain_recipe import Plain, is_in, kinds_of, mapping_of, stages_of
-from schemas.kinds import STAGES, kinds_making
-from schemas.problems import Path, Problem, quote, suggest
-from schemas.recipe.inputs import MODEL
-from schemas.steps import JUDGES
+from vantage.schemas.checks.plain_recipe import Plain, is_in, kinds_of, mapping_of, stages_of
+from vantage.schemas.kinds import STAGES, kinds_making
+from vantage.schemas.problems import Path, Problem, quote, suggest
+from vantage.schemas.recipe.inputs import MODEL
+from vantage.schemas.steps import JUDGES
 
 
 def stage_references(plain: Plain) -> Iterator[Problem]:

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.problems import (
+from vantage.schemas.problems import (
     Path,
     Problem,
     quote,
     suggest,
 )
-from schemas.recipe.fields import MAX_NAMED
+from vantage.schemas.recipe.fields import MAX_NAMED
 
 MAX_SEEDS = 1000
 """Seeds in one sweep."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from schemas.recipe.algorithm import COLLECTED, GROUPED, Algorithm
+from vantage.schemas.recipe.algorithm import COLLECTED, GROUPED, Algorithm
 
 
 def unread_switches(switches: Algorithm) -> Iterator[str]:

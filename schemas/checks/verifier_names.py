@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from schemas.checks.plain_recipe import (
+from vantage.schemas.checks.plain_recipe import (
     Plain,
     builtin_content,
     datasets_of,
@@ -15,10 +15,10 @@ from schemas.checks.plain_recipe import (
     stages_of,
     terms_of,
 )
-from schemas.problems import Path, Problem, quote, suggest
-from schemas.recipe.inputs import EXACT_MATCH
-from schemas.recipe.sources import Builtin
-from schemas.steps import BUILTIN_VERIFIERS, JUDGES
+from vantage.schemas.problems import Path, Problem, quote, suggest
+from vantage.schemas.recipe.inputs import EXACT_MATCH
+from vantage.schemas.recipe.sources import Builtin
+from vantage.schemas.steps import BUILTIN_VERIFIERS, JUDGES
 
 _VERIFIER_FIELDS = (*((field, "verifier") for field in JUDGES), ("algorithm", "positive_verifier"))
 """Fields of stages under which a verifier is named, and where."""

@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator
 
-from schemas.checks.algorithm_warnings import algorithm_warnings
-from schemas.recipe.evaluations import PolicyEvaluation
-from schemas.recipe.recipe import Recipe
-from schemas.recipe.stages import (
+from vantage.schemas.checks.algorithm_warnings import algorithm_warnings
+from vantage.schemas.recipe.evaluations import PolicyEvaluation
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.stages import (
     DirectPreferenceOptimization,
     PolicyOptimization,
     ValuePretraining,
 )
-from schemas.steps import dependencies, ordered_steps, reward_of, sources_of
+from vantage.schemas.steps import dependencies, ordered_steps, reward_of, sources_of
 
 
 def warnings(recipe: Recipe) -> list[str]:

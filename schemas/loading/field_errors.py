@@ -19,15 +19,15 @@ from typing import (
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from schemas.frozen import BrokenRules, Frozen
-from schemas.problems import (
+from vantage.schemas.frozen import BrokenRules, Frozen
+from vantage.schemas.problems import (
     MAX_PROBLEMS,
     Path,
     Problem,
     quote,
     suggest,
 )
-from schemas.recipe.terms import RewardTerm, class_of
+from vantage.schemas.recipe.terms import RewardTerm, class_of
 
 _NAME_REMEDY = "start with a lower-case letter; lower-case letters, digits and underscores follow"
 _MAX_ROUNDS = 8

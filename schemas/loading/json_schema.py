@@ -13,24 +13,24 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from schemas.frozen import Frozen
-from schemas.loading.sources import (
+from vantage.schemas.frozen import Frozen
+from vantage.schemas.loading.sources import (
     BUILTIN_DATA,
     BUILTIN_MODELS,
 )
-from schemas.recipe.inputs import (
+from vantage.schemas.recipe.inputs import (
     EXACT_MATCH,
     Data,
     Model,
     Verifier,
 )
-from schemas.recipe.recipe import Publication, Recipe
-from schemas.recipe.rewards import Judge, MissingEos
-from schemas.recipe.signing import Signing
-from schemas.recipe.sources import Hub, HubFiles, Package
-from schemas.recipe.stage import Gate
-from schemas.recipe.stages import DirectPreferenceOptimization, PreferenceCollection, RewardModelling
-from schemas.sweep import Sweep
+from vantage.schemas.recipe.recipe import Publication, Recipe
+from vantage.schemas.recipe.rewards import Judge, MissingEos
+from vantage.schemas.recipe.signing import Signing
+from vantage.schemas.recipe.sources import Hub, HubFiles, Package
+from vantage.schemas.recipe.stage import Gate
+from vantage.schemas.recipe.stages import DirectPreferenceOptimization, PreferenceCollection, RewardModelling
+from vantage.schemas.sweep import Sweep
 
 Schema = dict[str, Any]
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.loading.plain_yaml import MAX_DEPTH, is_text, read
-from schemas.problems import (
+from vantage.schemas.loading.plain_yaml import MAX_DEPTH, is_text, read
+from vantage.schemas.problems import (
     Path,
     Problem,
     RecipeError,

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from schemas.problems import (
+from vantage.schemas.problems import (
     MAX_PROBLEMS,
     Path,
     Problem,

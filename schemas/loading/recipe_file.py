@@ -13,19 +13,19 @@ from importlib import resources
 from pathlib import Path as File
 from typing import Any
 
-from schemas.checks.agreement import resolve
-from schemas.checks.names import name_problems
-from schemas.loading import plain_yaml
-from schemas.loading.field_errors import is_about, validated
-from schemas.loading.overrides import Override, apply_overrides, parse_override
-from schemas.loading.sources import UnresolvablePath, mode_of, resolve_sources
-from schemas.problems import (
+from vantage.schemas.checks.agreement import resolve
+from vantage.schemas.checks.names import name_problems
+from vantage.schemas.loading import plain_yaml
+from vantage.schemas.loading.field_errors import is_about, validated
+from vantage.schemas.loading.overrides import Override, apply_overrides, parse_override
+from vantage.schemas.loading.sources import UnresolvablePath, mode_of, resolve_sources
+from vantage.schemas.problems import (
     Path,
     Problem,
     RecipeError,
     suggest,
 )
-from schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.recipe import Recipe
 
 
 def load_recipe(source: str | File, overrides: Sequence[str] = (), *, needs_files: bool = True) -> Recipe:
@@ -92,7 +92,7 @@ def builtin_recipes() -> list[str]:
     """Names of the recipes and sweeps that come with Vantage."""
     return sorted(
         File(entry.name).stem
-        for entry in resources.files("recipes").iterdir()
+        for entry in resources.files("vantage.recipes").iterdir()
         if entry.name.endswith(".yaml")
     )
 
@@ -115,7 +115,7 @@ def find_recipe(source: str | File) -> File:
             [Problem((), "there is no such file", f"built-in: {', '.join(builtin_recipes())}", None, name)]
         )
     if name in builtin_recipes():
-        return File(str(resources.files("recipes") / f"{name}.yaml"))
+        return File(str(resources.files("vantage.recipes") / f"{name}.yaml"))
     remedy = suggest(name, builtin_recipes())
     raise RecipeError([Problem((), "is neither a file nor a built-in recipe", remedy, None, name)])
 

@@ -9,15 +9,15 @@ from collections.abc import Callable
 from pathlib import Path as File
 from typing import Any
 
-from schemas.loading.overrides import Override
-from schemas.problems import (
+from vantage.schemas.loading.overrides import Override
+from vantage.schemas.problems import (
     Path,
     Problem,
     quote,
     suggest,
 )
-from schemas.recipe.inputs import EXACT_MATCH
-from schemas.recipe.sources import (
+from vantage.schemas.recipe.inputs import EXACT_MATCH
+from vantage.schemas.recipe.sources import (
     Builtin,
     Gguf,
     Hub,
@@ -29,7 +29,7 @@ from schemas.recipe.sources import (
     file_source,
     model_source,
 )
-from schemas.source_files import PLAIN_FORMATS, data_format, files_of
+from vantage.schemas.source_files import PLAIN_FORMATS, data_format, files_of
 
 _NO_FILE = "there is no file"
 _NO_FOLDER = "there is no folder"

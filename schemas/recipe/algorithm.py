@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from schemas.frozen import Frozen, rule
-from schemas.recipe.fields import (
+from vantage.schemas.frozen import Frozen, rule
+from vantage.schemas.recipe.fields import (
     MAX_COUNT,
     CountOrZero,
     Fraction,
@@ -22,7 +22,7 @@ from schemas.recipe.fields import (
     is_off,
     is_unset,
 )
-from schemas.recipe.presets import PRESETS, PresetName
+from vantage.schemas.recipe.presets import PRESETS, PresetName
 
 Aggregation = Literal["token", "sequence", "sequence_sum", "constant"]
 KLKind = Literal["k1", "abs", "k2", "k3", "full"]

@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from schemas.frozen import rule
-from schemas.recipe.fields import Count, Name, Switch, is_unset
-from schemas.recipe.rewards import Judge
-from schemas.recipe.stage import Stage
+from vantage.schemas.frozen import rule
+from vantage.schemas.recipe.fields import Count, Name, Switch, is_unset
+from vantage.schemas.recipe.rewards import Judge
+from vantage.schemas.recipe.stage import Stage
 
 
 class PolicyEvaluation(Stage):

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, field_validator
 
-from schemas.frozen import Frozen, rule
-from schemas.recipe.fields import (
+from vantage.schemas.frozen import Frozen, rule
+from vantage.schemas.recipe.fields import (
     MAX_NAMED,
     Count,
     Fraction,
@@ -19,8 +19,8 @@ from schemas.recipe.fields import (
     is_default,
     is_unset,
 )
-from schemas.recipe.lora import Lora
-from schemas.recipe.sources import (
+from vantage.schemas.recipe.lora import Lora
+from vantage.schemas.recipe.sources import (
     Builtin,
     DataSource,
     FileSource,

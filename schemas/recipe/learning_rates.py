@@ -1,7 +1,7 @@
 """Default learning rates: published ones, scaled to the width of the recipe's model.
 
 rate = published · PUBLISHED_WIDTH / width, in two digits. The width is the model's hidden size; the published rates
-are in ``schemas.kinds``.
+are in ``vantage.schemas.kinds``.
 
 With Adam, the best learning rate of a transformer's matrix falls with its width (µP, arXiv 2203.03466, table 3).
 Published rates fall too: GPT-3 was trained at 6e-4 with width 768 and at 1.2e-4 with 4096 (arXiv 2005.14165, table
@@ -15,13 +15,13 @@ Adapters (LoRA) learn at ten times the rate of all weights: Hugging Face's handb
 
 from collections.abc import Iterator
 
-from schemas.kinds import KINDS
-from schemas.recipe.recipe import Recipe
-from schemas.recipe.stage import Training
-from schemas.recipe.stages import PolicyOptimization
+from vantage.schemas.kinds import KINDS
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.stage import Training
+from vantage.schemas.recipe.stages import PolicyOptimization
 
 PUBLISHED_WIDTH = 4096
-"""Hidden size of the models (about 7 billion parameters) for which the rates in ``schemas.kinds`` were published."""
+"""Hidden size of the models (about 7 billion parameters) for which the rates in ``vantage.schemas.kinds`` were published."""
 
 LORA_FACTOR = 10.0
 """Rate of adapters over that of all weights."""
@@ -45,7 +45,7 @@ def rate_for(kind: str, field: str, *, width: int, lora: bool = False) -> float:
         lora: whether adapters are trained, and not all weights.
 
     Raises:
-        ValueError: nothing is published for the kind; its row in ``schemas.kinds`` lacks it.
+        ValueError: nothing is published for the kind; its row in ``vantage.schemas.kinds`` lacks it.
     """
     published: float | None = getattr(KINDS[kind], field)
     if published is None:

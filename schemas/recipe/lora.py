@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from schemas.frozen import Frozen
-from schemas.recipe.fields import MAX_NAMED, Count, Positive
+from vantage.schemas.frozen import Frozen
+from vantage.schemas.recipe.fields import MAX_NAMED, Count, Positive
 
 ModuleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
 

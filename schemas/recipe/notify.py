@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, field_validator
 
-from schemas.frozen import Frozen
-from schemas.recipe.fields import MAX_NAMED, Switch, is_off
+from vantage.schemas.frozen import Frozen
+from vantage.schemas.recipe.fields import MAX_NAMED, Switch, is_off
 
 NotifyEvent = Literal["gate_closed", "failed", "waiting_approval", "ended"]
 """``gate_closed``, ``failed``: a stage's gate closed, or a stage failed for good. ``waiting_approval``: a gate or an alias

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from schemas.frozen import Frozen
+from vantage.schemas.frozen import Frozen
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The presets of policy optimisation: each method as a set of values of the switches in ``schemas.recipe.algorithm``."""
+"""The presets of policy optimisation: each method as a set of values of the switches in ``vantage.schemas.recipe.algorithm``."""
 
 from typing import Any, Literal
 

@@ -1,17 +1,26 @@
 """The recipe: one frozen value that describes a whole run.
 
 The classes nest like the YAML and use the same names. Rules within one class are checked here; rules over the whole
-recipe are checked when it is loaded (``schemas.checks.names``, ``schemas.checks.agreement``).
+recipe are checked when it is loaded (``vantage.schemas.checks.names``, ``vantage.schemas.checks.agreement``).
 """
 
 from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from schemas.frozen import Frozen, rule
-from schemas.kinds import AnyResolvedStage, AnyStage, resolve_work
-from schemas.recipe.fields import MAX_NAMED, Name, PoolName, Seed, Switch, is_default, is_off, is_unset
-from schemas.recipe.inputs import (
+from vantage.schemas.frozen import Frozen, rule
+from vantage.schemas.kinds import AnyResolvedStage, AnyStage, resolve_work
+from vantage.schemas.recipe.fields import (
+    MAX_NAMED,
+    Name,
+    PoolName,
+    Seed,
+    Switch,
+    is_default,
+    is_off,
+    is_unset,
+)
+from vantage.schemas.recipe.inputs import (
     Benchmark,
     Data,
     Generation,
@@ -20,9 +29,9 @@ from schemas.recipe.inputs import (
     OtherModel,
     Verifier,
 )
-from schemas.recipe.notify import Notify
-from schemas.recipe.rewards import Reward
-from schemas.recipe.signing import Signing
+from vantage.schemas.recipe.notify import Notify
+from vantage.schemas.recipe.rewards import Reward
+from vantage.schemas.recipe.signing import Signing
 
 StepName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_.-]{0,70}$")]
 """A step as ``vantage plan`` names it."""

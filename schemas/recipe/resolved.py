@@ -4,10 +4,10 @@ A kind without such fields has no class here. Fields and their order are those o
 the same JSON and the same stage key.
 """
 
-from schemas.recipe.algorithm import Returns
-from schemas.recipe.fields import Count, Name, Positive
-from schemas.recipe.stage import Training
-from schemas.recipe.stages import (
+from vantage.schemas.recipe.algorithm import Returns
+from vantage.schemas.recipe.fields import Count, Name, Positive
+from vantage.schemas.recipe.stage import Training
+from vantage.schemas.recipe.stages import (
     BestOfN,
     DirectPreferenceOptimization,
     PolicyOptimization,

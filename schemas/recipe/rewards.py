@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from schemas.frozen import Frozen, rule
-from schemas.recipe.fields import (
+from vantage.schemas.frozen import Frozen, rule
+from vantage.schemas.recipe.fields import (
     MAX_NAMED,
     Name,
     Number,
@@ -13,7 +13,7 @@ from schemas.recipe.fields import (
     is_default,
     is_unset,
 )
-from schemas.recipe.terms import AnyTerm
+from vantage.schemas.recipe.terms import AnyTerm
 
 AnswerText = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from schemas.frozen import Frozen, rule
+from vantage.schemas.frozen import Frozen, rule
 
 
 class Signing(Frozen):

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, StringConstraints, Tag, field_validator
 
-from schemas.frozen import Frozen, rule
-from schemas.recipe.fields import (
+from vantage.schemas.frozen import Frozen, rule
+from vantage.schemas.recipe.fields import (
     MAX_NAMED,
     Confidence,
     Count,
@@ -20,9 +20,9 @@ from schemas.recipe.fields import (
     is_off,
     is_unset,
 )
-from schemas.recipe.lora import Lora
-from schemas.recipe.pass_limits import PassLimits
-from schemas.recipe.work import Work
+from vantage.schemas.recipe.lora import Lora
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.recipe.work import Work
 
 
 class Gate(Frozen):

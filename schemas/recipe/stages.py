@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from schemas.frozen import Frozen, rule
-from schemas.recipe.algorithm import Algorithm, Returns
-from schemas.recipe.fields import (
+from vantage.schemas.frozen import Frozen, rule
+from vantage.schemas.recipe.algorithm import Algorithm, Returns
+from vantage.schemas.recipe.fields import (
     MAX_COUNT,
     Count,
     Name,
@@ -18,9 +18,9 @@ from schemas.recipe.fields import (
     is_off,
     is_unset,
 )
-from schemas.recipe.inputs import MODEL
-from schemas.recipe.rewards import Judge
-from schemas.recipe.stage import Resources, Stage, Training
+from vantage.schemas.recipe.inputs import MODEL
+from vantage.schemas.recipe.rewards import Judge
+from vantage.schemas.recipe.stage import Resources, Stage, Training
 
 TrainOn = Literal["all_responses", "last_response"]
 

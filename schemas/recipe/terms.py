@@ -1,6 +1,6 @@
 """The kinds of reward term, one row a kind.
 
-A new kind is its class here, its row, and a module in ``tasks.rewards`` that scores. The field that a term has
+A new kind is its class here, its row, and a module in ``vantage.tasks.rewards`` that scores. The field that a term has
 decides its kind: ``{model: reward}``, ``{verifier: arithmetic}``.
 """
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import ValidatorFunctionWrapHandler, WrapValidator
 
-from schemas.frozen import Frozen, rule
-from schemas.recipe.fields import Name, Number
+from vantage.schemas.frozen import Frozen, rule
+from vantage.schemas.recipe.fields import Name, Number
 
 
 class RewardTerm(Frozen):
@@ -95,12 +95,16 @@ class TermKind:
     names: Literal["reward_model", "verifier"] | None = None
     """What the field names: a stage that makes a reward model, a verifier, or neither."""
     module: str
-    """Dotted name of its module in ``tasks.rewards``, whose function ``load`` makes the scorer."""
+    """Dotted name of its module in ``vantage.tasks.rewards``, whose function ``load`` makes the scorer."""
 
 
 TERMS = (
-    TermKind(term=ModelTerm, field="model", names="reward_model", module="tasks.rewards.model_scores"),
-    TermKind(term=VerifierTerm, field="verifier", names="verifier", module="tasks.rewards.verifier_scores"),
+    TermKind(
+        term=ModelTerm, field="model", names="reward_model", module="vantage.tasks.rewards.model_scores"
+    ),
+    TermKind(
+        term=VerifierTerm, field="verifier", names="verifier", module="vantage.tasks.rewards.verifier_scores"
+    ),
 )
 """Every kind of reward term."""
 

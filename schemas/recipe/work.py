@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from schemas.frozen import Frozen
-from schemas.recipe.fields import Count, Name, Positive, is_default
-from schemas.recipe.inputs import (
+from vantage.schemas.frozen import Frozen
+from vantage.schemas.recipe.fields import Count, Name, Positive, is_default
+from vantage.schemas.recipe.inputs import (
     Benchmark,
     Content,
     Data,
@@ -18,7 +18,7 @@ from schemas.recipe.inputs import (
 
 
 class Work(Frozen):
-    """The work of one stage process; its ``kind`` is a row of ``schemas.kinds``."""
+    """The work of one stage process; its ``kind`` is a row of ``vantage.schemas.kinds``."""
 
     if TYPE_CHECKING:  # every class has a literal of its own
         kind: str

@@ -6,11 +6,11 @@ from typing import Annotated
 
 from pydantic import Field, StrictBool, StringConstraints
 
-from schemas.canonical_json import canonical_json
-from schemas.frozen import Frozen
-from schemas.recipe.fields import is_unset
-from schemas.records.artifacts import Digest
-from schemas.records.verdicts import Verdict
+from vantage.schemas.canonical_json import canonical_json
+from vantage.schemas.frozen import Frozen
+from vantage.schemas.recipe.fields import is_unset
+from vantage.schemas.records.artifacts import Digest
+from vantage.schemas.records.verdicts import Verdict
 
 PUBLISH_PREFIX = "publish:"
 """Begins the subject of a question about an alias: ``publish:NAME@ALIAS``."""

@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from schemas.frozen import Frozen
-from schemas.recipe.fields import is_off, is_unset
-from schemas.recipe.inputs import Content
-from schemas.records.uncertainty import Uncertainty
+from vantage.schemas.frozen import Frozen
+from vantage.schemas.recipe.fields import is_off, is_unset
+from vantage.schemas.recipe.inputs import Content
+from vantage.schemas.records.uncertainty import Uncertainty
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """sha256 in lower-case hexadecimal."""

@@ -5,17 +5,17 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from schemas.frozen import Frozen
-from schemas.kinds import AnyWork
-from schemas.recipe.fields import is_unset
-from schemas.recipe.inputs import Generation
-from schemas.recipe.rewards import Reward
-from schemas.recipe.stage import Resources
-from schemas.records.artifacts import Artifact, Digest
-from schemas.records.energy import Energy
-from schemas.records.usage import Usage
+from vantage.schemas.frozen import Frozen
+from vantage.schemas.kinds import AnyWork
+from vantage.schemas.recipe.fields import is_unset
+from vantage.schemas.recipe.inputs import Generation
+from vantage.schemas.recipe.rewards import Reward
+from vantage.schemas.recipe.stage import Resources
+from vantage.schemas.records.artifacts import Artifact, Digest
+from vantage.schemas.records.energy import Energy
+from vantage.schemas.records.usage import Usage
 
-RUN_STAGE = "tasks.stages.run_stage"
+RUN_STAGE = "vantage.tasks.stages.run_stage"
 """The function ``StageJob -> StageResult`` that computes every stage."""
 
 Cause = Literal[
@@ -27,7 +27,7 @@ class Failure(Frozen):
     """Why an attempt has no result."""
 
     exit_code: int
-    """One of ``flows.exit_codes``."""
+    """One of ``vantage.attempts.exit_codes``."""
     cause: Cause
     message: str
     remedy: str
@@ -59,7 +59,7 @@ class AttemptRequest(Frozen):
     inputs: dict[str, Artifact] = Field(default_factory=dict)
     """Role → artifact that the step reads."""
     storage: str
-    """Address of the storage, for ``storage.storage.open_storage``."""
+    """Address of the storage, for ``vantage.storage.storage.open_storage``."""
     share: Share | None = None
     """None: what ``resources`` asks of the machine that runs the attempt."""
     only_reuse: bool = False

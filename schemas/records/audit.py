@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from schemas.frozen import Frozen
+from vantage.schemas.frozen import Frozen
 
 Outcome = Literal["ok", "wrong", "unchecked", "note"]
 """``wrong``: two things that must agree do not. ``unchecked``: one of them is not there. ``note``: worth to know, and no fault."""

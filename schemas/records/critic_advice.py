@@ -8,8 +8,8 @@ from math import sqrt
 from statistics import fmean
 from typing import Literal
 
-from schemas.frozen import Frozen
-from schemas.records.critic_diagnosis import (
+from vantage.schemas.frozen import Frozen
+from vantage.schemas.records.critic_diagnosis import (
     CriticDiagnosis,
     CriticDrift,
     DiagnosedSlice,

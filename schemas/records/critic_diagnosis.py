@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from schemas.frozen import Frozen
-from schemas.records.uncertainty import Uncertainty, interval_of
+from vantage.schemas.frozen import Frozen
+from vantage.schemas.records.uncertainty import Uncertainty, interval_of
 
 CONFIDENCE = 0.95
 """Of all intervals of the diagnosis."""

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from schemas.frozen import Frozen
+from vantage.schemas.frozen import Frozen
 
 SideKind = Literal["run", "stage", "model", "recipe"]
 Sharing = Literal[

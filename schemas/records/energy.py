@@ -1,6 +1,6 @@
 """The energy that the machine used while an attempt was computed, where it has counters."""
 
-from schemas.frozen import Frozen
+from vantage.schemas.frozen import Frozen
 
 
 class Energy(Frozen):

@@ -2,8 +2,8 @@
 
 import hashlib
 
-from schemas.canonical_json import canonical_json
-from schemas.frozen import Frozen
+from vantage.schemas.canonical_json import canonical_json
+from vantage.schemas.frozen import Frozen
 
 
 class Installed(Frozen):

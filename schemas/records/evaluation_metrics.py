@@ -1,10 +1,10 @@
-"""The table of metrics that only evaluations report; ``schemas.records.metrics`` has all."""
+"""The table of metrics that only evaluations report; ``vantage.schemas.records.metrics`` has all."""
 
 from collections.abc import Iterator
 from typing import Literal
 
-from schemas.metric_names import COMPARED_BY_JUDGE, DISTINCT, LENGTH_GROUPS, PASS_AT
-from schemas.records.metric import Metric
+from vantage.schemas.metric_names import COMPARED_BY_JUDGE, DISTINCT, LENGTH_GROUPS, PASS_AT
+from vantage.schemas.records.metric import Metric
 
 
 def _of_judge(name: str, unit: str, meaning: str, judge: Literal["verifier", "reward"]) -> Iterator[Metric]:

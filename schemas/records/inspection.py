@@ -1,7 +1,7 @@
 """What ``vantage data inspect`` finds out about a file."""
 
-from schemas.frozen import Frozen
-from schemas.recipe.inputs import Content
+from vantage.schemas.frozen import Frozen
+from vantage.schemas.recipe.inputs import Content
 
 
 class Quantiles(Frozen):

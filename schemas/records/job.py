@@ -6,14 +6,14 @@ from typing import Annotated, Any, Generic
 from pydantic import BeforeValidator, Field, SerializeAsAny, TypeAdapter
 from typing_extensions import TypeVar
 
-from schemas.frozen import Frozen
-from schemas.kinds import AnyWork
-from schemas.recipe.inputs import Generation
-from schemas.recipe.rewards import Reward
-from schemas.recipe.work import Work
-from schemas.records.artifacts import Digest
-from schemas.records.model_files import ModelFiles
-from schemas.records.uncertainty import Uncertainty
+from vantage.schemas.frozen import Frozen
+from vantage.schemas.kinds import AnyWork
+from vantage.schemas.recipe.inputs import Generation
+from vantage.schemas.recipe.rewards import Reward
+from vantage.schemas.recipe.work import Work
+from vantage.schemas.records.artifacts import Digest
+from vantage.schemas.records.model_files import ModelFiles
+from vantage.schemas.records.uncertainty import Uncertainty
 
 _WORK: TypeAdapter[Work] = TypeAdapter(AnyWork)
 
@@ -73,7 +73,7 @@ class StageResult(Frozen):
     metrics: dict[str, float | None]
     """Headline metrics, which gates check. Deterministic: no times, no speeds."""
     uncertainty: dict[str, Uncertainty] = Field(default_factory=dict)
-    """Metric → its uncertainty, for exactly the names in ``schemas.records.metrics.estimated_metric_names``."""
+    """Metric → its uncertainty, for exactly the names in ``vantage.schemas.records.metrics.estimated_metric_names``."""
     tokenizer_digest: str | None = None
     base: Digest | None = None
     """Of a model that is only adapters: content digest of the whole model that they stand on."""

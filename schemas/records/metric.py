@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.metric_names import JUDGED, PASS_AT
+from vantage.schemas.metric_names import JUDGED, PASS_AT
 
 Settings = Collection[str]
 """Names in ``NEEDS``: what a stage has."""

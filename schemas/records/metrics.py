@@ -1,14 +1,14 @@
-"""The table of metrics: name, unit and definition. ``schemas.kinds`` has the metrics of each kind of stage.
+"""The table of metrics: name, unit and definition. ``vantage.schemas.kinds`` has the metrics of each kind of stage.
 
-``schemas.records.metrics_page`` prints this table as ``docs/metrics.md``.
+``vantage.schemas.records.metrics_page`` prints this table as ``docs/metrics.md``.
 """
 
 from collections.abc import Iterable
 
-from schemas.kinds import KINDS
-from schemas.metric_names import DOUBLING_TOKENS
-from schemas.records.evaluation_metrics import BENCHMARK_METRICS, EVALUATION_METRICS, REWARD_METRICS
-from schemas.records.metric import NEEDS, Metric, Settings
+from vantage.schemas.kinds import KINDS
+from vantage.schemas.metric_names import DOUBLING_TOKENS
+from vantage.schemas.records.evaluation_metrics import BENCHMARK_METRICS, EVALUATION_METRICS, REWARD_METRICS
+from vantage.schemas.records.metric import NEEDS, Metric, Settings
 
 
 def _by_tokens(name: str, of: str) -> tuple[Metric, ...]:

@@ -1,8 +1,8 @@
 """The page ``docs/metrics.md``, printed from the table of metrics."""
 
-from schemas.kinds import KINDS
-from schemas.records.metric import NEEDS
-from schemas.records.metrics import METRICS
+from vantage.schemas.kinds import KINDS
+from vantage.schemas.records.metric import NEEDS
+from vantage.schemas.records.metrics import METRICS
 
 
 def docs_page() -> str:

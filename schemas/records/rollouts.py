@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from schemas.frozen import Frozen
-from schemas.recipe.fields import Count
-from schemas.records.artifacts import Digest
+from vantage.schemas.frozen import Frozen
+from vantage.schemas.recipe.fields import Count
+from vantage.schemas.records.artifacts import Digest
 
 HEADER = "rollouts.json"
 

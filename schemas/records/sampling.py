@@ -5,10 +5,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from schemas.frozen import Frozen
-from schemas.recipe.fields import Count, Positive
-from schemas.recipe.inputs import Generation
-from schemas.recipe.stages import TrainOn
+from vantage.schemas.frozen import Frozen
+from vantage.schemas.recipe.fields import Count, Positive
+from vantage.schemas.recipe.inputs import Generation
+from vantage.schemas.recipe.stages import TrainOn
 
 
 class Turn(Frozen):
@@ -113,7 +113,7 @@ class RowToRender(Frozen):
 
     prompt: str
     messages: tuple[dict[str, str | None], ...] | None
-    """The turns of a prompt that is a conversation (``schemas.conversations.Message``)."""
+    """The turns of a prompt that is a conversation (``vantage.schemas.conversations.Message``)."""
     response: str | None
 
 

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from schemas.canonical_json import canonical_json
-from schemas.kinds import KINDS
-from schemas.recipe.inputs import Generation
-from schemas.recipe.rewards import Reward
-from schemas.recipe.sources import (
+from vantage.schemas.canonical_json import canonical_json
+from vantage.schemas.kinds import KINDS
+from vantage.schemas.recipe.inputs import Generation
+from vantage.schemas.recipe.rewards import Reward
+from vantage.schemas.recipe.sources import (
     Builtin,
     DataSource,
     Gguf,
@@ -26,10 +26,17 @@ from schemas.recipe.sources import (
     Package,
     Registered,
 )
-from schemas.recipe.terms import row_of
-from schemas.recipe.work import ImportBenchmark, ImportModel, ImportVerifier, MixData, PrepareData, Work
-from schemas.source_files import data_format
-from schemas.steps import BUILTIN_VERIFIERS, JUDGES, held_out_role, part_role, role_of_test_set
+from vantage.schemas.recipe.terms import row_of
+from vantage.schemas.recipe.work import (
+    ImportBenchmark,
+    ImportModel,
+    ImportVerifier,
+    MixData,
+    PrepareData,
+    Work,
+)
+from vantage.schemas.source_files import data_format
+from vantage.schemas.steps import BUILTIN_VERIFIERS, JUDGES, held_out_role, part_role, role_of_test_set
 
 NOT_IN_KEY = frozenset(
     {

@@ -9,8 +9,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from schemas.frozen import Frozen
-from schemas.metric_names import DISTINCT, JUDGED, LENGTH_GROUPS, PASS_AT
+from vantage.schemas.frozen import Frozen
+from vantage.schemas.metric_names import DISTINCT, JUDGED, LENGTH_GROUPS, PASS_AT
 
 _JUDGES = ("", *(f"{name}_" for name in JUDGED.values()))
 """Before the metrics of the first judge, and of the second one by its kind."""

@@ -1,6 +1,6 @@
 """What the machine did while an attempt was computed, read from time to time."""
 
-from schemas.frozen import Frozen
+from vantage.schemas.frozen import Frozen
 
 
 class Usage(Frozen):

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Mapping
 
-from schemas.frozen import Frozen
-from schemas.recipe.stage import Gate
-from schemas.records.artifacts import StoredArtifact
-from schemas.records.uncertainty import COMPARISONS, Uncertainty, interval_of
+from vantage.schemas.frozen import Frozen
+from vantage.schemas.recipe.stage import Gate
+from vantage.schemas.records.artifacts import StoredArtifact
+from vantage.schemas.records.uncertainty import COMPARISONS, Uncertainty, interval_of
 
 Metrics = Mapping[str, float | None]
 

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.conversations import Message, extras_of, is_one_prompt, transcript
-from schemas.row_rules import TIE
-from schemas.steps import CONTENT_COLUMNS, missing_columns
-from tasks.data.columns import whole_text
-from tasks.data.conversations import common_beginning, is_transcript, joined, read_transcript
-from tasks.data.judgments import Undecided, Unpairable, preferred
+from vantage.schemas.conversations import Message, extras_of, is_one_prompt, transcript
+from vantage.schemas.row_rules import TIE
+from vantage.schemas.steps import CONTENT_COLUMNS, missing_columns
+from vantage.tasks.data.columns import whole_text
+from vantage.tasks.data.conversations import common_beginning, is_transcript, joined, read_transcript
+from vantage.tasks.data.judgments import Undecided, Unpairable, preferred
 
 SOURCE_COLUMNS = (
     "conversation",
@@ -36,7 +36,7 @@ class Assembly:
     columns: Sequence[str]
     """Our columns that the file is mapped to."""
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """See ``tasks.data.judgments.preferred``."""
+    """See ``vantage.tasks.data.judgments.preferred``."""
     system: str | None = None
     """The system message of rows that have none."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from schemas.source_files import files_in
+from vantage.schemas.source_files import files_in
 
 LOCAL_FORMATS = ("json", "csv", "parquet", "arrow", "text")
 """Values of ``dataset_path`` that name a format of local files; JSON lines are ``json``."""

@@ -7,8 +7,8 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Any
 
-from schemas.conversations import Message
-from tasks.data.conversations import read_conversation, read_history, turns_in_text
+from vantage.schemas.conversations import Message
+from vantage.tasks.data.conversations import read_conversation, read_history, turns_in_text
 
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 _NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*")

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from schemas.conversations import first_words
-from schemas.recipe.work import PrepareData
-from schemas.records.job import StageJob
-from schemas.steps import held_out_role, role_of_test_set
-from tasks.data.rows import column_names, open_parquet
-from tasks.data.splits import TEST, VALIDATION, prompt_position
+from vantage.schemas.conversations import first_words
+from vantage.schemas.recipe.work import PrepareData
+from vantage.schemas.records.job import StageJob
+from vantage.schemas.steps import held_out_role, role_of_test_set
+from vantage.tasks.data.rows import column_names, open_parquet
+from vantage.tasks.data.splits import TEST, VALIDATION, prompt_position
 
 ASKED_COLUMNS = ("prompt", "messages")
 """Those that say what was asked."""

@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from schemas.conversations import ROLES, Message
+from vantage.schemas.conversations import ROLES, Message
 
 _ROLE_OF = {
     **{role: role for role in ROLES},

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from schemas.records.job import StageJob
+from vantage.schemas.records.job import StageJob
 
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 

@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from models.conversations import encode_conversations
-from models.folders import load_tokenizer
-from models.prompts import decode_all, encode_responses, stop_token_ids
-from models.prompts import encode_prompts as prompts_to_ids
-from models.sequences import Sequences, Spans, collate
-from models.stop_strings import StopStrings, before_stop, special_stops
-from schemas.conversations import Message, Prompt
-from schemas.recipe.inputs import Generation
-from schemas.recipe.stages import TrainOn
-from schemas.records.job import StageJob
-from tasks.data.encoding_counts import NOT_COUNTED, EncodingCounts, count_tokens
-from tasks.data.rows import Row, column_names, row_batches
-from tasks.data.token_rows import GroupedRows, JsonRowsWriter, TokenRowsWriter
-from tasks.training.measured import clusters_of_ids
+from vantage.models.conversations import encode_conversations
+from vantage.models.folders import load_tokenizer
+from vantage.models.prompts import decode_all, encode_responses, stop_token_ids
+from vantage.models.prompts import encode_prompts as prompts_to_ids
+from vantage.models.sequences import Sequences, Spans, collate
+from vantage.models.stop_strings import StopStrings, before_stop, special_stops
+from vantage.schemas.conversations import Message, Prompt
+from vantage.schemas.recipe.inputs import Generation
+from vantage.schemas.recipe.stages import TrainOn
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.data.encoding_counts import NOT_COUNTED, EncodingCounts, count_tokens
+from vantage.tasks.data.rows import Row, column_names, row_batches
+from vantage.tasks.data.token_rows import GroupedRows, JsonRowsWriter, TokenRowsWriter
+from vantage.tasks.training.measured import clusters_of_ids
 
 log = logging.getLogger(__name__)
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-from schemas.steps import CONTENT_COLUMNS, OPTIONAL_COLUMNS
-from tasks.data.assembly import Assembly
-from tasks.data.columns import RowMapper, WrongValue
-from tasks.data.conversations import is_transcript
-from tasks.data.garbled_rows import MARKS, is_mark, refuse_garbled
-from tasks.data.judgments import WORDS, Undecided, Unpairable, plain, readings
-from tasks.data.single_answers import are_single, grade_of
-from tasks.data.spellings import spelt_as_in
+from vantage.schemas.steps import CONTENT_COLUMNS, OPTIONAL_COLUMNS
+from vantage.tasks.data.assembly import Assembly
+from vantage.tasks.data.columns import RowMapper, WrongValue
+from vantage.tasks.data.conversations import is_transcript
+from vantage.tasks.data.garbled_rows import MARKS, is_mark, refuse_garbled
+from vantage.tasks.data.judgments import WORDS, Undecided, Unpairable, plain, readings
+from vantage.tasks.data.single_answers import are_single, grade_of
+from vantage.tasks.data.spellings import spelt_as_in
 
 SAMPLE_ROWS = 1000
 """Rows by which a format is recognised."""

@@ -4,10 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tasks.data.columns import RowMapper, WrongValue
+from vantage.tasks.data.columns import RowMapper, WrongValue
 
 if TYPE_CHECKING:
-    from tasks.data.formats import Format
+    from vantage.tasks.data.formats import Format
 
 _MOST = 0.9
 """Share of the first rows in which it is so."""
@@ -76,7 +76,7 @@ def _is_json_list(text: Any) -> bool:
 
 
 def _has_rounds(found: "Format", rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the responses are such lists too: then an item of each is a round (``tasks.data.assembly``)."""
+    """Whether the responses are such lists too: then an item of each is a round (``vantage.tasks.data.assembly``)."""
     sides = {column: spec for column, spec in found.columns.items() if column in _RESPONSES}
     return bool(sides) and _share(_are_json_lists(RowMapper(sides), row) for row in rows) >= _MOST
 

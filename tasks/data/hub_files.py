@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
-from schemas.recipe.sources import HubFiles, data_source
-from schemas.source_files import files_of
+from vantage.schemas.recipe.sources import HubFiles, data_source
+from vantage.schemas.source_files import files_of
 
 _NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\..*)")
 

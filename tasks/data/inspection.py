@@ -13,16 +13,16 @@ from typing import Any
 
 import yaml
 
-from schemas.digest_set import DigestSet
-from schemas.recipe.inputs import Content, Data
-from schemas.records.inspection import FileInspection, Quantiles
-from schemas.row_rules import SLICE_ROWS, RowCheck
-from schemas.source_files import PLAIN_FORMATS, data_format, data_limit
-from tasks.data.formats import SAMPLE_ROWS, Format, nearest, recognise
-from tasks.data.garbled_rows import GarbledRows
-from tasks.data.hub_files import UnreachableHub, source_files
-from tasks.data.row_reader import RowReader
-from tasks.data.source_rows import Fault, SourceRow, UnreadableFile, read_rows_of
+from vantage.schemas.digest_set import DigestSet
+from vantage.schemas.recipe.inputs import Content, Data
+from vantage.schemas.records.inspection import FileInspection, Quantiles
+from vantage.schemas.row_rules import SLICE_ROWS, RowCheck
+from vantage.schemas.source_files import PLAIN_FORMATS, data_format, data_limit
+from vantage.tasks.data.formats import SAMPLE_ROWS, Format, nearest, recognise
+from vantage.tasks.data.garbled_rows import GarbledRows
+from vantage.tasks.data.hub_files import UnreachableHub, source_files
+from vantage.tasks.data.row_reader import RowReader
+from vantage.tasks.data.source_rows import Fault, SourceRow, UnreadableFile, read_rows_of
 
 CONTENTS: tuple[Content, ...] = ("rankings", "preferences", "demonstrations", "prompts")
 """In the order in which a file is taken to hold them: the first has the most in a row."""
@@ -42,7 +42,7 @@ def inspect_file(path: Path, content: Content | None) -> tuple[FileInspection, l
     Memory holds a batch of rows, their lengths, and a digest of each usable row and of each different prompt: about 50 bytes a row.
 
     Args:
-        path: a file, a pattern of files' names, or ``hub:ORGANISATION/NAME@COMMIT/FILE``, in one of ``schemas.source_files.DATA_FORMATS``.
+        path: a file, a pattern of files' names, or ``hub:ORGANISATION/NAME@COMMIT/FILE``, in one of ``vantage.schemas.source_files.DATA_FORMATS``.
         content: what its rows are to be read as; None: found out.
 
     Raises:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from schemas.row_rules import TIE
+from vantage.schemas.row_rules import TIE
 
 Side = Literal["first", "second", "tie"]
 

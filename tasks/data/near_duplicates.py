@@ -12,7 +12,7 @@ from itertools import chain
 
 import numpy as np
 
-from tasks.data.splits import TEST, TRAIN, VALIDATION, alike_text
+from vantage.tasks.data.splits import TEST, TRAIN, VALIDATION, alike_text
 
 SHINGLE = 3
 """Characters of a sequence: few, so that short prompts and scripts without spaces are compared, too."""

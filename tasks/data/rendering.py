@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-from models.conversations import encode_conversations
-from models.prompts import encode_prompts, encode_responses
-from schemas.conversations import Message
-from schemas.recipe.stages import TrainOn
-from tasks.data.examples import Codec
+from vantage.models.conversations import encode_conversations
+from vantage.models.prompts import encode_prompts, encode_responses
+from vantage.schemas.conversations import Message
+from vantage.schemas.recipe.stages import TrainOn
+from vantage.tasks.data.examples import Codec
 
 Part = tuple[str, bool]
 """A piece of text, and whether it is trained on."""

@@ -10,15 +10,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from schemas.recipe.inputs import Data
-from schemas.row_rules import COLUMN_TYPES, FAULT, FAULT_TYPE, SOURCE_ROW
-from schemas.source_files import data_format
-from schemas.steps import CONTENT_COLUMNS
-from tasks.data.assembly import Assembly
-from tasks.data.columns import MissingColumn, RowMapper, WrongValue, short
-from tasks.data.formats import MAPPED, SAMPLE_ROWS, Format, optional_columns, own_format, recognise
-from tasks.data.single_answers import Numbered, are_single, by_prompt, grade_of
-from tasks.data.source_rows import Fault, SourceRow
+from vantage.schemas.recipe.inputs import Data
+from vantage.schemas.row_rules import COLUMN_TYPES, FAULT, FAULT_TYPE, SOURCE_ROW
+from vantage.schemas.source_files import data_format
+from vantage.schemas.steps import CONTENT_COLUMNS
+from vantage.tasks.data.assembly import Assembly
+from vantage.tasks.data.columns import MissingColumn, RowMapper, WrongValue, short
+from vantage.tasks.data.formats import MAPPED, SAMPLE_ROWS, Format, optional_columns, own_format, recognise
+from vantage.tasks.data.single_answers import Numbered, are_single, by_prompt, grade_of
+from vantage.tasks.data.source_rows import Fault, SourceRow
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class RowReader:
         return by_prompt(read, content=self._content, are_marks=are_marks, folder=folder)
 
     def table(self, made: Iterable[Numbered]) -> pa.Table:
-        """Rows that it made; one that could not be read says why in ``schemas.row_rules.FAULT``."""
+        """Rows that it made; one that could not be read says why in ``vantage.schemas.row_rules.FAULT``."""
         rows = [
             {**({FAULT: asdict(row)} if isinstance(row, Fault) else row), SOURCE_ROW: number}
             for number, row in made

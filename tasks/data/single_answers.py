@@ -13,9 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from schemas.row_rules import COLUMN_TYPES, REPEATED, SLICE_ROWS, UNPAIRED
-from tasks.data.judgments import preferred
-from tasks.data.source_rows import Fault
+from vantage.schemas.row_rules import COLUMN_TYPES, REPEATED, SLICE_ROWS, UNPAIRED
+from vantage.tasks.data.judgments import preferred
+from vantage.tasks.data.source_rows import Fault
 
 PART_BYTES = 32 << 20
 """Of answers, as Arrow holds them, that are put together in memory."""

@@ -21,8 +21,8 @@ from typing import Any, BinaryIO, NoReturn
 
 import pyarrow as pa
 
-from schemas.source_files import PACKINGS, SizeLimit
-from tasks.data.rows import open_parquet
+from vantage.schemas.source_files import PACKINGS, SizeLimit
+from vantage.tasks.data.rows import open_parquet
 
 MAX_ROW_BYTES = 16 << 20
 """Of one row as it stands in the file; a longer one is refused."""
@@ -76,7 +76,7 @@ def read_rows_of(path: Path, ending: str, limit: SizeLimit) -> Iterator[SourceRo
 
     Args:
         path: the file.
-        ending: what it is: one of ``schemas.source_files.DATA_FORMATS``.
+        ending: what it is: one of ``vantage.schemas.source_files.DATA_FORMATS``.
         limit: of the bytes that a packed file is unpacked to.
 
     Raises:

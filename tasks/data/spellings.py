@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 
-from tasks.data.columns import RowMapper, is_pattern
+from vantage.tasks.data.columns import RowMapper, is_pattern
 
 
 def spelt_as_in(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from schemas.recipe.inputs import Shares, Split
+from vantage.schemas.recipe.inputs import Shares, Split
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 SPLITS = (TRAIN, VALIDATION, TEST)

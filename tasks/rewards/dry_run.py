@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from schemas.recipe.inputs import EXACT_MATCH
-from schemas.recipe.work import ImportVerifier
-from schemas.records.job import StageJob
-from tasks.data.rows import Row, read_rows
-from tasks.data.splits import SPLITS
-from tasks.rewards.verifiers import (
+from vantage.schemas.recipe.inputs import EXACT_MATCH
+from vantage.schemas.recipe.work import ImportVerifier
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.data.rows import Row, read_rows
+from vantage.tasks.data.splits import SPLITS
+from vantage.tasks.rewards.verifiers import (
     BUILTIN_FUNCTIONS,
     MissingAnswers,
     in_process,

@@ -3,15 +3,15 @@
 import torch
 from torch import Tensor
 
-from models.folders import tokenizer_digest
-from models.heads import ScalarModel, load_scalar, scores
-from models.sequences import Sequences
-from schemas.recipe.pass_limits import PassLimits
-from schemas.recipe.terms import ModelTerm
-from tasks.rewards.term_scores import Source, TermScores
-from tasks.training import progress, ranks
-from tasks.training.networks import placed
-from tasks.training.passes import passes_of
+from vantage.models.folders import tokenizer_digest
+from vantage.models.heads import ScalarModel, load_scalar, scores
+from vantage.models.sequences import Sequences
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.recipe.terms import ModelTerm
+from vantage.tasks.rewards.term_scores import Source, TermScores
+from vantage.tasks.training import progress, ranks
+from vantage.tasks.training.networks import placed
+from vantage.tasks.training.passes import passes_of
 
 
 class TokenizersDiffer(ValueError):

@@ -7,13 +7,13 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from algorithms.rewards import replace_missing_eos, subtract_missing_eos
-from models.sequences import Sequences
-from schemas.recipe.pass_limits import PassLimits
-from schemas.recipe.rewards import MissingEos
-from schemas.recipe.terms import RewardTerm, row_of
-from schemas.records.job import StageJob
-from tasks.rewards.term_scores import Responses, Source, TermScores
+from vantage.algorithms.rewards import replace_missing_eos, subtract_missing_eos
+from vantage.models.sequences import Sequences
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.recipe.rewards import MissingEos
+from vantage.schemas.recipe.terms import RewardTerm, row_of
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.rewards.term_scores import Responses, Source, TermScores
 
 
 @dataclass(frozen=True)

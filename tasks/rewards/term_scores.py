@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.sequences import Sequences
-from schemas.recipe.pass_limits import PassLimits
-from schemas.records.job import StageJob
+from vantage.models.sequences import Sequences
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.records.job import StageJob
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A verifier of a user's own: their file becomes a function, and what is wrong with it is said in terms of the file.
 
 The file is run under a private name and from where it lies in the store, so that what it is called, and what stands
-beside it, has no effect. Stages do that in a process of its own (``tasks.rewards.verifier_process``).
+beside it, has no effect. Stages do that in a process of its own (``vantage.tasks.rewards.verifier_process``).
 """
 
 import inspect

@@ -20,8 +20,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tasks.rewards.verifier_file import BrokenVerifier, shown_case
-from tasks.rewards.verifier_worker import READY, RIGHT, WRONG
+from vantage.tasks.rewards.verifier_file import BrokenVerifier, shown_case
+from vantage.tasks.rewards.verifier_worker import READY, RIGHT, WRONG
 
 CALL_SECONDS = 30.0
 """How long one call may take; what needs longer belongs into the data, as an answer."""
@@ -57,7 +57,7 @@ class VerifierProcess:
         """Hold what is needed to start the process.
 
         Args:
-            configuration: for ``tasks.rewards.verifier_worker``: ``file`` and ``function``, or ``extract``.
+            configuration: for ``vantage.tasks.rewards.verifier_worker``: ``file`` and ``function``, or ``extract``.
             name: what the recipe calls the verifier.
             function: what is named where it is at fault.
         """
@@ -188,7 +188,14 @@ class _Running:
     def __init__(self, configuration: Mapping[str, Any], name: str) -> None:
         asked, self._requests = os.pipe()
         self._replies, replies = os.pipe()
-        command = [sys.executable, "-m", "tasks.rewards.verifier_worker", str(asked), str(replies), name]
+        command = [
+            sys.executable,
+            "-m",
+            "vantage.tasks.rewards.verifier_worker",
+            str(asked),
+            str(replies),
+            name,
+        ]
         self._process = subprocess.Popen(
             [*command, json.dumps(configuration)],
             stdin=subprocess.DEVNULL,

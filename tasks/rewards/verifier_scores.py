@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from schemas.recipe.terms import VerifierTerm
-from tasks.rewards.term_scores import Responses, Source, TermScores
-from tasks.rewards.verifier_file import VerifierFunction
-from tasks.rewards.verifiers import load_verifier, verdicts
-from tasks.training import ranks
+from vantage.schemas.recipe.terms import VerifierTerm
+from vantage.tasks.rewards.term_scores import Responses, Source, TermScores
+from vantage.tasks.rewards.verifier_file import VerifierFunction
+from vantage.tasks.rewards.verifiers import load_verifier, verdicts
+from vantage.tasks.training import ranks
 
 
 def load(term: VerifierTerm, source: Source) -> TermScores:

@@ -1,6 +1,6 @@
 """The process that a recipe's own verifier runs in: batches of cases in, a line for each verdict out.
 
-``python -m tasks.rewards.verifier_worker`` is started by ``tasks.rewards.verifier_process`` alone. What a user's code
+``python -m vantage.tasks.rewards.verifier_worker`` is started by ``vantage.tasks.rewards.verifier_process`` alone. What a user's code
 prints, and where it stood when it crashed, goes to standard error and output; requests and verdicts have pipes of their own.
 """
 
@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tasks.rewards.exact_match import exact_match
-from tasks.rewards.verifier_file import BrokenVerifier, VerifierFunction, load_function
+from vantage.tasks.rewards.exact_match import exact_match
+from vantage.tasks.rewards.verifier_file import BrokenVerifier, VerifierFunction, load_function
 
 READY, RIGHT, WRONG = b"ready\n", b"1\n", b"0\n"
 PR_SET_PDEATHSIG = 1

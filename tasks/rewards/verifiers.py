@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from schemas.recipe.evaluations import PolicyEvaluation
-from schemas.recipe.inputs import EXACT_MATCH, Verifier
-from schemas.recipe.stages import PreferenceCollection, RolloutCollection, Rollouts
-from schemas.records.job import StageJob
-from tasks.data import arithmetic
-from tasks.data.rows import count_missing
-from tasks.data.splits import SPLITS
-from tasks.rewards.verifier_file import FILE, VerifierFunction
-from tasks.rewards.verifier_process import VerifierProcess
+from vantage.schemas.recipe.evaluations import PolicyEvaluation
+from vantage.schemas.recipe.inputs import EXACT_MATCH, Verifier
+from vantage.schemas.recipe.stages import PreferenceCollection, RolloutCollection, Rollouts
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.data import arithmetic
+from vantage.tasks.data.rows import count_missing
+from vantage.tasks.data.splits import SPLITS
+from vantage.tasks.rewards.verifier_file import FILE, VerifierFunction
+from vantage.tasks.rewards.verifier_process import VerifierProcess
 
 CONFIGURATION = "verifier.json"
 """The recipe's words for one of its own verifiers, in the artifact; their ``source`` is a file beside it."""

@@ -15,12 +15,12 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from models.pass_counts import PassCounts, add_counts, taken_counts
-from models.policy import PolicyModel
-from models.sampling import Samples
-from tasks.rollout.engine import Listener, LocalEngine, of_all_ranks
-from tasks.rollout.rollout_models import RolloutModels
-from tasks.training import progress, ranks
+from vantage.models.pass_counts import PassCounts, add_counts, taken_counts
+from vantage.models.policy import PolicyModel
+from vantage.models.sampling import Samples
+from vantage.tasks.rollout.engine import Listener, LocalEngine, of_all_ranks
+from vantage.tasks.rollout.rollout_models import RolloutModels
+from vantage.tasks.training import progress, ranks
 
 TOLD_EVERY_SECONDS = 1.0
 """How often it is told how far the thread is that is waited for."""

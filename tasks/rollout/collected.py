@@ -10,13 +10,13 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from models.sequences import collate
-from schemas.records.rollouts import HEADER, RolloutsHeader
-from tasks.data.examples import Codec
-from tasks.data.splits import TRAIN
-from tasks.rewards.model_scores import TokenizersDiffer
-from tasks.rewards.scoring import Scores
-from tasks.rollout.rollouts import Sampled, Scored, padded
+from vantage.models.sequences import collate
+from vantage.schemas.records.rollouts import HEADER, RolloutsHeader
+from vantage.tasks.data.examples import Codec
+from vantage.tasks.data.splits import TRAIN
+from vantage.tasks.rewards.model_scores import TokenizersDiffer
+from vantage.tasks.rewards.scoring import Scores
+from vantage.tasks.rollout.rollouts import Sampled, Scored, padded
 
 _COLUMNS = (
     ("prompt", pa.string()),

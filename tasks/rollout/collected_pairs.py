@@ -1,8 +1,8 @@
 """Preference pairs of collected responses: each prompt's best against its worst, as the very ids that were sampled."""
 
-from tasks.data.encoding_counts import EncodingCounts, count_tokens
-from tasks.data.examples import Codec, Completions, NothingLeft
-from tasks.rollout.collected import Collected
+from vantage.tasks.data.encoding_counts import EncodingCounts, count_tokens
+from vantage.tasks.data.examples import Codec, Completions, NothingLeft
+from vantage.tasks.rollout.collected import Collected
 
 
 def best_against_worst(collected: Collected, codec: Codec, *, split: str) -> Completions:

@@ -7,16 +7,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from algorithms.kl import kl_estimate
-from algorithms.length_control import length_controlled_win_rate
-from algorithms.response_statistics import distinct_ngrams, pass_at_k
-from algorithms.swapped_verdicts import SwappedVerdicts
-from algorithms.uncertainty import Estimate, clustered_mean, clustered_ratio
-from schemas.metric_names import DISTINCT, PASS_AT
-from tasks.rollout.rollouts import Sampled
-from tasks.training.likelihood import MeasuredLikelihood
-from tasks.training.measured import clusters_of
-from tasks.training.resampling import Statistic, bootstrapped
+from vantage.algorithms.kl import kl_estimate
+from vantage.algorithms.length_control import length_controlled_win_rate
+from vantage.algorithms.response_statistics import distinct_ngrams, pass_at_k
+from vantage.algorithms.swapped_verdicts import SwappedVerdicts
+from vantage.algorithms.uncertainty import Estimate, clustered_mean, clustered_ratio
+from vantage.schemas.metric_names import DISTINCT, PASS_AT
+from vantage.tasks.rollout.rollouts import Sampled
+from vantage.tasks.training.likelihood import MeasuredLikelihood
+from vantage.tasks.training.measured import clusters_of
+from vantage.tasks.training.resampling import Statistic, bootstrapped
 
 Estimates = dict[str, Estimate]
 """Metric → estimate."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from algorithms.critic_quality import (
+from vantage.algorithms.critic_quality import (
     SquaredAdvantages,
     calibration,
     calibration_error,
@@ -14,11 +14,11 @@ from algorithms.critic_quality import (
     rank_correlation,
     squared_advantages,
 )
-from algorithms.critic_slices import Slice, by_difficulty, by_length, by_part, by_tokens_left
-from algorithms.diagnostics import value_diagnostics
-from algorithms.uncertainty import Estimate, clustered_explained_variance, clustered_ratio
-from schemas.kinds import KINDS
-from schemas.records.critic_diagnosis import (
+from vantage.algorithms.critic_slices import Slice, by_difficulty, by_length, by_part, by_tokens_left
+from vantage.algorithms.diagnostics import value_diagnostics
+from vantage.algorithms.uncertainty import Estimate, clustered_explained_variance, clustered_ratio
+from vantage.schemas.kinds import KINDS
+from vantage.schemas.records.critic_diagnosis import (
     DIAGNOSIS_FILE,
     PROMPT_CHARACTERS,
     WORST_PROMPTS,
@@ -30,9 +30,9 @@ from schemas.records.critic_diagnosis import (
     Estimated,
     Ordering,
 )
-from schemas.records.uncertainty import Uncertainty
-from storage.durable_files import write_file
-from tasks.training.measured import clusters_of, defined
+from vantage.schemas.records.uncertainty import Uncertainty
+from vantage.storage.durable_files import write_file
+from vantage.tasks.training.measured import clusters_of, defined
 
 HALF_WAY = 0.5
 _PARTS_OF_THE_WAY = (0.25, HALF_WAY, 0.75, 1.0)

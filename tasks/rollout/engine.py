@@ -7,12 +7,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from models.policy import PolicyModel
-from models.sampling import InStep, Samples, batches, sample
-from schemas.recipe.pass_limits import PassLimits
-from tasks.data.examples import Codec
-from tasks.training import progress, ranks
-from tasks.training.optimization import Precision, autocast
+from vantage.models.policy import PolicyModel
+from vantage.models.sampling import InStep, Samples, batches, sample
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.tasks.data.examples import Codec
+from vantage.tasks.training import progress, ranks
+from vantage.tasks.training.optimization import Precision, autocast
 
 
 class Listener(Protocol):
@@ -69,7 +69,7 @@ class LocalEngine:
         greedy: bool = False,
         listener: Listener | None = None,
     ) -> Samples:
-        """See ``RolloutEngine`` and ``models.sampling.sample``."""
+        """See ``RolloutEngine`` and ``vantage.models.sampling.sample``."""
         repeated = [prompt for prompt in prompts for _ in range(count)]
         limit = self.codec.generation.max_response_tokens
 

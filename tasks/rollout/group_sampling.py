@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.sequences import join
-from tasks.rewards.scoring import Scores
-from tasks.rollout.rollouts import Sampled, Scored, padded
+from vantage.models.sequences import join
+from vantage.tasks.rewards.scoring import Scores
+from vantage.tasks.rollout.rollouts import Sampled, Scored, padded
 
 
 @dataclass(frozen=True)

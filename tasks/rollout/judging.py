@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from schemas.recipe.pass_limits import PassLimits
-from schemas.recipe.rewards import Judge
-from schemas.records.job import StageJob
-from tasks.rewards.scoring import load_scorer, score
-from tasks.rewards.verifier_scores import judged
-from tasks.rewards.verifiers import load_verifier
-from tasks.rollout.rollouts import Sampled
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.recipe.rewards import Judge
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.rewards.scoring import load_scorer, score
+from vantage.tasks.rewards.verifier_scores import judged
+from vantage.tasks.rewards.verifiers import load_verifier
+from vantage.tasks.rollout.rollouts import Sampled
 
 Judgement = Callable[[Sampled], Tensor]
 """Responses → (B,), on the CPU: right (1) or wrong (0) by a verifier, or their scores by a reward."""

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.sequences import Sequences
-from schemas.recipe.stages import BestOfN, PolicyOptimization, Rollouts, ValuePretraining
-from tasks.training import progress
-from tasks.training.seeds import generator
+from vantage.models.sequences import Sequences
+from vantage.schemas.recipe.stages import BestOfN, PolicyOptimization, Rollouts, ValuePretraining
+from vantage.tasks.training import progress
+from vantage.tasks.training.seeds import generator
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from algorithms.swapped_verdicts import SwappedVerdicts, swapped_verdicts
-from models.folders import load_tokenizer
-from models.policy import PolicyModel
-from models.prompts import encode_prompts, encode_responses
-from models.sequences import collate
-from schemas.recipe.pass_limits import PassLimits
-from schemas.recipe.rewards import PAIR_FIELDS, Judge
-from schemas.records.job import StageJob
-from tasks.rollout.rollouts import Sampled, sequence_sums
-from tasks.training import progress, ranks
-from tasks.training.networks import fixed_policy
-from tasks.training.passes import passes
+from vantage.algorithms.swapped_verdicts import SwappedVerdicts, swapped_verdicts
+from vantage.models.folders import load_tokenizer
+from vantage.models.policy import PolicyModel
+from vantage.models.prompts import encode_prompts, encode_responses
+from vantage.models.sequences import collate
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.recipe.rewards import PAIR_FIELDS, Judge
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.rollout.rollouts import Sampled, sequence_sums
+from vantage.tasks.training import progress, ranks
+from vantage.tasks.training.networks import fixed_policy
+from vantage.tasks.training.passes import passes
 
 READ_AT_ONCE = 64
 """Questions with an answer in one forward pass without ``microbatch_size``, which counts these; each pair has four."""

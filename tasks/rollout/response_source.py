@@ -3,18 +3,18 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from models.folders import tokenizer_digest
-from schemas.recipe.resolved import ResolvedValuePretraining
-from schemas.records.job import StageJob
-from tasks.data.examples import Prompts, read_prompts
-from tasks.data.splits import TEST, TRAIN
-from tasks.rollout.ahead import AheadEngine
-from tasks.rollout.collected import Collected, read_collected
-from tasks.rollout.group_sampling import join_scored
-from tasks.rollout.rollout_models import RolloutModels
-from tasks.rollout.rollouts import Scored, prompts_of_iteration, sample_and_score
-from tasks.training.data_order import DataOrder
-from tasks.training.seeds import derive_seed, stage_seed
+from vantage.models.folders import tokenizer_digest
+from vantage.schemas.recipe.resolved import ResolvedValuePretraining
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.data.examples import Prompts, read_prompts
+from vantage.tasks.data.splits import TEST, TRAIN
+from vantage.tasks.rollout.ahead import AheadEngine
+from vantage.tasks.rollout.collected import Collected, read_collected
+from vantage.tasks.rollout.group_sampling import join_scored
+from vantage.tasks.rollout.rollout_models import RolloutModels
+from vantage.tasks.rollout.rollouts import Scored, prompts_of_iteration, sample_and_score
+from vantage.tasks.training.data_order import DataOrder
+from vantage.tasks.training.seeds import derive_seed, stage_seed
 
 
 @dataclass(frozen=True)

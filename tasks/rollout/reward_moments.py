@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from algorithms.rewards import RunningMoments
+from vantage.algorithms.rewards import RunningMoments
 
 _FILE = "reward_moments.json"
 

@@ -2,17 +2,17 @@
 
 from dataclasses import dataclass, replace
 
-from models.policy import PolicyModel
-from schemas.recipe.pass_limits import FoundLimits, PassLimits
-from schemas.recipe.stage import Stage
-from schemas.recipe.stages import RolloutCollection, Rollouts
-from schemas.records.job import StageJob
-from tasks.data.examples import Codec, codec_of
-from tasks.rewards.scoring import Scorer, load_scorer
-from tasks.rollout.engine import LocalEngine, RolloutEngine, load_engine
-from tasks.training.found_limits import Sampler, sampling_limits, within_memory
-from tasks.training.networks import fixed_policy
-from tasks.training.optimization import Precision, frozen_dtype
+from vantage.models.policy import PolicyModel
+from vantage.schemas.recipe.pass_limits import FoundLimits, PassLimits
+from vantage.schemas.recipe.stage import Stage
+from vantage.schemas.recipe.stages import RolloutCollection, Rollouts
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.data.examples import Codec, codec_of
+from vantage.tasks.rewards.scoring import Scorer, load_scorer
+from vantage.tasks.rollout.engine import LocalEngine, RolloutEngine, load_engine
+from vantage.tasks.training.found_limits import Sampler, sampling_limits, within_memory
+from vantage.tasks.training.networks import fixed_policy
+from vantage.tasks.training.optimization import Precision, frozen_dtype
 
 
 @dataclass(frozen=True)

@@ -6,29 +6,29 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from algorithms.importance import ImportanceWeights
-from algorithms.kl import kl_estimate
-from algorithms.rewards import (
+from vantage.algorithms.importance import ImportanceWeights
+from vantage.algorithms.kl import kl_estimate
+from vantage.algorithms.rewards import (
     RunningMoments,
     overlong_penalty,
     scale_scores,
     shape_rewards,
 )
-from models.heads import ScalarModel, values, values_and_final
-from models.logprobs import LogProbs
-from models.policy import PolicyModel
-from models.sequences import Sequences, collate
-from schemas.recipe.algorithm import Returns
-from schemas.recipe.pass_limits import PassLimits
-from tasks.data.examples import Codec, Prompts
-from tasks.rewards.scoring import Scorer, Scores, score
-from tasks.rollout.engine import RolloutEngine
-from tasks.rollout.rollout_models import RolloutModels
-from tasks.rollout.scored_meanwhile import scored_meanwhile
-from tasks.training import progress, ranks
-from tasks.training.data_order import DataOrder
-from tasks.training.optimization import autocast
-from tasks.training.passes import passes_of
+from vantage.models.heads import ScalarModel, values, values_and_final
+from vantage.models.logprobs import LogProbs
+from vantage.models.policy import PolicyModel
+from vantage.models.sequences import Sequences, collate
+from vantage.schemas.recipe.algorithm import Returns
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.tasks.data.examples import Codec, Prompts
+from vantage.tasks.rewards.scoring import Scorer, Scores, score
+from vantage.tasks.rollout.engine import RolloutEngine
+from vantage.tasks.rollout.rollout_models import RolloutModels
+from vantage.tasks.rollout.scored_meanwhile import scored_meanwhile
+from vantage.tasks.training import progress, ranks
+from vantage.tasks.training.data_order import DataOrder
+from vantage.tasks.training.optimization import autocast
+from vantage.tasks.training.passes import passes_of
 
 
 @dataclass(frozen=True)

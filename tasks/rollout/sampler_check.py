@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from algorithms.diagnostics import sampler_gap
-from tasks.rollout.rollouts import Sampled
-from tasks.training.optimization import Precision
+from vantage.algorithms.diagnostics import sampler_gap
+from vantage.tasks.rollout.rollouts import Sampled
+from vantage.tasks.training.optimization import Precision
 
 MAX_SAMPLER_GAP: dict[Precision, float] = {"float32": 1e-3, "bfloat16": 0.1}
 """Nats per token of mean |Δ| that rounding may explain, and as much of a mean |ρ − 1|.

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tasks.data.examples import Codec, Prompts
-from tasks.rewards.scoring import Scorer
-from tasks.rewards.verifier_process import VerifierProcess
-from tasks.rewards.verifier_scores import VerifierScores
-from tasks.rollout.engine import Listener
+from vantage.tasks.data.examples import Codec, Prompts
+from vantage.tasks.rewards.scoring import Scorer
+from vantage.tasks.rewards.verifier_process import VerifierProcess
+from vantage.tasks.rewards.verifier_scores import VerifierScores
+from vantage.tasks.rollout.engine import Listener
 
 
 @dataclass(frozen=True)

@@ -2,21 +2,21 @@
 
 from dataclasses import dataclass
 
-from algorithms.uncertainty import Estimate, clustered_mean
-from schemas.recipe.algorithm import Returns
-from tasks.data.examples import Prompts
-from tasks.rollout.rollout_models import RolloutModels
-from tasks.rollout.rollouts import (
+from vantage.algorithms.uncertainty import Estimate, clustered_mean
+from vantage.schemas.recipe.algorithm import Returns
+from vantage.tasks.data.examples import Prompts
+from vantage.tasks.rollout.rollout_models import RolloutModels
+from vantage.tasks.rollout.rollouts import (
     Scored,
     sample_and_score,
     sequence_sums,
     shape,
 )
-from tasks.training import progress
-from tasks.training.attempt import Attempt
-from tasks.training.best_weights import Best, keep_if_best
-from tasks.training.measured import clusters_of
-from tasks.training.seeds import derive_seed
+from vantage.tasks.training import progress
+from vantage.tasks.training.attempt import Attempt
+from vantage.tasks.training.best_weights import Best, keep_if_best
+from vantage.tasks.training.measured import clusters_of
+from vantage.tasks.training.seeds import derive_seed
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from tasks.rollout.rollouts import Sampled
+from vantage.tasks.rollout.rollouts import Sampled
 
 NUM_BY_TOKEN = 12
 """So many samples come with the tokens of both responses."""

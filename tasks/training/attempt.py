@@ -13,20 +13,20 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from ledger.journal import Journal
-from schemas.records.job import StageJob
-from tasks.training import checkpoints, preemption, ranks
-from tasks.training.optimization import TrainingDiverged
-from tasks.training.progress import RUNNING, Progress
-from tasks.training.scratch import (
+from vantage.ledger.journal import Journal
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.training import checkpoints, preemption, ranks
+from vantage.tasks.training.optimization import TrainingDiverged
+from vantage.tasks.training.progress import RUNNING, Progress
+from vantage.tasks.training.scratch import (
     CHECKPOINTS,
     JOURNAL,
     PROGRESS,
     write_committed,
 )
-from tasks.training.stage_state import State, state_from_json
-from tasks.training.step_metrics import Speed, pass_metrics, peak_memory
-from tasks.training.writer import writes_files
+from vantage.tasks.training.stage_state import State, state_from_json
+from vantage.tasks.training.step_metrics import Speed, pass_metrics, peak_memory
+from vantage.tasks.training.writer import writes_files
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ class Attempt(Generic[State]):
         """Write a step's metrics to the journal and show how far the stage is.
 
         Args:
-            metrics: name → value, of ``schemas.records.metrics``; what the step's passes were is added.
+            metrics: name → value, of ``vantage.schemas.records.metrics``; what the step's passes were is added.
             num_tokens: tokens that the step read or sampled, on all ranks.
             headline: the metric that a person wants to see beside the progress bar.
 

@@ -13,14 +13,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ledger.journal import Journal
-from schemas.canonical_json import canonical_json
-from storage.durable_files import make_folder, replace_file
-from tasks.training import preemption, ranks
-from tasks.training.progress import Progress
-from tasks.training.scratch import BATCHES, JOURNAL, PROGRESS, write_committed
-from tasks.training.step_metrics import Speed, pass_metrics, peak_memory
-from tasks.training.writer import writes_files
+from vantage.ledger.journal import Journal
+from vantage.schemas.canonical_json import canonical_json
+from vantage.storage.durable_files import make_folder, replace_file
+from vantage.tasks.training import preemption, ranks
+from vantage.tasks.training.progress import Progress
+from vantage.tasks.training.scratch import BATCHES, JOURNAL, PROGRESS, write_committed
+from vantage.tasks.training.step_metrics import Speed, pass_metrics, peak_memory
+from vantage.tasks.training.writer import writes_files
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class BatchFiles:
 
         Args:
             content: what a later attempt finds in ``finished``.
-            metrics: name → value, of ``schemas.records.metrics``; what the batch's passes were is added.
+            metrics: name → value, of ``vantage.schemas.records.metrics``; what the batch's passes were is added.
             num_tokens: tokens that the batch read or sampled.
             headline: the metric that a person wants to see beside the progress bar.
             attachment: what is too large for memory and JSON; later at ``attachment``.

@@ -6,11 +6,11 @@ from typing import TypeVar
 
 from torch import nn
 
-from tasks.training import ranks
-from tasks.training.attempt import Attempt
-from tasks.training.measured import defined
-from tasks.training.networks import weights_of
-from tasks.training.stage_state import BestSoFar
+from vantage.tasks.training import ranks
+from vantage.tasks.training.attempt import Attempt
+from vantage.tasks.training.measured import defined
+from vantage.tasks.training.networks import weights_of
+from vantage.tasks.training.stage_state import BestSoFar
 
 Best = TypeVar("Best", bound=BestSoFar)
 

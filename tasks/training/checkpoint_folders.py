@@ -12,8 +12,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.durable_files import free_path, make_folder, move_folder
-from storage.sealed_folders import find_problems, seal
+from vantage.storage.durable_files import free_path, make_folder, move_folder
+from vantage.storage.sealed_folders import find_problems, seal
 
 _NAME = re.compile(r"checkpoint-(\d{8,})(?:\.(\d+))?")
 SAVING = "saving"

@@ -18,12 +18,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from models.adapters import kept_tensors
-from models.sharding import like, local, own_rows
-from schemas.canonical_json import canonical_json
-from storage.durable_files import write_file
-from tasks.training import ranks
-from tasks.training.checkpoint_folders import (
+from vantage.models.adapters import kept_tensors
+from vantage.models.sharding import like, local, own_rows
+from vantage.schemas.canonical_json import canonical_json
+from vantage.storage.durable_files import write_file
+from vantage.tasks.training import ranks
+from vantage.tasks.training.checkpoint_folders import (
     SAVING,
     Checkpoint,
     commit,

@@ -5,11 +5,11 @@ from typing import TypeVar
 
 from torch import nn
 
-from models.compiled_layers import CannotCompile, compile_layers
-from schemas.recipe.stage import Training
-from schemas.records.job import StageJob
-from tasks.training import compile_outcome
-from tasks.training.optimization import autocast, training_device
+from vantage.models.compiled_layers import CannotCompile, compile_layers
+from vantage.schemas.recipe.stage import Training
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.training import compile_outcome
+from vantage.tasks.training.optimization import autocast, training_device
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.parts import Cuts
-from models.sequences import Sequences
-from schemas.recipe.pass_limits import UNLIMITED, PassLimits
+from vantage.models.parts import Cuts
+from vantage.models.sequences import Sequences
+from vantage.schemas.recipe.pass_limits import UNLIMITED, PassLimits
 
 OVERHEAD = {"cpu": 32, "cuda": 4096}
 """Positions that a pass would compute in the time that it takes however few rows it has (Python, kernel launches).

@@ -8,15 +8,15 @@ from typing import Protocol
 
 import torch
 
-from schemas.recipe.stages import DirectPreferenceOptimization, RewardModelling, SupervisedFineTuning
-from tasks.training.seeds import generator
+from vantage.schemas.recipe.stages import DirectPreferenceOptimization, RewardModelling, SupervisedFineTuning
+from vantage.tasks.training.seeds import generator
 
 WINDOW_BATCHES = 16
 """Batches among which examples of like length are put together; few, so that an epoch stays well mixed."""
 
 
 class Examples(Protocol):
-    """What is trained on, as ``tasks.data.examples`` reads it."""
+    """What is trained on, as ``vantage.tasks.data.examples`` reads it."""
 
     def __len__(self) -> int: ...
 

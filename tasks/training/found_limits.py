@@ -12,15 +12,15 @@ from typing import TypeVar
 import torch
 from torch.optim import Optimizer
 
-from models.policy import PolicyModel
-from schemas.recipe.inputs import Generation
-from schemas.recipe.pass_limits import FoundLimits, PassLimits
-from schemas.recipe.stage import Stage
-from schemas.records.job import StageJob
-from tasks.data.examples import Completions, Prompts, Rankings
-from tasks.training import memory_meter, progress, ranks
-from tasks.training.memory_meter import Meter
-from tasks.training.memory_probe import (
+from vantage.models.policy import PolicyModel
+from vantage.schemas.recipe.inputs import Generation
+from vantage.schemas.recipe.pass_limits import FoundLimits, PassLimits
+from vantage.schemas.recipe.stage import Stage
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.data.examples import Completions, Prompts, Rankings
+from vantage.tasks.training import memory_meter, progress, ranks
+from vantage.tasks.training.memory_meter import Meter
+from vantage.tasks.training.memory_probe import (
     Compute,
     Cost,
     Row,
@@ -30,9 +30,9 @@ from tasks.training.memory_probe import (
     pass_costs,
     sampling_cost,
 )
-from tasks.training.optimization import Precision
-from tasks.training.scratch import read_found, write_found
-from tasks.training.writer import writes_files
+from vantage.tasks.training.optimization import Precision
+from vantage.tasks.training.scratch import read_found, write_found
+from vantage.tasks.training.writer import writes_files
 
 log = logging.getLogger(__name__)
 

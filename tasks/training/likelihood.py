@@ -5,15 +5,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from algorithms.supervised_loss import token_nll
-from models.policy import PolicyModel
-from models.sequences import Sequences
-from schemas.recipe.pass_limits import PassLimits
-from tasks.data.examples import Completions
-from tasks.training import progress, ranks
-from tasks.training.metric_sums import LossSums
-from tasks.training.optimization import Precision, autocast
-from tasks.training.passes import packed_passes, passes
+from vantage.algorithms.supervised_loss import token_nll
+from vantage.models.policy import PolicyModel
+from vantage.models.sequences import Sequences
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.tasks.data.examples import Completions
+from vantage.tasks.training import progress, ranks
+from vantage.tasks.training.metric_sums import LossSums
+from vantage.tasks.training.optimization import Precision, autocast
+from vantage.tasks.training.passes import packed_passes, passes
 
 
 @dataclass(frozen=True)

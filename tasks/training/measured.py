@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.uncertainty import Estimate
-from schemas.records.uncertainty import Uncertainty
+from vantage.algorithms.uncertainty import Estimate
+from vantage.schemas.records.uncertainty import Uncertainty
 
 _DIGEST_BYTES = 16
 

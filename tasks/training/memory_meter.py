@@ -4,7 +4,7 @@ from typing import Protocol
 
 import torch
 
-from tasks.training import ranks
+from vantage.tasks.training import ranks
 
 
 class Meter(Protocol):

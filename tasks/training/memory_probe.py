@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from models.parts import in_parts
-from models.pass_counts import add_counts, taken_counts
-from models.policy import PolicyModel
-from models.sampling import InStep, sample
-from models.sequences import Sequences, collate
-from models.sharding import local
-from tasks.training import progress, ranks
-from tasks.training.cuts import Lengths, shared
-from tasks.training.memory_meter import Meter
-from tasks.training.optimization import Precision, autocast
+from vantage.models.parts import in_parts
+from vantage.models.pass_counts import add_counts, taken_counts
+from vantage.models.policy import PolicyModel
+from vantage.models.sampling import InStep, sample
+from vantage.models.sequences import Sequences, collate
+from vantage.models.sharding import local
+from vantage.tasks.training import progress, ranks
+from vantage.tasks.training.cuts import Lengths, shared
+from vantage.tasks.training.memory_meter import Meter
+from vantage.tasks.training.optimization import Precision, autocast
 
 Compute = Callable[[Sequences], Tensor]
 """A pass forward: sequences → anything whose sum has the gradient of the stage's loss in size."""

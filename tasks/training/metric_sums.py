@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from algorithms.metrics import SumCount, metrics_of
-from tasks.training import ranks
+from vantage.algorithms.metrics import SumCount, metrics_of
+from vantage.tasks.training import ranks
 
 
 class MetricSums:

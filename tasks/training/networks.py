@@ -9,17 +9,17 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from models.adapters import Adaptation, change_nothing, has_adapters, kept_tensors, write_adapters
-from models.folders import save_policy, save_tokenizer
-from models.gradient_checkpointing import checkpoint_gradients
-from models.policy import PolicyModel
-from models.sharding import like, local, read_own_rows, shard, without_weights
-from models.stored_models import Training, load_stored_policy
-from schemas.recipe import stage
-from schemas.records.job import StageJob
-from tasks.training import ranks
-from tasks.training.compiling import compiled
-from tasks.training.seeds import derive_seed, stage_seed
+from vantage.models.adapters import Adaptation, change_nothing, has_adapters, kept_tensors, write_adapters
+from vantage.models.folders import save_policy, save_tokenizer
+from vantage.models.gradient_checkpointing import checkpoint_gradients
+from vantage.models.policy import PolicyModel
+from vantage.models.sharding import like, local, read_own_rows, shard, without_weights
+from vantage.models.stored_models import Training, load_stored_policy
+from vantage.schemas.recipe import stage
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.training import ranks
+from vantage.tasks.training.compiling import compiled
+from vantage.tasks.training.seeds import derive_seed, stage_seed
 
 Network = TypeVar("Network", bound=nn.Module)
 

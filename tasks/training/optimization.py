@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import nn
 
-from schemas.recipe.resolved import ResolvedTraining
-from tasks.training import ranks
+from vantage.schemas.recipe.resolved import ResolvedTraining
+from vantage.tasks.training import ranks
 
 Schedule = Literal["constant", "linear", "cosine"]
 Precision = Literal["float32", "bfloat16"]

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from models.output_head import trunk
-from models.packing import boundaries_hold, pack, takes_positions
-from models.policy import PolicyModel
-from models.sequences import Sequences, collate
-from tasks.data.examples import Completions
+from vantage.models.output_head import trunk
+from vantage.models.packing import boundaries_hold, pack, takes_positions
+from vantage.models.policy import PolicyModel
+from vantage.models.sequences import Sequences, collate
+from vantage.tasks.data.examples import Completions
 
 _TRIED_TOKENS = 16
 """Of each of the two rows with which a model is tried."""

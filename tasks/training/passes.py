@@ -7,12 +7,21 @@ from itertools import zip_longest
 import numpy as np
 from torch import Tensor
 
-from models.packing import first_fit_decreasing, pack
-from models.parts import Cuts, in_parts
-from models.sequences import Sequences
-from schemas.recipe.pass_limits import PassLimits
-from tasks.training import progress, ranks
-from tasks.training.cuts import READ_AGAIN, Lengths, alone, cut, device_here, filled, overhead_here, shared
+from vantage.models.packing import first_fit_decreasing, pack
+from vantage.models.parts import Cuts, in_parts
+from vantage.models.sequences import Sequences
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.tasks.training import progress, ranks
+from vantage.tasks.training.cuts import (
+    READ_AGAIN,
+    Lengths,
+    alone,
+    cut,
+    device_here,
+    filled,
+    overhead_here,
+    shared,
+)
 
 ENDLESS = 1 << 40
 """An overhead with which rows are cut only where they have to be."""

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from schemas.frozen import Frozen
-from storage.durable_files import replace_file_unsynced
-from tasks.training.writer import writes_files
+from vantage.schemas.frozen import Frozen
+from vantage.storage.durable_files import replace_file_unsynced
+from vantage.tasks.training.writer import writes_files
 
 RUNNING = "running"
 """The phase of a stage between those that it names."""

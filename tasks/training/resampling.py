@@ -6,8 +6,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from algorithms.groups import index_of_groups
-from algorithms.uncertainty import Estimate
+from vantage.algorithms.groups import index_of_groups
+from vantage.algorithms.uncertainty import Estimate
 
 Statistic = Callable[[Tensor], Tensor]
 """Weights of the rows (R,N), float64 → the statistic under each set of weights (R,)."""

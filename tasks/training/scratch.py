@@ -6,9 +6,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from schemas.frozen import Frozen
-from schemas.recipe.pass_limits import FoundLimits
-from storage.durable_files import replace_file, replace_file_unsynced
+from vantage.schemas.frozen import Frozen
+from vantage.schemas.recipe.pass_limits import FoundLimits
+from vantage.storage.durable_files import replace_file, replace_file_unsynced
 
 CHECKPOINTS = "checkpoints"
 BATCHES = "batches"

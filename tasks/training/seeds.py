@@ -8,7 +8,7 @@ import hashlib
 
 import torch
 
-from schemas.records.job import StageJob
+from vantage.schemas.records.job import StageJob
 
 
 def stage_seed(job: StageJob) -> int:

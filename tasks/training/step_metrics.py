@@ -7,10 +7,10 @@ from collections import deque
 
 import torch
 
-from models.compiled_layers import taken_graphs
-from models.pass_counts import taken_counts
-from schemas.metric_names import GRAPHS
-from tasks.training import compile_outcome, ranks
+from vantage.models.compiled_layers import taken_graphs
+from vantage.models.pass_counts import taken_counts
+from vantage.schemas.metric_names import GRAPHS
+from vantage.tasks.training import compile_outcome, ranks
 
 SECONDS_OF_SPEED = 5.0
 """Tokens per second are averaged over the last steps that took so long."""

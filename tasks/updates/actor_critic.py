@@ -7,28 +7,28 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from models.heads import ScalarModel, freeze_attention, fresh_value_head, load_critic, values
-from models.policy import PolicyModel
-from models.sequences import Sequences
-from models.stored_models import Training, load_stored_policy
-from schemas.recipe.algorithm import Algorithm
-from schemas.recipe.pass_limits import FoundLimits
-from schemas.recipe.resolved import ResolvedPolicyOptimization
-from schemas.recipe.stage import Stage
-from schemas.records.job import StageJob
-from schemas.records.model_files import ModelFiles
-from tasks.data.examples import Prompts
-from tasks.rollout.rollout_models import RolloutModels, load_rollout_models
-from tasks.rollout.rollouts import (
+from vantage.models.heads import ScalarModel, freeze_attention, fresh_value_head, load_critic, values
+from vantage.models.policy import PolicyModel
+from vantage.models.sequences import Sequences
+from vantage.models.stored_models import Training, load_stored_policy
+from vantage.schemas.recipe.algorithm import Algorithm
+from vantage.schemas.recipe.pass_limits import FoundLimits
+from vantage.schemas.recipe.resolved import ResolvedPolicyOptimization
+from vantage.schemas.recipe.stage import Stage
+from vantage.schemas.records.job import StageJob
+from vantage.schemas.records.model_files import ModelFiles
+from vantage.tasks.data.examples import Prompts
+from vantage.tasks.rollout.rollout_models import RolloutModels, load_rollout_models
+from vantage.tasks.rollout.rollouts import (
     Rollout,
     rollout_values,
     rollout_values_and_final,
 )
-from tasks.training.carried_optimizer import carry_over
-from tasks.training.found_limits import Taken, longest_response
-from tasks.training.networks import trained
-from tasks.training.optimization import make_optimizer
-from tasks.training.seeds import derive_seed, stage_seed
+from vantage.tasks.training.carried_optimizer import carry_over
+from vantage.tasks.training.found_limits import Taken, longest_response
+from vantage.tasks.training.networks import trained
+from vantage.tasks.training.optimization import make_optimizer
+from vantage.tasks.training.seeds import derive_seed, stage_seed
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from algorithms.advantages import (
+from vantage.algorithms.advantages import (
     above_mean_return,
     blended_values,
     gae,
@@ -21,12 +21,12 @@ from algorithms.advantages import (
     truncated_gae,
     whiten,
 )
-from algorithms.diagnostics import blended_weight, explained_variance, switched_weight
-from algorithms.rewards import shape_rewards
-from schemas.recipe.algorithm import COLLECTED, GROUPED, Algorithm
-from tasks.rewards.verifier_file import VerifierFunction
-from tasks.rewards.verifier_scores import judged
-from tasks.rollout.rollouts import Rollout, sequence_sums
+from vantage.algorithms.diagnostics import blended_weight, explained_variance, switched_weight
+from vantage.algorithms.rewards import shape_rewards
+from vantage.schemas.recipe.algorithm import COLLECTED, GROUPED, Algorithm
+from vantage.tasks.rewards.verifier_file import VerifierFunction
+from vantage.tasks.rewards.verifier_scores import judged
+from vantage.tasks.rollout.rollouts import Rollout, sequence_sums
 
 _AGAINST_THE_GROUP = {
     "leave_one_out": leave_one_out,

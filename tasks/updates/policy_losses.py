@@ -10,29 +10,29 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from algorithms.aggregation import aggregate, denominator_of
-from algorithms.kl_loss import exact_kl_loss, old_kl_loss, reference_kl_loss
-from algorithms.policy_loss import (
+from vantage.algorithms.aggregation import aggregate, denominator_of
+from vantage.algorithms.kl_loss import exact_kl_loss, old_kl_loss, reference_kl_loss
+from vantage.algorithms.policy_loss import (
     PolicyLoss,
     clipped_surrogate,
     masked_ratio_gradient,
     policy_gradient,
     positive_example_nll,
 )
-from algorithms.value_loss import ValueLoss, value_loss
-from models.heads import values
-from models.logprobs import LogProbs
-from models.row_lengths import on_device
-from models.sequences import Sequences
-from schemas.recipe.pass_limits import PassLimits
-from schemas.recipe.stages import PolicyOptimization
-from tasks.rollout.rollouts import Rollout
-from tasks.training.likelihood import accumulate_nll
-from tasks.training.metric_sums import LossSums, MetricSums
-from tasks.training.optimization import TrainingDiverged, autocast
-from tasks.training.passes import passes_of
-from tasks.updates.actor_critic import ActorCritic
-from tasks.updates.estimates import Estimates, minibatch_advantages
+from vantage.algorithms.value_loss import ValueLoss, value_loss
+from vantage.models.heads import values
+from vantage.models.logprobs import LogProbs
+from vantage.models.row_lengths import on_device
+from vantage.models.sequences import Sequences
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.recipe.stages import PolicyOptimization
+from vantage.tasks.rollout.rollouts import Rollout
+from vantage.tasks.training.likelihood import accumulate_nll
+from vantage.tasks.training.metric_sums import LossSums, MetricSums
+from vantage.tasks.training.optimization import TrainingDiverged, autocast
+from vantage.tasks.training.passes import passes_of
+from vantage.tasks.updates.actor_critic import ActorCritic
+from vantage.tasks.updates.estimates import Estimates, minibatch_advantages
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from algorithms.kl import PenaltyController, ProportionalController
-from algorithms.rewards import RunningMoments
-from schemas.recipe.algorithm import Algorithm
-from tasks.rollout.rollouts import Rollout, sequence_sums
-from tasks.training.stage_state import ADDED_LATER, BestSoFar
+from vantage.algorithms.kl import PenaltyController, ProportionalController
+from vantage.algorithms.rewards import RunningMoments
+from vantage.schemas.recipe.algorithm import Algorithm
+from vantage.tasks.rollout.rollouts import Rollout, sequence_sums
+from vantage.tasks.training.stage_state import ADDED_LATER, BestSoFar
 
 
 @dataclass(frozen=True)

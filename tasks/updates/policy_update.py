@@ -6,25 +6,25 @@ from functools import partial
 
 import torch
 
-from schemas.recipe.resolved import ResolvedPolicyOptimization
-from schemas.records.job import StageJob
-from tasks.data.examples import Completions
-from tasks.rollout.minibatches import OptimizerSteps, Step
-from tasks.rollout.rollouts import Rollout
-from tasks.rollout.sampler_check import check_gap
-from tasks.training.data_order import DataOrder
-from tasks.training.metric_sums import means_of
-from tasks.training.optimization import update_weights
-from tasks.training.seeds import stage_seed
-from tasks.updates.actor_critic import ActorCritic
-from tasks.updates.estimates import Estimates
-from tasks.updates.policy_losses import (
+from vantage.schemas.recipe.resolved import ResolvedPolicyOptimization
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.data.examples import Completions
+from vantage.tasks.rollout.minibatches import OptimizerSteps, Step
+from vantage.tasks.rollout.rollouts import Rollout
+from vantage.tasks.rollout.sampler_check import check_gap
+from vantage.tasks.training.data_order import DataOrder
+from vantage.tasks.training.metric_sums import means_of
+from vantage.tasks.training.optimization import update_weights
+from vantage.tasks.training.seeds import stage_seed
+from vantage.tasks.updates.actor_critic import ActorCritic
+from vantage.tasks.updates.estimates import Estimates
+from vantage.tasks.updates.policy_losses import (
     Minibatch,
     accumulate_losses,
     minibatch_of,
     surrogate_and_old_kl,
 )
-from tasks.updates.trust_region import guarded_step
+from vantage.tasks.updates.trust_region import guarded_step
 
 
 @dataclass(frozen=True)

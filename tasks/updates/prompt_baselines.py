@@ -3,16 +3,16 @@
 import torch
 from torch import Tensor, nn
 
-from algorithms.baselines import TrackedMeans, optimal_values, sample_means, tracked
-from algorithms.rewards import RunningMoments
-from models.folders import tokenizer_digest
-from schemas.recipe.algorithm import Algorithm
-from schemas.recipe.resolved import ResolvedPolicyOptimization
-from schemas.records.job import StageJob
-from tasks.data.splits import TRAIN
-from tasks.rollout.collected import Collected, prompt_numbers, read_collected
-from tasks.rollout.rollout_models import RolloutModels
-from tasks.rollout.rollouts import Sampled, shape_scores
+from vantage.algorithms.baselines import TrackedMeans, optimal_values, sample_means, tracked
+from vantage.algorithms.rewards import RunningMoments
+from vantage.models.folders import tokenizer_digest
+from vantage.schemas.recipe.algorithm import Algorithm
+from vantage.schemas.recipe.resolved import ResolvedPolicyOptimization
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.data.splits import TRAIN
+from vantage.tasks.rollout.collected import Collected, prompt_numbers, read_collected
+from vantage.tasks.rollout.rollout_models import RolloutModels
+from vantage.tasks.rollout.rollouts import Sampled, shape_scores
 
 
 class PromptBaselines(nn.Module):

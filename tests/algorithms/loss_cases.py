@@ -9,17 +9,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.aggregation import Aggregation, Denominator, aggregate, denominator_of
-from algorithms.kl import OldKLKind, full_kl
-from algorithms.kl_loss import KLLoss, KLLossKind, OldKLLoss, exact_kl_loss, old_kl_loss, reference_kl_loss
-from algorithms.policy_loss import (
+from vantage.algorithms.aggregation import Aggregation, Denominator, aggregate, denominator_of
+from vantage.algorithms.kl import OldKLKind, full_kl
+from vantage.algorithms.kl_loss import (
+    KLLoss,
+    KLLossKind,
+    OldKLLoss,
+    exact_kl_loss,
+    old_kl_loss,
+    reference_kl_loss,
+)
+from vantage.algorithms.policy_loss import (
     PolicyLoss,
     clipped_surrogate,
     masked_ratio_gradient,
     policy_gradient,
     positive_example_nll,
 )
-from algorithms.preference_loss import (
+from vantage.algorithms.preference_loss import (
     CentringLoss,
     DPOLoss,
     PreferenceLoss,
@@ -29,8 +36,8 @@ from algorithms.preference_loss import (
     ranking_loss,
     score_centring,
 )
-from algorithms.supervised_loss import token_nll
-from algorithms.value_loss import value_loss
+from vantage.algorithms.supervised_loss import token_nll
+from vantage.algorithms.value_loss import value_loss
 
 MAX_LENGTH = 9
 NUM_FEATURES = 3

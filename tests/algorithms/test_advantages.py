@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.advantages import (
+from vantage.algorithms.advantages import (
     gae,
     length_adaptive_lambda,
     monte_carlo_returns,

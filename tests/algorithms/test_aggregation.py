@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.aggregation import aggregate, denominator_of
+from vantage.algorithms.aggregation import aggregate, denominator_of
 
 AGGREGATIONS = ["token", "sequence", "sequence_sum", "constant"]
 

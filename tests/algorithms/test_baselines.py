@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from algorithms.baselines import TrackedMeans, optimal_values, sample_means, tracked
+from vantage.algorithms.baselines import TrackedMeans, optimal_values, sample_means, tracked
 
 SCORES = torch.tensor([[1.0, 0.0, 0.0, 1.0], [-2.0, 3.0, 0.5, 0.0]])
 

@@ -8,7 +8,7 @@ import torch
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss
 
-from algorithms.calibration import (
+from vantage.algorithms.calibration import (
     brier_scores,
     expected_calibration_error,
     preferred_probabilities,

@@ -7,7 +7,8 @@ from statistics import fmean, pvariance
 import pytest
 import torch
 
-from algorithms.critic_quality import (
+from tests.algorithms.test_critic_slices import random_batch, tokens
+from vantage.algorithms.critic_quality import (
     calibration,
     calibration_error,
     prompt_errors,
@@ -15,8 +16,7 @@ from algorithms.critic_quality import (
     rank_correlation,
     squared_advantages,
 )
-from algorithms.critic_slices import by_difficulty, by_length, by_part, by_tokens_left
-from tests.algorithms.test_critic_slices import random_batch, tokens
+from vantage.algorithms.critic_slices import by_difficulty, by_length, by_part, by_tokens_left
 
 ALL = (prompt_parts, prompt_errors, calibration, rank_correlation, squared_advantages)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.critic_slices import by_difficulty, by_length, by_part, by_tokens_left, parts_by_rank
+from vantage.algorithms.critic_slices import by_difficulty, by_length, by_part, by_tokens_left, parts_by_rank
 
 
 def random_batch(seed: int, rows: int = 24, width: int = 21):

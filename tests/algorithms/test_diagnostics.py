@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.diagnostics import explained_variance, sampler_gap, value_diagnostics
+from vantage.algorithms.diagnostics import explained_variance, sampler_gap, value_diagnostics
 
 
 def random_batch(seed):

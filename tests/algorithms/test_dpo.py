@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.preference_loss import dpo
+from vantage.algorithms.preference_loss import dpo
 
 
 def random_pairs(seed):

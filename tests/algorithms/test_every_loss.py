@@ -16,7 +16,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.metrics import metrics_of
 from tests.algorithms.loss_cases import (
     CASES,
     NUM_FEATURES,
@@ -25,6 +24,7 @@ from tests.algorithms.loss_cases import (
     random_batch,
     result_and_gradient,
 )
+from vantage.algorithms.metrics import metrics_of
 
 every_loss = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 seeds = st.integers(0, 2**32 - 1)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.kl import full_kl, kl_estimate
+from vantage.algorithms.kl import full_kl, kl_estimate
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from algorithms.groups import index_of_groups
+from vantage.algorithms.groups import index_of_groups
 
 
 def test_groups_of_any_ids_in_any_order_by_hand():

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from algorithms.importance import truncated_importance_weights
+from vantage.algorithms.importance import truncated_importance_weights
 
 
 def test_by_hand() -> None:

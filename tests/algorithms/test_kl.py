@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.aggregation import aggregate
-from algorithms.kl import kl_estimate, old_kl_estimate
+from vantage.algorithms.aggregation import aggregate
+from vantage.algorithms.kl import kl_estimate, old_kl_estimate
 
 KINDS = ["k1", "abs", "k2", "k3"]
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.kl import PenaltyController, ProportionalController
+from vantage.algorithms.kl import PenaltyController, ProportionalController
 
 coefs = st.floats(1e-4, 1e3)
 

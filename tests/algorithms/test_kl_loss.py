@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.kl import full_kl
-from algorithms.kl_loss import exact_kl_loss, old_kl_loss, reference_kl_loss
+from vantage.algorithms.kl import full_kl
+from vantage.algorithms.kl_loss import exact_kl_loss, old_kl_loss, reference_kl_loss
 
 seeds = st.integers(0, 2**32 - 1)
 LOG2 = math.log(2)

@@ -6,7 +6,7 @@ import torch
 from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
-from algorithms.length_control import length_controlled_win_rate
+from vantage.algorithms.length_control import length_controlled_win_rate
 
 
 def by_scikit_learn(wins: np.ndarray, differences: np.ndarray) -> float:

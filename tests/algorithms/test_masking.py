@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from algorithms.masking import check_response_mask, keep
+from vantage.algorithms.masking import check_response_mask, keep
 
 
 @pytest.mark.parametrize("garbage", [math.nan, math.inf, 1e38])

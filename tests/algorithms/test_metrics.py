@@ -3,7 +3,7 @@ from dataclasses import dataclass
 
 import torch
 
-from algorithms.metrics import SumCount, metrics_of, sum_count
+from vantage.algorithms.metrics import SumCount, metrics_of, sum_count
 
 
 def test_sum_count_by_hand_with_garbage_under_the_mask():

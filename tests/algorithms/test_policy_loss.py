@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.policy_loss import (
+from vantage.algorithms.policy_loss import (
     clipped_surrogate,
     masked_ratio_gradient,
     policy_gradient,

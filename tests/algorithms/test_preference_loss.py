@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.preference_loss import bradley_terry, score_centring
+from vantage.algorithms.preference_loss import bradley_terry, score_centring
 
 
 def test_by_hand():

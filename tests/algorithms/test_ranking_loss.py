@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.preference_loss import bradley_terry, rankable, ranking_loss
+from vantage.algorithms.preference_loss import bradley_terry, rankable, ranking_loss
 
 
 def random_rankings(seed):

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.advantages import (
+from vantage.algorithms.advantages import (
     greedy_baseline,
     group_mean_baseline,
     group_normalised,

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from algorithms.response_statistics import distinct_ngrams, pass_at_k
+from vantage.algorithms.response_statistics import distinct_ngrams, pass_at_k
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 7])

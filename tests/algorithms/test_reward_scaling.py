@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.rewards import RunningMoments, scale_scores
+from vantage.algorithms.rewards import RunningMoments, scale_scores
 
 scores_lists = st.lists(st.lists(st.floats(-1e3, 1e3, width=32), max_size=6), min_size=1, max_size=6)
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.rewards import (
+from vantage.algorithms.rewards import (
     overlong_penalty,
     replace_missing_eos,
     shape_rewards,

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from algorithms.supervised_loss import token_nll
+from vantage.algorithms.supervised_loss import token_nll
 
 
 def test_by_hand():

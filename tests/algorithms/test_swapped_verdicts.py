@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.swapped_verdicts import swapped_verdicts
+from vantage.algorithms.swapped_verdicts import swapped_verdicts
 
 FINITE = st.floats(-50, 50, allow_nan=False)
 

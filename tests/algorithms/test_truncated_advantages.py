@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.advantages import gae, n_step_advantages, truncated_gae
+from vantage.algorithms.advantages import gae, n_step_advantages, truncated_gae
 
 seeds = st.integers(0, 2**32 - 1)
 unit = st.floats(0, 1)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.diagnostics import explained_variance
-from algorithms.uncertainty import clustered_explained_variance, clustered_mean, clustered_ratio
+from vantage.algorithms.diagnostics import explained_variance
+from vantage.algorithms.uncertainty import clustered_explained_variance, clustered_mean, clustered_ratio
 
 
 def test_a_mean_by_hand() -> None:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.value_loss import value_loss
+from vantage.algorithms.value_loss import value_loss
 
 
 def test_by_hand():

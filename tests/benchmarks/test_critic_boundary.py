@@ -28,8 +28,8 @@ from benchmarks.critic_boundary.variance import (
     judge_baseline,
     variance_ratio,
 )
-from models.policy import PolicyModel
-from models.sequences import Sequences, collate
+from vantage.models.policy import PolicyModel
+from vantage.models.sequences import Sequences, collate
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "critic_boundary"
 TEMPERATURE = 0.7

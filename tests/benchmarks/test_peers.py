@@ -26,8 +26,8 @@ from benchmarks.peers.workloads import (
     read_material,
     response_ids,
 )
-from models.folders import load_policy, load_tokenizer
-from models.sampling import sample
+from vantage.models.folders import load_policy, load_tokenizer
+from vantage.models.sampling import sample
 
 WORK = Work(
     seconds=2.0,

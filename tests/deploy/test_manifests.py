@@ -19,8 +19,8 @@ from prefect_docker.worker import DockerWorkerJobConfiguration
 from deploy.servers.mlflow_server import write_auth_config
 from deploy.servers.postgres import DATABASES
 from deploy.servers.settings import Settings
-from flows.pools.job_variables import job_variables
-from schemas.recipe.stage import Resources
+from vantage.flows.pools.job_variables import job_variables
+from vantage.schemas.recipe.stage import Resources
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 KUBERNETES = "1.34"

@@ -14,8 +14,8 @@ import pytest
 import requests
 
 from tests.deploy.conftest import ROOT, Servers
-from tests.flows.conftest import RECIPE
-from tests.flows.real_runs import wait_for
+from tests.support.fixtures import RECIPE
+from tests.support.real_runs import wait_for
 
 ENDED = "postgres does not run"
 
@@ -108,7 +108,7 @@ def test_a_run_of_a_recipe_is_recorded_by_both(servers: Servers, tmp_path: Path)
     variables, _ = servers.up()
     recipe = tmp_path / "fake.yaml"
     recipe.write_text(RECIPE)
-    command = [sys.executable, "-m", "tests.flows.fake_vantage", "run", str(recipe)]
+    command = [sys.executable, "-m", "tests.support.fake_vantage", "run", str(recipe)]
     done = subprocess.run(
         [*command, "--workspace", str(tmp_path / "workspace")],
         env={**os.environ, **variables, "PYTHONPATH": str(ROOT)},

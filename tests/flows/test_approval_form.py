@@ -10,13 +10,13 @@ from uuid import UUID
 
 import pytest
 
-from flows.prefect_server.flow_runs import close_open_flow_runs
-from flows.prefect_server.server import server_name
-from flows.runs.approving import answer
-from flows.runs.resolving import load_resolved
-from flows.runs.run import acquire_run, read_runs
-from flows.runs.workspace import Workspace
-from tests.flows.orchestrated import events
+from tests.support.orchestrated import events
+from vantage.flows.prefect_server.flow_runs import close_open_flow_runs
+from vantage.flows.prefect_server.server import server_name
+from vantage.runs.approving import answer
+from vantage.runs.resolving import load_resolved
+from vantage.runs.run import acquire_run, read_runs
+from vantage.runs.workspace import Workspace
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -47,13 +47,13 @@ def created(recipe: Path, workspace: Workspace) -> str:
     from prefect.client.orchestration import get_client
     from prefect.utilities.callables import parameter_schema
 
-    from flows.pipeline import pipeline
+    from vantage.flows.pipeline import pipeline
 
     with get_client(sync_client=True) as client:
         deployment = client.create_deployment(
             client.create_flow(pipeline),
             "with a form",
-            entrypoint="tests.flows.fake_models_flow.pipeline",
+            entrypoint="tests.support.fake_models_flow.pipeline",
             path=str(ROOT),
             parameter_openapi_schema=parameter_schema(pipeline).model_dump(),
             enforce_parameter_schema=True,

@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flows.commands.main import app
-from flows.exit_codes import ExitCode
-from models.builtin import build_builtin
 from tests.models.damage import BY_HAND
 from tests.schemas.hostile import (
     OVERRIDES,
@@ -19,6 +16,9 @@ from tests.schemas.hostile import (
     WHOLE,
     lay_out,
 )
+from vantage.attempts.exit_codes import ExitCode
+from vantage.cli.main import app
+from vantage.models.builtin import build_builtin
 
 ROOT = Path(__file__).parents[2]
 
@@ -95,7 +95,7 @@ def test_a_model_folder_is_refused_by_a_plan(
 def test_in_a_process_of_its_own(tmp_path: Path, arguments: list[str], said: str) -> None:
     (tmp_path / "escape.yaml").write_text('recipe: "\\UFFFFFFFF"')
     done = subprocess.run(
-        [sys.executable, "-c", "from flows.commands.main import main; main()", *arguments],
+        [sys.executable, "-c", "from vantage.cli.main import main; main()", *arguments],
         cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}, capture_output=True, timeout=120, check=False,
     )  # fmt: skip
     told = done.stderr.decode()

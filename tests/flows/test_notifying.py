@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from mlflow.tracking import MlflowClient
 
-from flows import messages
-from flows.messages import Message, Messenger
-from flows.runs.approving import answer
-from flows.runs.run import read_runs
-from flows.runs.workspace import Workspace
-from tests.flows.orchestrated import Witness, attempt_all, orchestrated
+from tests.support.orchestrated import Witness, attempt_all, orchestrated
+from vantage.flows import messages
+from vantage.flows.messages import Message, Messenger
+from vantage.runs.approving import answer
+from vantage.runs.run import read_runs
+from vantage.runs.workspace import Workspace
 
 CANARY = "canary-in-an-address"
 ASKS = ("stages.value.gate.at_least=0.9", "stages.value.gate.on_fail=approve")

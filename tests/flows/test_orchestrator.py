@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from flows.exit_codes import ExitCode
-from flows.launchers.local_process import LocalProcess
-from flows.orchestrator import Orchestrator
-from flows.recording import Recording
-from flows.runs.planning import plan
-from flows.runs.run import read_run
-from flows.runs.workspace import Workspace
-from ledger.run_ledger import Ledger
-from storage.store import Store
-from tests.flows.fake_work import CHECKPOINT_EVERY, STEPS
-from tests.flows.orchestrated import attempt, attempt_all, events, orchestrated, pace
+from tests.support.fake_work import CHECKPOINT_EVERY, STEPS
+from tests.support.orchestrated import attempt, attempt_all, events, orchestrated, pace
+from vantage.attempts.exit_codes import ExitCode
+from vantage.attempts.launchers.local_process import LocalProcess
+from vantage.flows.orchestrator import Orchestrator
+from vantage.flows.recording import Recording
+from vantage.ledger.run_ledger import Ledger
+from vantage.runs.planning import plan
+from vantage.runs.run import read_run
+from vantage.runs.workspace import Workspace
+from vantage.storage.store import Store
 
 
 class Killed(BaseException):
@@ -504,7 +504,7 @@ def test_a_step_that_only_looks_its_artifact_up_computes_nothing(
 
 def test_a_failed_stage_names_its_cause_and_its_log(workspace: Workspace, recipe_file: Path) -> None:
     with orchestrated(workspace, recipe_file) as orchestrator:
-        orchestrator.stage_function = "tests.flows.fake_work.refuse"
+        orchestrator.stage_function = "tests.support.fake_work.refuse"
         stages = attempt_all(orchestrator)
     assert (stages["model"].status, stages["model"].exit_code) == ("failed", ExitCode.BAD_INPUT)
     assert "row 7 has no prompt" in str(stages["model"].reason)
@@ -553,7 +553,7 @@ def test_what_changed_since_the_attempt_that_is_resumed_is_recorded(
         threading.Thread(target=stop_in_the_middle, args=(orchestrator, "sft"), daemon=True).start()
         assert attempt(orchestrator, "sft").status == "resumable"
     pace(workspace, 0.0)
-    monkeypatch.setattr("flows.attempts.run_attempt.provenance", lambda kind, **_: {"torch": "9.0"})
+    monkeypatch.setattr("vantage.attempts.run_attempt.provenance", lambda kind, **_: {"torch": "9.0"})
     with orchestrated(workspace, recipe_file) as orchestrator:
         stage = attempt_all(orchestrator, until="reward")["sft"]
     assert stage.provenance["resumed_across"].startswith("torch: 2.")

@@ -10,17 +10,17 @@ import pytest
 from mlflow import MlflowClient
 from rich.console import Console
 
-from flows.commands.console import Screen
-from flows.prefect_server import pages as prefect_pages
-from flows.prefect_server.server import free_port
-from flows.runs.execution import execute
-from flows.runs.record import RunRecord
-from flows.runs.resolving import load_resolved
-from flows.runs.run import acquire_run
-from flows.runs.workspace import Workspace
-from tests.flows.audit.conftest import RECIPE
-from tests.flows.reports.browser import Tab, binary, opened_tab
 from tests.ledger.test_sender import mlflow_server
+from tests.review.audit.conftest import RECIPE
+from tests.review.reports.browser import Tab, binary, opened_tab
+from vantage.flows.execution import execute
+from vantage.flows.prefect_server import pages as prefect_pages
+from vantage.flows.prefect_server.server import free_port
+from vantage.runs.console import Screen
+from vantage.runs.record import RunRecord
+from vantage.runs.resolving import load_resolved
+from vantage.runs.run import acquire_run
+from vantage.runs.workspace import Workspace
 
 pytestmark = [
     pytest.mark.skipif(binary() is None, reason="no Chromium: set VANTAGE_CHROMIUM to its binary"),
@@ -86,7 +86,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory, prefect_url: str) -> Iterato
         resolved, _ = load_resolved(str(recipe), [])
         with acquire_run(workspace, resolved, source=str(recipe)) as run:
             screen = Screen(Console(file=printed, width=200))
-            record = execute(run, screen, stage_function="tests.flows.shown_work.run_stage")
+            record = execute(run, screen, stage_function="tests.support.shown_work.run_stage")
         assert record.status == "completed", printed.getvalue()
         found = MlflowClient(address).search_runs(["1"])
         assert {each.data.tags["vantage.run_id"] for each in found} == {record.run_id}

@@ -9,20 +9,20 @@ from uuid import UUID
 import psutil
 import pytest
 
-from flows.exit_codes import ExitCode
-from flows.prefect_server.server import prefect_server
-from flows.runs.execution import exit_code
-from flows.runs.run import read_runs
-from flows.runs.status import view_run
-from flows.runs.workspace import Workspace
-from tests.flows.orchestrated import events, pace
-from tests.flows.real_runs import (
+from tests.support.orchestrated import events, pace
+from tests.support.real_runs import (
     Starter,
     prefect_at,
     prefect_shows,
     run_recipe,
     wait_for,
 )
+from vantage.attempts.exit_codes import ExitCode
+from vantage.flows.execution import exit_code
+from vantage.flows.prefect_server.server import prefect_server
+from vantage.runs.run import read_runs
+from vantage.runs.status import view_run
+from vantage.runs.workspace import Workspace
 
 CANARY = "hf_canary_that_nobody_writes_down"
 
@@ -331,7 +331,7 @@ def test_a_prefect_server_that_is_killed_midway_is_told_and_no_finished_stage_is
     [server] = [
         child
         for child in psutil.Process(process.pid).children()
-        if "flows.prefect_server.tied_process" in child.cmdline() and "uvicorn" in child.cmdline()
+        if "vantage.flows.prefect_server.tied_process" in child.cmdline() and "uvicorn" in child.cmdline()
     ]
     server.kill()
     printed, errors = process.communicate(timeout=300)

@@ -22,12 +22,12 @@ from prefect.events import Event
 from prefect.events.clients import get_events_subscriber
 from prefect.events.filters import EventFilter, EventNameFilter
 
-from flows.prefect_server import flow_runs
-from flows.runs.run import read_runs
-from flows.runs.workspace import Workspace
-from flows.stopping import DRAIN_FILE
-from tests.flows.orchestrated import events, pace
-from tests.flows.real_runs import prefect_shows, wait_for
+from tests.support.orchestrated import events, pace
+from tests.support.real_runs import prefect_shows, wait_for
+from vantage.attempts.stopping import DRAIN_FILE
+from vantage.flows.prefect_server import flow_runs
+from vantage.runs.run import read_runs
+from vantage.runs.workspace import Workspace
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,13 +42,13 @@ def start(prefect_url: str) -> Start:
         from prefect.client.orchestration import get_client
         from prefect.utilities.callables import parameter_schema
 
-        from flows.pipeline import pipeline
+        from vantage.flows.pipeline import pipeline
 
         with get_client(sync_client=True) as client:
             deployment = client.create_deployment(
                 client.create_flow(pipeline),
                 "from the form",
-                entrypoint="tests.flows.fake_flow.pipeline",
+                entrypoint="tests.support.fake_flow.pipeline",
                 path=str(ROOT),
                 parameter_openapi_schema=parameter_schema(pipeline).model_dump(),
                 enforce_parameter_schema=True,
@@ -212,7 +212,7 @@ def test_what_is_refused_is_told_in_the_state(
 def test_the_form_asks_for_plain_values() -> None:
     from prefect.utilities.callables import parameter_schema
 
-    from flows.pipeline import pipeline
+    from vantage.flows.pipeline import pipeline
 
     schema = parameter_schema(pipeline)
     assert schema.required == ["recipe"]

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 MAKE_DATABASE = """
 import sys
 from pathlib import Path
-from ledger.run_ledger import Ledger
+from vantage.ledger.run_ledger import Ledger
 ledger = Ledger(None, Path(sys.argv[1]), "made-by-two")
 ledger.open_run(sys.argv[2], "two", {})
 sys.exit(0 if ledger.close(120.0) else 1)

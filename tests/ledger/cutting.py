@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 from mlflow.tracking import MlflowClient
 
-from ledger.outbox import Outbox
-from ledger.to_mlflow.delivery import Delivery
-from ledger.to_mlflow.server import Server
+from vantage.ledger.outbox import Outbox
+from vantage.ledger.to_mlflow.delivery import Delivery
+from vantage.ledger.to_mlflow.server import Server
 
 Found = TypeVar("Found")
 

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
-from ledger.journal import Entry
-from ledger.operations import Input
-from ledger.run_ledger import Ledger
-from schemas.records.artifacts import (
+from vantage.ledger.journal import Entry
+from vantage.ledger.operations import Input
+from vantage.ledger.run_ledger import Ledger
+from vantage.schemas.records.artifacts import (
     Artifact,
     Dataset,
     Evaluation,
@@ -22,9 +22,9 @@ from schemas.records.artifacts import (
     RewardModel,
     ValueModel,
 )
-from schemas.records.energy import Energy
-from schemas.records.usage import Usage
-from schemas.records.verdicts import Verdict
+from vantage.schemas.records.energy import Energy
+from vantage.schemas.records.usage import Usage
+from vantage.schemas.records.verdicts import Verdict
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from ledger.critic_page.page import critic_page
-from ledger.critic_page.plots import diagnosis_plots
-from ledger.critic_page.tables import diagnosis_tables, drift_table
-from schemas.records.critic_diagnosis import CriticDrift, DiagnosedAdvantages, DriftPoint
 from tests.schemas.critic_samples import critic, diagnosis, estimated, of_slice
+from vantage.ledger.critic_page.page import critic_page
+from vantage.ledger.critic_page.plots import diagnosis_plots
+from vantage.ledger.critic_page.tables import diagnosis_tables, drift_table
+from vantage.schemas.records.critic_diagnosis import CriticDrift, DiagnosedAdvantages, DriftPoint
 
 VOID = {"meta", "path", "rect", "use", "circle", "line"}
 

@@ -2,8 +2,6 @@
 
 import pytest
 
-from ledger.entries import apply_operation, new_rows
-from ledger.operations import LogMetrics
 from tests.ledger.told_operations import (
     FINISH_STAGE,
     OPEN_RUN,
@@ -12,6 +10,8 @@ from tests.ledger.told_operations import (
     entry,
     policy,
 )
+from vantage.ledger.entries import apply_operation, new_rows
+from vantage.ledger.operations import LogMetrics
 
 
 def test_a_metric_is_told_once_a_step_whatever_is_passed_again() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ledger.journal import Entry, Journal, read
+from vantage.ledger.journal import Entry, Journal, read
 
 
 def steps(path: Path, *offsets: int) -> list[int]:

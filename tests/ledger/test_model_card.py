@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from ledger.entries import RunEntry, StageEntry
-from ledger.model_card import ancestors, card_sections, licence_of, readers, stage_and_measurements
-from ledger.notes import ModelPages, model_note
-from ledger.operations import Input
-from ledger.page_links import Link, artifact_key
-from schemas.records.approvals import Approval, Question
-from schemas.records.artifacts import Artifact, Dataset, Evaluation, PolicyCheckpoint
-from schemas.records.uncertainty import Uncertainty
-from schemas.records.verdicts import Verdict
 from tests.ledger.small_run import artifact, sha
+from vantage.ledger.entries import RunEntry, StageEntry
+from vantage.ledger.model_card import ancestors, card_sections, licence_of, readers, stage_and_measurements
+from vantage.ledger.notes import ModelPages, model_note
+from vantage.ledger.operations import Input
+from vantage.ledger.page_links import Link, artifact_key
+from vantage.schemas.records.approvals import Approval, Question
+from vantage.schemas.records.artifacts import Artifact, Dataset, Evaluation, PolicyCheckpoint
+from vantage.schemas.records.uncertainty import Uncertainty
+from vantage.schemas.records.verdicts import Verdict
 
 DATA = artifact(
     Dataset, "data", {}, content="demonstrations", metrics={"train_rows": 80.0, "test_rows": 20.0, "validation_rows": None}

@@ -1,11 +1,5 @@
 """How the pages read."""
 
-from ledger.notes import (
-    Link,
-    artifact_key,
-    run_note,
-    stage_note,
-)
 from tests.ledger.small_run import sha
 from tests.ledger.told_operations import (
     DEMONSTRATIONS,
@@ -14,6 +8,12 @@ from tests.ledger.told_operations import (
     OPEN_STAGE,
     entry,
     policy,
+)
+from vantage.ledger.notes import (
+    Link,
+    artifact_key,
+    run_note,
+    stage_note,
 )
 
 

@@ -1,12 +1,12 @@
 """Operations on their way through the outbox."""
 
-from ledger.operations import LogBill, LogMetrics, LogReport, from_json, to_json
 from tests.ledger.told_operations import (
     FINISH_STAGE,
     OPEN_RUN,
     OPEN_STAGE,
     REUSE,
 )
+from vantage.ledger.operations import LogBill, LogMetrics, LogReport, from_json, to_json
 
 
 def test_every_operation_survives_the_outbox() -> None:

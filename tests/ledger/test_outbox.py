@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ledger.outbox import Outbox
+from vantage.ledger.outbox import Outbox
 
 
 def values(outbox: Outbox, start: int = 0) -> list[int]:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from ledger.operations import Input
-from ledger.remarks import compared_with_itself, learned_nothing, left_critic_out, remark_on
-from schemas.records.artifacts import PolicyCheckpoint
 from tests.ledger.small_run import EVALUATION, artifact, sha
+from vantage.ledger.operations import Input
+from vantage.ledger.remarks import compared_with_itself, learned_nothing, left_critic_out, remark_on
+from vantage.schemas.records.artifacts import PolicyCheckpoint
 
 
 def policy(name: str, files: str | None) -> PolicyCheckpoint:

@@ -6,9 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from ledger.operations import OpenRun, to_json
-from ledger.outbox import Outbox
-from ledger.run_ledger import Ledger
 from tests.ledger.small_run import (
     ROOT,
     STAGES,
@@ -17,11 +14,14 @@ from tests.ledger.small_run import (
     runs_of,
     tell_run,
 )
+from vantage.ledger.operations import OpenRun, to_json
+from vantage.ledger.outbox import Outbox
+from vantage.ledger.run_ledger import Ledger
 
 
 def test_making_a_ledger_loads_neither_mlflow_nor_torch(tmp_path: Path) -> None:
     probe = (
-        "import sys; from pathlib import Path; from ledger.run_ledger import Ledger; "
+        "import sys; from pathlib import Path; from vantage.ledger.run_ledger import Ledger; "
         f"Ledger(None, Path({str(tmp_path)!r}), 'x'); "
         "print({'mlflow', 'torch', 'transformers', 'pandas'} & set(sys.modules))"
     )
@@ -34,7 +34,7 @@ def test_sending_a_run_loads_no_tensor_library(workspace: Path) -> None:
         to_json(OpenRun(time=1, run_id="0001-tiny-aaaaaa", experiment="tiny", name="tiny", recipe={}))
     )
     probe = (
-        "import sys; from pathlib import Path; from ledger.run_ledger import Ledger; "
+        "import sys; from pathlib import Path; from vantage.ledger.run_ledger import Ledger; "
         f"assert Ledger(None, Path({str(workspace)!r}), 'tiny').flush(); "
         "assert 'mlflow' in sys.modules; print({'torch', 'transformers'} & set(sys.modules))"
     )

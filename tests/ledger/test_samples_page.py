@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from ledger.samples_page import MAX_SHOWN, samples_page
 from tests.ledger.test_critic_page import Page
+from vantage.ledger.samples_page import MAX_SHOWN, samples_page
 
 
 def row(prompt: str, response: str, judgement: float = 0.0, **more: Any) -> dict[str, Any]:

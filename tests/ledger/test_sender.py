@@ -19,10 +19,6 @@ from typing import Any
 
 import pytest
 
-from ledger.run_ledger import Ledger
-from ledger.tracking import MLFLOW_ENVIRONMENT
-from schemas.records.artifacts import PolicyCheckpoint
-from storage.sealed_folders import seal
 from tests.ledger.small_run import (
     JOURNAL_CURVE,
     RECIPE,
@@ -37,6 +33,10 @@ from tests.ledger.small_run import (
     tell_run,
     tell_stage,
 )
+from vantage.ledger.run_ledger import Ledger
+from vantage.ledger.tracking import MLFLOW_ENVIRONMENT
+from vantage.schemas.records.artifacts import PolicyCheckpoint
+from vantage.storage.sealed_folders import seal
 
 
 def test_what_one_run_could_not_send_the_next_one_sends_before_its_own(
@@ -251,9 +251,9 @@ def test_an_error_that_says_nothing_is_one_like_any_other(
     with Ledger(None, workspace, "tiny") as ledger:
         ledger.open_run("0001-tiny-aaaaaa", "tiny", RECIPE)
         with monkeypatch.context() as broken:
-            broken.setattr("ledger.to_mlflow.server.Server.__init__", silent)
+            broken.setattr("vantage.ledger.to_mlflow.server.Server.__init__", silent)
             assert not ledger.flush(5.0)
         assert ledger.flush()
     assert "cannot be reached; the run goes on" in caplog.text
-    [said] = [record.getMessage() for record in caplog.records if record.name == "ledger.sender"]
+    [said] = [record.getMessage() for record in caplog.records if record.name == "vantage.ledger.sender"]
     assert said.endswith("TimeoutError")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ledger.run_ledger import Ledger
-from ledger.tracking import without_password
+from vantage.ledger.run_ledger import Ledger
+from vantage.ledger.tracking import without_password
 
 
 @pytest.mark.parametrize(

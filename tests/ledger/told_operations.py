@@ -1,7 +1,8 @@
 """Operations of a small run, and what they add up to."""
 
-from ledger.entries import RunEntry, apply_operation
-from ledger.operations import (
+from tests.ledger.small_run import artifact, sha
+from vantage.ledger.entries import RunEntry, apply_operation
+from vantage.ledger.operations import (
     FinishStage,
     Input,
     LogMetrics,
@@ -9,8 +10,7 @@ from ledger.operations import (
     OpenStage,
     RecordReuse,
 )
-from schemas.records.artifacts import Dataset, PolicyCheckpoint
-from tests.ledger.small_run import artifact, sha
+from vantage.schemas.records.artifacts import Dataset, PolicyCheckpoint
 
 
 def policy(name: str) -> PolicyCheckpoint:

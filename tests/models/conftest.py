@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from models.builtin import build_builtin
-from models.folders import load_policy, load_tokenizer
 from tests.models.byte_tokenizer import build_byte_tokenizer
+from vantage.models.builtin import build_builtin
+from vantage.models.folders import load_policy, load_tokenizer
 
 torch.set_num_threads(1)
 

@@ -8,17 +8,17 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 
-from flows.attempts.jobs import key_parts_of
-from flows.runs.resolving import resolve_rates
-from models.builtin import build_builtin
-from models.folder_check import UnsafeModel
-from models.folders import load_policy
-from models.source_digest import import_digest
-from models.sources import import_with_adapter
-from schemas.loading.recipe_file import load_recipe
-from schemas.problems import RecipeError
-from schemas.recipe.inputs import Model
-from schemas.source_files import SourceChanged
+from vantage.attempts.jobs import key_parts_of
+from vantage.models.builtin import build_builtin
+from vantage.models.folder_check import UnsafeModel
+from vantage.models.folders import load_policy
+from vantage.models.source_digest import import_digest
+from vantage.models.sources import import_with_adapter
+from vantage.runs.resolving import resolve_rates
+from vantage.schemas.loading.recipe_file import load_recipe
+from vantage.schemas.problems import RecipeError
+from vantage.schemas.recipe.inputs import Model
+from vantage.schemas.source_files import SourceChanged
 
 RECIPE = """
 recipe: adapted

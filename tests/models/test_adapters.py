@@ -18,8 +18,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from models.adapter_check import CONFIG, WEIGHTS, UnsafeModel, check_adapter
-from models.adapters import (
+from vantage.models.adapter_check import CONFIG, WEIGHTS, UnsafeModel, check_adapter
+from vantage.models.adapters import (
     Adaptation,
     add_adapters,
     base_of,
@@ -27,14 +27,21 @@ from models.adapters import (
     kept_tensors,
     write_adapters,
 )
-from models.folders import load_policy, save_policy, save_tokenizer
-from models.gradient_checkpointing import checkpoint_gradients
-from models.heads import load_critic, load_scalar, reward_with_language_head, save_reward, save_value, values
-from models.merging import merge
-from models.sequences import collate
-from models.stored_models import load_stored_policy
-from schemas.recipe.lora import Lora
-from schemas.records.model_files import ModelFiles
+from vantage.models.folders import load_policy, save_policy, save_tokenizer
+from vantage.models.gradient_checkpointing import checkpoint_gradients
+from vantage.models.heads import (
+    load_critic,
+    load_scalar,
+    reward_with_language_head,
+    save_reward,
+    save_value,
+    values,
+)
+from vantage.models.merging import merge
+from vantage.models.sequences import collate
+from vantage.models.stored_models import load_stored_policy
+from vantage.schemas.recipe.lora import Lora
+from vantage.schemas.records.model_files import ModelFiles
 
 CPU = torch.device("cpu")
 LORA = Lora(rank=4, alpha=8.0)

@@ -12,7 +12,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from models.builtin import INITIALIZER_RANGE, VOCABULARY, build_builtin
+from vantage.models.builtin import INITIALIZER_RANGE, VOCABULARY, build_builtin
 
 
 @pytest.fixture(scope="module", params=["tiny", "nano"])

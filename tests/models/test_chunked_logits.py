@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from models.chunked_logits import CHUNK_ELEMENTS, default_chunk_tokens, logits_and_slope
-from models.output_head import OutputHead
+from vantage.models.chunked_logits import CHUNK_ELEMENTS, default_chunk_tokens, logits_and_slope
+from vantage.models.output_head import OutputHead
 
 
 def test_a_chunk_holds_so_many_logits_and_at_least_one_token() -> None:

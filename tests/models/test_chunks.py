@@ -1,6 +1,6 @@
 import pytest
 
-from models.chunks import chunks
+from vantage.models.chunks import chunks
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 100])

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from models.compiled_layers import CannotCompile, compile_layers, taken_graphs
-from models.gradient_checkpointing import checkpoint_gradients
-from models.sampling import sample
+from vantage.models.compiled_layers import CannotCompile, compile_layers, taken_graphs
+from vantage.models.gradient_checkpointing import checkpoint_gradients
+from vantage.models.sampling import sample
 
 TRACED = "aot_eager"
 """A backend that needs no compiler: graphs are made, and run operator by operator."""

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from models.conversations import encode_conversations
-from models.prompts import encode_prompts, encode_responses
-from schemas.conversations import Message
+from vantage.models.conversations import encode_conversations
+from vantage.models.prompts import encode_prompts, encode_responses
+from vantage.schemas.conversations import Message
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from models.cuda_graphs import CudaGraphs
+from vantage.models.cuda_graphs import CudaGraphs
 
 
 class FakeGPU:

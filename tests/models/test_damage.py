@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from models import folders
-from models.folder_check import UnsafeModel, check_agreement, read_header
-from models.folders import check_folder, load_policy
-from models.source_digest import source_digest
-from models.sources import import_model
 from tests.models.damage import BY_HAND, at_random, config
+from vantage.models import folders
+from vantage.models.folder_check import UnsafeModel, check_agreement, read_header
+from vantage.models.folders import check_folder, load_policy
+from vantage.models.source_digest import source_digest
+from vantage.models.sources import import_model
 
 RANDOM = 80
 """Folders damaged at random; benchmarks/hostile_inputs.py tries as many as one likes."""
@@ -63,7 +63,7 @@ def test_a_plan_refuses_without_a_tensor_library_what_files_alone_show(folder: P
 
 def test_that_needs_no_tensor_library(folder: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from models.folder_check import check_agreement; "
+        "import sys; from pathlib import Path; from vantage.models.folder_check import check_agreement; "
         f"check_agreement(Path({str(folder)!r})); "
         "print(sorted({'torch', 'transformers', 'safetensors', 'numpy'} & set(sys.modules)))"
     )

@@ -17,8 +17,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from models import folders
-from models.folders import (
+from vantage.models import folders
+from vantage.models.folders import (
     UnsafeModel,
     check_folder,
     load_policy,

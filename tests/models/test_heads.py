@@ -21,13 +21,13 @@ from transformers import (
     Qwen3Config,
 )
 
-from models.folders import (
+from vantage.models.folders import (
     UnsafeModel,
     check_folder,
     load_policy,
     save_policy,
 )
-from models.heads import (
+from vantage.models.heads import (
     ScalarModel,
     freeze_attention,
     fresh_value_head,
@@ -41,7 +41,7 @@ from models.heads import (
     values,
     values_and_final,
 )
-from models.sequences import Sequences, collate
+from vantage.models.sequences import Sequences, collate
 
 SIZES = {
     "vocab_size": 40,

@@ -17,8 +17,8 @@ from transformers import (
 )
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from models import kv_cache, sampling
-from models.kv_cache import ROOM, RoomyLayer, keep_rows, make_room, without_gaps
+from vantage.models import kv_cache, sampling
+from vantage.models.kv_cache import ROOM, RoomyLayer, keep_rows, make_room, without_gaps
 
 SMALL = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 

@@ -20,12 +20,12 @@ from transformers import (
     PreTrainedModel,
 )
 
-from algorithms.kl import full_kl
-from models.chunked_logits import logits_and_slope
-from models.heads import ScalarModel, scores, values
-from models.logprobs import response_logprobs, token_logprobs
-from models.output_head import OutputHead
-from models.sequences import Sequences, collate
+from vantage.algorithms.kl import full_kl
+from vantage.models.chunked_logits import logits_and_slope
+from vantage.models.heads import ScalarModel, scores, values
+from vantage.models.logprobs import response_logprobs, token_logprobs
+from vantage.models.output_head import OutputHead
+from vantage.models.sequences import Sequences, collate
 
 VOCABULARY = 97
 SIZES = {
@@ -315,7 +315,7 @@ def wide_model() -> PreTrainedModel:
 def test_logits_that_are_too_many_are_never_held_together(
     with_entropy: bool, with_reference: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("models.logprobs.KEPT_ELEMENTS", 0)
+    monkeypatch.setattr("vantage.models.logprobs.KEPT_ELEMENTS", 0)
     model, reference = wide_model(), wide_model()
     sequences = collate([[1, 2]] * 8, [[3] * 40] * 8, pad_token_id=0)
     chunk_tokens = 10
@@ -343,7 +343,7 @@ def test_logits_that_are_too_many_are_never_held_together(
 def test_logits_of_each_model_are_computed_once_and_again_backward_only_where_they_are_too_many(
     with_entropy: bool, num_models: int, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("models.logprobs.KEPT_ELEMENTS", num_models * 47 * 5000 - (0 if fits else 1))
+    monkeypatch.setattr("vantage.models.logprobs.KEPT_ELEMENTS", num_models * 47 * 5000 - (0 if fits else 1))
     model, *references = [wide_model() for _ in range(num_models)]
     sequences = collate([[1, 2]] * 3, [[3] * 40, [3] * 7, []], pad_token_id=0)
     with LogitRows(5000) as forward:
@@ -374,7 +374,7 @@ def test_logits_are_kept_only_where_something_learns(monkeypatch: pytest.MonkeyP
         seen.append(weakref.ref(logits))
         return logits, slope
 
-    monkeypatch.setattr("models.logprobs.logits_and_slope", watching)
+    monkeypatch.setattr("vantage.models.logprobs.logits_and_slope", watching)
     head = OutputHead(torch.randn(5, 4, requires_grad=True), None, 1.0, None)
     hidden, targets = torch.randn(4, 4), torch.tensor([0, 1, 2, 3])
     with torch.no_grad():
@@ -397,7 +397,7 @@ def test_keeping_logits_changes_no_bit(
     """Also where a graph goes backward twice, whose second time finds nothing kept."""
     results = []
     for elements in (0, 10**6):
-        monkeypatch.setattr("models.logprobs.KEPT_ELEMENTS", elements)
+        monkeypatch.setattr("vantage.models.logprobs.KEPT_ELEMENTS", elements)
         torch.manual_seed(5)
         hidden = torch.randn(7, 4, requires_grad=True)
         weight = torch.randn(11, 4, requires_grad=True)

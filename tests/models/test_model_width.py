@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from models.builtin import builtin_config
-from models.model_width import UnknownWidth, hidden_size
-from models.source_digest import BUILTIN_VERSIONS
+from vantage.models.builtin import builtin_config
+from vantage.models.model_width import UnknownWidth, hidden_size
+from vantage.models.source_digest import BUILTIN_VERSIONS
 
 
 @pytest.mark.parametrize("name", BUILTIN_VERSIONS)
@@ -82,7 +82,7 @@ def test_of_a_model_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_no_tensor_library_is_loaded_for_it() -> None:
-    code = "import sys; from models.model_width import hidden_size; hidden_size('builtin:tiny'); print('torch' in sys.modules)"
+    code = "import sys; from vantage.models.model_width import hidden_size; hidden_size('builtin:tiny'); print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

@@ -14,7 +14,7 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from models.output_head import check_output_head, output_head
+from vantage.models.output_head import check_output_head, output_head
 
 SIZES = {
     "vocab_size": 60,
@@ -98,7 +98,7 @@ def test_a_head_that_is_not_linear_is_refused() -> None:
 
 
 def test_loading_checks_the_head(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from models import folders
+    from vantage.models import folders
 
     seen = []
     monkeypatch.setattr(folders, "check_output_head", seen.append)

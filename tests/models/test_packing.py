@@ -13,12 +13,12 @@ from hypothesis import strategies as some
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from models.folders import _attention_implementation
-from models.logprobs import response_logprobs
-from models.packing import boundaries_hold, first_fit_decreasing, pack
-from models.scalar_head import read_scalars
-from models.sequences import Packing, Sequences, collate
 from tests.tasks.test_model_families import FAMILIES
+from vantage.models.folders import _attention_implementation
+from vantage.models.logprobs import response_logprobs
+from vantage.models.packing import boundaries_hold, first_fit_decreasing, pack
+from vantage.models.scalar_head import read_scalars
+from vantage.models.sequences import Packing, Sequences, collate
 
 LENGTHS = some.lists(some.integers(1, 12), min_size=1, max_size=7)
 PACKED = [name for name in FAMILIES if name != "bloom"]

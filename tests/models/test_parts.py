@@ -7,16 +7,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from models.builtin import build_builtin
-from models.folders import _attention_implementation, load_policy
-from models.heads import ScalarModel, scores_and_logprobs, values_and_final
-from models.logprobs import response_logprobs
-from models.output_head import LanguageHead, output_head
-from models.parts import Cuts, Parts, in_parts
-from models.pass_counts import taken_counts
-from models.scalar_head import fresh_head
-from models.sequences import Sequences, collate
 from tests.tasks.test_model_families import FAMILIES
+from vantage.models.builtin import build_builtin
+from vantage.models.folders import _attention_implementation, load_policy
+from vantage.models.heads import ScalarModel, scores_and_logprobs, values_and_final
+from vantage.models.logprobs import response_logprobs
+from vantage.models.output_head import LanguageHead, output_head
+from vantage.models.parts import Cuts, Parts, in_parts
+from vantage.models.pass_counts import taken_counts
+from vantage.models.scalar_head import fresh_head
+from vantage.models.sequences import Sequences, collate
 
 DRAW = torch.Generator().manual_seed(5)
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from tokenizers import processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from models.folders import load_tokenizer
-from models.prompts import (
+from vantage.models.folders import load_tokenizer
+from vantage.models.prompts import (
     decode_all,
     encode_prompts,
     encode_responses,

@@ -11,13 +11,13 @@ from scipy.stats import norm
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from models.adapters import kept_tensors, write_adapters
-from models.folders import load_policy
-from models.merging import merge
-from models.quantisation import SIDECAR, load_frozen, quantised_layers, round_folder
-from models.stored_models import load_stored_policy
-from schemas.records.model_files import ModelFiles
 from tests.models.test_adapters import IDS, TRAINING, small, storages
+from vantage.models.adapters import kept_tensors, write_adapters
+from vantage.models.folders import load_policy
+from vantage.models.merging import merge
+from vantage.models.quantisation import SIDECAR, load_frozen, quantised_layers, round_folder
+from vantage.models.stored_models import load_stored_policy
+from vantage.schemas.records.model_files import ModelFiles
 
 FAMILIES = ["llama", "qwen2", "qwen3", "gemma", "mistral", "gpt_neox", "bloom", "phi"]
 

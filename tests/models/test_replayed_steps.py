@@ -36,20 +36,20 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from models import captured_steps, one_token, replayed_steps, static_cache
-from models.adapters import Adaptation, add_adapters
-from models.cuda_graphs import Step, Uncaptured
-from models.late_counts import LATE
-from models.logprobs import response_logprobs
-from models.one_token import CastWeights
-from models.pass_counts import PassCounts, taken_counts
-from models.sampling import Samples, sample
-from models.sequences import collate
-from models.static_cache import StaticCache, length_for
-from models.stop_strings import StopStrings
-from schemas.recipe.lora import Lora
-from schemas.recipe.pass_limits import UNLIMITED, PassLimits
 from tests.tasks.host_waits import HostWaits
+from vantage.models import captured_steps, one_token, replayed_steps, static_cache
+from vantage.models.adapters import Adaptation, add_adapters
+from vantage.models.cuda_graphs import Step, Uncaptured
+from vantage.models.late_counts import LATE
+from vantage.models.logprobs import response_logprobs
+from vantage.models.one_token import CastWeights
+from vantage.models.pass_counts import PassCounts, taken_counts
+from vantage.models.sampling import Samples, sample
+from vantage.models.sequences import collate
+from vantage.models.static_cache import StaticCache, length_for
+from vantage.models.stop_strings import StopStrings
+from vantage.schemas.recipe.lora import Lora
+from vantage.schemas.recipe.pass_limits import UNLIMITED, PassLimits
 
 SIZES: dict[str, Any] = {
     "vocab_size": 50,

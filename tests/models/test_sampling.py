@@ -10,11 +10,11 @@ from transformers import (
     PreTrainedModel,
 )
 
-from models import sampling
-from models.logprobs import response_logprobs
-from models.sampling import Samples, batches, sample
-from models.sequences import collate
-from schemas.recipe.pass_limits import PassLimits
+from vantage.models import sampling
+from vantage.models.logprobs import response_logprobs
+from vantage.models.sampling import Samples, batches, sample
+from vantage.models.sequences import collate
+from vantage.schemas.recipe.pass_limits import PassLimits
 
 EOS = (2, 17, 30)
 """Several, so that random weights end some responses early."""
@@ -54,8 +54,8 @@ def test_greedy_is_what_generate_says_to_each_prompt_alone(name: str, tiny_polic
 
 
 def test_greedy_of_a_real_model_is_what_generate_says(stories: Path) -> None:
-    from models.folders import load_policy, load_tokenizer
-    from models.prompts import encode_prompts
+    from vantage.models.folders import load_policy, load_tokenizer
+    from vantage.models.prompts import encode_prompts
 
     model, tokenizer = load_policy(stories), load_tokenizer(stories)
     prompts = encode_prompts(tokenizer, ["Once upon a time", "Tom"], chat=None)

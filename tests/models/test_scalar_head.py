@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from models.scalar_head import read_scalars
+from vantage.models.scalar_head import read_scalars
 
 
 def test_a_scalar_is_read_at_every_place_in_float32_whatever_the_trunk_computes_in() -> None:

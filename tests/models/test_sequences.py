@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from models.sequences import Sequences, collate, join
+from vantage.models.sequences import Sequences, collate, join
 
 PAD = 0
 

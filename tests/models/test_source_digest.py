@@ -4,8 +4,8 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from models.source_digest import copy_source, parse_source, source_digest
-from schemas.source_files import SourceChanged, SourceTooLarge
+from vantage.models.source_digest import copy_source, parse_source, source_digest
+from vantage.schemas.source_files import SourceChanged, SourceTooLarge
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

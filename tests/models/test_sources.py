@@ -9,16 +9,16 @@ from safetensors.torch import load_file
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
-from models.folders import (
+from vantage.models.folders import (
     UnsafeModel,
     check_folder,
     load_policy,
     load_tokenizer,
     tokenizer_digest,
 )
-from models.prompts import decode_all, encode_prompts, stop_token_ids
-from models.sampling import sample
-from models.sources import import_model, repair_tokenizer
+from vantage.models.prompts import decode_all, encode_prompts, stop_token_ids
+from vantage.models.sampling import sample
+from vantage.models.sources import import_model, repair_tokenizer
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache
 
-from models.one_token import grouped_attention
-from models.static_cache import Bucket, FixedLayer, StaticCache, length_for, tensors_of
+from vantage.models.one_token import grouped_attention
+from vantage.models.static_cache import Bucket, FixedLayer, StaticCache, length_for, tensors_of
 
 
 def tensors(held: StaticCache) -> list[torch.Tensor]:

@@ -16,13 +16,13 @@ from transformers import (
 )
 from transformers.generation import StopStringCriteria
 
-from models import sampling
-from models.prompts import decode_all, encode_prompts, stop_token_ids
-from models.sampling import Samples, sample
-from models.stop_strings import StopStrings, before_stop, special_stops
-from models.tokenising import tokenise
-from schemas.recipe.pass_limits import PassLimits
 from tests.models.byte_tokenizer import build_byte_tokenizer
+from vantage.models import sampling
+from vantage.models.prompts import decode_all, encode_prompts, stop_token_ids
+from vantage.models.sampling import Samples, sample
+from vantage.models.stop_strings import StopStrings, before_stop, special_stops
+from vantage.models.tokenising import tokenise
+from vantage.schemas.recipe.pass_limits import PassLimits
 
 HUMAN = "\n\nHuman:"
 

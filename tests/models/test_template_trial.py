@@ -8,10 +8,10 @@ import psutil
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from models import template_trial
-from models.builtin import build_builtin
-from models.folders import load_tokenizer
-from models.template_trial import BrokenTemplate, try_chat_template
+from vantage.models import template_trial
+from vantage.models.builtin import build_builtin
+from vantage.models.folders import load_tokenizer
+from vantage.models.template_trial import BrokenTemplate, try_chat_template
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -75,10 +75,10 @@ def test_one_that_takes_too_much_or_fails_is_refused_with_the_remedy(
 def test_the_import_tries_it_unless_the_recipe_says_that_there_is_no_chat(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from schemas.recipe.inputs import Generation, Model
-    from schemas.recipe.work import ImportModel
-    from schemas.records.job import StageJob
-    from tasks.import_model import run
+    from vantage.schemas.recipe.inputs import Generation, Model
+    from vantage.schemas.recipe.work import ImportModel
+    from vantage.schemas.records.job import StageJob
+    from vantage.tasks.import_model import run
 
     monkeypatch.setattr(template_trial, "SECONDS", 1.0)
     source = tmp_path / "source"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from models.folders import load_tokenizer, save_tokenizer
-from models.tokenizer_digest import tokenizer_digest
+from vantage.models.folders import load_tokenizer, save_tokenizer
+from vantage.models.tokenizer_digest import tokenizer_digest
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
         tokenizer_digest(tmp_path)
 
 
-@pytest.mark.parametrize("module", ["models.tokenizer_digest", "models.source_digest"])
+@pytest.mark.parametrize("module", ["vantage.models.tokenizer_digest", "vantage.models.source_digest"])
 def test_no_tensor_library_is_loaded(module: str) -> None:
     probe = (
         f"import sys, {module}; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"

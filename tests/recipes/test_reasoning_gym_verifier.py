@@ -27,13 +27,13 @@ def without_the_package(code: str) -> str:
 
 def test_without_the_package_both_files_say_what_to_install() -> None:
     remedy = "pip install 'vantage-rlhf[recipes]'"
-    assert remedy in without_the_package("import recipes.reasoning_gym_verifier")
-    assert remedy in without_the_package("from recipes.reasoning_gym_tasks import rows; rows(3, 1)")
+    assert remedy in without_the_package("import vantage.recipes.reasoning_gym_verifier")
+    assert remedy in without_the_package("from vantage.recipes.reasoning_gym_tasks import rows; rows(3, 1)")
 
 
 @needs_package
 def test_tasks_differ_and_are_the_same_every_time() -> None:
-    from recipes.reasoning_gym_tasks import TASKS, rows
+    from vantage.recipes.reasoning_gym_tasks import TASKS, rows
 
     made = rows(60, 7)
     assert made == rows(60, 7)
@@ -45,8 +45,8 @@ def test_tasks_differ_and_are_the_same_every_time() -> None:
 
 @needs_package
 def test_the_answer_is_right_and_others_are_not() -> None:
-    from recipes.reasoning_gym_tasks import rows
-    from recipes.reasoning_gym_verifier import verify
+    from vantage.recipes.reasoning_gym_tasks import rows
+    from vantage.recipes.reasoning_gym_verifier import verify
 
     for row in rows(60, 7):
         question, answer, entry = row["question"], row["answer"], row["entry"]
@@ -59,7 +59,7 @@ def test_the_answer_is_right_and_others_are_not() -> None:
 @needs_package
 @pytest.mark.parametrize("answer", [None, "5", "[]", "{}", '{"metadata": {}}'])
 def test_what_is_no_entry_is_refused(answer: str | None) -> None:
-    from recipes.reasoning_gym_verifier import verify
+    from vantage.recipes.reasoning_gym_verifier import verify
 
     with pytest.raises(ValueError, match="columns: {prompt: question, answer: entry}"):
         verify("1 + 1", "2", answer)

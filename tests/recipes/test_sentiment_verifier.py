@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.story_openings import openings
+from vantage.recipes.story_openings import openings
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,7 +20,7 @@ def test_the_file_of_prompts_is_what_the_script_writes() -> None:
 
 
 def test_without_the_package_it_says_what_to_install() -> None:
-    code = "import sys; sys.modules['vaderSentiment'] = None; import recipes.sentiment_verifier"
+    code = "import sys; sys.modules['vaderSentiment'] = None; import vantage.recipes.sentiment_verifier"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert "pip install 'vantage-rlhf[recipes]'" in done.stderr.strip().splitlines()[-1]
 
@@ -38,7 +38,7 @@ def test_without_the_package_it_says_what_to_install() -> None:
     ],
 )
 def test_steps_of_the_reward(response: str, steps: int) -> None:
-    from recipes.sentiment_verifier import clearly_positive, positive, very_positive
+    from vantage.recipes.sentiment_verifier import clearly_positive, positive, very_positive
 
     cheerful = "I love you, happy friend!"  # the prompt is not judged
     verdicts = [judge(cheerful, response, None) for judge in (positive, clearly_positive, very_positive)]

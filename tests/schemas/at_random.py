@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
-from schemas.loading.json_schema import recipe_schema, sweep_schema
-from schemas.loading.recipe_file import builtin_recipes, find_recipe, load_recipe
-from schemas.problems import RecipeError
-from schemas.sweep import load_sweep
+from vantage.schemas.loading.json_schema import recipe_schema, sweep_schema
+from vantage.schemas.loading.recipe_file import builtin_recipes, find_recipe, load_recipe
+from vantage.schemas.problems import RecipeError
+from vantage.schemas.sweep import load_sweep
 
 PIECES = (
     b"\0", b"\r", b"\t", b"\n", b"\x85", "\u2028".encode(), "\u2029".encode(), b"\xff", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"---\n",

@@ -14,13 +14,13 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from schemas import sweep
-from schemas.loading import recipe_file as loading
-from schemas.loading.json_schema import recipe_schema, sweep_schema
-from schemas.loading.overrides import Override, apply_overrides
-from schemas.problems import Path, Problem, RecipeError
-from schemas.recipe.recipe import Recipe
-from schemas.sweep import Sweep
+from vantage.schemas import sweep
+from vantage.schemas.loading import recipe_file as loading
+from vantage.schemas.loading.json_schema import recipe_schema, sweep_schema
+from vantage.schemas.loading.overrides import Override, apply_overrides
+from vantage.schemas.problems import Path, Problem, RecipeError
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.sweep import Sweep
 
 P = ParamSpec("P")
 Applied = tuple[Any, dict[Path, Override], list[Problem]]
@@ -90,10 +90,10 @@ RULES = {
 """Rules that no schema can say (or none that an editor could explain) → why."""
 
 NO_FIELDS = (
-    "names that other parts of the recipe give (schemas.checks.names), and rings of them",
+    "names that other parts of the recipe give (vantage.schemas.checks.names), and rings of them",
     "metrics, which depend on the judge",
-    "agreement of a critic with its policy stages (schemas.checks.agreement)",
-    "agreement of a stage with the responses that it reads (schemas.checks.collected_rollouts)",
+    "agreement of a critic with its policy stages (vantage.schemas.checks.agreement)",
+    "agreement of a stage with the responses that it reads (vantage.schemas.checks.collected_rollouts)",
     "files: whether they are there, and of what kind; `?`, which is to be given by --set",
     "what YAML alone can write: tags, anchors, a key twice",
     "2.0 for a whole number: JSON knows no difference between 2.0 and 2",

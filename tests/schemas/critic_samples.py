@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from schemas.records.critic_diagnosis import (
+from vantage.schemas.records.critic_diagnosis import (
     Calibration,
     CriticDiagnosis,
     DiagnosedAdvantages,

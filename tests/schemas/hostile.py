@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.problems import RecipeError
+from vantage.schemas.problems import RecipeError
 
 HEAD = (
     'recipe: x\nmodel: {source: "builtin:tiny"}\ndata: {d: {source: "builtin:arithmetic/demonstrations"}}\n'

@@ -6,7 +6,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as some
 
-from schemas.digest_set import DigestSet
+from vantage.schemas.digest_set import DigestSet
 
 
 # Few bytes of few values: digests repeat, and begin inside two others that stand side by side

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from schemas.loading.field_errors import validated
-from schemas.loading.recipe_file import load_recipe, parse_recipe
-from schemas.problems import RecipeError
-from schemas.recipe.recipe import Recipe
-from schemas.sweep import load_sweep
+from vantage.schemas.loading.field_errors import validated
+from vantage.schemas.loading.recipe_file import load_recipe, parse_recipe
+from vantage.schemas.problems import RecipeError
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.sweep import load_sweep
 
 
 def refused(text: str, *overrides: str) -> list[str]:

@@ -9,15 +9,15 @@ from typing import Any, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
-from schemas.kinds import KINDS
-from schemas.recipe.algorithm import Algorithm
-from schemas.recipe.recipe import Recipe
+from vantage.schemas.kinds import KINDS
+from vantage.schemas.recipe.algorithm import Algorithm
+from vantage.schemas.recipe.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
 STAGES = ("models", "tasks")
 EVERYTHING = (
     *STAGES,
-    "flows",
+    *("attempts", "cli", "estimates", "flows", "review", "runs", "signing"),
     "schemas/records/verdicts.py",
     "schemas/recipe/resolved.py",
     "schemas/steps.py",

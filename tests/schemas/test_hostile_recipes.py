@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from schemas.loading.recipe_file import load_recipe, parse_recipe
-from schemas.sweep import load_sweep
 from tests.schemas.hostile import (
     OVERRIDES,
     PATHS,
@@ -15,6 +13,8 @@ from tests.schemas.hostile import (
     lay_out,
     refuses,
 )
+from vantage.schemas.loading.recipe_file import load_recipe, parse_recipe
+from vantage.schemas.sweep import load_sweep
 
 SECONDS = 10.0
 """Longest time for one text of the greatest size, on a slow machine that does other things too."""

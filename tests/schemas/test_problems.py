@@ -1,6 +1,6 @@
 """How a mistake is told."""
 
-from schemas.problems import (
+from vantage.schemas.problems import (
     Problem,
     RecipeError,
     quote,

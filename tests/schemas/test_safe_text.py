@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.safe_text import (
+from vantage.schemas.safe_text import (
     markdown_text,
     safe_text,
     secrets_of,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.source_files import (
+from vantage.schemas.source_files import (
     SizeLimit,
     SourceChanged,
     SourceTooLarge,

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from schemas.checks.agreement import resolve
-from schemas.recipe.inputs import Shares, Split
-from schemas.recipe.recipe import Recipe
-from schemas.splits import is_only_dataset, shares_of
+from vantage.schemas.checks.agreement import resolve
+from vantage.schemas.recipe.inputs import Shares, Split
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.splits import is_only_dataset, shares_of
 
 
 def resolved(plain: dict[str, Any], **splits: dict[str, Any]) -> tuple[Recipe, list[str]]:

@@ -6,12 +6,12 @@ from typing import Any, get_args
 
 import pytest
 
-from schemas.kinds import KINDS, STAGES, kinds_collecting, kinds_making
-from schemas.recipe.recipe import Recipe
-from schemas.recipe.stage import Stage
-from schemas.records.artifacts import Artifact
-from schemas.records.metrics import METRICS
-from schemas.steps import (
+from vantage.schemas.kinds import KINDS, STAGES, kinds_collecting, kinds_making
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.stage import Stage
+from vantage.schemas.records.artifacts import Artifact
+from vantage.schemas.records.metrics import METRICS
+from vantage.schemas.steps import (
     BUILTIN_VERIFIERS,
     CONTENT_COLUMNS,
     content_of,
@@ -164,7 +164,7 @@ def test_every_row_is_about_a_class_a_module_and_metrics_that_exist() -> None:
         assert kind.makes in ARTIFACTS, name
     of_modules = Counter(kind.module for kind in KINDS.values())
     shared = {module for module, count in of_modules.items() if count > 1}
-    assert shared == {"tasks.merge_adapters"}  # what it makes is of the kind of model that it merges
+    assert shared == {"vantage.tasks.merge_adapters"}  # what it makes is of the kind of model that it merges
 
 
 def test_which_stages_a_field_may_name() -> None:
@@ -178,6 +178,6 @@ def test_which_stages_a_field_may_name() -> None:
 
 
 def test_every_verifier_that_can_be_named_exists() -> None:
-    from tasks.rewards.verifiers import BUILTIN_FUNCTIONS as IMPLEMENTED
+    from vantage.tasks.rewards.verifiers import BUILTIN_FUNCTIONS as IMPLEMENTED
 
     assert set(BUILTIN_VERIFIERS) == set(IMPLEMENTED)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from schemas.problems import RecipeError
-from schemas.sweep import SweepPlan, load_sweep, with_downstream
+from vantage.schemas.problems import RecipeError
+from vantage.schemas.sweep import SweepPlan, load_sweep, with_downstream
 
 SWEEP = """\
 sweep: parts

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.row_rules import REPEATED, SLICE_ROWS, BadRow, Report, UnusableTable
-from schemas.tables import SCHEMAS, usable_rows
+from vantage.schemas.row_rules import REPEATED, SLICE_ROWS, BadRow, Report, UnusableTable
+from vantage.schemas.tables import SCHEMAS, usable_rows
 
 
 def table(*rows: dict[str, Any]) -> pa.Table:

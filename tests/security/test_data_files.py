@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from schemas.source_files import data_limit
-from tasks.data.benchmark_tasks import UnusableTasks, check_tasks
-from tasks.data.source_rows import UnreadableFile, read_rows_of
+from vantage.schemas.source_files import data_limit
+from vantage.tasks.data.benchmark_tasks import UnusableTasks, check_tasks
+from vantage.tasks.data.source_rows import UnreadableFile, read_rows_of
 
 
 class Payload:

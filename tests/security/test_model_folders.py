@@ -14,12 +14,12 @@ import pytest
 import torch
 from jinja2.exceptions import TemplateError
 
-from models.builtin import build_builtin
-from models.chat_template import render_turns
-from models.folder_check import UnsafeModel
-from models.folders import load_policy, load_tokenizer
-from models.sources import copy_model, import_model
-from models.template_trial import BrokenTemplate, try_chat_template
+from vantage.models.builtin import build_builtin
+from vantage.models.chat_template import render_turns
+from vantage.models.folder_check import UnsafeModel
+from vantage.models.folders import load_policy, load_tokenizer
+from vantage.models.sources import copy_model, import_model
+from vantage.models.template_trial import BrokenTemplate, try_chat_template
 
 CANARY = "VANTAGE_TEST_CANARY"
 
@@ -145,7 +145,7 @@ def test_python_files_beside_a_plain_model_are_neither_run_nor_copied(
 
 
 def test_an_adapters_folder_is_checked_before_it_is_read(folder: Path, tmp_path: Path, canary: Path) -> None:
-    from models.adapters import read_adapters
+    from vantage.models.adapters import read_adapters
 
     adapter = tmp_path / "adapter"
     adapter.mkdir()
@@ -169,7 +169,7 @@ def test_a_link_that_is_put_in_after_the_check_is_found_in_the_copy(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the check of a folder and the copy of its files, a file is replaced by a link to one of the user's."""
-    from models import sources
+    from vantage.models import sources
 
     secret = tmp_path / "id_ed25519"
     secret.write_text("a private key")
@@ -231,7 +231,7 @@ def test_a_template_does_not_leave_the_sandbox(folder: Path, canary: Path, escap
 def test_a_template_without_end_is_ended_before_any_stage_uses_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch, bomb: str
 ) -> None:
-    monkeypatch.setattr("models.template_trial.SECONDS", 1.5)
+    monkeypatch.setattr("vantage.models.template_trial.SECONDS", 1.5)
     (folder / "chat_template.jinja").write_text(bomb)
     with pytest.raises(BrokenTemplate):
         try_chat_template(load_tokenizer(folder))

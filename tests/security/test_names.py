@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from flows.pools import share
-from flows.runs.workspace import RunError, Workspace
-from flows.sweeps.report import _csv
-from ledger.to_mlflow.published_models import NoSuchModel, find_version
-from storage.bucket import open_bucket
-from storage.durable_files import open_lock
-from storage.removed import find_removed
-from storage.sealed_folders import UnsafePath, check_path
-from storage.store import Store, checked_digest
+from vantage.flows.pools import share
+from vantage.flows.sweeps.report import _csv
+from vantage.ledger.to_mlflow.published_models import NoSuchModel, find_version
+from vantage.runs.workspace import RunError, Workspace
+from vantage.storage.bucket import open_bucket
+from vantage.storage.durable_files import open_lock
+from vantage.storage.removed import find_removed
+from vantage.storage.sealed_folders import UnsafePath, check_path
+from vantage.storage.store import Store, checked_digest
 
 TRAVERSALS = [
     "../x", "a/../../x", "/etc/passwd", "a//b", "./a", "a/.", "..", "", "a\\..\\b", "C:\\x", "%2e%2e/x", "a%2fb", "a\x00b",

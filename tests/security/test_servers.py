@@ -14,10 +14,10 @@ import yaml
 from deploy.servers.mlflow_server import mlflow_server, write_auth_config
 from deploy.servers.prefect_server import prefect_server
 from deploy.servers.settings import Settings
-from flows.prefect_server import server as own_server
-from ledger.tracking import DANGEROUS, MLFLOW_ENVIRONMENT
+from tests.support.packages import PACKAGES, ROOT
+from vantage.flows.prefect_server import server as own_server
+from vantage.ledger.tracking import DANGEROUS, MLFLOW_ENVIRONMENT
 
-ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 
 
@@ -73,7 +73,7 @@ def test_whoever_listens_to_all_is_one_of_these() -> None:
     assert {each.name for each in CONTAINERS if listens.search(" ".join(each.command))} == {
         each.name for each in (*MLFLOW, *PREFECT)
     }
-    for folder in ("flows", "tasks", "ledger", "storage", "deploy/servers"):
+    for folder in (*PACKAGES, "deploy/servers"):
         named = [path for path in (ROOT / folder).rglob("*.py") if listens.search(path.read_text())]
         assert named == [], "no code of ours names every interface"
     assert not listens.search((ROOT / "Makefile").read_text())
@@ -143,7 +143,7 @@ def test_our_own_prefect_server_takes_no_setting_that_opens_it(
 
 def test_mlflows_dangerous_switches_are_off_whatever_the_environment_says() -> None:
     code = (
-        "from ledger.tracking import set_up_client; set_up_client()\n"
+        "from vantage.ledger.tracking import set_up_client; set_up_client()\n"
         "from mlflow import environment_variables as known\n"
         "print(known.MLFLOW_ALLOW_PICKLE_DESERIALIZATION.get(), known.MLFLOW_SERVER_ENABLE_JOB_EXECUTION.get())"
     )
@@ -160,12 +160,12 @@ def test_mlflows_dangerous_switches_are_off_whatever_the_environment_says() -> N
 
 
 def test_everything_that_imports_mlflow_turns_them_off_before() -> None:
-    """Outside of ``ledger.to_mlflow``, the import of it is in a function that has called ``set_up_client`` before."""
-    importing = re.compile(r"^\s+(?:from|import) (?:ledger\.to_mlflow|mlflow)\b", re.MULTILINE)
+    """Outside of ``vantage.ledger.to_mlflow``, the import of it is in a function that has called ``set_up_client`` before."""
+    importing = re.compile(r"^\s+(?:from|import) (?:vantage\.ledger\.to_mlflow|mlflow)\b", re.MULTILINE)
     # a constant, and the description of a copy, whose module imports no MLflow
-    allowed = {"ledger/run_ledger.py", "flows/runs/exporting.py", "flows/audit/mlflow_descriptions.py"}
+    allowed = {"ledger/run_ledger.py", "review/exports/exporting.py", "review/audit/mlflow_descriptions.py"}
     unset = set()
-    for folder in ("flows", "ledger", "tasks"):
+    for folder in PACKAGES:
         for path in (ROOT / folder).rglob("*.py"):
             text = re.sub(r"if TYPE_CHECKING:\n(    .*\n|\n)+", "", path.read_text())
             found = importing.search(text)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.store import Store
 from tests.storage.places import BucketPlace, FolderPlace, Forker, Place
+from vantage.storage.store import Store
 
 
 @pytest.fixture

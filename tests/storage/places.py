@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 import obstore
 
-from storage.bucket import open_bucket
-from storage.object_storage import ObjectStorage
-from storage.storage import Storage
-from storage.store import Store
+from vantage.storage.bucket import open_bucket
+from vantage.storage.object_storage import ObjectStorage
+from vantage.storage.storage import Storage
+from vantage.storage.store import Store
 
 ROOT = Path(__file__).parents[2]
 

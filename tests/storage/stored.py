@@ -8,9 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from schemas.records.artifacts import Artifact
-from schemas.records.stage_key import stage_key
-from storage.storage import Storage
+from vantage.schemas.records.artifacts import Artifact
+from vantage.schemas.records.stage_key import stage_key
+from vantage.storage.storage import Storage
 
 PARTS = {"kind": "sft", "seed": 1}
 KEY = stage_key(PARTS)

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from schemas.records.artifacts import Artifact
-from schemas.records.stage_key import stage_key
-from storage import refs
-from storage.sealed_folders import MANIFEST, UnsafePath, find_problems, seal
-from storage.storage import Storage
-from storage.store import Fenced, Locked, Lookup
 from tests.storage.places import Forker, Machine, Place
 from tests.storage.stored import KEY, NEW, OLD, OTHER_PARTS, PARTS, commit, content_of, produce, stage
+from vantage.schemas.records.artifacts import Artifact
+from vantage.schemas.records.stage_key import stage_key
+from vantage.storage import refs
+from vantage.storage.sealed_folders import MANIFEST, UnsafePath, find_problems, seal
+from vantage.storage.storage import Storage
+from vantage.storage.store import Fenced, Locked, Lookup
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 

@@ -12,11 +12,11 @@ import obstore
 import pytest
 from obstore.exceptions import GenericError
 
-from storage.object_storage import ObjectStorage
-from storage.sealed_folders import MANIFEST, find_problems, seal
-from storage.storage import Storage
 from tests.storage.places import BucketPlace, Forker, Machine
 from tests.storage.stored import KEY, NEW, OLD, commit, content_of, produce, stage
+from vantage.storage.object_storage import ObjectStorage
+from vantage.storage.sealed_folders import MANIFEST, find_problems, seal
+from vantage.storage.storage import Storage
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.durable_files import (
+from vantage.storage.durable_files import (
     free_path,
     locked,
     make_folder,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.empty_databases import migrated_once
-from storage.machine_cache import read_derived
+from vantage.storage.empty_databases import migrated_once
+from vantage.storage.machine_cache import read_derived
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +105,7 @@ def test_a_kill_while_it_is_filled_leaves_it_empty(tmp_path: Path, monkeypatch: 
     database = tmp_path / "second.db"
     database.touch(mode=0o600)
     with monkeypatch.context() as patch:
-        patch.setattr("storage.durable_files.os.replace", killed)
+        patch.setattr("vantage.storage.durable_files.os.replace", killed)
         with pytest.raises(KeyboardInterrupt), migrated_once("server-1.db", database, rows_of=[]):
             raise AssertionError("unreachable")
     assert database.read_bytes() == b""

@@ -4,11 +4,11 @@ import hashlib
 
 import pytest
 
-from schemas.records.environment import Environment, Installed
-from storage.environments import DamagedEnvironment, keep_environment, read_environment
-from storage.removed import Cause
-from storage.storage import garbage_of
 from tests.storage.places import Place
+from vantage.schemas.records.environment import Environment, Installed
+from vantage.storage.environments import DamagedEnvironment, keep_environment, read_environment
+from vantage.storage.removed import Cause
+from vantage.storage.storage import garbage_of
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from schemas.records.stage_key import stage_key
-from storage.durable_files import (
+from vantage.schemas.records.stage_key import stage_key
+from vantage.storage.durable_files import (
     locked,
     open_private,
     replace_file,
     replace_file_unsynced,
 )
-from storage.store import Fenced, Store
+from vantage.storage.store import Fenced, Store
 
 PARTS = {"kind": "sft", "seed": 1}
 KEY = stage_key(PARTS)

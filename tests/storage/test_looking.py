@@ -6,10 +6,10 @@ from pathlib import Path
 import obstore
 import pytest
 
-from storage.measured_file import read_sealed
-from storage.storage import Storage, open_storage
-from storage.store import Store
 from tests.storage.stored import KEY, commit, stage
+from vantage.storage.measured_file import read_sealed
+from vantage.storage.storage import Storage, open_storage
+from vantage.storage.store import Store
 
 Open = Callable[[], Storage]
 

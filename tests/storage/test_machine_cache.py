@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.machine_cache import cache_root, keep_derived, read_derived
+from vantage.storage.machine_cache import cache_root, keep_derived, read_derived
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from schemas.records.artifacts import Artifact, is_same
-from schemas.records.stage_key import stage_key
-from storage.sealed_folders import MANIFEST
-from storage.store import Store
+from vantage.schemas.records.artifacts import Artifact, is_same
+from vantage.schemas.records.stage_key import stage_key
+from vantage.storage.sealed_folders import MANIFEST
+from vantage.storage.store import Store
 
 PARTS = {"kind": "evaluation", "seed": 1}
 KEY = stage_key(PARTS)

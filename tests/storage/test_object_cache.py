@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from storage.bucket import open_bucket
-from storage.object_cache import ObjectCache, max_bytes_from
-from storage.object_storage import ObjectStorage
-from storage.sealed_folders import find_problems, seal
 from tests.storage.places import BucketPlace, Forker
 from tests.storage.stored import commit, produce, stage
+from vantage.storage.bucket import open_bucket
+from vantage.storage.object_cache import ObjectCache, max_bytes_from
+from vantage.storage.object_storage import ObjectStorage
+from vantage.storage.sealed_folders import find_problems, seal
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 

@@ -6,17 +6,17 @@ from typing import Any
 import obstore
 import pytest
 
-from schemas.records.artifacts import Artifact
-from storage import scratch_copy
-from storage.bucket import open_bucket
-from storage.key_records import KeyRecords
-from storage.object_storage import ObjectStorage
-from storage.refs import DamagedObject
-from storage.scratch_copy import ScratchCopy
-from storage.sealed_folders import MANIFEST, seal
-from storage.storage import open_storage
-from storage.store import Fenced, Locked, Store
 from tests.storage.stored import KEY, PARTS, commit, content_of, stage
+from vantage.schemas.records.artifacts import Artifact
+from vantage.storage import scratch_copy
+from vantage.storage.bucket import open_bucket
+from vantage.storage.key_records import KeyRecords
+from vantage.storage.object_storage import ObjectStorage
+from vantage.storage.refs import DamagedObject
+from vantage.storage.scratch_copy import ScratchCopy
+from vantage.storage.sealed_folders import MANIFEST, seal
+from vantage.storage.storage import open_storage
+from vantage.storage.store import Fenced, Locked, Store
 
 
 class Machines:
@@ -145,7 +145,7 @@ def test_a_silent_holder_loses_the_lease_and_its_commit(
     machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = machines.new(lease_seconds=0.5), machines.new(lease_seconds=0.5)
-    monkeypatch.setattr("storage.leases.HeldLease._run", lambda self: None)  # a machine that sleeps
+    monkeypatch.setattr("vantage.storage.leases.HeldLease._run", lambda self: None)  # a machine that sleeps
     with first.exclusive(KEY, holder="run a"):
         folder, attempt = stage(first, b"late")
         for _ in range(40):  # as an attempt waits: in short turns

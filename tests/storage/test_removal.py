@@ -12,15 +12,15 @@ from typing import Any
 import obstore
 import pytest
 
-from schemas.records.stage_key import stage_key
-from storage.garbage import Garbage
-from storage.leases import HeldLease
-from storage.object_storage import ObjectStorage
-from storage.removed import Cause, find_removed
-from storage.storage import Storage, garbage_of
-from storage.store import Lookup
 from tests.storage.places import BucketPlace, FolderPlace, Forker, Machine, Place
 from tests.storage.stored import KEY, NEW, OLD, OTHER_PARTS, commit, content_of, produce, stage
+from vantage.schemas.records.stage_key import stage_key
+from vantage.storage.garbage import Garbage
+from vantage.storage.leases import HeldLease
+from vantage.storage.object_storage import ObjectStorage
+from vantage.storage.removed import Cause, find_removed
+from vantage.storage.storage import Storage, garbage_of
+from vantage.storage.store import Lookup
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import obstore
 import pytest
 
-from schemas.records.stage_key import stage_key
-from storage.removed import Cause, Removal, find_removed
-from storage.storage import garbage_of
-from storage.store import Store
 from tests.storage.places import Place
 from tests.storage.stored import KEY, NEW, OLD, OTHER_PARTS, content_of, produce, stage
+from vantage.schemas.records.stage_key import stage_key
+from vantage.storage.removed import Cause, Removal, find_removed
+from vantage.storage.storage import garbage_of
+from vantage.storage.store import Store
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -115,8 +115,8 @@ def test_to_ask_is_to_read(place: Place, monkeypatch: pytest.MonkeyPatch) -> Non
 
     for name in ("put", "delete", "copy", "rename"):
         monkeypatch.setattr(obstore, name, refused)
-    monkeypatch.setattr("storage.removed.replace_file", refused)
-    monkeypatch.setattr("storage.removed.make_folder", refused)
+    monkeypatch.setattr("vantage.storage.removed.replace_file", refused)
+    monkeypatch.setattr("vantage.storage.removed.make_folder", refused)
     assert find_removed(storage, digest) is not None
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.sealed_folders import (
+from vantage.storage.sealed_folders import (
     MANIFEST,
     UnsafePath,
     check_path,

@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from schemas.records.stage_key import stage_key
-from storage import store as store_module
-from storage.durable_files import move_folder
-from storage.sealed_folders import (
+from tests.storage.stored import KEY, NEW, OLD, OTHER_PARTS, PARTS, child, content_of, produce
+from vantage.schemas.records.stage_key import stage_key
+from vantage.storage import store as store_module
+from vantage.storage.durable_files import move_folder
+from vantage.storage.sealed_folders import (
     MANIFEST,
     find_problems,
 )
-from storage.store import (
+from vantage.storage.store import (
     Fenced,
     Locked,
     Store,
 )
-from tests.storage.stored import KEY, NEW, OLD, OTHER_PARTS, PARTS, child, content_of, produce
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -126,7 +126,7 @@ def test_what_was_found_intact_is_read_again_only_after_a_change(
         read.append(digest)
         return find_problems(folder, digest=digest)
 
-    monkeypatch.setattr("storage.verified_folders.find_problems", find_and_count)
+    monkeypatch.setattr("vantage.storage.verified_folders.find_problems", find_and_count)
     for _ in range(3):
         assert store.verify(artifact) == []
     assert len(read) == 1

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from schemas.records.stage_key import stage_key
-from storage.attempt_counter import read_count
-from storage.store import (
-    Store,
-)
 from tests.storage.power_loss import WATCHED, Disk, written
 from tests.storage.stored import KEY, NEW, OLD, OTHER_PARTS, child, commit, content_of, produce, stage
+from vantage.schemas.records.stage_key import stage_key
+from vantage.storage.attempt_counter import read_count
+from vantage.storage.store import (
+    Store,
+)
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -54,7 +54,7 @@ def test_a_kill_in_the_middle_of_writing_a_file_leaves_the_old(tmp_path: Path) -
         path.write_bytes(data[: len(data) // 2])
         os.kill(os.getpid(), signal.SIGKILL)
 
-    from storage import durable_files, sealed_folders
+    from vantage.storage import durable_files, sealed_folders
 
     for module in (durable_files, sealed_folders):  # a ref or the counter; the manifest
         root = tmp_path / module.__name__

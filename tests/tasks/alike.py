@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from schemas.records.job import StageJob, StageResult
-from tasks.stages import run_stage
-from tasks.training import optimization
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training import optimization
 
 Metrics = Mapping[str, float | None]
 

@@ -8,34 +8,34 @@ from pathlib import Path
 import pytest
 import torch
 
-from schemas.recipe.algorithm import Returns
-from schemas.recipe.evaluations import PolicyEvaluation
-from schemas.recipe.inputs import (
+from tests.tasks.small_model import write_small_model
+from vantage.schemas.recipe.algorithm import Returns
+from vantage.schemas.recipe.evaluations import PolicyEvaluation
+from vantage.schemas.recipe.inputs import (
     Data,
     Generation,
     Model,
     Shares,
     Split,
 )
-from schemas.recipe.lora import Lora
-from schemas.recipe.rewards import (
+from vantage.schemas.recipe.lora import Lora
+from vantage.schemas.recipe.rewards import (
     Judge,
     MissingEos,
     Reward,
 )
-from schemas.recipe.stage import Training
-from schemas.recipe.stages import (
+from vantage.schemas.recipe.stage import Training
+from vantage.schemas.recipe.stages import (
     PolicyOptimization,
     RewardModelling,
     RolloutCollection,
     SupervisedFineTuning,
     ValuePretraining,
 )
-from schemas.recipe.terms import ModelTerm
-from schemas.recipe.work import ImportModel, PrepareData, Work
-from schemas.records.job import StageJob, StageResult
-from tasks.stages import run_stage
-from tests.tasks.small_model import write_small_model
+from vantage.schemas.recipe.terms import ModelTerm
+from vantage.schemas.recipe.work import ImportModel, PrepareData, Work
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.tasks.stages import run_stage
 
 GENERATION = Generation(max_prompt_tokens=48, max_response_tokens=24)
 REWARDS = {"main": Reward(terms=(ModelTerm(model="reward"),), missing_eos=MissingEos(subtract=1.0))}

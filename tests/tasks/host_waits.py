@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from models.value_reads import reads_values
+from vantage.models.value_reads import reads_values
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = "transformers"

@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ledger.journal import read
-from schemas.records.job import StageJob, StageResult
-from tasks.training.attempt import Attempt
-from tasks.training.scratch import JOURNAL
-from tasks.training.stage_state import State
 from tests.tasks.alike import assert_alike
+from vantage.ledger.journal import read
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.tasks.training.attempt import Attempt
+from vantage.tasks.training.scratch import JOURNAL
+from vantage.tasks.training.stage_state import State
 
 
 class Killed(BaseException):

@@ -10,7 +10,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 class LiveMemory(TorchDispatchMode):
-    """Counts within ``with``; a ``tasks.training.memory_meter.Meter``."""
+    """Counts within ``with``; a ``vantage.tasks.training.memory_meter.Meter``."""
 
     def __init__(self, limit: int, *, device: str = "a device of the tests") -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import LlamaModel
 
-from models import sampling
+from vantage.models import sampling
 
 
 @dataclass(frozen=True)

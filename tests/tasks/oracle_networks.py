@@ -20,10 +20,10 @@ from transformers import (
     LlamaModel,
 )
 
-from schemas.recipe.resolved import ResolvedTraining
-from schemas.records.job import StageJob
-from tasks.training.seeds import derive_seed, generator
 from tests.tasks.unequal_inputs import EOS, PAD
+from vantage.schemas.recipe.resolved import ResolvedTraining
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.training.seeds import derive_seed, generator
 
 FRESH_HEAD_STD = 0.1
 """Times 1/√H: what a fresh head's weights are drawn with."""

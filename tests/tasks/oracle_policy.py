@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from schemas.recipe.resolved import ResolvedPolicyOptimization
-from schemas.records.job import StageJob
 from tests.tasks import oracle_networks as nets
 from tests.tasks import oracle_rollouts as rolls
 from tests.tasks.oracle_networks import Optimizer, of_tokens
 from tests.tasks.oracle_rollouts import Batch, Moments, mean
 from tests.tasks.unequal_inputs import BOS, EOS
+from vantage.schemas.recipe.resolved import ResolvedPolicyOptimization
+from vantage.schemas.records.job import StageJob
 
 SURROGATE_ROUNDING = 1e-7
 

@@ -15,10 +15,6 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from schemas.recipe.algorithm import Returns
-from schemas.recipe.resolved import ResolvedRollouts
-from schemas.recipe.terms import ModelTerm, VerifierTerm
-from schemas.records.job import StageJob
 from tests.tasks import oracle_networks as nets
 from tests.tasks.oracle_networks import of_tokens
 from tests.tasks.unequal_inputs import (
@@ -28,6 +24,10 @@ from tests.tasks.unequal_inputs import (
     EXTRACT,
     SPECIAL,
 )
+from vantage.schemas.recipe.algorithm import Returns
+from vantage.schemas.recipe.resolved import ResolvedRollouts
+from vantage.schemas.recipe.terms import ModelTerm, VerifierTerm
+from vantage.schemas.records.job import StageJob
 
 
 def encode(text: str) -> list[int]:

@@ -10,8 +10,13 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 from transformers import LlamaForCausalLM
 
-from schemas.recipe.evaluations import PolicyEvaluation
-from schemas.recipe.resolved import (
+from tests.tasks import oracle_networks as nets
+from tests.tasks import oracle_rollouts as rolls
+from tests.tasks.oracle_networks import Optimizer, of_tokens
+from tests.tasks.oracle_rollouts import Batch, Moments, mean
+from tests.tasks.unequal_inputs import BOS, EOS
+from vantage.schemas.recipe.evaluations import PolicyEvaluation
+from vantage.schemas.recipe.resolved import (
     ResolvedBestOfN,
     ResolvedDirectPreferenceOptimization,
     ResolvedPreferenceCollection,
@@ -21,13 +26,8 @@ from schemas.recipe.resolved import (
     ResolvedTraining,
     ResolvedValuePretraining,
 )
-from schemas.recipe.rewards import Judge
-from schemas.records.job import StageJob
-from tests.tasks import oracle_networks as nets
-from tests.tasks import oracle_rollouts as rolls
-from tests.tasks.oracle_networks import Optimizer, of_tokens
-from tests.tasks.oracle_rollouts import Batch, Moments, mean
-from tests.tasks.unequal_inputs import BOS, EOS
+from vantage.schemas.recipe.rewards import Judge
+from vantage.schemas.records.job import StageJob
 
 Metrics = dict[str, float]
 LearnsRows = ResolvedSupervisedFineTuning | ResolvedRewardModelling | ResolvedDirectPreferenceOptimization

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM
 
-from models.builtin import builtin_config, write_tokenizer
+from vantage.models.builtin import builtin_config, write_tokenizer
 
 LAYERS = 2
 

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import torch
 
-from models.folders import load_policy
-from models.policy import PolicyModel
-from schemas.recipe.pass_limits import UNLIMITED
-from schemas.records.job import StageJob
-from tasks.data.examples import codec_of
-from tasks.rewards.scoring import Scorer, load_scorer
-from tasks.rollout.engine import load_engine
-from tasks.rollout.rollout_models import RolloutModels
+from vantage.models.folders import load_policy
+from vantage.models.policy import PolicyModel
+from vantage.schemas.recipe.pass_limits import UNLIMITED
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.data.examples import codec_of
+from vantage.tasks.rewards.scoring import Scorer, load_scorer
+from vantage.tasks.rollout.engine import load_engine
+from vantage.tasks.rollout.rollout_models import RolloutModels
 
 CPU = torch.device("cpu")
 

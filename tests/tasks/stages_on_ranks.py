@@ -1,6 +1,6 @@
 """Stages on several ranks, as one process of a test starts them:
 
-    python -m flows.launchers.quick_imports tests.tasks.stages_on_ranks WORLD_SIZE JOBS STRATEGY EPS MEMORY
+    python -m vantage.attempts.launchers.quick_imports tests.tasks.stages_on_ranks WORLD_SIZE JOBS STRATEGY EPS MEMORY
 
 forks WORLD_SIZE gloo processes; each runs every job of the JSON lines in the file JOBS, one after the other, with
 EPS for AdamW's. MEMORY is JSON: of each job, the bytes that each rank has, or [] where nobody counts them.
@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from models import sharding
-from schemas.records.job import StageJob, StageResult
-from tasks.stages import run_stage
-from tasks.training import memory_meter, optimization, ranks
 from tests.tasks.live_memory import LiveMemory
+from vantage.models import sharding
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training import memory_meter, optimization, ranks
 
 SECONDS = 60.0
 """The longest wait of a rank for another; one that never comes fails the test."""

@@ -13,25 +13,25 @@ import pytest
 import torch
 from torch import nn
 
-from ledger.journal import read
-from models.pass_counts import taken_counts
-from models.sampling import Samples, sample
-from schemas.recipe.stages import SampledAhead
-from schemas.records.job import StageJob
-from tasks import policy_optimization
-from tasks.data.examples import read_prompts
-from tasks.rollout import ahead as ahead_engine
-from tasks.rollout.ahead import AheadEngine
-from tasks.rollout.engine import LocalEngine
-from tasks.stages import run_stage
-from tasks.training import preemption, progress
-from tasks.training.scratch import JOURNAL
-from tasks.training.seeds import derive_seed, stage_seed
-from tasks.updates import policy_update
-from tasks.updates.estimates import minibatch_advantages
 from tests.tasks.kills import same_bytes_after_a_kill
 from tests.tasks.small_models import models_of
 from tests.tasks.test_presets_run import BATCH, Case, curve, job_of, preset, run_in_two_attempts
+from vantage.ledger.journal import read
+from vantage.models.pass_counts import taken_counts
+from vantage.models.sampling import Samples, sample
+from vantage.schemas.recipe.stages import SampledAhead
+from vantage.schemas.records.job import StageJob
+from vantage.tasks import policy_optimization
+from vantage.tasks.data.examples import read_prompts
+from vantage.tasks.rollout import ahead as ahead_engine
+from vantage.tasks.rollout.ahead import AheadEngine
+from vantage.tasks.rollout.engine import LocalEngine
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training import preemption, progress
+from vantage.tasks.training.scratch import JOURNAL
+from vantage.tasks.training.seeds import derive_seed, stage_seed
+from vantage.tasks.updates import policy_update
+from vantage.tasks.updates.estimates import minibatch_advantages
 
 Contents = Callable[[Path], dict[str, bytes]]
 ITERATIONS = 4
@@ -113,7 +113,7 @@ def test_only_what_was_begun_is_taken(pipeline: Any, monkeypatch: pytest.MonkeyP
     taken_counts()
     before, cost = models.engine.generate(**asked), taken_counts()
     with AheadEngine(models) as ahead, monkeypatch.context() as patched:
-        patched.setattr("tasks.rollout.engine.sample", noted)
+        patched.setattr("vantage.tasks.rollout.engine.sample", noted)
         ahead.begin(prompts, count=2, seed=2)
         saved = ahead.tensors()
         with torch.no_grad():
@@ -301,7 +301,7 @@ def test_what_may_run_beside_the_thread_knows_it(
         return sample(*args, is_beside_another=is_beside_another, **named)
 
     job = job_in(tmp_path, "grpo", pipeline, iterations=2, validate_every=1)
-    monkeypatch.setattr("tasks.rollout.engine.sample", noted)
+    monkeypatch.setattr("vantage.tasks.rollout.engine.sample", noted)
     run_stage(job)
     main = [is_beside for name, is_beside in said if name == "MainThread"]
     num_test = main.count(False)
@@ -398,7 +398,7 @@ def test_a_critic_learns_the_same_from_what_is_sampled_ahead(
         policies.update(each.data_ptr() for each in model.parameters())
         return sample(model, *args, is_beside_another=is_beside_another, **named)
 
-    monkeypatch.setattr("tasks.rollout.engine.sample", noted)
+    monkeypatch.setattr("vantage.tasks.rollout.engine.sample", noted)
     assert run_stage(beside) == expected
     assert contents(beside.output) == contents(plain.output)
     assert curve(beside) == curve(plain)

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from schemas.recipe.evaluations import PolicyEvaluation
-from schemas.recipe.inputs import Data, Split, Verifier
-from schemas.recipe.rewards import Judge, Reward
-from schemas.recipe.stages import BestOfN, PolicyOptimization, PreferenceCollection
-from schemas.recipe.terms import VerifierTerm
-from schemas.recipe.work import ImportVerifier, PrepareData
-from schemas.records.job import StageJob
-from tasks import best_of_n, policy_optimization
-from tasks.data.rows import read_rows
-from tasks.rollout.rollouts import Rollout, Sampled, Scored
-from tasks.stages import run_stage
+from vantage.schemas.recipe.evaluations import PolicyEvaluation
+from vantage.schemas.recipe.inputs import Data, Split, Verifier
+from vantage.schemas.recipe.rewards import Judge, Reward
+from vantage.schemas.recipe.stages import BestOfN, PolicyOptimization, PreferenceCollection
+from vantage.schemas.recipe.terms import VerifierTerm
+from vantage.schemas.recipe.work import ImportVerifier, PrepareData
+from vantage.schemas.records.job import StageJob
+from vantage.tasks import best_of_n, policy_optimization
+from vantage.tasks.data.rows import read_rows
+from vantage.tasks.rollout.rollouts import Rollout, Sampled, Scored
+from vantage.tasks.stages import run_stage
 
 VERIFIER = """\
 def verify(prompt: str, response: str, answer: str | None) -> bool:

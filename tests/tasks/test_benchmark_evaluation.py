@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from models.folders import load_policy, load_tokenizer
-from schemas.recipe.evaluations import BenchmarkEvaluation
-from schemas.recipe.inputs import Benchmark
-from schemas.recipe.pass_limits import PassLimits
-from schemas.recipe.work import ImportBenchmark
-from schemas.records.job import StageJob
-from schemas.records.metrics import estimated_metric_names, headline_metric_names
-from tasks.benchmark_evaluation import asked_within
-from tasks.data.benchmark_tasks import UnusableTasks
-from tasks.stages import run_stage
+from vantage.models.folders import load_policy, load_tokenizer
+from vantage.schemas.recipe.evaluations import BenchmarkEvaluation
+from vantage.schemas.recipe.inputs import Benchmark
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.recipe.work import ImportBenchmark
+from vantage.schemas.records.job import StageJob
+from vantage.schemas.records.metrics import estimated_metric_names, headline_metric_names
+from vantage.tasks.benchmark_evaluation import asked_within
+from vantage.tasks.data.benchmark_tasks import UnusableTasks
+from vantage.tasks.stages import run_stage
 
 lm_eval = pytest.importorskip("lm_eval", reason="pip install -e '.[lm-eval]'")
 

@@ -10,29 +10,29 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ledger.journal import read
-from models.heads import load_scalar, scores
-from models.sequences import collate
-from schemas.metric_names import COMPILED, GRAPHS, UNCOMPILED
-from schemas.recipe.pass_limits import UNLIMITED
-from schemas.recipe.rewards import MissingEos, Reward
-from schemas.recipe.stages import BestOfN
-from schemas.recipe.terms import ModelTerm, VerifierTerm
-from schemas.records.job import StageJob
-from schemas.records.metrics import curve_metric_names, headline_metric_names
-from tasks import best_of_n
-from tasks.best_of_n import best_rows, run
-from tasks.data.examples import codec_of, read_prompts
-from tasks.rewards.scoring import Scorer, Term, score
-from tasks.rewards.verifier_scores import scored_by
-from tasks.rewards.verifiers import BUILTIN_FUNCTIONS
-from tasks.rollout.engine import load_engine
-from tasks.rollout.rollouts import Sampled, prompts_of_iteration, sample_responses
-from tasks.rollout.selection import Selection
-from tasks.training.scratch import JOURNAL
-from tasks.training.seeds import derive_seed, stage_seed
 from tests.tasks.kills import same_bytes_after_a_kill, same_weights_in_half_the_micro_batch
 from tests.tasks.small_models import load
+from vantage.ledger.journal import read
+from vantage.models.heads import load_scalar, scores
+from vantage.models.sequences import collate
+from vantage.schemas.metric_names import COMPILED, GRAPHS, UNCOMPILED
+from vantage.schemas.recipe.pass_limits import UNLIMITED
+from vantage.schemas.recipe.rewards import MissingEos, Reward
+from vantage.schemas.recipe.stages import BestOfN
+from vantage.schemas.recipe.terms import ModelTerm, VerifierTerm
+from vantage.schemas.records.job import StageJob
+from vantage.schemas.records.metrics import curve_metric_names, headline_metric_names
+from vantage.tasks import best_of_n
+from vantage.tasks.best_of_n import best_rows, run
+from vantage.tasks.data.examples import codec_of, read_prompts
+from vantage.tasks.rewards.scoring import Scorer, Term, score
+from vantage.tasks.rewards.verifier_scores import scored_by
+from vantage.tasks.rewards.verifiers import BUILTIN_FUNCTIONS
+from vantage.tasks.rollout.engine import load_engine
+from vantage.tasks.rollout.rollouts import Sampled, prompts_of_iteration, sample_responses
+from vantage.tasks.rollout.selection import Selection
+from vantage.tasks.training.scratch import JOURNAL
+from vantage.tasks.training.seeds import derive_seed, stage_seed
 
 WORK = BestOfN(
     kind="best_of_n",

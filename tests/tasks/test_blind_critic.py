@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from ledger.journal import read
-from tasks import policy_optimization
-from tasks.policy_optimization import Gathered
-from tasks.stages import run_stage
-from tasks.training.scratch import JOURNAL
-from tasks.updates.actor_critic import ActorCritic
 from tests.tasks.test_presets_run import Case, job_of, preset
+from vantage.ledger.journal import read
+from vantage.tasks import policy_optimization
+from vantage.tasks.policy_optimization import Gathered
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training.scratch import JOURNAL
+from vantage.tasks.updates.actor_critic import ActorCritic
 
 BLIND_FROM, SEES_AGAIN_FROM, ITERATIONS = 2, 4, 6
 THRESHOLD = -1.0
@@ -53,7 +53,7 @@ def test_a_critic_that_goes_blind_is_left_out_in_the_same_iteration_and_comes_ba
         return gathered[-1]
 
     monkeypatch.setattr(policy_optimization, "gather", with_noise)
-    with caplog.at_level(logging.INFO, logger="tasks.policy_optimization"):
+    with caplog.at_level(logging.INFO, logger="vantage.tasks.policy_optimization"):
         result = run_stage(job)
 
     # 1. The switch is thrown by the rollout that the blind critic saw first, and back by the first it sees again

@@ -7,17 +7,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ledger.journal import read
-from models.heads import load_critic
-from schemas.kinds import resolve_work
-from schemas.records.job import StageJob
-from tasks import value_pretraining
-from tasks.stages import run_stage
-from tasks.training.carried_optimizer import NoOptimizerState, carry_over, state_of, write_state
-from tasks.training.optimization import make_optimizer, take_step
-from tasks.training.scratch import JOURNAL
-from tasks.updates.actor_critic import load_actor_critic
 from tests.tasks.kills import killed_in
+from vantage.ledger.journal import read
+from vantage.models.heads import load_critic
+from vantage.schemas.kinds import resolve_work
+from vantage.schemas.records.job import StageJob
+from vantage.tasks import value_pretraining
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training.carried_optimizer import NoOptimizerState, carry_over, state_of, write_state
+from vantage.tasks.training.optimization import make_optimizer, take_step
+from vantage.tasks.training.scratch import JOURNAL
+from vantage.tasks.updates.actor_critic import load_actor_critic
 
 FILE = "optimizer.safetensors"
 

@@ -11,24 +11,24 @@ from typing import Any
 
 import pytest
 
-from ledger.journal import read
-from models.compiled_layers import CannotCompile, compile_layers
-from schemas.recipe.stages import SupervisedFineTuning
-from schemas.records.job import StageJob, StageResult
-from schemas.records.metric_warnings import warnings_of
-from tasks.stages import run_stage
-from tasks.training import compiling
-from tasks.training.scratch import JOURNAL, read_committed
 from tests.tasks.alike import assert_alike
+from vantage.ledger.journal import read
+from vantage.models.compiled_layers import CannotCompile, compile_layers
+from vantage.schemas.recipe.stages import SupervisedFineTuning
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.schemas.records.metric_warnings import warnings_of
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training import compiling
+from vantage.tasks.training.scratch import JOURNAL, read_committed
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import shutil, sys
 from pathlib import Path
 import torch
-from schemas.records.job import StageJob
-from tasks.stages import run_stage
-from tasks.training.attempt import Attempt
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training.attempt import Attempt
 
 job, result, copied_in, copy = StageJob.model_validate_json(Path(sys.argv[1]).read_text()), *sys.argv[2:]
 torch.set_num_threads(1)

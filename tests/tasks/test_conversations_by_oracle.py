@@ -7,13 +7,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from models.policy import PolicyModel
-from schemas.recipe.inputs import Generation
-from schemas.recipe.pass_limits import PassLimits
-from tasks.data.examples import Codec, read_completions, read_prompts
-from tasks.data.rows import write_rows
-from tasks.training.likelihood import accumulate_nll
 from tests.models.byte_tokenizer import build_byte_tokenizer
+from vantage.models.policy import PolicyModel
+from vantage.schemas.recipe.inputs import Generation
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.tasks.data.examples import Codec, read_completions, read_prompts
+from vantage.tasks.data.rows import write_rows
+from vantage.tasks.training.likelihood import accumulate_nll
 
 MARKED = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"

@@ -11,25 +11,25 @@ from typing import Any
 import pytest
 import torch
 
-from ledger.journal import read
-from models.folders import load_policy
-from schemas.metric_names import COMPILED, UNCOMPILED
-from schemas.recipe.inputs import Generation
-from schemas.recipe.stages import DirectPreferenceOptimization
-from schemas.records.job import StageJob
-from schemas.records.metrics import curve_metric_names, headline_metric_names
-from tasks.data.examples import Completions, codec_of, read_completions
-from tasks.dpo import (
+from tests.tasks.kills import same_bytes_after_a_kill, same_weights_in_half_the_micro_batch
+from tests.tasks.small_models import load
+from vantage.ledger.journal import read
+from vantage.models.folders import load_policy
+from vantage.schemas.metric_names import COMPILED, UNCOMPILED
+from vantage.schemas.recipe.inputs import Generation
+from vantage.schemas.recipe.stages import DirectPreferenceOptimization
+from vantage.schemas.records.job import StageJob
+from vantage.schemas.records.metrics import curve_metric_names, headline_metric_names
+from vantage.tasks.data.examples import Completions, codec_of, read_completions
+from vantage.tasks.dpo import (
     SIDES,
     Models,
     accumulate_preferences,
     measure_pairs,
     run,
 )
-from tasks.rewards.model_scores import TokenizersDiffer
-from tasks.training.scratch import JOURNAL
-from tests.tasks.kills import same_bytes_after_a_kill, same_weights_in_half_the_micro_batch
-from tests.tasks.small_models import load
+from vantage.tasks.rewards.model_scores import TokenizersDiffer
+from vantage.tasks.training.scratch import JOURNAL
 
 WORK = DirectPreferenceOptimization(
     kind="dpo",

@@ -10,18 +10,18 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoTokenizer
 
-from algorithms.uncertainty import clustered_mean
-from models.sequences import collate
-from schemas.recipe.rewards import Judge, Reward
-from schemas.recipe.terms import ModelTerm
-from schemas.records.metric import settings_of
-from schemas.records.metrics import estimated_metric_names, headline_metric_names
-from schemas.records.uncertainty import interval_of
-from tasks import evaluation
-from tasks.data.rows import read_rows
-from tasks.evaluation import run, shown
-from tasks.rewards import model_scores
-from tasks.rollout.comparison import (
+from vantage.algorithms.uncertainty import clustered_mean
+from vantage.models.sequences import collate
+from vantage.schemas.recipe.rewards import Judge, Reward
+from vantage.schemas.recipe.terms import ModelTerm
+from vantage.schemas.records.metric import settings_of
+from vantage.schemas.records.metrics import estimated_metric_names, headline_metric_names
+from vantage.schemas.records.uncertainty import interval_of
+from vantage.tasks import evaluation
+from vantage.tasks.data.rows import read_rows
+from vantage.tasks.evaluation import run, shown
+from vantage.tasks.rewards import model_scores
+from vantage.tasks.rollout.comparison import (
     Estimates,
     Judged,
     Pairs,
@@ -29,9 +29,9 @@ from tasks.rollout.comparison import (
     compare_texts,
     greedy_means,
 )
-from tasks.rollout.rollouts import Sampled
-from tasks.training import networks
-from tasks.training.measured import clusters_of
+from vantage.tasks.rollout.rollouts import Sampled
+from vantage.tasks.training import networks
+from vantage.tasks.training.measured import clusters_of
 
 KL = {"kl_to_baseline", "kl_to_baseline_per_token"}
 

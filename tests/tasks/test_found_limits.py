@@ -10,15 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ledger.journal import read
-from schemas.recipe.pass_limits import FoundLimits
-from tasks.stages import run_stage
-from tasks.training import cuts, found_limits, memory_meter, memory_probe
-from tasks.training.scratch import JOURNAL, read_found, write_found
 from tests.tasks.conftest import Pipeline
 from tests.tasks.kills import same_bytes_after_a_kill
 from tests.tasks.live_memory import LiveMemory
 from tests.tasks.test_stages_on_ranks import start
+from vantage.ledger.journal import read
+from vantage.schemas.recipe.pass_limits import FoundLimits
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training import cuts, found_limits, memory_meter, memory_probe
+from vantage.tasks.training.scratch import JOURNAL, read_found, write_found
 
 Contents = Callable[[Path], dict[str, bytes]]
 PLENTY = 10**10
@@ -197,7 +197,7 @@ def test_dropout_draws_what_it_would_have_drawn(
         states.append(torch.get_rng_state())
         return found
 
-    monkeypatch.setattr("tasks.sft.found_limits", seen)
+    monkeypatch.setattr("vantage.tasks.sft.found_limits", seen)
     compute = memory_probe._pass
 
     def drawing(*args: Any, **named: Any) -> Any:

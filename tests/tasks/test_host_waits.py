@@ -9,20 +9,20 @@ import pytest
 import torch
 from transformers import LlamaModel, PreTrainedModel
 
-from models import sampling
-from models.builtin import build_builtin
-from models.folders import load_policy
-from models.pass_counts import taken_counts
-from models.sampling import Samples, sample
-from schemas.kinds import resolve_work
-from tasks.stages import run_stage
 from tests.tasks.host_waits import LIBRARY, HostWaits
+from vantage.models import sampling
+from vantage.models.builtin import build_builtin
+from vantage.models.folders import load_policy
+from vantage.models.pass_counts import taken_counts
+from vantage.models.sampling import Samples, sample
+from vantage.schemas.kinds import resolve_work
+from vantage.tasks.stages import run_stage
 
 STEPS = {
-    "sft": ("tasks.sft.accumulate_nll", 2),
-    "reward": ("tasks.reward_model.accumulate_preferences", 2),
-    "value": ("tasks.value_pretraining.accumulate_value_loss", 3),
-    "policy": ("tasks.updates.policy_update.accumulate_losses", 3),
+    "sft": ("vantage.tasks.sft.accumulate_nll", 2),
+    "reward": ("vantage.tasks.reward_model.accumulate_preferences", 2),
+    "value": ("vantage.tasks.value_pretraining.accumulate_value_loss", 3),
+    "policy": ("vantage.tasks.updates.policy_update.accumulate_losses", 3),
 }
 """Stage → what adds the gradient of a minibatch, and how often that may wait, whatever number of micro-batches it has."""
 

@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 import torch
 
-from algorithms.rewards import RunningMoments
-from models.sampling import Samples
-from schemas.kinds import resolve_work
-from schemas.recipe.stages import BestOfN, DirectPreferenceOptimization
-from schemas.records.job import StageJob
-from tasks.data.examples import NothingLeft, codec_of
-from tasks.rollout.collected import Collected, PromptNotCollected, prompt_numbers, read_collected
-from tasks.rollout.collected_pairs import best_against_worst
-from tasks.rollout.engine import LocalEngine
-from tasks.rollout.response_source import load_source
-from tasks.rollout.sampler_check import SamplerDisagrees
-from tasks.stages import run_stage
-from tasks.value_pretraining import run, training_rollout
 from tests.tasks.kills import same_bytes_after_a_kill
 from tests.tasks.small_models import models_of
+from vantage.algorithms.rewards import RunningMoments
+from vantage.models.sampling import Samples
+from vantage.schemas.kinds import resolve_work
+from vantage.schemas.recipe.stages import BestOfN, DirectPreferenceOptimization
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.data.examples import NothingLeft, codec_of
+from vantage.tasks.rollout.collected import Collected, PromptNotCollected, prompt_numbers, read_collected
+from vantage.tasks.rollout.collected_pairs import best_against_worst
+from vantage.tasks.rollout.engine import LocalEngine
+from vantage.tasks.rollout.response_source import load_source
+from vantage.tasks.rollout.sampler_check import SamplerDisagrees
+from vantage.tasks.stages import run_stage
+from vantage.tasks.value_pretraining import run, training_rollout
 
 
 def value_job(pipeline: Any, folder: Path, **changes: Any) -> StageJob:

@@ -9,17 +9,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from models.adapter_check import WEIGHTS
-from models.adapters import base_of
-from models.folders import load_policy
-from models.merging import merge
-from schemas.recipe.lora import Lora
-from schemas.records.model_files import ModelFiles
-from tasks import best_of_n, dpo
-from tasks.data.examples import codec_of, read_completions
 from tests.tasks import test_best_of_n, test_dpo
 from tests.tasks.kills import same_bytes_after_a_kill
 from tests.tasks.test_dpo import response_logprob
+from vantage.models.adapter_check import WEIGHTS
+from vantage.models.adapters import base_of
+from vantage.models.folders import load_policy
+from vantage.models.merging import merge
+from vantage.schemas.recipe.lora import Lora
+from vantage.schemas.records.model_files import ModelFiles
+from vantage.tasks import best_of_n, dpo
+from vantage.tasks.data.examples import codec_of, read_completions
 
 STAGES = {"dpo": (dpo, test_dpo), "best_of_n": (best_of_n, test_best_of_n)}
 LORA = Lora(rank=4, alpha=8.0)

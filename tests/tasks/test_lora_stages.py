@@ -8,21 +8,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from models.adapter_check import WEIGHTS
-from models.adapters import base_of
-from models.folders import load_policy
-from models.stored_models import load_stored_policy
-from schemas.recipe.pass_limits import PassLimits
-from schemas.recipe.stage import Training
-from schemas.records.model_files import ModelFiles
-from tasks.stages import run_stage
-from tasks.training.checkpoints import latest
-from tasks.training.scratch import CHECKPOINTS
-from tasks.updates.actor_critic import load_actor_critic
 from tests.models.test_adapters import storages
 from tests.tasks.alike import ADAM_EPS, assert_alike_weights, run_to_compare
 from tests.tasks.kills import killed_in
 from tests.tasks.test_stages_on_ranks import of_kind, result_of, start
+from vantage.models.adapter_check import WEIGHTS
+from vantage.models.adapters import base_of
+from vantage.models.folders import load_policy
+from vantage.models.stored_models import load_stored_policy
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.recipe.stage import Training
+from vantage.schemas.records.model_files import ModelFiles
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training.checkpoints import latest
+from vantage.tasks.training.scratch import CHECKPOINTS
+from vantage.tasks.updates.actor_critic import load_actor_critic
 
 CPU = torch.device("cpu")
 Contents = Callable[[Path], dict[str, bytes]]

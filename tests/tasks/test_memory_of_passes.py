@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ledger.journal import read
-from tasks.stages import run_stage
-from tasks.training import cuts
-from tasks.training.progress import read_progress
-from tasks.training.scratch import JOURNAL, PROGRESS
+from vantage.ledger.journal import read
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training import cuts
+from vantage.tasks.training.progress import read_progress
+from vantage.tasks.training.scratch import JOURNAL, PROGRESS
 
 
 @pytest.mark.parametrize("name", ["sft", "reward", "value", "policy"])

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.recipe.inputs import Data, Generation, HeldOutRows, Shares, Split
-from schemas.recipe.work import MixData, PrepareData
-from schemas.records.job import StageJob, StageResult
-from tasks import mix_data, prepare_data
-from tasks.data import rows as rows_of_files
-from tasks.data.rows import read_rows
-from tasks.data.splits import SPLITS, TEST, TRAIN, VALIDATION, TooFewRows, side_of
-from tasks.mix_data import apportioned, most_without_repeats, part_order
+from vantage.schemas.recipe.inputs import Data, Generation, HeldOutRows, Shares, Split
+from vantage.schemas.recipe.work import MixData, PrepareData
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.tasks import mix_data, prepare_data
+from vantage.tasks.data import rows as rows_of_files
+from vantage.tasks.data.rows import read_rows
+from vantage.tasks.data.splits import SPLITS, TEST, TRAIN, VALIDATION, TooFewRows, side_of
+from vantage.tasks.mix_data import apportioned, most_without_repeats, part_order
 
 SHARES = Shares(validation=0.2, test=0.2)
 

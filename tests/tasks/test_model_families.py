@@ -23,17 +23,17 @@ from transformers import (
     Qwen3Config,
 )
 
-from ledger.journal import read
-from models.builtin import VOCABULARY, write_tokenizer
-from models.folders import load_policy
-from models.sampling import sample
-from schemas.recipe.inputs import Model
-from schemas.recipe.work import ImportModel
-from schemas.records.job import StageJob
-from tasks.data.rows import read_rows
-from tasks.training.scratch import JOURNAL
-from tests.flows.small_chat_run import chat_tokenizer
+from tests.support.small_chat_run import chat_tokenizer
 from tests.tasks.conftest import GENERATION, Pipeline
+from vantage.ledger.journal import read
+from vantage.models.builtin import VOCABULARY, write_tokenizer
+from vantage.models.folders import load_policy
+from vantage.models.sampling import sample
+from vantage.schemas.recipe.inputs import Model
+from vantage.schemas.recipe.work import ImportModel
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.data.rows import read_rows
+from vantage.tasks.training.scratch import JOURNAL
 
 SIZES: dict[str, Any] = {
     "vocab_size": len(VOCABULARY),

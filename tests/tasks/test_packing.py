@@ -10,23 +10,23 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from ledger.journal import read
-from models.builtin import write_tokenizer
-from models.policy import PolicyModel
-from models.sequences import Packing, Sequences, collate
-from schemas.kinds import resolve_work
-from schemas.recipe.pass_limits import UNLIMITED, PassLimits
-from schemas.records.job import StageJob
-from tasks.stages import run_stage
-from tasks.training import packing_check, ranks
-from tasks.training.likelihood import accumulate_nll
-from tasks.training.passes import packed_passes
-from tasks.training.scratch import JOURNAL
 from tests.tasks.alike import ADAM_EPS, assert_alike_weights, run_to_compare
 from tests.tasks.kills import killed_in
 from tests.tasks.small_models import load
 from tests.tasks.test_model_families import FAMILIES
 from tests.tasks.test_stages_on_ranks import start
+from vantage.ledger.journal import read
+from vantage.models.builtin import write_tokenizer
+from vantage.models.policy import PolicyModel
+from vantage.models.sequences import Packing, Sequences, collate
+from vantage.schemas.kinds import resolve_work
+from vantage.schemas.recipe.pass_limits import UNLIMITED, PassLimits
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training import packing_check, ranks
+from vantage.tasks.training.likelihood import accumulate_nll
+from vantage.tasks.training.passes import packed_passes
+from vantage.tasks.training.scratch import JOURNAL
 
 Contents = Callable[[Path], dict[str, bytes]]
 MIXED = {"group_by_length": False, "epochs": 0.4}

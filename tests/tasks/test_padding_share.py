@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 import torch
 
-from ledger.journal import read
-from models.builtin import build_builtin
-from models.folders import load_policy
-from models.logprobs import response_logprobs
-from models.packing import pack
-from models.pass_counts import taken_counts
-from models.sequences import collate
-from schemas.kinds import resolve_work
-from tasks.stages import run_stage
-from tasks.training.attempt import Attempt
-from tasks.training.cuts import OVERHEAD
-from tasks.training.scratch import JOURNAL
 from tests.tasks.model_reads import record_reads
+from vantage.ledger.journal import read
+from vantage.models.builtin import build_builtin
+from vantage.models.folders import load_policy
+from vantage.models.logprobs import response_logprobs
+from vantage.models.packing import pack
+from vantage.models.pass_counts import taken_counts
+from vantage.models.sequences import collate
+from vantage.schemas.kinds import resolve_work
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training.attempt import Attempt
+from vantage.tasks.training.cuts import OVERHEAD
+from vantage.tasks.training.scratch import JOURNAL
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward", "value", "policy"])

@@ -7,22 +7,22 @@ from typing import Any
 import pytest
 import torch
 
-from ledger.journal import read
-from models import logprobs
-from models.builtin import build_builtin
-from models.folders import load_policy
-from models.logprobs import response_logprobs
-from models.pass_counts import taken_counts
-from models.sampling import sample
-from models.sequences import collate
-from schemas.kinds import resolve_work
-from tasks.rollout.rollouts import Rollout
-from tasks.stages import run_stage
-from tasks.training.attempt import Attempt
-from tasks.training.cuts import READ_AGAIN
-from tasks.training.scratch import JOURNAL
-from tasks.updates import policy_update
 from tests.tasks.model_reads import record_reads
+from vantage.ledger.journal import read
+from vantage.models import logprobs
+from vantage.models.builtin import build_builtin
+from vantage.models.folders import load_policy
+from vantage.models.logprobs import response_logprobs
+from vantage.models.pass_counts import taken_counts
+from vantage.models.sampling import sample
+from vantage.models.sequences import collate
+from vantage.schemas.kinds import resolve_work
+from vantage.tasks.rollout.rollouts import Rollout
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training.attempt import Attempt
+from vantage.tasks.training.cuts import READ_AGAIN
+from vantage.tasks.training.scratch import JOURNAL
+from vantage.tasks.updates import policy_update
 
 
 @pytest.mark.parametrize("shares_prompts", [False, True])
@@ -44,7 +44,7 @@ def test_an_iteration_reads_each_response_no_oftener_than_it_has_to(
         sizes.append((int(rollout.sequences.attention_mask.sum()), once))
         return update(networks, rollout, *args, **named)
 
-    monkeypatch.setattr("tasks.policy_optimization.update", noted)
+    monkeypatch.setattr("vantage.tasks.policy_optimization.update", noted)
     found: list[tuple[list[int], int]] = []
     finish_step = Attempt.finish_step
 

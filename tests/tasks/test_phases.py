@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from models.sampling import sample
-from schemas.recipe.pass_limits import PassLimits
-from tasks.stages import run_stage
-from tasks.training import progress
-from tasks.training.progress import Progress
+from vantage.models.sampling import sample
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training import progress
+from vantage.tasks.training.progress import Progress
 
 Told = list[tuple[int, str, int, int, str]]
 Contents = Callable[[Path], dict[str, bytes]]
@@ -100,7 +100,7 @@ def test_what_is_measured_after_the_last_step_is_told(stage: str, pipeline: Any,
 
 
 def test_sampling_tells_every_token_and_how_many_have_ended(pipeline: Any) -> None:
-    from models.folders import load_policy, load_tokenizer
+    from vantage.models.folders import load_policy, load_tokenizer
 
     folder = pipeline.folder("sft")
     tokenizer = load_tokenizer(folder)

@@ -5,23 +5,23 @@ from typing import Any
 import pytest
 import torch
 
-from algorithms.rewards import RunningMoments
-from schemas.recipe.algorithm import Algorithm, Returns
-from tasks.data.examples import read_prompts
-from tasks.policy_optimization import Gathered, describe, initial_state
-from tasks.rewards.verifiers import BUILTIN_FUNCTIONS
-from tasks.rollout import rollouts
-from tasks.rollout.group_sampling import Filled
-from tasks.rollout.rollout_models import RolloutModels
-from tasks.rollout.rollouts import (
+from vantage.algorithms.rewards import RunningMoments
+from vantage.schemas.recipe.algorithm import Algorithm, Returns
+from vantage.tasks.data.examples import read_prompts
+from vantage.tasks.policy_optimization import Gathered, describe, initial_state
+from vantage.tasks.rewards.verifiers import BUILTIN_FUNCTIONS
+from vantage.tasks.rollout import rollouts
+from vantage.tasks.rollout.group_sampling import Filled
+from vantage.tasks.rollout.rollout_models import RolloutModels
+from vantage.tasks.rollout.rollouts import (
     Rollout,
     Scored,
     sample_and_score,
     shape,
 )
-from tasks.updates.actor_critic import ActorCritic, load_actor_critic
-from tasks.updates.estimates import estimate
-from tasks.updates.policy_losses import accumulate_losses, minibatch_of
+from vantage.tasks.updates.actor_critic import ActorCritic, load_actor_critic
+from vantage.tasks.updates.estimates import estimate
+from vantage.tasks.updates.policy_losses import accumulate_losses, minibatch_of
 
 CPU = torch.device("cpu")
 MAX_LENGTH = 24

@@ -15,18 +15,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ledger.journal import read
-from schemas.recipe.rewards import MissingEos, Reward
-from schemas.recipe.stages import PolicyOptimization
-from schemas.recipe.terms import VerifierTerm
-from schemas.records.job import StageJob
-from tasks.stages import run_stage
-from tasks.training import checkpoints
-from tasks.training.scratch import CHECKPOINTS, JOURNAL
 from tests.tasks import oracle_policy
 from tests.tasks.oracle_networks import assert_moved_alike, language_model
 from tests.tasks.oracle_policy import Outcome
 from tests.tasks.unequal_inputs import collect, job_of, write_inputs
+from vantage.ledger.journal import read
+from vantage.schemas.recipe.rewards import MissingEos, Reward
+from vantage.schemas.recipe.stages import PolicyOptimization
+from vantage.schemas.recipe.terms import VerifierTerm
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training import checkpoints
+from vantage.tasks.training.scratch import CHECKPOINTS, JOURNAL
 
 
 @dataclass(frozen=True)

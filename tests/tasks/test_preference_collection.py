@@ -10,28 +10,30 @@ import pyarrow as pa
 import pytest
 import torch
 
-from ledger.journal import read
-from models.builtin import write_tokenizer
-from models.folders import load_tokenizer
-from models.heads import load_scalar, scores
-from schemas.metric_names import GRAPHS
-from schemas.recipe.inputs import Generation
-from schemas.recipe.pass_limits import PassLimits
-from schemas.recipe.rewards import Judge, Reward
-from schemas.recipe.stages import PreferenceCollection
-from schemas.recipe.terms import ModelTerm
-from schemas.records.job import StageJob, StageResult
-from schemas.records.metrics import curve_metric_names, headline_metric_names
-from schemas.tables import usable_rows
-from tasks.data.examples import (
+from tests.tasks.kills import Killed
+from tests.tasks.small_models import load
+from vantage.ledger.journal import read
+from vantage.models.builtin import write_tokenizer
+from vantage.models.folders import load_tokenizer
+from vantage.models.heads import load_scalar, scores
+from vantage.schemas.metric_names import GRAPHS
+from vantage.schemas.recipe.inputs import Generation
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.recipe.rewards import Judge, Reward
+from vantage.schemas.recipe.stages import PreferenceCollection
+from vantage.schemas.recipe.terms import ModelTerm
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.schemas.records.metrics import curve_metric_names, headline_metric_names
+from vantage.schemas.tables import usable_rows
+from vantage.tasks.data.examples import (
     Codec,
     codec_of,
     read_completions,
     read_prompts,
 )
-from tasks.data.rows import read_rows
-from tasks.data.splits import SPLITS
-from tasks.preference_collection import (
+from vantage.tasks.data.rows import read_rows
+from vantage.tasks.data.splits import SPLITS
+from vantage.tasks.preference_collection import (
     NO_TEXT,
     SAME_SCORE,
     SAME_TEXT,
@@ -45,15 +47,13 @@ from tasks.preference_collection import (
     sample_batch,
     without_opening,
 )
-from tasks.rewards.verifiers import BUILTIN_FUNCTIONS
-from tasks.rollout.engine import load_engine
-from tasks.rollout.rollouts import sample_responses
-from tasks.training import preemption
-from tasks.training.batch_files import BATCHES, BatchFiles
-from tasks.training.scratch import JOURNAL, read_committed
-from tasks.training.seeds import derive_seed, stage_seed
-from tests.tasks.kills import Killed
-from tests.tasks.small_models import load
+from vantage.tasks.rewards.verifiers import BUILTIN_FUNCTIONS
+from vantage.tasks.rollout.engine import load_engine
+from vantage.tasks.rollout.rollouts import sample_responses
+from vantage.tasks.training import preemption
+from vantage.tasks.training.batch_files import BATCHES, BatchFiles
+from vantage.tasks.training.scratch import JOURNAL, read_committed
+from vantage.tasks.training.seeds import derive_seed, stage_seed
 
 JUDGED = PreferenceCollection(
     kind="preference_collection",

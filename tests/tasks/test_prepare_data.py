@@ -10,20 +10,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from schemas.recipe.inputs import (
+from vantage.schemas.recipe.inputs import (
     Data,
     Generation,
     Shares,
     Split,
 )
-from schemas.recipe.work import PrepareData
-from schemas.records.job import StageJob, StageResult
-from schemas.row_rules import UnusableTable
-from tasks.data import arithmetic
-from tasks.data.columns import MissingColumn
-from tasks.data.rows import read_rows
-from tasks.data.splits import SPLITS, TRAIN, TooFewRows, side_of
-from tasks.prepare_data import UnusableData, run
+from vantage.schemas.recipe.work import PrepareData
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.schemas.row_rules import UnusableTable
+from vantage.tasks.data import arithmetic
+from vantage.tasks.data.columns import MissingColumn
+from vantage.tasks.data.rows import read_rows
+from vantage.tasks.data.splits import SPLITS, TRAIN, TooFewRows, side_of
+from vantage.tasks.prepare_data import UnusableData, run
 
 ROWS = [
     {"instruction": f"翻译 {n} 🙂", "input": "" if n % 2 else f"إدخال {n}", "output": f"réponse {n}"}

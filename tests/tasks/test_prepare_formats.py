@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from schemas.loading.recipe_file import load_recipe
-from schemas.recipe.inputs import Data, Split
-from schemas.source_files import SourceChanged, data_limit, digest_of_files, files_of, hash_file
-from tasks.data.rows import read_rows
-from tasks.data.splits import SPLITS
-from tasks.prepare_data import UnusableData, copy_sources
 from tests.tasks.test_prepare_data import prepare, write
+from vantage.schemas.loading.recipe_file import load_recipe
+from vantage.schemas.recipe.inputs import Data, Split
+from vantage.schemas.source_files import SourceChanged, data_limit, digest_of_files, files_of, hash_file
+from vantage.tasks.data.rows import read_rows
+from vantage.tasks.data.splits import SPLITS
+from vantage.tasks.prepare_data import UnusableData, copy_sources
 
 
 def rows_of(output: Path) -> list[dict[str, Any]]:

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from schemas.recipe.inputs import Data, Generation, Split
-from schemas.recipe.work import PrepareData
-from schemas.records.job import StageJob, StageResult
-from schemas.source_files import SourceChanged, SourceTooLarge
-from tasks import prepare_data
-from tasks.data.columns import MissingColumn
-from tasks.data.rows import read_rows
-from tasks.data.splits import SPLITS
-from tasks.prepare_data import UnusableData, run
+from vantage.schemas.recipe.inputs import Data, Generation, Split
+from vantage.schemas.recipe.work import PrepareData
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.schemas.source_files import SourceChanged, SourceTooLarge
+from vantage.tasks import prepare_data
+from vantage.tasks.data.columns import MissingColumn
+from vantage.tasks.data.rows import read_rows
+from vantage.tasks.data.splits import SPLITS
+from vantage.tasks.prepare_data import UnusableData, run
 
 SPLIT = Split(validation=0.1, test=0.1)
 

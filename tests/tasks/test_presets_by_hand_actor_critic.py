@@ -6,9 +6,6 @@ k1, values, ratios and weights stand. −0.05·k1 is −0.01, 0.02, −0.02, −
 
 from math import e, log, sqrt
 
-from algorithms.rewards import RunningMoments
-from schemas.recipe.algorithm import Algorithm
-from schemas.recipe.presets import PRESETS
 from tests.tasks.two_responses import (
     NEW_VALUES,
     RATIOS,
@@ -19,6 +16,9 @@ from tests.tasks.two_responses import (
     learn,
     times,
 )
+from vantage.algorithms.rewards import RunningMoments
+from vantage.schemas.recipe.algorithm import Algorithm
+from vantage.schemas.recipe.presets import PRESETS
 
 UNMOVED = [1.0] * 5
 

@@ -8,9 +8,6 @@ from math import exp, log, sqrt
 
 import pytest
 
-from schemas.recipe.algorithm import Algorithm
-from schemas.recipe.presets import PRESETS
-from tasks.rollout.group_sampling import fill
 from tests.tasks.two_responses import (
     CONSTANT_OF_10,
     RATIOS,
@@ -21,6 +18,9 @@ from tests.tasks.two_responses import (
     scored_as,
     times,
 )
+from vantage.schemas.recipe.algorithm import Algorithm
+from vantage.schemas.recipe.presets import PRESETS
+from vantage.tasks.rollout.group_sampling import fill
 
 UNMOVED = [1.0] * 5
 # log π − log π_ref after the update: k1 + log ρ

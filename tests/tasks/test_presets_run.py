@@ -9,24 +9,24 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from ledger.journal import read
-from models.folders import load_policy
-from models.heads import fresh_value_head, load_critic
-from schemas.kinds import resolve_work
-from schemas.metric_names import COMPILED, GRAPHS, SPEED, UNCOMPILED
-from schemas.recipe.algorithm import Algorithm
-from schemas.recipe.inputs import Generation
-from schemas.recipe.presets import PresetName
-from schemas.recipe.rewards import Reward
-from schemas.recipe.stages import PolicyOptimization
-from schemas.recipe.terms import VerifierTerm
-from schemas.records.job import StageJob, StageResult
-from schemas.records.metrics import curve_metric_names, headline_metric_names
-from tasks.stages import run_stage
-from tasks.training import checkpoints, preemption
-from tasks.training.scratch import CHECKPOINTS, JOURNAL
-from tasks.training.seeds import derive_seed, stage_seed
-from tasks.updates.actor_critic import critic_folder
+from vantage.ledger.journal import read
+from vantage.models.folders import load_policy
+from vantage.models.heads import fresh_value_head, load_critic
+from vantage.schemas.kinds import resolve_work
+from vantage.schemas.metric_names import COMPILED, GRAPHS, SPEED, UNCOMPILED
+from vantage.schemas.recipe.algorithm import Algorithm
+from vantage.schemas.recipe.inputs import Generation
+from vantage.schemas.recipe.presets import PresetName
+from vantage.schemas.recipe.rewards import Reward
+from vantage.schemas.recipe.stages import PolicyOptimization
+from vantage.schemas.recipe.terms import VerifierTerm
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.schemas.records.metrics import curve_metric_names, headline_metric_names
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training import checkpoints, preemption
+from vantage.tasks.training.scratch import CHECKPOINTS, JOURNAL
+from vantage.tasks.training.seeds import derive_seed, stage_seed
+from vantage.tasks.updates.actor_critic import critic_folder
 
 BATCH = 8
 GROUP = 4

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import torch
 
-from models.quantisation import SIDECAR
-from schemas.recipe.inputs import Model
-from schemas.recipe.lora import Lora
-from schemas.recipe.work import ImportModel
-from schemas.records.job import StageJob
 from tests.tasks.conftest import Pipeline
+from vantage.models.quantisation import SIDECAR
+from vantage.schemas.recipe.inputs import Model
+from vantage.schemas.recipe.lora import Lora
+from vantage.schemas.recipe.work import ImportModel
+from vantage.schemas.records.job import StageJob
 
 Contents = Callable[[Path], dict[str, bytes]]
 LORA = Lora(rank=4, alpha=8.0)

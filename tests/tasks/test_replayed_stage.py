@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from ledger.journal import read
-from models import replayed_steps
-from models.cuda_graphs import Uncaptured
-from schemas.metric_names import GRAPHS
-from schemas.records.job import StageJob
-from tasks.stages import run_stage
-from tasks.training.scratch import JOURNAL
 from tests.tasks.kills import same_bytes_after_a_kill
 from tests.tasks.test_presets_run import Case, job_of, preset
+from vantage.ledger.journal import read
+from vantage.models import replayed_steps
+from vantage.models.cuda_graphs import Uncaptured
+from vantage.schemas.metric_names import GRAPHS
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training.scratch import JOURNAL
 
 
 def job_in(folder: Path, pipeline: Any) -> StageJob:

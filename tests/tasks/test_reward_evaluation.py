@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from models.heads import load_scalar, scores
-from schemas.recipe.evaluations import RewardEvaluation
-from schemas.recipe.inputs import Data
-from schemas.recipe.work import PrepareData
-from schemas.records.job import StageJob, StageResult
-from schemas.records.metrics import estimated_metric_names, headline_metric_names
-from tasks.data.examples import codec_of, read_completions
-from tasks.data.rows import read_rows
-from tasks.reward_evaluation import SIDES, length_groups
-from tasks.stages import run_stage
 from tests.tasks.conftest import SHARES
+from vantage.models.heads import load_scalar, scores
+from vantage.schemas.recipe.evaluations import RewardEvaluation
+from vantage.schemas.recipe.inputs import Data
+from vantage.schemas.recipe.work import PrepareData
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.schemas.records.metrics import estimated_metric_names, headline_metric_names
+from vantage.tasks.data.examples import codec_of, read_completions
+from vantage.tasks.data.rows import read_rows
+from vantage.tasks.reward_evaluation import SIDES, length_groups
+from vantage.tasks.stages import run_stage
 
 WORK = RewardEvaluation(kind="reward_evaluation", reward_model="reward", data="pairs", microbatch_size=5)
 

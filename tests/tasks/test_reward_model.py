@@ -11,42 +11,42 @@ import pytest
 import torch
 from torch.nn.functional import softplus
 
-from algorithms.preference_loss import bradley_terry
-from ledger.journal import read
-from models.folders import load_policy
-from models.heads import (
+from tests.tasks.kills import killed_in
+from vantage.algorithms.preference_loss import bradley_terry
+from vantage.ledger.journal import read
+from vantage.models.folders import load_policy
+from vantage.models.heads import (
     ScalarModel,
     load_scalar,
     reward_with_language_head,
     scores,
 )
-from models.logprobs import response_logprobs
-from schemas.metric_names import COMPILED, UNCOMPILED
-from schemas.recipe.inputs import Data, Split
-from schemas.recipe.pass_limits import PassLimits
-from schemas.recipe.stages import RewardModelling
-from schemas.recipe.work import PrepareData
-from schemas.records.job import StageJob
-from schemas.records.metrics import curve_metric_names, headline_metric_names
-from tasks.data.examples import (
+from vantage.models.logprobs import response_logprobs
+from vantage.schemas.metric_names import COMPILED, UNCOMPILED
+from vantage.schemas.recipe.inputs import Data, Split
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.recipe.stages import RewardModelling
+from vantage.schemas.recipe.work import PrepareData
+from vantage.schemas.records.job import StageJob
+from vantage.schemas.records.metrics import curve_metric_names, headline_metric_names
+from vantage.tasks.data.examples import (
     Completions,
     Rankings,
     codec_of,
     read_completions,
     read_rankings,
 )
-from tasks.data.rows import write_rows
-from tasks.reward_model import (
+from vantage.tasks.data.rows import write_rows
+from vantage.tasks.reward_model import (
     SIDES,
     accumulate_preferences,
     mean_score,
     measure_pairs,
     measure_preferences,
 )
-from tasks.stages import run_stage
-from tasks.training.cuts import OVERHEAD, READ_AGAIN
-from tasks.training.scratch import JOURNAL
-from tests.tasks.kills import killed_in
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training.cuts import OVERHEAD, READ_AGAIN
+from vantage.tasks.training.scratch import JOURNAL
 
 CPU = torch.device("cpu")
 

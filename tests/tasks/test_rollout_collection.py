@@ -9,25 +9,25 @@ import pyarrow as pa
 import pytest
 import torch
 
-from ledger.journal import read
-from models.folders import load_policy
-from models.heads import load_scalar, scores
-from models.sequences import collate
-from schemas.metric_names import GRAPHS
-from schemas.recipe.rewards import Reward
-from schemas.recipe.terms import VerifierTerm
-from schemas.records.job import StageJob, StageResult
-from schemas.records.metrics import curve_metric_names, estimated_metric_names, headline_metric_names
-from tasks import rollout_collection
-from tasks.data.arithmetic import DIALS, verify
-from tasks.data.examples import codec_of
-from tasks.data.rows import read_rows
-from tasks.rewards.model_scores import TokenizersDiffer
-from tasks.rollout.collected import read_collected
-from tasks.rollout.rollouts import Scored
-from tasks.stages import run_stage
-from tasks.training.batch_files import BatchFiles
-from tasks.training.scratch import BATCHES, JOURNAL
+from vantage.ledger.journal import read
+from vantage.models.folders import load_policy
+from vantage.models.heads import load_scalar, scores
+from vantage.models.sequences import collate
+from vantage.schemas.metric_names import GRAPHS
+from vantage.schemas.recipe.rewards import Reward
+from vantage.schemas.recipe.terms import VerifierTerm
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.schemas.records.metrics import curve_metric_names, estimated_metric_names, headline_metric_names
+from vantage.tasks import rollout_collection
+from vantage.tasks.data.arithmetic import DIALS, verify
+from vantage.tasks.data.examples import codec_of
+from vantage.tasks.data.rows import read_rows
+from vantage.tasks.rewards.model_scores import TokenizersDiffer
+from vantage.tasks.rollout.collected import read_collected
+from vantage.tasks.rollout.rollouts import Scored
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training.batch_files import BatchFiles
+from vantage.tasks.training.scratch import BATCHES, JOURNAL
 
 SPLITS = ("train", "validation", "test")
 SAMPLES = {"train": 4, "validation": 3, "test": 3}

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from models.builtin import build_builtin
-from models.folders import load_tokenizer
-from models.prompts import encode_prompts
-from schemas.recipe.inputs import Generation
-from schemas.records.sampling import OpenModel, Turn
-from tasks.data.examples import Codec
-from tasks.sampling_process import OpenedModel, encode_conversations
-from tests.flows.small_chat_run import chat_tokenizer
+from tests.support.small_chat_run import chat_tokenizer
+from vantage.models.builtin import build_builtin
+from vantage.models.folders import load_tokenizer
+from vantage.models.prompts import encode_prompts
+from vantage.schemas.recipe.inputs import Generation
+from vantage.schemas.records.sampling import OpenModel, Turn
+from vantage.tasks.data.examples import Codec
+from vantage.tasks.sampling_process import OpenedModel, encode_conversations
 
 
 def turns(*said: tuple[str, str]) -> tuple[Turn, ...]:

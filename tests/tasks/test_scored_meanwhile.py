@@ -7,19 +7,19 @@ from typing import Any, cast
 
 import pytest
 
-from models import sampling
-from schemas.recipe.inputs import Verifier
-from schemas.recipe.rewards import Reward
-from schemas.recipe.stages import BestOfN
-from schemas.recipe.terms import VerifierTerm
-from schemas.recipe.work import ImportVerifier
-from schemas.records.job import StageJob
-from tasks.data.examples import Prompts
-from tasks.rewards.verifier_file import BrokenVerifier
-from tasks.rollout import rollouts
-from tasks.rollout.scored_meanwhile import Meanwhile
-from tasks.stages import run_stage
 from tests.tasks.kills import same_bytes_after_a_kill
+from vantage.models import sampling
+from vantage.schemas.recipe.inputs import Verifier
+from vantage.schemas.recipe.rewards import Reward
+from vantage.schemas.recipe.stages import BestOfN
+from vantage.schemas.recipe.terms import VerifierTerm
+from vantage.schemas.recipe.work import ImportVerifier
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.data.examples import Prompts
+from vantage.tasks.rewards.verifier_file import BrokenVerifier
+from vantage.tasks.rollout import rollouts
+from vantage.tasks.rollout.scored_meanwhile import Meanwhile
+from vantage.tasks.stages import run_stage
 
 Contents = Callable[[Path], dict[str, bytes]]
 PATIENCE = 120.0
@@ -134,7 +134,7 @@ def test_it_has_the_first_batch_before_the_second_is_sampled(
         before.append(lines(asked))
         return sample_batch(*args, on_token=on_token, **named)
 
-    monkeypatch.setattr("tasks.rollout.engine.sample", told)
+    monkeypatch.setattr("vantage.tasks.rollout.engine.sample", told)
     monkeypatch.setattr(sampling, "_sample_batch", waiting)
     run_stage(job)
     rollout = next(counts for counts in of_calls if len(counts) == 4)

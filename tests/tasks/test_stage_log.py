@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from models.folders import load_policy
-from tasks.data.rows import read_rows
-from tasks.stages import run_stage
 from tests.tasks.kills import killed_in
+from vantage.models.folders import load_policy
+from vantage.tasks.data.rows import read_rows
+from vantage.tasks.stages import run_stage
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from ledger.journal import read
-from schemas.metric_names import COMPILED, GRAPHS, UNCOMPILED
-from schemas.records.metrics import curve_metric_names, estimated_metric_names, headline_metric_names
-from tasks.data import examples
-from tasks.data.rows import read_rows
-from tasks.stages import run_stage
-from tasks.training import preemption
-from tasks.training.attempt import Attempt
-from tasks.training.scratch import JOURNAL, read_committed
 from tests.tasks.kills import killed_in, same_weights_in_half_the_micro_batch
+from vantage.ledger.journal import read
+from vantage.schemas.metric_names import COMPILED, GRAPHS, UNCOMPILED
+from vantage.schemas.records.metrics import curve_metric_names, estimated_metric_names, headline_metric_names
+from vantage.tasks.data import examples
+from vantage.tasks.data.rows import read_rows
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training import preemption
+from vantage.tasks.training.attempt import Attempt
+from vantage.tasks.training.scratch import JOURNAL, read_committed
 
 Contents = Callable[[Path], dict[str, bytes]]
 

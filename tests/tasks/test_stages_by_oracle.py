@@ -12,9 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ledger.journal import read
-from schemas.recipe.evaluations import PolicyEvaluation
-from schemas.recipe.stages import (
+from tests.tasks import oracle_stages
+from tests.tasks.oracle_networks import assert_moved_alike
+from tests.tasks.oracle_rollouts import collected, rows_of
+from tests.tasks.oracle_stages import Outcome
+from tests.tasks.unequal_inputs import collect, job_of, write_inputs
+from vantage.ledger.journal import read
+from vantage.schemas.recipe.evaluations import PolicyEvaluation
+from vantage.schemas.recipe.stages import (
     BestOfN,
     DirectPreferenceOptimization,
     PreferenceCollection,
@@ -23,15 +28,10 @@ from schemas.recipe.stages import (
     SupervisedFineTuning,
     ValuePretraining,
 )
-from schemas.records.job import StageJob
-from tasks.stages import run_stage
-from tasks.training import checkpoints
-from tasks.training.scratch import CHECKPOINTS, JOURNAL
-from tests.tasks import oracle_stages
-from tests.tasks.oracle_networks import assert_moved_alike
-from tests.tasks.oracle_rollouts import collected, rows_of
-from tests.tasks.oracle_stages import Outcome
-from tests.tasks.unequal_inputs import collect, job_of, write_inputs
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training import checkpoints
+from vantage.tasks.training.scratch import CHECKPOINTS, JOURNAL
 
 TRAINING = {"learning_rate": 0.01, "max_grad_norm": 0.3, "weight_decay": 0.1, "microbatch_size": 2}
 ROWS = {**TRAINING, "batch_size": 6, "epochs": 1.5, "group_by_length": False, "warmup_steps": 2}

@@ -15,21 +15,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ledger.journal import read
-from schemas.kinds import resolve_work
-from schemas.metric_names import PASSES, SAMPLING, SPEED
-from schemas.recipe.rewards import Judge, Reward
-from schemas.recipe.stages import Ahead, PreferenceCollection
-from schemas.recipe.terms import ModelTerm
-from schemas.records.job import StageJob, StageResult
-from tasks.data.rows import read_rows
-from tasks.stages import run_stage
-from tasks.training.checkpoint_folders import committed
-from tasks.training.checkpoints import load
-from tasks.training.optimization import EPS
-from tasks.training.scratch import CHECKPOINTS, JOURNAL
 from tests.tasks import test_best_of_n, test_dpo, test_presets_run
 from tests.tasks.alike import ADAM_EPS, assert_alike, assert_alike_weights, run_to_compare
+from vantage.ledger.journal import read
+from vantage.schemas.kinds import resolve_work
+from vantage.schemas.metric_names import PASSES, SAMPLING, SPEED
+from vantage.schemas.recipe.rewards import Judge, Reward
+from vantage.schemas.recipe.stages import Ahead, PreferenceCollection
+from vantage.schemas.recipe.terms import ModelTerm
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.tasks.data.rows import read_rows
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training.checkpoint_folders import committed
+from vantage.tasks.training.checkpoints import load
+from vantage.tasks.training.optimization import EPS
+from vantage.tasks.training.scratch import CHECKPOINTS, JOURNAL
 
 SECONDS = 600
 """The most that the processes may take; on an idle core they take 40."""
@@ -170,7 +170,7 @@ def start(
         memory: of each job, the bytes that each rank has; nothing: nobody counts them.
     """
     file.write_text("".join(f"{job.model_dump_json()}\n" for job in jobs))
-    program = ["-m", "flows.launchers.quick_imports", "tests.tasks.stages_on_ranks"]
+    program = ["-m", "vantage.attempts.launchers.quick_imports", "tests.tasks.stages_on_ranks"]
     script = [sys.executable, *program, str(world_size), str(file), strategy, str(eps), json.dumps(memory)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(script, env=environment, timeout=SECONDS, capture_output=True, text=True)

@@ -8,20 +8,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ledger.journal import read
-from schemas.kinds import resolve_work
-from schemas.recipe.evaluations import PolicyEvaluation
-from schemas.recipe.inputs import Generation
-from schemas.recipe.stages import BestOfN, PolicyOptimization, PreferenceCollection, RolloutCollection
-from schemas.records.job import StageJob
-from tasks.stages import run_stage
-from tasks.training.scratch import JOURNAL
 from tests.tasks import oracle_policy, oracle_rollouts, oracle_stages
 from tests.tasks.kills import killed_in
 from tests.tasks.oracle_networks import assert_moved_alike, language_model
 from tests.tasks.oracle_rollouts import collected, rows_of
 from tests.tasks.test_stages_on_ranks import start
 from tests.tasks.unequal_inputs import GENERATION, job_of, write_inputs
+from vantage.ledger.journal import read
+from vantage.schemas.kinds import resolve_work
+from vantage.schemas.recipe.evaluations import PolicyEvaluation
+from vantage.schemas.recipe.inputs import Generation
+from vantage.schemas.recipe.stages import BestOfN, PolicyOptimization, PreferenceCollection, RolloutCollection
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training.scratch import JOURNAL
 
 STOP = ("?", "3+", "0")
 TRAINING = {

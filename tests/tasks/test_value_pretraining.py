@@ -7,29 +7,29 @@ from typing import Any
 import pytest
 import torch
 
-from algorithms.rewards import RunningMoments
-from ledger.journal import read
-from models.heads import load_critic, load_scalar, value_from_policy
-from schemas.recipe.algorithm import Returns
-from schemas.recipe.stage import Gate
-from schemas.records.verdicts import check_gate
-from tasks.data.examples import read_prompts
-from tasks.data.rows import read_rows
-from tasks.rollout.response_source import load_source
-from tasks.rollout.reward_moments import read_moments
-from tasks.rollout.rollout_models import RolloutModels
-from tasks.rollout.rollouts import sample_and_score, shape
-from tasks.stages import run_stage
-from tasks.training.scratch import JOURNAL
-from tasks.training.seeds import derive_seed
-from tasks.value_pretraining import (
+from tests.tasks.small_models import load, models_of
+from vantage.algorithms.rewards import RunningMoments
+from vantage.ledger.journal import read
+from vantage.models.heads import load_critic, load_scalar, value_from_policy
+from vantage.schemas.recipe.algorithm import Returns
+from vantage.schemas.recipe.stage import Gate
+from vantage.schemas.records.verdicts import check_gate
+from vantage.tasks.data.examples import read_prompts
+from vantage.tasks.data.rows import read_rows
+from vantage.tasks.rollout.response_source import load_source
+from vantage.tasks.rollout.reward_moments import read_moments
+from vantage.tasks.rollout.rollout_models import RolloutModels
+from vantage.tasks.rollout.rollouts import sample_and_score, shape
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training.scratch import JOURNAL
+from vantage.tasks.training.seeds import derive_seed
+from vantage.tasks.value_pretraining import (
     HeldOut,
     accumulate_value_loss,
     diagnose,
     headline_metrics,
     measured_responses,
 )
-from tests.tasks.small_models import load, models_of
 
 
 @pytest.fixture(scope="module")

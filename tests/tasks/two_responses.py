@@ -11,21 +11,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.rewards import RunningMoments
-from models.logprobs import LogProbs
-from models.sequences import collate
-from schemas.recipe.pass_limits import UNLIMITED
-from schemas.recipe.stages import PolicyOptimization
-from tasks.rewards.scoring import Scores
-from tasks.rollout.rollouts import (
+from vantage.algorithms.rewards import RunningMoments
+from vantage.models.logprobs import LogProbs
+from vantage.models.sequences import collate
+from vantage.schemas.recipe.pass_limits import UNLIMITED
+from vantage.schemas.recipe.stages import PolicyOptimization
+from vantage.tasks.rewards.scoring import Scores
+from vantage.tasks.rollout.rollouts import (
     Rollout,
     Sampled,
     Scored,
     build_rollout,
 )
-from tasks.training.metric_sums import MetricSums
-from tasks.updates.estimates import Estimates, estimate
-from tasks.updates.policy_losses import (
+from vantage.tasks.training.metric_sums import MetricSums
+from vantage.tasks.updates.estimates import Estimates, estimate
+from vantage.tasks.updates.policy_losses import (
     Microbatch,
     minibatch_of,
     policy_loss_of,

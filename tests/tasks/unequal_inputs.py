@@ -27,14 +27,14 @@ from transformers import (
     PreTrainedModel,
 )
 
-from schemas.recipe.inputs import Generation, Verifier
-from schemas.recipe.rewards import MissingEos, Reward
-from schemas.recipe.stages import RolloutCollection
-from schemas.recipe.terms import ModelTerm, VerifierTerm
-from schemas.recipe.work import Work
-from schemas.records.job import StageJob
-from tasks.data.rows import write_rows
-from tasks.stages import run_stage
+from vantage.schemas.recipe.inputs import Generation, Verifier
+from vantage.schemas.recipe.rewards import MissingEos, Reward
+from vantage.schemas.recipe.stages import RolloutCollection
+from vantage.schemas.recipe.terms import ModelTerm, VerifierTerm
+from vantage.schemas.recipe.work import Work
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.data.rows import write_rows
+from vantage.tasks.stages import run_stage
 
 M = TypeVar("M", bound=PreTrainedModel)
 

@@ -8,20 +8,20 @@ import obstore
 import pytest
 from obstore.store import MemoryStore
 
-from flows.attempts.jobs import request_for
-from flows.attempts.run_attempt import run_attempt
-from flows.exit_codes import ExitCode
-from flows.pools import attempt_flow
-from flows.pools.attempt_flow import _make, _Reporter
-from flows.runs.resolving import load_resolved
-from flows.runs.workspace import Workspace
-from schemas.records.artifacts import Artifact
-from schemas.records.attempt import AttemptRequest
-from schemas.steps import dependencies
-from storage.messages import messages_of
-from storage.storage import Storage
-from tasks.training.scratch import JOURNAL
-from tests.flows.real_runs import wait_for
+from tests.support.real_runs import wait_for
+from vantage.attempts.exit_codes import ExitCode
+from vantage.attempts.jobs import request_for
+from vantage.attempts.run_attempt import run_attempt
+from vantage.flows.pools import attempt_flow
+from vantage.flows.pools.attempt_flow import _make, _Reporter
+from vantage.runs.resolving import load_resolved
+from vantage.runs.workspace import Workspace
+from vantage.schemas.records.artifacts import Artifact
+from vantage.schemas.records.attempt import AttemptRequest
+from vantage.schemas.steps import dependencies
+from vantage.storage.messages import messages_of
+from vantage.storage.storage import Storage
+from vantage.tasks.training.scratch import JOURNAL
 
 READ_BY_SFT = ("model", "data.demonstrations")
 
@@ -41,7 +41,7 @@ def request(storage: Storage, recipe_file: Path, step: str, artifacts: dict[str,
         run_id="r",
         storage=storage.address,
         log=Path("log.txt"),  # the worker replaces it
-        function="tests.flows.fake_work.run_stage",
+        function="tests.support.fake_work.run_stage",
     )
 
 

@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from flows.pools.pipelines import as_prefect_yaml, automations_of, pipeline_of, register, registered, remove
-from flows.runs.resolving import load_resolved, load_resolved_text
+from vantage.flows.pools.pipelines import (
+    as_prefect_yaml,
+    automations_of,
+    pipeline_of,
+    register,
+    registered,
+    remove,
+)
+from vantage.runs.resolving import load_resolved, load_resolved_text
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -22,7 +29,7 @@ def client(prefect_url: str) -> Iterator["SyncPrefectClient"]:
     """A client of a server that has the work pools ``orders`` and ``gpu``."""
     from prefect.client.orchestration import get_client
 
-    from flows.pools.deployments import create_pool
+    from vantage.flows.pools.deployments import create_pool
 
     with get_client(sync_client=True) as client:
         for pool in ("orders", "gpu"):
@@ -164,7 +171,7 @@ def test_a_pipeline_that_crashes_each_time_is_not_started_for_ever(
 ) -> None:
     from prefect.exceptions import PrefectHTTPStatusError
 
-    from flows.pipeline import MAX_RESTARTS
+    from vantage.flows.pipeline import MAX_RESTARTS
 
     identity = register(client, pipeline(recipe_file))
     client.create_flow_run_from_deployment(identity, parameters={"restarts": MAX_RESTARTS})
@@ -180,4 +187,4 @@ def test_prefect_deploy_reads_what_is_written(recipe_file: Path) -> None:
     [deployment] = written["deployments"]
     assert deployment["schedules"][0]["cron"] == "0 2 * * *"
     assert deployment["work_pool"]["name"] == "orders"
-    assert deployment["entrypoint"] == "flows.pipeline.pipeline"
+    assert deployment["entrypoint"] == "vantage.flows.pipeline.pipeline"

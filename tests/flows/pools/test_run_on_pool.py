@@ -13,14 +13,14 @@ from obstore.store import MemoryStore
 from prefect.client.schemas.objects import StateType, WorkPoolStatus
 from prefect.exceptions import ObjectNotFound
 
-from flows.attempts.run_attempt import Unobserved
-from flows.exit_codes import ExitCode
-from flows.pools import run_on_pool
-from flows.pools.deployments import UnknownPool
-from flows.pools.run_on_pool import PENDING_SECONDS, SILENT_SECONDS, Asked, _Attempt, _patiently
-from schemas.records.attempt import AttemptOutcome, AttemptRequest, Failure
-from storage.messages import Messages, messages_of
-from storage.storage import Storage
+from vantage.attempts.exit_codes import ExitCode
+from vantage.attempts.run_attempt import Unobserved
+from vantage.flows.pools import run_on_pool
+from vantage.flows.pools.deployments import UnknownPool
+from vantage.flows.pools.run_on_pool import PENDING_SECONDS, SILENT_SECONDS, Asked, _Attempt, _patiently
+from vantage.schemas.records.attempt import AttemptOutcome, AttemptRequest, Failure
+from vantage.storage.messages import Messages, messages_of
+from vantage.storage.storage import Storage
 
 KEY = "0" * 64
 

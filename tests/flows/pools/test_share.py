@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.pools import share
-from flows.pools.share import share_of_this_machine
-from schemas.recipe.stage import Resources
+from vantage.flows.pools import share
+from vantage.flows.pools.share import share_of_this_machine
+from vantage.schemas.recipe.stage import Resources
 
 GPUS = ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
 
@@ -105,7 +105,7 @@ def test_attempts_of_one_worker_share_its_cpus(monkeypatch: pytest.MonkeyPatch) 
 
 
 def _is_locked(name: str) -> bool:
-    from storage.durable_files import open_lock, try_lock
+    from vantage.storage.durable_files import open_lock, try_lock
 
     [folder] = share.LOCKS.glob("vantage-gpus-*")
     descriptor = open_lock(folder / f"{name}.lock")

@@ -14,20 +14,20 @@ from typing import Any
 import psutil
 import pytest
 
-from flows.open_runs import orchestrator_of
-from flows.runs.cancelling import attempts_under_way, cancel_run
-from flows.runs.run import is_active, read_run, read_runs
-from flows.runs.status import view_run
-from flows.runs.workspace import Workspace
-from tests.flows.orchestrated import attempt_all, orchestrated
-from tests.flows.real_runs import run_recipe, wait_for
+from tests.support.orchestrated import attempt_all, orchestrated
+from tests.support.real_runs import run_recipe, wait_for
+from vantage.flows.cancelling import attempts_under_way, cancel_run
+from vantage.flows.open_runs import orchestrator_of
+from vantage.runs.run import is_active, read_run, read_runs
+from vantage.runs.status import view_run
+from vantage.runs.workspace import Workspace
 
 ROOT = Path(__file__).parents[3]
 POOL = "gpu"
 ON_POOL = f"stages.sft.resources.pool={POOL}"
 
 FAKED = f"{ROOT}{os.pathsep}{ROOT / 'tests/flows/pools/fake'}"
-VANTAGE = "from flows.commands.main import main; main()"
+VANTAGE = "from vantage.cli.main import main; main()"
 
 Worker = Callable[..., subprocess.Popen[bytes]]
 
@@ -76,9 +76,9 @@ def here(bucket: str, tmp_path: Path, ledger_database: str, monkeypatch: pytest.
     """The workspace in the bucket, as the machine of the run sees it."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", ledger_database)
     monkeypatch.setenv("VANTAGE_CACHE", str(tmp_path / "here"))
-    monkeypatch.setattr("flows.pools.run_on_pool.SECONDS_BETWEEN_REPORTS", 0.5)
-    monkeypatch.setattr("flows.pools.run_on_pool.SILENT_SECONDS", 12.0)
-    monkeypatch.setattr("storage.leases.LEASE_SECONDS", 5.0)
+    monkeypatch.setattr("vantage.flows.pools.run_on_pool.SECONDS_BETWEEN_REPORTS", 0.5)
+    monkeypatch.setattr("vantage.flows.pools.run_on_pool.SILENT_SECONDS", 12.0)
+    monkeypatch.setattr("vantage.storage.leases.LEASE_SECONDS", 5.0)
     return Workspace.at(bucket)
 
 
@@ -230,9 +230,9 @@ def test_without_a_worker_a_run_says_what_it_waits_for_and_can_be_stopped(
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
 
-    from flows.pools.deployments import create_pool
+    from vantage.flows.pools.deployments import create_pool
 
-    monkeypatch.setattr("flows.pools.run_on_pool.QUEUED_SECONDS", 0.5)
+    monkeypatch.setattr("vantage.flows.pools.run_on_pool.QUEUED_SECONDS", 0.5)
     of_nobody = WorkPoolFilter(name=WorkPoolFilterName(any_=["nobody"]))
     with get_client(sync_client=True) as client:
         create_pool(client, "nobody")
@@ -266,7 +266,7 @@ def test_a_stage_that_waits_for_nobody_is_made_where_another_run_asks_for_it(
     """And both runs have it; one whose ordering process has died is stopped while it waits."""
     from prefect.client.orchestration import get_client
 
-    from flows.pools.deployments import attempt_deployment, create_pool, deploy_attempts
+    from vantage.flows.pools.deployments import attempt_deployment, create_pool, deploy_attempts
 
     on_nobody = "stages.sft.resources.pool=nobody"
     with get_client(sync_client=True) as client:

@@ -12,8 +12,17 @@ from typing import Any
 
 import pytest
 
-from flows.exit_codes import ExitCode
-from flows.prefect_server.server import (
+from tests.support.orchestrated import events, pace
+from tests.support.real_runs import (
+    Starter,
+    prefect_at,
+    prefect_shows,
+    run_recipe,
+    wait_for,
+)
+from vantage.attempts.exit_codes import ExitCode
+from vantage.flows.execution import exit_code
+from vantage.flows.prefect_server.server import (
     OWN_SERVER,
     _end,
     _server_process,
@@ -22,20 +31,11 @@ from flows.prefect_server.server import (
     new_database,
     server_name,
 )
-from flows.runs.execution import exit_code
-from flows.runs.record import OpenFlowRun
-from flows.runs.resolving import load_resolved
-from flows.runs.run import acquire_run, read_run, read_runs
-from flows.runs.workspace import Workspace
-from tasks.training.scratch import read_committed
-from tests.flows.orchestrated import events, pace
-from tests.flows.real_runs import (
-    Starter,
-    prefect_at,
-    prefect_shows,
-    run_recipe,
-    wait_for,
-)
+from vantage.runs.record import OpenFlowRun
+from vantage.runs.resolving import load_resolved
+from vantage.runs.run import acquire_run, read_run, read_runs
+from vantage.runs.workspace import Workspace
+from vantage.tasks.training.scratch import read_committed
 
 
 def state_of(flow_run_id: str) -> Any:
@@ -225,7 +225,7 @@ def test_a_server_that_does_not_answer_holds_up_no_run_that_needs_none(
         record, _ = run_recipe(workspace, recipe_file)  # on a server of its own
     assert record.open_flow_runs == ()
     url = f"http://127.0.0.1:{free_port()}/api"
-    monkeypatch.setattr("flows.prefect_server.server.ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("vantage.flows.prefect_server.server.ANSWER_SECONDS", 1.0)
     with prefect_at(url):
         assert server_name(workspace.root) == url != OWN_SERVER
         left = OpenFlowRun(flow_run_id="0" * 32, server=url, status="completed", message="9 completed")

@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-from flows.prefect_server import server as servers
-from flows.prefect_server.server import (
+from vantage.flows.prefect_server import server as servers
+from vantage.flows.prefect_server.server import (
     PrefectServer,
     ServerUnavailable,
     configured_url,
@@ -48,7 +48,7 @@ def stand_in(home: Path, port: int, log: Path) -> subprocess.Popen[bytes]:
     (home / "stand_in.py").write_text(STAND_IN)
     with log.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "flows.prefect_server.tied_process", "stand_in", str(port)],
+            [sys.executable, "-m", "vantage.flows.prefect_server.tied_process", "stand_in", str(port)],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -233,7 +233,7 @@ class TestOwnServer:
     def test_dies_with_a_process_that_is_killed(self, running: PrefectServer) -> None:
         # The same workspace, whose database exists: two runs in it at once.
         script = (
-            "import sys, time; from pathlib import Path; from flows.prefect_server.server import start\n"
+            "import sys, time; from pathlib import Path; from vantage.flows.prefect_server.server import start\n"
             f"server = start(Path({str(running.workspace)!r}))\n"
             "print(server.wait_ready(), server._process.pid, flush=True)\n"
             "time.sleep(600)"
@@ -390,7 +390,7 @@ class TestConfiguredServer:
             [
                 sys.executable,
                 "-c",
-                "from flows.prefect_server.server import configured_url; print(configured_url())",
+                "from vantage.flows.prefect_server.server import configured_url; print(configured_url())",
             ],
             env={**environment, "PREFECT_HOME": str(tmp_path)},
             cwd=ROOT,

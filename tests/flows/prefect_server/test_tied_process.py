@@ -2,7 +2,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from flows.garbage import THRESHOLDS
+from vantage.attempts.garbage import THRESHOLDS
 
 ROOT = Path(__file__).parents[3]
 
@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[3]
 def tied(folder: Path, code: str, *arguments: str) -> subprocess.Popen[str]:
     (folder / "program.py").write_text(code)
     return subprocess.Popen(
-        [sys.executable, "-m", "flows.prefect_server.tied_process", "program", *arguments],
+        [sys.executable, "-m", "vantage.flows.prefect_server.tied_process", "program", *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -17,14 +17,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from flows.attempts.jobs import key_parts_of
-from flows.commands.console import Screen
-from flows.commands.main import app
-from flows.exit_codes import ExitCode
-from flows.machine import Machine
-from flows.runs.run import read_runs
-from flows.runs.workspace import Workspace
-from flows.sweeps.report import (
+from tests.support.orchestrated import events, pace
+from vantage.attempts.exit_codes import ExitCode
+from vantage.attempts.jobs import key_parts_of
+from vantage.attempts.machine import Machine
+from vantage.cli.main import app
+from vantage.flows.sweeps.report import (
     Row,
     compare,
     interval,
@@ -36,23 +34,25 @@ from flows.sweeps.report import (
     table_markdown,
     verdict,
 )
-from flows.sweeps.sweep import (
+from vantage.flows.sweeps.sweep import (
     SweepError,
     SweepResult,
     cells_at_once,
     run_sweep,
 )
-from schemas.recipe.recipe import ResolvedRecipe
-from schemas.records.stage_key import stage_key
-from schemas.steps import dependencies, ordered_steps
-from schemas.sweep import (
+from vantage.runs.console import Screen
+from vantage.runs.run import read_runs
+from vantage.runs.workspace import Workspace
+from vantage.schemas.recipe.recipe import ResolvedRecipe
+from vantage.schemas.records.stage_key import stage_key
+from vantage.schemas.steps import dependencies, ordered_steps
+from vantage.schemas.sweep import (
     Measure,
     Published,
     Sweep,
     load_sweep,
 )
-from storage.store import Store
-from tests.flows.orchestrated import events, pace
+from vantage.storage.store import Store
 
 ROOT = Path(__file__).parents[3]
 
@@ -283,7 +283,7 @@ def sweep_here(workspace: Workspace, file: Path, *overrides: str) -> tuple[Sweep
         workspace,
         Screen(Console(file=printed, width=200)),
         source=str(file),
-        stage_function="tests.flows.fake_sweep.run_stage",
+        stage_function="tests.support.fake_sweep.run_stage",
     )
     return end, printed.getvalue()
 
@@ -367,7 +367,7 @@ def test_runs_that_differ_are_computed_side_by_side(
     workspace: Workspace, sweep_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The shared stages take the whole machine, as by default; to reuse them while another run computes must not.
-    monkeypatch.setattr("flows.sweeps.sweep.this_machine", lambda: Machine(cpus=2))
+    monkeypatch.setattr("vantage.flows.sweeps.sweep.this_machine", lambda: Machine(cpus=2))
     workspace.root.mkdir()
     (workspace.root / "meet.txt").touch()
     sweep_file.write_text(SWEEP.replace("seeds: [1, 2]", "seeds: [1]"))
@@ -419,8 +419,8 @@ def test_a_shared_stage_that_fails_is_not_tried_again_by_every_run(
 
 
 def test_a_sweep_is_driven_by_one_process_at_a_time(workspace: Workspace, sweep_file: Path) -> None:
-    from flows.runs.resolving import resolve_sweep
-    from flows.sweeps.sweep import _sweep_lock
+    from vantage.flows.sweeps.sweep import _sweep_lock
+    from vantage.runs.resolving import resolve_sweep
 
     swept = resolve_sweep(load_sweep(sweep_file))
     with (
@@ -432,7 +432,7 @@ def test_a_sweep_is_driven_by_one_process_at_a_time(workspace: Workspace, sweep_
 
 def vantage(*arguments: str | Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.flows.fake_sweep", *map(str, arguments)],
+        [sys.executable, "-m", "tests.support.fake_sweep", *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flows.sweeps.to_mlflow import SweepLedger
+from vantage.flows.sweeps.to_mlflow import SweepLedger
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ledger.pages.elements import Table, cut, page, rows, safe
+from vantage.ledger.pages.elements import Table, cut, page, rows, safe
 
 
 def test_no_text_leaves_its_element_or_its_attribute(monkeypatch: pytest.MonkeyPatch) -> None:

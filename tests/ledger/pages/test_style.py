@@ -2,7 +2,7 @@
 
 import pytest
 
-from ledger.pages.style import DARK, LIGHT, STYLE
+from vantage.ledger.pages.style import DARK, LIGHT, STYLE
 
 
 def luminance(colour: str) -> float:

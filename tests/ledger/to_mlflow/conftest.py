@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
-from models.builtin import build_builtin
-from storage.sealed_folders import seal
+from vantage.models.builtin import build_builtin
+from vantage.storage.sealed_folders import seal
 
 
 @pytest.fixture(scope="session")

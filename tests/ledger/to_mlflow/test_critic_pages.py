@@ -6,13 +6,13 @@ from typing import Any
 
 from mlflow.tracking import MlflowClient
 
-from ledger.journal import Entry
-from ledger.operations import Input
-from ledger.run_ledger import Ledger
-from schemas.records.artifacts import Artifact, PolicyCheckpoint, ValueModel
 from tests.ledger.cutting import cut_after_every_write
 from tests.ledger.small_run import artifact, client_of, refused, runs_of
 from tests.schemas.critic_samples import diagnosis
+from vantage.ledger.journal import Entry
+from vantage.ledger.operations import Input
+from vantage.ledger.run_ledger import Ledger
+from vantage.schemas.records.artifacts import Artifact, PolicyCheckpoint, ValueModel
 
 RUN_ID = "0001-tiny-aaaaaa"
 VALUE = artifact(ValueModel, "value", {}, metrics={"explained_variance": 0.6})

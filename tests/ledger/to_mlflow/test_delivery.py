@@ -4,17 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from ledger.journal import Entry
-from ledger.operations import (
-    LogMetrics,
-    OpenRun,
-    OpenStage,
-    to_json,
-)
-from ledger.outbox import Outbox
-from ledger.run_ledger import Ledger
-from ledger.to_mlflow.delivery import Delivery
-from ledger.to_mlflow.server import Server
 from tests.ledger.cutting import cut_after_every_write
 from tests.ledger.small_run import (
     JOURNAL_CURVE,
@@ -29,6 +18,17 @@ from tests.ledger.small_run import (
     snapshot,
     tell_stage,
 )
+from vantage.ledger.journal import Entry
+from vantage.ledger.operations import (
+    LogMetrics,
+    OpenRun,
+    OpenStage,
+    to_json,
+)
+from vantage.ledger.outbox import Outbox
+from vantage.ledger.run_ledger import Ledger
+from vantage.ledger.to_mlflow.delivery import Delivery
+from vantage.ledger.to_mlflow.server import Server
 
 
 def test_a_kill_after_anything_was_written_leaves_one_entry_of_each(workspace: Path) -> None:

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from ledger.operations import Input
-from ledger.run_ledger import Ledger
 from tests.ledger.small_run import (
     EVALUATION,
     RECIPE,
@@ -17,6 +15,8 @@ from tests.ledger.small_run import (
     tell_reuse,
     tell_stage,
 )
+from vantage.ledger.operations import Input
+from vantage.ledger.run_ledger import Ledger
 
 
 def test_a_reused_stage_links_its_producer_and_has_no_metrics(workspace: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ledger.to_mlflow.model_description import PublishingError, write_description
+from vantage.ledger.to_mlflow.model_description import PublishingError, write_description
 
 
 def describe(folder: Path, target: Path) -> None:

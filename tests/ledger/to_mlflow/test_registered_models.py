@@ -13,19 +13,19 @@ import torch
 from mlflow.tracking import MlflowClient
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForSequenceClassification
 
-from ledger.operations import Input
-from ledger.published_copies import problems_in
-from ledger.run_ledger import Ledger
-from ledger.to_mlflow.model_description import PublishingError
-from schemas.records.artifacts import (
+from tests.ledger.cutting import cut_after_every_write
+from tests.ledger.small_run import VERDICT, artifact, runs_of
+from vantage.ledger.operations import Input
+from vantage.ledger.published_copies import problems_in
+from vantage.ledger.run_ledger import Ledger
+from vantage.ledger.to_mlflow.model_description import PublishingError
+from vantage.schemas.records.artifacts import (
     Evaluation,
     PolicyCheckpoint,
     RewardModel,
     ValueModel,
 )
-from schemas.safe_text import markdown_text
-from tests.ledger.cutting import cut_after_every_write
-from tests.ledger.small_run import VERDICT, artifact, runs_of
+from vantage.schemas.safe_text import markdown_text
 
 RUN_ID = "0001-tiny-aaaaaa"
 PROMPT = "3 + 4 ="

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ledger.run_ledger import Ledger
 from tests.ledger.small_run import client_of, record_run, runs_of, tell_run
+from vantage.ledger.run_ledger import Ledger
 
 RUN = "0001-tiny-aaaaaa"
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from ledger.entries import RunEntry
-from ledger.operations import Operation
-from ledger.outbox import Outbox
-from ledger.run_ledger import Ledger
-from ledger.to_mlflow.delivery import Delivery
-from ledger.to_mlflow.run_writer import RunWriter
-from ledger.to_mlflow.server import Server
 from tests.ledger.small_run import RECIPE, tell_stage
+from vantage.ledger.entries import RunEntry
+from vantage.ledger.operations import Operation
+from vantage.ledger.outbox import Outbox
+from vantage.ledger.run_ledger import Ledger
+from vantage.ledger.to_mlflow.delivery import Delivery
+from vantage.ledger.to_mlflow.run_writer import RunWriter
+from vantage.ledger.to_mlflow.server import Server
 
 RUN_ID = "0001-tiny-aaaaaa"
 STAGES = ("model", "data.demos", "sft", "evaluation")

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import mlflow
 
-from ledger.run_ledger import Ledger
 from tests.ledger.small_run import (
     JOURNAL_CURVE,
     ORIGIN,
@@ -21,6 +20,7 @@ from tests.ledger.small_run import (
     tell_reuse,
     tell_stage,
 )
+from vantage.ledger.run_ledger import Ledger
 
 
 def test_a_run_is_recorded_with_params_curves_verdicts_and_lineage(workspace: Path) -> None:

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from ledger.run_ledger import Ledger
 from tests.ledger.small_run import (
     JOURNAL,
     JOURNAL_CURVE,
@@ -16,6 +15,7 @@ from tests.ledger.small_run import (
     tell_reuse,
     tell_stage,
 )
+from vantage.ledger.run_ledger import Ledger
 
 
 def test_a_run_that_is_taken_over_goes_on_in_the_same_entries(workspace: Path) -> None:

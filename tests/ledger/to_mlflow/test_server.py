@@ -10,7 +10,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.protos import databricks_pb2
 
-from ledger.to_mlflow.server import (
+from vantage.ledger.to_mlflow.server import (
     EXPERIMENT_TAG,
     Server,
     is_database,

@@ -5,10 +5,6 @@ from typing import Any
 
 from mlflow import entities
 
-from ledger.journal import Entry
-from ledger.run_ledger import Ledger
-from ledger.to_mlflow.server import Server
-from ledger.to_mlflow.writing import fit_tag, flatten, write
 from tests.ledger.small_run import (
     RECIPE,
     client_of,
@@ -17,6 +13,10 @@ from tests.ledger.small_run import (
     runs_of,
     sha,
 )
+from vantage.ledger.journal import Entry
+from vantage.ledger.run_ledger import Ledger
+from vantage.ledger.to_mlflow.server import Server
+from vantage.ledger.to_mlflow.writing import fit_tag, flatten, write
 
 
 def test_nested_values_become_dotted_params_written_as_in_json() -> None:

@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from flows.attempts.jobs import key_parts_of, work_of
-from flows.runs.resolving import resolve_rates
-from schemas.loading.recipe_file import parse_recipe
-from schemas.problems import RecipeError
-from schemas.recipe.lora import Lora
-from schemas.recipe.recipe import Recipe
-from schemas.recipe.stage import Training
-from schemas.recipe.work import MergePolicy, MergeRewardModel
-from schemas.steps import dependencies, ordered_steps
+from vantage.attempts.jobs import key_parts_of, work_of
+from vantage.runs.resolving import resolve_rates
+from vantage.schemas.loading.recipe_file import parse_recipe
+from vantage.schemas.problems import RecipeError
+from vantage.schemas.recipe.lora import Lora
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.stage import Training
+from vantage.schemas.recipe.work import MergePolicy, MergeRewardModel
+from vantage.schemas.steps import dependencies, ordered_steps
 
 TEXT = """
 recipe: small

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from schemas.checks.agreement import resolve
-from schemas.checks.warnings import warnings
-from schemas.recipe.algorithm import Returns
-from schemas.recipe.recipe import Recipe
-from schemas.recipe.stages import PolicyOptimization, ValuePretraining
-from schemas.steps import dependencies, ordered_steps
+from vantage.schemas.checks.agreement import resolve
+from vantage.schemas.checks.warnings import warnings
+from vantage.schemas.recipe.algorithm import Returns
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.stages import PolicyOptimization, ValuePretraining
+from vantage.schemas.steps import dependencies, ordered_steps
 
 
 def resolved(plain: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -4,11 +4,11 @@ from typing import Any, get_args
 
 import pytest
 
-from schemas.checks.agreement import resolve
-from schemas.checks.warnings import warnings
-from schemas.recipe.algorithm import Algorithm
-from schemas.recipe.presets import PresetName
-from schemas.recipe.recipe import Recipe
+from vantage.schemas.checks.agreement import resolve
+from vantage.schemas.checks.warnings import warnings
+from vantage.schemas.recipe.algorithm import Algorithm
+from vantage.schemas.recipe.presets import PresetName
+from vantage.schemas.recipe.recipe import Recipe
 
 SCALING = (
     "stages.policy.algorithm.reward_scaling: dividing by a running σ was compared and is not recommended "

@@ -6,18 +6,18 @@ from typing import Any
 import pytest
 import yaml
 
-from flows import machine
-from flows.attempts.jobs import key_parts_of
-from flows.estimates.recipe_estimate import estimate_recipe
-from flows.machine import check_extras
-from schemas.checks.few_prompts import few_prompts
-from schemas.checks.warnings import warnings
-from schemas.loading.recipe_file import parse_recipe
-from schemas.problems import RecipeError
-from schemas.recipe.learning_rates import with_learning_rates
-from schemas.recipe.recipe import Recipe, ResolvedRecipe
-from schemas.records.stage_key import stage_key
-from schemas.steps import dependencies, ordered_steps
+from vantage.attempts import machine
+from vantage.attempts.jobs import key_parts_of
+from vantage.attempts.machine import check_extras
+from vantage.estimates.recipe_estimate import estimate_recipe
+from vantage.schemas.checks.few_prompts import few_prompts
+from vantage.schemas.checks.warnings import warnings
+from vantage.schemas.loading.recipe_file import parse_recipe
+from vantage.schemas.problems import RecipeError
+from vantage.schemas.recipe.learning_rates import with_learning_rates
+from vantage.schemas.recipe.recipe import Recipe, ResolvedRecipe
+from vantage.schemas.records.stage_key import stage_key
+from vantage.schemas.steps import dependencies, ordered_steps
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import yaml
 
-from schemas.checks.agreement import resolve
-from schemas.checks.few_prompts import few_prompts
-from schemas.checks.warnings import warnings
-from schemas.loading.recipe_file import parse_recipe
-from schemas.recipe.recipe import Recipe
-from schemas.steps import dependencies, ordered_steps
+from vantage.schemas.checks.agreement import resolve
+from vantage.schemas.checks.few_prompts import few_prompts
+from vantage.schemas.checks.warnings import warnings
+from vantage.schemas.loading.recipe_file import parse_recipe
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.steps import dependencies, ordered_steps
 
 COLLECTED = {
     "kind": "rollout_collection", "policy": "sft", "prompts": "tasks", "reward": "main", "samples_per_prompt": 4,

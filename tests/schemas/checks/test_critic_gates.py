@@ -2,10 +2,10 @@
 
 import pytest
 
-from schemas.checks.critic_gates import SEVERAL_RESPONSES
-from schemas.kinds import KINDS
-from schemas.loading.recipe_file import parse_recipe
-from schemas.problems import RecipeError
+from vantage.schemas.checks.critic_gates import SEVERAL_RESPONSES
+from vantage.schemas.kinds import KINDS
+from vantage.schemas.loading.recipe_file import parse_recipe
+from vantage.schemas.problems import RecipeError
 
 GATE = "gate: {metric: explained_variance, at_least: 0.3}"
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from schemas.checks.few_prompts import few_prompts
-from schemas.loading.recipe_file import parse_recipe
+from vantage.schemas.checks.few_prompts import few_prompts
+from vantage.schemas.loading.recipe_file import parse_recipe
 
 RECIPE = """
 recipe: few

@@ -2,10 +2,10 @@
 
 import pytest
 
-from schemas.kinds import KINDS
-from schemas.loading.recipe_file import parse_recipe
-from schemas.problems import RecipeError
-from schemas.records.metrics import gate_metric_names, headline_metric_names
+from vantage.schemas.kinds import KINDS
+from vantage.schemas.loading.recipe_file import parse_recipe
+from vantage.schemas.problems import RecipeError
+from vantage.schemas.records.metrics import gate_metric_names, headline_metric_names
 
 
 @pytest.mark.parametrize(

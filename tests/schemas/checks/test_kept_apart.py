@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.attempts.jobs import key_parts_of, work_of
-from schemas.checks.warnings import warnings
-from schemas.loading.recipe_file import parse_recipe
-from schemas.problems import RecipeError
-from schemas.recipe.learning_rates import with_learning_rates
-from schemas.recipe.recipe import Recipe, ResolvedRecipe
-from schemas.records.stage_key import stage_key
-from schemas.splits import is_only_dataset
-from schemas.steps import content_of, dependencies, ordered_steps
+from vantage.attempts.jobs import key_parts_of, work_of
+from vantage.schemas.checks.warnings import warnings
+from vantage.schemas.loading.recipe_file import parse_recipe
+from vantage.schemas.problems import RecipeError
+from vantage.schemas.recipe.learning_rates import with_learning_rates
+from vantage.schemas.recipe.recipe import Recipe, ResolvedRecipe
+from vantage.schemas.records.stage_key import stage_key
+from vantage.schemas.splits import is_only_dataset
+from vantage.schemas.steps import content_of, dependencies, ordered_steps
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from schemas.checks.names import name_problems
+from vantage.schemas.checks.names import name_problems
 
 STAGES = "stages"
 

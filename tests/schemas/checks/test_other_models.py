@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.attempts.jobs import key_parts_of, work_of
-from flows.estimates.recipe_estimate import estimate_recipe
-from schemas.checks.names import name_problems
-from schemas.loading.recipe_file import load_recipe, parse_recipe
-from schemas.problems import RecipeError
-from schemas.recipe.learning_rates import with_learning_rates
-from schemas.recipe.recipe import Recipe, ResolvedRecipe
-from schemas.recipe.work import ImportModel
-from schemas.records.stage_key import stage_key
-from schemas.steps import dependencies, ordered_steps
+from vantage.attempts.jobs import key_parts_of, work_of
+from vantage.estimates.recipe_estimate import estimate_recipe
+from vantage.schemas.checks.names import name_problems
+from vantage.schemas.loading.recipe_file import load_recipe, parse_recipe
+from vantage.schemas.problems import RecipeError
+from vantage.schemas.recipe.learning_rates import with_learning_rates
+from vantage.schemas.recipe.recipe import Recipe, ResolvedRecipe
+from vantage.schemas.recipe.work import ImportModel
+from vantage.schemas.records.stage_key import stage_key
+from vantage.schemas.steps import dependencies, ordered_steps
 
 DIGEST = "ab" * 32
 

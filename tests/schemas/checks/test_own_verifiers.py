@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from schemas.checks.names import name_problems
-from schemas.checks.warnings import warnings
-from schemas.loading.recipe_file import load_recipe, parse_recipe
-from schemas.problems import RecipeError
-from schemas.recipe.evaluations import PolicyEvaluation
-from schemas.recipe.inputs import EXACT_MATCH, Generation, Verifier
-from schemas.recipe.recipe import Recipe
-from schemas.recipe.rewards import Reward
-from schemas.recipe.stages import BestOfN, PolicyOptimization
-from schemas.recipe.terms import VerifierTerm
-from schemas.recipe.work import ImportVerifier, Work
-from schemas.records.stage_key import differences, key_parts, stage_key
-from schemas.steps import dependencies, ordered_steps, verifiers_of
+from vantage.schemas.checks.names import name_problems
+from vantage.schemas.checks.warnings import warnings
+from vantage.schemas.loading.recipe_file import load_recipe, parse_recipe
+from vantage.schemas.problems import RecipeError
+from vantage.schemas.recipe.evaluations import PolicyEvaluation
+from vantage.schemas.recipe.inputs import EXACT_MATCH, Generation, Verifier
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.rewards import Reward
+from vantage.schemas.recipe.stages import BestOfN, PolicyOptimization
+from vantage.schemas.recipe.terms import VerifierTerm
+from vantage.schemas.recipe.work import ImportVerifier, Work
+from vantage.schemas.records.stage_key import differences, key_parts, stage_key
+from vantage.schemas.steps import dependencies, ordered_steps, verifiers_of
 
 PYTHON = "def verify(prompt, response, answer): return response == answer\n"
 

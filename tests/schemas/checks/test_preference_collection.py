@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from schemas.checks.names import name_problems
-from schemas.loading.recipe_file import parse_recipe
-from schemas.recipe.recipe import Recipe
-from schemas.steps import (
+from vantage.schemas.checks.names import name_problems
+from vantage.schemas.loading.recipe_file import parse_recipe
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.steps import (
     content_of,
     dependencies,
     ordered_steps,

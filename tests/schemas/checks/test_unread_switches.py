@@ -4,9 +4,9 @@ from typing import Any, get_args
 
 import pytest
 
-from schemas.checks.unread_switches import unread_switches
-from schemas.recipe.algorithm import Algorithm
-from schemas.recipe.presets import PresetName
+from vantage.schemas.checks.unread_switches import unread_switches
+from vantage.schemas.recipe.algorithm import Algorithm
+from vantage.schemas.recipe.presets import PresetName
 
 
 def told(**switches: Any) -> list[str]:

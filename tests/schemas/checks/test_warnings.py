@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from schemas.checks.warnings import warnings
-from schemas.recipe.recipe import Recipe
+from vantage.schemas.checks.warnings import warnings
+from vantage.schemas.recipe.recipe import Recipe
 
 
 def warned(plain: dict[str, Any]) -> list[str]:

@@ -12,18 +12,6 @@ from typing import Any, get_args
 
 import pytest
 
-from schemas.frozen import Frozen
-from schemas.loading import plain_yaml
-from schemas.loading.json_schema import (
-    EXACTLY_ONE,
-    REQUIRES,
-    recipe_schema,
-    sweep_schema,
-)
-from schemas.loading.recipe_file import builtin_recipes, find_recipe
-from schemas.recipe.presets import PRESETS, PresetName
-from schemas.recipe.recipe import Recipe
-from schemas.sweep import Sweep
 from tests.schemas.by_schema import (
     RULES,
     SAID,
@@ -31,6 +19,18 @@ from tests.schemas.by_schema import (
     validator,
     wrong_fields,
 )
+from vantage.schemas.frozen import Frozen
+from vantage.schemas.loading import plain_yaml
+from vantage.schemas.loading.json_schema import (
+    EXACTLY_ONE,
+    REQUIRES,
+    recipe_schema,
+    sweep_schema,
+)
+from vantage.schemas.loading.recipe_file import builtin_recipes, find_recipe
+from vantage.schemas.recipe.presets import PRESETS, PresetName
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.sweep import Sweep
 
 SCHEMAS = {"recipe": recipe_schema, "sweep": sweep_schema}
 REMEDY = "write it anew: vantage schema > recipes/recipe.schema.json; vantage schema --sweep > recipes/sweep.schema.json"
@@ -103,7 +103,10 @@ def test_every_field_and_every_class_is_described(kind: str) -> None:
 
 def classes(base: type[Frozen] = Frozen) -> Iterator[type[Frozen]]:
     for each in base.__subclasses__():
-        if each.__module__.startswith("schemas.recipe.") or each.__module__ == "schemas.sweep":
+        if (
+            each.__module__.startswith("vantage.schemas.recipe.")
+            or each.__module__ == "vantage.schemas.sweep"
+        ):
             yield each
         yield from classes(each)
 

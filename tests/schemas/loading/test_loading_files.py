@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from schemas.loading.recipe_file import find_recipe, load_recipe, parse_recipe
-from schemas.problems import RecipeError
+from vantage.schemas.loading.recipe_file import find_recipe, load_recipe, parse_recipe
+from vantage.schemas.problems import RecipeError
 
 
 def write(folder: Path, text: str, name: str = "mine.yaml") -> Path:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from schemas.loading.overrides import apply_overrides, parse_override
-from schemas.problems import RecipeError
+from vantage.schemas.loading.overrides import apply_overrides, parse_override
+from vantage.schemas.problems import RecipeError
 
 
 def overridden(plain: Any, *texts: str) -> Any:

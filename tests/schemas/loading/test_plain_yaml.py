@@ -2,8 +2,8 @@
 
 import pytest
 
-from schemas.loading.plain_yaml import MAX_BYTES, decode, read
-from schemas.problems import MAX_PROBLEMS, RecipeError
+from vantage.schemas.loading.plain_yaml import MAX_BYTES, decode, read
+from vantage.schemas.problems import MAX_PROBLEMS, RecipeError
 
 
 def refusal(text: str) -> str:

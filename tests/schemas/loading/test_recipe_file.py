@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 import yaml
 
-from schemas.checks.warnings import warnings
-from schemas.loading.recipe_file import (
+from vantage.schemas.checks.warnings import warnings
+from vantage.schemas.loading.recipe_file import (
     builtin_recipes,
     find_recipe,
     load_recipe,
     parse_recipe,
 )
-from schemas.problems import Problem, RecipeError
-from schemas.recipe.algorithm import Algorithm, Returns
-from schemas.recipe.recipe import Recipe
-from schemas.recipe.stages import PolicyOptimization, ValuePretraining
+from vantage.schemas.problems import Problem, RecipeError
+from vantage.schemas.recipe.algorithm import Algorithm, Returns
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.stages import PolicyOptimization, ValuePretraining
 
 
 def refused(text: str, *overrides: str) -> list[str]:

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple, get_args
 import pytest
 from pydantic import ValidationError
 
-from schemas.recipe.algorithm import GROUPED, Algorithm, Returns
-from schemas.recipe.presets import PRESETS, PresetName
+from vantage.schemas.recipe.algorithm import GROUPED, Algorithm, Returns
+from vantage.schemas.recipe.presets import PRESETS, PresetName
 
 OFF: dict[str, Any] = {
     "gamma": 1.0, "kl_coef": 0.0, "kl_kind": "k1", "reward_scaling": "none", "reward_clip": None,

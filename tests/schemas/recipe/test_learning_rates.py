@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from schemas.kinds import KINDS
-from schemas.loading.recipe_file import builtin_recipes, parse_recipe
-from schemas.recipe.learning_rates import (
+from vantage.schemas.kinds import KINDS
+from vantage.schemas.loading.recipe_file import builtin_recipes, parse_recipe
+from vantage.schemas.recipe.learning_rates import (
     rate_for,
     unset_rates,
     with_learning_rates,
 )
-from schemas.recipe.recipe import Recipe
-from schemas.recipe.stage import Training
-from schemas.recipe.stages import PolicyOptimization
-from schemas.records.stage_key import key_parts
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.stage import Training
+from vantage.schemas.recipe.stages import PolicyOptimization
+from vantage.schemas.records.stage_key import key_parts
 
 TEXT = """
 recipe: open

@@ -2,9 +2,9 @@
 
 import pytest
 
-from schemas.loading.recipe_file import parse_recipe
-from schemas.problems import RecipeError
-from schemas.recipe.notify import Notify
+from vantage.schemas.loading.recipe_file import parse_recipe
+from vantage.schemas.problems import RecipeError
+from vantage.schemas.recipe.notify import Notify
 
 TEXT = """\
 recipe: x

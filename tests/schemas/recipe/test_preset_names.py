@@ -2,16 +2,14 @@
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from schemas.recipe.presets import PresetName
+from tests.support.packages import PACKAGES, ROOT
+from vantage.schemas.recipe.presets import PresetName
 
-ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "schemas" / "recipe" / page for page in ("presets.py", "algorithm.py")]
-PACKAGES = ("schemas", "algorithms", "models", "storage", "ledger", "tasks", "flows")
 NAMES = frozenset(get_args(PresetName))
 TABLES = frozenset({"PRESETS", "PresetName"})
 
@@ -47,8 +45,8 @@ def test_nothing_outside_the_page_names_a_preset(package: str) -> None:
         'CRITICS = {"a2c": True}',
         "if algorithm.preset in PRESETS: pass",
         'PRESETS[preset]["lambda_policy"]',
-        "from schemas.recipe.presets import PRESETS as TABLE",
-        "schemas.recipe.algorithm.PRESETS.get(preset)",
+        "from vantage.schemas.recipe.presets import PRESETS as TABLE",
+        "vantage.schemas.recipe.algorithm.PRESETS.get(preset)",
     ],
 )
 def test_asking_for_one_would_be_seen(source: str) -> None:

@@ -4,10 +4,10 @@ from typing import get_args
 
 import pytest
 
-from schemas.checks.warnings import warnings
-from schemas.loading.recipe_file import load_recipe
-from schemas.recipe.presets import PresetName
-from schemas.steps import dependencies
+from vantage.schemas.checks.warnings import warnings
+from vantage.schemas.loading.recipe_file import load_recipe
+from vantage.schemas.recipe.presets import PresetName
+from vantage.schemas.steps import dependencies
 
 ONE_STEP = ("policy_gradient", "a2c", "rloo", "remax", "a_star_po")
 """Without a ratio a rollout is good for one optimiser step."""

@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from schemas.recipe.algorithm import Algorithm
-from schemas.recipe.inputs import Data, Generation, Split
-from schemas.recipe.pass_limits import UNLIMITED, PassLimits
-from schemas.recipe.recipe import Publication, Recipe
-from schemas.recipe.rewards import (
+from vantage.schemas.recipe.algorithm import Algorithm
+from vantage.schemas.recipe.inputs import Data, Generation, Split
+from vantage.schemas.recipe.pass_limits import UNLIMITED, PassLimits
+from vantage.schemas.recipe.recipe import Publication, Recipe
+from vantage.schemas.recipe.rewards import (
     Judge,
     MissingEos,
     Reward,
 )
-from schemas.recipe.stage import Gate
-from schemas.recipe.stages import (
+from vantage.schemas.recipe.stage import Gate
+from vantage.schemas.recipe.stages import (
     BestOfN,
     DirectPreferenceOptimization,
     PolicyOptimization,
@@ -25,7 +25,7 @@ from schemas.recipe.stages import (
     SupervisedFineTuning,
     ValuePretraining,
 )
-from schemas.recipe.terms import ModelTerm, VerifierTerm
+from vantage.schemas.recipe.terms import ModelTerm, VerifierTerm
 
 
 def policy_stage(**fields: Any) -> PolicyOptimization:

@@ -6,10 +6,10 @@ from typing import Union, get_args, get_origin
 import pytest
 from pydantic import ValidationError
 
-from schemas.kind import Kind
-from schemas.kinds import STAGES, resolve_work
-from schemas.recipe.resolved import ResolvedSupervisedFineTuning
-from schemas.recipe.stages import SupervisedFineTuning
+from vantage.schemas.kind import Kind
+from vantage.schemas.kinds import STAGES, resolve_work
+from vantage.schemas.recipe.resolved import ResolvedSupervisedFineTuning
+from vantage.schemas.recipe.stages import SupervisedFineTuning
 
 CLOSED = {
     "sft": {"learning_rate"},

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from schemas.canonical_json import canonical_json
-from schemas.loading import plain_yaml
-from schemas.loading.recipe_file import builtin_recipes, find_recipe, parse_recipe
-from schemas.problems import RecipeError
-from schemas.recipe.recipe import Recipe
+from vantage.schemas.canonical_json import canonical_json
+from vantage.schemas.loading import plain_yaml
+from vantage.schemas.loading.recipe_file import builtin_recipes, find_recipe, parse_recipe
+from vantage.schemas.problems import RecipeError
+from vantage.schemas.recipe.recipe import Recipe
 
 RECIPE = """\
 recipe: small

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from schemas.recipe.sources import (
+from tests.support.packages import PACKAGES, ROOT
+from vantage.schemas.recipe.sources import (
     Builtin,
     DataSource,
     Gguf,
@@ -20,9 +21,7 @@ from schemas.recipe.sources import (
     model_source,
 )
 
-ROOT = Path(__file__).parents[3]
 COMMIT = "0123456789" * 4
-PACKAGES = ("schemas", "models", "storage", "ledger", "tasks", "flows")
 READS_A_SCHEME = re.compile(
     r"""(startswith|removeprefix)\([^)]*(builtin|hub|gguf|package|BUILT_?IN|HUB)|["'](builtin|hub|gguf|package):["']"""
 )

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from schemas.records.critic_advice import (
+from tests.schemas.critic_samples import critic, estimated, of_slice
+from vantage.schemas.records.critic_advice import (
     advice_on_drift,
     advice_on_pretraining,
     is_below_zero,
@@ -13,8 +14,7 @@ from schemas.records.critic_advice import (
     share,
     tokens,
 )
-from schemas.records.critic_diagnosis import CriticDrift, DiagnosedAdvantages, DriftPoint, Ordering
-from tests.schemas.critic_samples import critic, estimated, of_slice
+from vantage.schemas.records.critic_diagnosis import CriticDrift, DiagnosedAdvantages, DriftPoint, Ordering
 
 
 def of_advantages(ours: float, others: float | None) -> DiagnosedAdvantages:

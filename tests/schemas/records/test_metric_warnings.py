@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from schemas.kinds import KINDS
-from schemas.records.metric_warnings import RULES, dropped_summary, warnings_of
+from vantage.schemas.kinds import KINDS
+from vantage.schemas.records.metric_warnings import RULES, dropped_summary, warnings_of
 
 
 def test_every_rule_reads_headline_metrics_that_there_are() -> None:

@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from schemas.kinds import KINDS, STAGES
-from schemas.metric_names import PASS_AT
-from schemas.records.metric import settings_of
-from schemas.records.metrics import (
+from vantage.schemas.kinds import KINDS, STAGES
+from vantage.schemas.metric_names import PASS_AT
+from vantage.schemas.records.metric import settings_of
+from vantage.schemas.records.metrics import (
     METRICS,
     curve_metric_names,
     headline_metric_names,
     how_to_measure,
     one_of_each_family,
 )
-from schemas.records.metrics_page import docs_page
+from vantage.schemas.records.metrics_page import docs_page
 
 BY_THE_SECOND_JUDGE = ("win_rate", "tied_pairs", "length_controlled_win_rate")
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -146,6 +146,6 @@ def test_a_family_is_listed_by_its_first() -> None:
 
 def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text(encoding="utf-8") == docs_page(), (
-        'docs/metrics.md is old; run: python -c "from schemas.records.metrics_page import docs_page; '
+        'docs/metrics.md is old; run: python -c "from vantage.schemas.records.metrics_page import docs_page; '
         "print(docs_page(), end='')\" > docs/metrics.md"
     )

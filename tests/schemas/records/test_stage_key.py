@@ -14,20 +14,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.kinds import KINDS
-from schemas.recipe.evaluations import PolicyEvaluation
-from schemas.recipe.fields import Name
-from schemas.recipe.inputs import Data, Generation, Model
-from schemas.recipe.rewards import Reward
-from schemas.recipe.stages import (
+from vantage.schemas.kinds import KINDS
+from vantage.schemas.recipe.evaluations import PolicyEvaluation
+from vantage.schemas.recipe.fields import Name
+from vantage.schemas.recipe.inputs import Data, Generation, Model
+from vantage.schemas.recipe.rewards import Reward
+from vantage.schemas.recipe.stages import (
     PolicyOptimization,
     RewardModelling,
     SupervisedFineTuning,
     ValuePretraining,
 )
-from schemas.recipe.terms import ModelTerm, VerifierTerm
-from schemas.recipe.work import ImportModel, PrepareData
-from schemas.records.stage_key import (
+from vantage.schemas.recipe.terms import ModelTerm, VerifierTerm
+from vantage.schemas.recipe.work import ImportModel, PrepareData
+from vantage.schemas.records.stage_key import (
     NOT_IN_KEY,
     differences,
     key_parts,

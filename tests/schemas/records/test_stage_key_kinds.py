@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from schemas.recipe.algorithm import Algorithm
-from schemas.recipe.inputs import Generation
-from schemas.recipe.rewards import Reward
-from schemas.recipe.stages import (
+from vantage.schemas.recipe.algorithm import Algorithm
+from vantage.schemas.recipe.inputs import Generation
+from vantage.schemas.recipe.rewards import Reward
+from vantage.schemas.recipe.stages import (
     BestOfN,
     DirectPreferenceOptimization,
     PolicyOptimization,
@@ -16,9 +16,9 @@ from schemas.recipe.stages import (
     RewardModelling,
     ValuePretraining,
 )
-from schemas.recipe.terms import ModelTerm, VerifierTerm
-from schemas.recipe.work import Work
-from schemas.records.stage_key import key_parts, stage_key
+from vantage.schemas.recipe.terms import ModelTerm, VerifierTerm
+from vantage.schemas.recipe.work import Work
+from vantage.schemas.records.stage_key import key_parts, stage_key
 
 
 def digest(text: str) -> str:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from schemas.kinds import KINDS
-from schemas.records.metrics import estimated_metric_names, headline_metric_names
-from schemas.records.uncertainty import (
+from vantage.schemas.kinds import KINDS
+from vantage.schemas.records.metrics import estimated_metric_names, headline_metric_names
+from vantage.schemas.records.uncertainty import (
     COMPARISONS,
     SHARES,
     Uncertainty,

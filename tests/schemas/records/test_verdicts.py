@@ -3,9 +3,9 @@
 import pytest
 from pydantic import ValidationError
 
-from schemas.recipe.stage import Gate
-from schemas.records.uncertainty import Uncertainty
-from schemas.records.verdicts import Verdict, check_gate
+from vantage.schemas.recipe.stage import Gate
+from vantage.schemas.records.uncertainty import Uncertainty
+from vantage.schemas.records.verdicts import Verdict, check_gate
 
 AT_LEAST = Gate(metric="explained_variance", at_least=0.3)
 AT_MOST = Gate(metric="kl_to_reference", at_most=5, on_fail="continue")

@@ -6,8 +6,8 @@ from math import prod
 
 import pytest
 
-from models.builtin import CHARACTERS
-from tasks.data.arithmetic import (
+from vantage.models.builtin import CHARACTERS
+from vantage.tasks.data.arithmetic import (
     ANSWER_SLIP_RATE,
     DIALS,
     LONG,

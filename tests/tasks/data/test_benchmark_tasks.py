@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.data.benchmark_tasks import UnusableTasks, check_tasks
+from vantage.tasks.data.benchmark_tasks import UnusableTasks, check_tasks
 
 GOOD = """
 task: good

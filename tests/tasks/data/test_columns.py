@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tasks.data.columns import MissingColumn, RowMapper, WrongValue, as_text, map_row
+from vantage.tasks.data.columns import MissingColumn, RowMapper, WrongValue, as_text, map_row
 
 ALPACA = {"instruction": "Add.", "input": "2 and 3", "output": "5"}
 SHAREGPT = {

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from schemas.recipe.inputs import Data, NearDuplicates, Shares, Split
-from schemas.recipe.work import PrepareData
-from schemas.records.job import StageResult
-from tasks.data.rows import read_rows
-from tasks.data.splits import SPLITS, TEST, TRAIN, VALIDATION
-from tasks.prepare_data import UnusableData, run
 from tests.tasks.test_mix_data import job_of
 from tests.tasks.test_prepare_odd_files import lines
+from vantage.schemas.recipe.inputs import Data, NearDuplicates, Shares, Split
+from vantage.schemas.recipe.work import PrepareData
+from vantage.schemas.records.job import StageResult
+from vantage.tasks.data.rows import read_rows
+from vantage.tasks.data.splits import SPLITS, TEST, TRAIN, VALIDATION
+from vantage.tasks.prepare_data import UnusableData, run
 
 EXAM = ["今天 Hello  World?", "  what is\tnew?", "never asked"]
 SHARES = Shares(validation=0.2, test=0.2)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from schemas.conversations import Message, first_words, transcript
-from tasks.data.conversations import common_beginning, read_conversation, read_history
+from vantage.schemas.conversations import Message, first_words, transcript
+from vantage.tasks.data.conversations import common_beginning, read_conversation, read_history
 
 HH = "\n\nHuman: How tall\n\nis it?\n\nAssistant: 300 m.\n\nHuman: And the other?\n\nAssistant:"
 

@@ -7,26 +7,26 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from models.builtin import build_builtin
-from models.folders import load_tokenizer
-from schemas.recipe.inputs import Generation, Model
-from schemas.recipe.work import ImportModel
-from schemas.records.job import StageJob
-from tasks.data.encoding_counts import (
+from vantage.models.builtin import build_builtin
+from vantage.models.folders import load_tokenizer
+from vantage.schemas.recipe.inputs import Generation, Model
+from vantage.schemas.recipe.work import ImportModel
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.data.encoding_counts import (
     TokenCounts,
     TooManyLeftOut,
     comparison_metrics,
     count_tokens,
     encoding_metrics,
 )
-from tasks.data.examples import (
+from vantage.tasks.data.examples import (
     Codec,
     NothingLeft,
     read_completions,
     read_prompts,
     read_rankings,
 )
-from tasks.data.rows import write_rows
+from vantage.tasks.data.rows import write_rows
 
 SIDES = ("chosen", "rejected")
 

@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 import torch
 
-from models.builtin import build_builtin
-from models.folders import load_tokenizer
-from schemas.recipe.inputs import Generation
-from tasks.data import examples
-from tasks.data.examples import (
+from vantage.models.builtin import build_builtin
+from vantage.models.folders import load_tokenizer
+from vantage.schemas.recipe.inputs import Generation
+from vantage.tasks.data import examples
+from vantage.tasks.data.examples import (
     Codec,
     read_completions,
     read_prompts,
     read_rankings,
 )
-from tasks.data.rows import write_rows
+from vantage.tasks.data.rows import write_rows
 
 TOO_LONG = "x" * 40
 

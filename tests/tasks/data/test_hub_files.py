@@ -8,15 +8,15 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from schemas.recipe.inputs import Data, Split
-from schemas.recipe.sources import HubFiles
-from schemas.records.job import StageResult
-from tasks.data.hub_files import UnreachableHub, are_all, matching, source_files
-from tasks.data.inspection import UnknownData, inspect_file
-from tasks.data.rows import read_rows
-from tasks.data.splits import SPLITS
-from tasks.prepare_data import UnusableData
 from tests.tasks.test_prepare_data import prepare
+from vantage.schemas.recipe.inputs import Data, Split
+from vantage.schemas.recipe.sources import HubFiles
+from vantage.schemas.records.job import StageResult
+from vantage.tasks.data.hub_files import UnreachableHub, are_all, matching, source_files
+from vantage.tasks.data.inspection import UnknownData, inspect_file
+from vantage.tasks.data.rows import read_rows
+from vantage.tasks.data.splits import SPLITS
+from vantage.tasks.prepare_data import UnusableData
 
 COMMIT = "0123456789" * 4
 SOURCE = f"hub:org/name@{COMMIT}/data"

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from schemas.recipe.inputs import Content, Data, Generation
-from schemas.recipe.work import PrepareData
-from schemas.records.inspection import FileInspection
-from schemas.records.job import StageJob
-from schemas.row_rules import BadRow, Report, UnusableTable
-from tasks.data.columns import MissingColumn
-from tasks.data.inspection import UnknownData, inspect_file
-from tasks.prepare_data import UnusableData, keep_usable, read_file
+from vantage.schemas.recipe.inputs import Content, Data, Generation
+from vantage.schemas.recipe.work import PrepareData
+from vantage.schemas.records.inspection import FileInspection
+from vantage.schemas.records.job import StageJob
+from vantage.schemas.row_rules import BadRow, Report, UnusableTable
+from vantage.tasks.data.columns import MissingColumn
+from vantage.tasks.data.inspection import UnknownData, inspect_file
+from vantage.tasks.prepare_data import UnusableData, keep_usable, read_file
 
 
 def lines(path: Path, rows: list[Any]) -> Path:

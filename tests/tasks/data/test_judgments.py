@@ -1,6 +1,6 @@
 import pytest
 
-from tasks.data.judgments import Undecided, preferred
+from vantage.tasks.data.judgments import Undecided, preferred
 
 FROM_ONE = {"first": ("1",), "second": ("2",), "tie": ("0",)}
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from schemas.recipe.inputs import NearDuplicates
-from tasks.data.near_duplicates import NearDuplicate, banding, jaccard, near_duplicates, shingles
-from tasks.data.rows import read_rows
-from tasks.data.splits import TEST, TRAIN, VALIDATION
-from tasks.prepare_data import UnusableData
 from tests.tasks.test_prepare_odd_files import lines, prepare
+from vantage.schemas.recipe.inputs import NearDuplicates
+from vantage.tasks.data.near_duplicates import NearDuplicate, banding, jaccard, near_duplicates, shingles
+from vantage.tasks.data.rows import read_rows
+from vantage.tasks.data.splits import TEST, TRAIN, VALIDATION
+from vantage.tasks.prepare_data import UnusableData
 
 LETTERS = {
     "latin": "abcdefghijklmnop qrstuvwxyz",

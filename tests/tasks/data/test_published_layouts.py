@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from schemas.recipe.inputs import Content, Data
-from tasks.data.garbled_rows import GarbledRows
-from tasks.data.inspection import UnknownData, inspect_file
-from tasks.data.row_reader import RowReader
 from tests.tasks.data.test_inspection import lines
+from vantage.schemas.recipe.inputs import Content, Data
+from vantage.tasks.data.garbled_rows import GarbledRows
+from vantage.tasks.data.inspection import UnknownData, inspect_file
+from vantage.tasks.data.row_reader import RowReader
 
 Row = dict[str, Any]
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from schemas.checks.data_names import data_references
-from schemas.recipe.inputs import Content, Data, Labels, Split
-from schemas.row_rules import REPEATED, UNPAIRED
-from tasks.data import single_answers
-from tasks.data.garbled_rows import GarbledRows
-from tasks.data.inspection import UnknownData, inspect_file
-from tasks.data.row_reader import RowReader
 from tests.tasks.data.test_inspection import alike, lines, prepared
 from tests.tasks.test_prepare_data import prepare
 from tests.tasks.test_prepare_formats import rows_of
+from vantage.schemas.checks.data_names import data_references
+from vantage.schemas.recipe.inputs import Content, Data, Labels, Split
+from vantage.schemas.row_rules import REPEATED, UNPAIRED
+from vantage.tasks.data import single_answers
+from vantage.tasks.data.garbled_rows import GarbledRows
+from vantage.tasks.data.inspection import UnknownData, inspect_file
+from vantage.tasks.data.row_reader import RowReader
 
 Row = dict[str, Any]
 SCORED = {"prompt": "prompt", "response": "response", "score": "helpfulness"}

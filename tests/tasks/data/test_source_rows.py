@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from schemas.source_files import SizeLimit, SourceTooLarge
-from tasks.data import source_rows
-from tasks.data.source_rows import Fault, UnreadableFile, read_rows_of
+from vantage.schemas.source_files import SizeLimit, SourceTooLarge
+from vantage.tasks.data import source_rows
+from vantage.tasks.data.source_rows import Fault, UnreadableFile, read_rows_of
 
 NO_LIMIT = SizeLimit(1 << 40, "")
 GOOD = {"prompt": 'q "0" [{,}] \\ \u2028 中 🙂', "response": "a\nb"}

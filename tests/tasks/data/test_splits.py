@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from schemas.recipe.inputs import Shares, Split
-from tasks.data.splits import (
+from vantage.schemas.recipe.inputs import Shares, Split
+from vantage.tasks.data.splits import (
     TooFewRows,
     prompt_position,
     side_of,

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.data import token_rows
-from tasks.data.token_rows import GroupedRows, JsonRowsWriter, TokenRowsWriter
+from vantage.tasks.data import token_rows
+from vantage.tasks.data.token_rows import GroupedRows, JsonRowsWriter, TokenRowsWriter
 
 ROWS = [[5, 2**31 - 1], [], [-7], [1, 2, 3]]
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from schemas.recipe.inputs import EXACT_MATCH, Generation, Verifier
-from schemas.recipe.work import ImportVerifier
-from schemas.records.job import StageJob
-from tasks.data.rows import write_rows
-from tasks.data.splits import SPLITS
-from tasks.import_verifier import run
-from tasks.rewards.dry_run import ForeignPrompts
-from tasks.rewards.verifier_file import BrokenVerifier
-from tasks.rewards.verifiers import MissingAnswers
+from vantage.schemas.recipe.inputs import EXACT_MATCH, Generation, Verifier
+from vantage.schemas.recipe.work import ImportVerifier
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.data.rows import write_rows
+from vantage.tasks.data.splits import SPLITS
+from vantage.tasks.import_verifier import run
+from vantage.tasks.rewards.dry_run import ForeignPrompts
+from vantage.tasks.rewards.verifier_file import BrokenVerifier
+from vantage.tasks.rewards.verifiers import MissingAnswers
 
 
 def dataset(folder: Path, **rows: list[dict[str, Any]]) -> Path:

@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pytest
 
-from tasks.rewards.exact_match import as_number, exact_match
+from vantage.tasks.rewards.exact_match import as_number, exact_match
 
 BOXED = r"\\boxed\{([^}]*)\}"
 HASHES = r"####\s*(.+)"

@@ -4,12 +4,12 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaModel
 
-from models.heads import ScalarModel, scores
-from models.sequences import Sequences, collate
-from schemas.recipe.pass_limits import PassLimits
-from tasks.rewards.model_scores import scored_by
-from tasks.rewards.term_scores import Responses
-from tasks.rollout.group_sampling import uniform_groups
+from vantage.models.heads import ScalarModel, scores
+from vantage.models.sequences import Sequences, collate
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.tasks.rewards.model_scores import scored_by
+from vantage.tasks.rewards.term_scores import Responses
+from vantage.tasks.rollout.group_sampling import uniform_groups
 
 CONFIG = LlamaConfig(
     vocab_size=97, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, pad_token_id=0

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from models.heads import load_scalar, scores
-from models.sequences import collate
-from schemas.recipe.pass_limits import PassLimits
-from schemas.recipe.rewards import MissingEos, Reward
-from schemas.recipe.terms import ModelTerm, VerifierTerm
-from tasks.rewards.model_scores import TokenizersDiffer
-from tasks.rewards.scoring import load_scorer, score
+from vantage.models.heads import load_scalar, scores
+from vantage.models.sequences import collate
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.recipe.rewards import MissingEos, Reward
+from vantage.schemas.recipe.terms import ModelTerm, VerifierTerm
+from vantage.tasks.rewards.model_scores import TokenizersDiffer
+from vantage.tasks.rewards.scoring import load_scorer, score
 
 CPU = torch.device("cpu")
 PROMPTS = ["3 a+4?", "3 a+4?", "5 a-1 b-1?"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.rewards.verifier_file import BrokenVerifier, VerifierFunction, load_function
+from vantage.tasks.rewards.verifier_file import BrokenVerifier, VerifierFunction, load_function
 
 
 def load(folder: Path, text: str | bytes, *, function: str = "verify") -> VerifierFunction:
@@ -197,14 +197,14 @@ def test_a_file_has_a_name_of_its_own_and_leaves_nothing_behind(tmp_path: Path) 
 
 
 def test_what_is_called_like_one_of_our_packages_does_no_harm(tmp_path: Path) -> None:
-    import schemas.recipe
-    import tasks.rewards.verifiers
+    import vantage.schemas.recipe
+    import vantage.tasks.rewards.verifiers
 
     (tmp_path / "schemas.py").write_text("raise AssertionError('imported in the place of ours')\n")
     file = tmp_path / "tasks.py"
     file.write_text(
-        "import schemas\ndef verify(prompt, response, answer):\n    return hasattr(schemas, 'recipe')\n"
+        "from vantage import schemas\ndef verify(prompt, response, answer):\n    return hasattr(schemas, 'recipe')\n"
     )
     assert load_function(file, "verify", name="tasks")("p", "r", None) is True
-    assert sys.modules["tasks.rewards.verifiers"] is tasks.rewards.verifiers
-    assert sys.modules["schemas.recipe"] is schemas.recipe
+    assert sys.modules["vantage.tasks.rewards.verifiers"] is vantage.tasks.rewards.verifiers
+    assert sys.modules["vantage.schemas.recipe"] is vantage.schemas.recipe

@@ -8,9 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.rewards import verifier_process
-from tasks.rewards.verifier_file import BrokenVerifier
-from tasks.rewards.verifier_process import VerifierProcess
+from vantage.tasks.rewards import verifier_process
+from vantage.tasks.rewards.verifier_file import BrokenVerifier
+from vantage.tasks.rewards.verifier_process import VerifierProcess
 
 CASE = ("1+1?", "2", "2")
 SHOWN = "for prompt '1+1?', response '2', answer '2'; "

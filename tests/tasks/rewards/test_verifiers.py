@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from schemas.recipe.evaluations import PolicyEvaluation
-from schemas.recipe.inputs import EXACT_MATCH, Generation, Verifier
-from schemas.recipe.rewards import Judge
-from schemas.recipe.work import ImportVerifier
-from schemas.records.job import StageJob, StageResult
-from schemas.source_files import SourceChanged, SourceTooLarge
-from tasks.data.rows import write_rows
-from tasks.data.splits import SPLITS
-from tasks.import_verifier import run
-from tasks.rewards.verifier_file import BrokenVerifier
-from tasks.rewards.verifiers import (
+from vantage.schemas.recipe.evaluations import PolicyEvaluation
+from vantage.schemas.recipe.inputs import EXACT_MATCH, Generation, Verifier
+from vantage.schemas.recipe.rewards import Judge
+from vantage.schemas.recipe.work import ImportVerifier
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.schemas.source_files import SourceChanged, SourceTooLarge
+from vantage.tasks.data.rows import write_rows
+from vantage.tasks.data.splits import SPLITS
+from vantage.tasks.import_verifier import run
+from vantage.tasks.rewards.verifier_file import BrokenVerifier
+from vantage.tasks.rewards.verifiers import (
     MissingAnswers,
     load_verifier,
     read_configuration,

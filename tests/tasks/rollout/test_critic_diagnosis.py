@@ -9,23 +9,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.rewards import RunningMoments
-from models.heads import load_critic
-from schemas.kinds import KINDS
-from schemas.metric_names import DOUBLING_TOKENS
-from schemas.recipe.stage import Gate
-from schemas.records.critic_diagnosis import CriticDiagnosis
-from schemas.records.verdicts import check_gate
-from tasks.rollout.critic_diagnosis import (
+from tests.tasks.small_models import models_of
+from vantage.algorithms.rewards import RunningMoments
+from vantage.models.heads import load_critic
+from vantage.schemas.kinds import KINDS
+from vantage.schemas.metric_names import DOUBLING_TOKENS
+from vantage.schemas.recipe.stage import Gate
+from vantage.schemas.records.critic_diagnosis import CriticDiagnosis
+from vantage.schemas.records.verdicts import check_gate
+from vantage.tasks.rollout.critic_diagnosis import (
     diagnose_critic,
     diagnosis_estimates,
     diagnosis_metrics,
     uncertainty_of_diagnosis,
     write_diagnosis,
 )
-from tasks.rollout.response_source import load_source
-from tasks.value_pretraining import measured_responses, predict
-from tests.tasks.small_models import models_of
+from vantage.tasks.rollout.response_source import load_source
+from vantage.tasks.value_pretraining import measured_responses, predict
 
 Batch = tuple[Tensor, Tensor, Tensor, list[str]]
 

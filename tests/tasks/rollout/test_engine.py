@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.policy import PolicyModel
-from models.sampling import batches, sample
-from schemas.recipe.pass_limits import UNLIMITED, PassLimits
-from schemas.recipe.stages import BestOfN
-from schemas.records.job import StageJob
-from tasks.data.examples import codec_of, read_prompts
-from tasks.rollout import rollout_models
-from tasks.rollout.engine import LocalEngine, RolloutEngine, load_engine
-from tasks.rollout.rollouts import sample_responses
-from tasks.stages import run_stage
-from tasks.training import progress, ranks
 from tests.tasks.kills import killed_in
 from tests.tasks.small_models import load
+from vantage.models.policy import PolicyModel
+from vantage.models.sampling import batches, sample
+from vantage.schemas.recipe.pass_limits import UNLIMITED, PassLimits
+from vantage.schemas.recipe.stages import BestOfN
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.data.examples import codec_of, read_prompts
+from vantage.tasks.rollout import rollout_models
+from vantage.tasks.rollout.engine import LocalEngine, RolloutEngine, load_engine
+from vantage.tasks.rollout.rollouts import sample_responses
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training import progress, ranks
 
 Contents = Callable[[Path], dict[str, bytes]]
 

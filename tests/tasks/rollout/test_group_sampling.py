@@ -5,15 +5,15 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from models.sequences import collate
-from tasks.rewards.scoring import Scores
-from tasks.rollout.group_sampling import (
+from vantage.models.sequences import collate
+from vantage.tasks.rewards.scoring import Scores
+from vantage.tasks.rollout.group_sampling import (
     Filled,
     fill,
     join_scored,
     uniform_groups,
 )
-from tasks.rollout.rollouts import Sampled, Scored
+from vantage.tasks.rollout.rollouts import Sampled, Scored
 
 Draw = Callable[[int], Scored]
 PAD = 0

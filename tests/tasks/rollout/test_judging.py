@@ -5,17 +5,17 @@ from typing import Any
 
 import torch
 
-from models.heads import load_scalar, scores
-from models.sequences import collate
-from schemas.recipe.pass_limits import PassLimits
-from schemas.recipe.rewards import (
+from vantage.models.heads import load_scalar, scores
+from vantage.models.sequences import collate
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.recipe.rewards import (
     Judge,
     MissingEos,
     Reward,
 )
-from schemas.recipe.terms import ModelTerm
-from tasks.rollout.judging import load_judge
-from tasks.rollout.rollouts import Sampled
+from vantage.schemas.recipe.terms import ModelTerm
+from vantage.tasks.rollout.judging import load_judge
+from vantage.tasks.rollout.rollouts import Sampled
 
 CPU = torch.device("cpu")
 SAMPLED = Sampled(

@@ -2,9 +2,9 @@
 
 import torch
 
-from models.sequences import collate
-from schemas.recipe.stages import ValuePretraining
-from tasks.rollout.minibatches import OptimizerSteps, minibatches
+from vantage.models.sequences import collate
+from vantage.schemas.recipe.stages import ValuePretraining
+from vantage.tasks.rollout.minibatches import OptimizerSteps, minibatches
 
 LENGTHS = [7, 2, 9, 4, 1, 8, 3, 6]
 SEQUENCES = collate([[1]] * 8, [[5] * length for length in LENGTHS], pad_token_id=0)

@@ -9,17 +9,18 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from models.policy import PolicyModel
-from models.sequences import Sequences, collate
-from schemas.metric_names import COMPARED_BY_JUDGE
-from schemas.recipe.pass_limits import UNLIMITED, PassLimits
-from schemas.recipe.rewards import PAIR_TEMPLATE, Judge
-from schemas.records.metric import settings_of
-from schemas.records.metrics import estimated_metric_names, headline_metric_names
-from tasks.data.rows import read_rows
-from tasks.evaluation import run
-from tasks.rollout.comparison import Judged, Pairs, order_disagreement
-from tasks.rollout.prompted_judge import (
+from tests.models.byte_tokenizer import build_byte_tokenizer
+from vantage.models.policy import PolicyModel
+from vantage.models.sequences import Sequences, collate
+from vantage.schemas.metric_names import COMPARED_BY_JUDGE
+from vantage.schemas.recipe.pass_limits import UNLIMITED, PassLimits
+from vantage.schemas.recipe.rewards import PAIR_TEMPLATE, Judge
+from vantage.schemas.records.metric import settings_of
+from vantage.schemas.records.metrics import estimated_metric_names, headline_metric_names
+from vantage.tasks.data.rows import read_rows
+from vantage.tasks.evaluation import run
+from vantage.tasks.rollout.comparison import Judged, Pairs, order_disagreement
+from vantage.tasks.rollout.prompted_judge import (
     PromptedJudge,
     UnusableJudge,
     answer_ids,
@@ -28,9 +29,8 @@ from tasks.rollout.prompted_judge import (
     preferences,
     question,
 )
-from tasks.rollout.rollouts import Sampled
-from tasks.training import progress
-from tests.models.byte_tokenizer import build_byte_tokenizer
+from vantage.tasks.rollout.rollouts import Sampled
+from vantage.tasks.training import progress
 
 TEMPLATE = "{prompt}|{first}|{second}="
 

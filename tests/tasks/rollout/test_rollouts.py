@@ -7,24 +7,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.kl import full_kl
-from algorithms.rewards import RunningMoments
-from models import logprobs
-from models.chunked_logits import logits_and_slope
-from models.heads import ScalarModel, values
-from models.output_head import OutputHead
-from models.sequences import collate
-from schemas.kinds import resolve_work
-from schemas.recipe.algorithm import Algorithm, Returns
-from tasks.rewards.scoring import Scores
-from tasks.rollout.rollout_models import RolloutModels
-from tasks.rollout.rollouts import (
+from vantage.algorithms.kl import full_kl
+from vantage.algorithms.rewards import RunningMoments
+from vantage.models import logprobs
+from vantage.models.chunked_logits import logits_and_slope
+from vantage.models.heads import ScalarModel, values
+from vantage.models.output_head import OutputHead
+from vantage.models.sequences import collate
+from vantage.schemas.kinds import resolve_work
+from vantage.schemas.recipe.algorithm import Algorithm, Returns
+from vantage.tasks.rewards.scoring import Scores
+from vantage.tasks.rollout.rollout_models import RolloutModels
+from vantage.tasks.rollout.rollouts import (
     Sampled,
     Scored,
     scale,
     shape,
 )
-from tasks.updates.actor_critic import ActorCritic, load_actor_critic
+from vantage.tasks.updates.actor_critic import ActorCritic, load_actor_critic
 
 
 def scored(scores: list[float], lengths: list[int], *, ended: bool = True) -> Scored:

@@ -7,32 +7,32 @@ from typing import Any
 import pytest
 import torch
 
-from ledger.journal import read
-from models.policy import PolicyModel
-from schemas.recipe.algorithm import Algorithm
-from schemas.recipe.pass_limits import UNLIMITED, PassLimits
-from schemas.recipe.stages import BestOfN, DirectPreferenceOptimization, PolicyOptimization
-from schemas.recipe.terms import VerifierTerm
-from schemas.records.job import StageJob
-from tasks.data.examples import codec_of, read_prompts
-from tasks.rewards.scoring import Scorer
-from tasks.rollout.engine import load_engine
-from tasks.rollout.rollout_models import RolloutModels
-from tasks.rollout.rollouts import (
+from tests.tasks.small_models import load
+from vantage.ledger.journal import read
+from vantage.models.policy import PolicyModel
+from vantage.schemas.recipe.algorithm import Algorithm
+from vantage.schemas.recipe.pass_limits import UNLIMITED, PassLimits
+from vantage.schemas.recipe.stages import BestOfN, DirectPreferenceOptimization, PolicyOptimization
+from vantage.schemas.recipe.terms import VerifierTerm
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.data.examples import codec_of, read_prompts
+from vantage.tasks.rewards.scoring import Scorer
+from vantage.tasks.rollout.engine import load_engine
+from vantage.tasks.rollout.rollout_models import RolloutModels
+from vantage.tasks.rollout.rollouts import (
     Sampled,
     rollout_logprobs,
     sample_responses,
 )
-from tasks.rollout.sampler_check import (
+from vantage.tasks.rollout.sampler_check import (
     MAX_SAMPLER_GAP,
     SamplerDisagrees,
     check_gap,
     compare_with_sampler,
 )
-from tasks.stages import run_stage
-from tasks.training.optimization import Precision
-from tasks.training.scratch import JOURNAL
-from tests.tasks.small_models import load
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training.optimization import Precision
+from vantage.tasks.training.scratch import JOURNAL
 
 TEMPERATURE = 0.7
 VERIFIED = (VerifierTerm(verifier="arithmetic", wrong=-1.0),)

@@ -4,9 +4,15 @@ from typing import Any
 
 import torch
 
-from models.sequences import collate
-from tasks.rollout.rollouts import Sampled
-from tasks.rollout.token_texts import NUM_BY_TOKEN, TOKENS_SHOWN, ByToken, first_responses, with_tokens
+from vantage.models.sequences import collate
+from vantage.tasks.rollout.rollouts import Sampled
+from vantage.tasks.rollout.token_texts import (
+    NUM_BY_TOKEN,
+    TOKENS_SHOWN,
+    ByToken,
+    first_responses,
+    with_tokens,
+)
 
 
 class Letters:

@@ -19,35 +19,35 @@ import torch
 from safetensors.torch import save_file
 from torch import distributed, nn
 
-from models.folders import load_policy, load_tokenizer
-from models.heads import ScalarModel, fresh_value_head, reward_with_language_head, value_from_policy
-from models.policy import PolicyModel
-from models.sequences import collate
-from schemas.recipe.algorithm import Algorithm, Returns
-from schemas.recipe.inputs import Generation
-from schemas.recipe.pass_limits import PassLimits
-from schemas.recipe.resolved import (
+from vantage.models.folders import load_policy, load_tokenizer
+from vantage.models.heads import ScalarModel, fresh_value_head, reward_with_language_head, value_from_policy
+from vantage.models.policy import PolicyModel
+from vantage.models.sequences import collate
+from vantage.schemas.recipe.algorithm import Algorithm, Returns
+from vantage.schemas.recipe.inputs import Generation
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.recipe.resolved import (
     ResolvedDirectPreferenceOptimization,
     ResolvedRewardModelling,
     ResolvedValuePretraining,
 )
-from schemas.recipe.stages import PolicyOptimization
-from schemas.records.job import StageJob
-from tasks import dpo, reward_model, value_pretraining
-from tasks.data.examples import Codec, Completions, Rankings
-from tasks.rewards.scoring import Scorer, Scores
-from tasks.rollout.engine import load_engine
-from tasks.rollout.rollout_models import RolloutModels
-from tasks.rollout.rollouts import Rollout, Sampled, Scored, build_rollout
-from tasks.training import ranks
-from tasks.training.attempt import Attempt
-from tasks.training.best_weights import keep_if_best
-from tasks.training.likelihood import accumulate_nll
-from tasks.training.stage_state import BestSoFar
-from tasks.training.writer import writes_files
-from tasks.updates.actor_critic import ActorCritic
-from tasks.updates.estimates import estimate
-from tasks.updates.policy_losses import accumulate_losses, minibatch_of, surrogate_and_old_kl
+from vantage.schemas.recipe.stages import PolicyOptimization
+from vantage.schemas.records.job import StageJob
+from vantage.tasks import dpo, reward_model, value_pretraining
+from vantage.tasks.data.examples import Codec, Completions, Rankings
+from vantage.tasks.rewards.scoring import Scorer, Scores
+from vantage.tasks.rollout.engine import load_engine
+from vantage.tasks.rollout.rollout_models import RolloutModels
+from vantage.tasks.rollout.rollouts import Rollout, Sampled, Scored, build_rollout
+from vantage.tasks.training import ranks
+from vantage.tasks.training.attempt import Attempt
+from vantage.tasks.training.best_weights import keep_if_best
+from vantage.tasks.training.likelihood import accumulate_nll
+from vantage.tasks.training.stage_state import BestSoFar
+from vantage.tasks.training.writer import writes_files
+from vantage.tasks.updates.actor_critic import ActorCritic
+from vantage.tasks.updates.estimates import estimate
+from vantage.tasks.updates.policy_losses import accumulate_losses, minibatch_of, surrogate_and_old_kl
 
 LENGTHS = [5, 1, 7, 2, 3, 9, 4]
 """Tokens of the responses: of those of the three ranks 11, 4 and 16. The first has two passes, the others one."""

@@ -10,20 +10,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from ledger.journal import read
-from schemas.canonical_json import canonical_json
-from schemas.recipe.inputs import Generation
-from schemas.recipe.stages import SupervisedFineTuning
-from schemas.records.job import StageJob
-from tasks.training import preemption
-from tasks.training.attempt import Attempt
-from tasks.training.checkpoints import IncompleteCheckpoint
-from tasks.training.networks import weights_of
-from tasks.training.optimization import TrainingDiverged, make_optimizer, take_step
-from tasks.training.scratch import CHECKPOINTS, JOURNAL, read_committed
-from tasks.training.seeds import generator
-from tasks.training.stage_state import NoState
 from tests.tasks.kills import Killed
+from vantage.ledger.journal import read
+from vantage.schemas.canonical_json import canonical_json
+from vantage.schemas.recipe.inputs import Generation
+from vantage.schemas.recipe.stages import SupervisedFineTuning
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.training import preemption
+from vantage.tasks.training.attempt import Attempt
+from vantage.tasks.training.checkpoints import IncompleteCheckpoint
+from vantage.tasks.training.networks import weights_of
+from vantage.tasks.training.optimization import TrainingDiverged, make_optimizer, take_step
+from vantage.tasks.training.scratch import CHECKPOINTS, JOURNAL, read_committed
+from vantage.tasks.training.seeds import generator
+from vantage.tasks.training.stage_state import NoState
 
 TOTAL = 7
 

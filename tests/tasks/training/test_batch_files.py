@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from ledger.journal import read
-from tasks.training import preemption
-from tasks.training.batch_files import BATCHES, BatchFiles
-from tasks.training.progress import read_progress
-from tasks.training.scratch import JOURNAL, PROGRESS, read_committed
 from tests.tasks.kills import Killed
+from vantage.ledger.journal import read
+from vantage.tasks.training import preemption
+from vantage.tasks.training.batch_files import BATCHES, BatchFiles
+from vantage.tasks.training.progress import read_progress
+from vantage.tasks.training.scratch import JOURNAL, PROGRESS, read_committed
 
 TOTAL = 5
 
@@ -46,7 +46,7 @@ def test_a_line_of_the_journal_whose_batch_was_not_kept_is_cut_off(
         raise Killed
 
     with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr("tasks.training.batch_files.replace_file", die)
+        patched.setattr("vantage.tasks.training.batch_files.replace_file", die)
         work(tmp_path)
     assert len(list(read(tmp_path / JOURNAL))) == 1
     work(tmp_path)

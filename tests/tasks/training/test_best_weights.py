@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from tasks.training.best_weights import keep_if_best
-from tasks.training.stage_state import BestSoFar
-from tasks.value_pretraining import ValueState
+from vantage.tasks.training.best_weights import keep_if_best
+from vantage.tasks.training.stage_state import BestSoFar
+from vantage.tasks.value_pretraining import ValueState
 
 
 def test_only_what_is_above_all_before_is_kept() -> None:

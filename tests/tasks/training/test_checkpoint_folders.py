@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tasks.training.checkpoint_folders import (
+from tests.storage.power_loss import WATCHED, Disk, written
+from vantage.tasks.training.checkpoint_folders import (
     Checkpoint,
     commit,
     committed,
     latest,
     saving_folder,
 )
-from tests.storage.power_loss import WATCHED, Disk, written
 
 
 def save(folder: Path, step: int, *, keep: int = 2, content: str | None = None) -> Checkpoint:
@@ -199,6 +199,6 @@ def _save_and_die(folder: Path, step: int, *, before_operation: int) -> None:
 
 
 def test_asking_for_checkpoints_loads_no_tensor_library() -> None:
-    modules = "tasks.training.checkpoint_folders, storage.store, ledger.journal, storage.sealed_folders, schemas.records.stage_key"
+    modules = "vantage.tasks.training.checkpoint_folders, vantage.storage.store, vantage.ledger.journal, vantage.storage.sealed_folders, vantage.schemas.records.stage_key"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tasks.training.checkpoints import (
+from vantage.tasks.training.checkpoints import (
     IncompleteCheckpoint,
     Loaded,
     latest,

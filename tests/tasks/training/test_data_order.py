@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 import torch
 
-from schemas.recipe.stages import SupervisedFineTuning
-from tasks.training.data_order import WINDOW_BATCHES, DataOrder, order_of
-from tasks.training.seeds import generator
+from vantage.schemas.recipe.stages import SupervisedFineTuning
+from vantage.tasks.training.data_order import WINDOW_BATCHES, DataOrder, order_of
+from vantage.tasks.training.seeds import generator
 
 
 def stream(order: DataOrder, num_batches: int) -> list[int]:

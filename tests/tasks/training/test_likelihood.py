@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from models.folders import load_policy
-from models.sequences import collate
-from schemas.recipe.pass_limits import PassLimits
-from tasks.training.likelihood import Likelihood, accumulate_nll
 from tests.tasks.small_models import load
+from vantage.models.folders import load_policy
+from vantage.models.sequences import collate
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.tasks.training.likelihood import Likelihood, accumulate_nll
 
 MINIBATCH = collate(
     [[1, 20, 21], [1, 22], [1, 23, 24, 25], [1, 20], [1, 27]],

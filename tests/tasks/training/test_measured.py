@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as some
 
-from tasks.training.measured import clusters_of, clusters_of_ids
+from vantage.tasks.training.measured import clusters_of, clusters_of_ids
 
 
 def test_clusters_are_numbered_as_their_prompts_first_stand() -> None:

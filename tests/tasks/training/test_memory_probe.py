@@ -8,17 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.builtin import build_builtin, builtin_config
-from models.folders import load_policy
-from models.pass_counts import count_prompts, taken_counts
-from models.policy import PolicyModel
-from models.sampling import sample
-from models.sequences import Sequences
-from schemas.recipe.inputs import Generation
-from schemas.recipe.pass_limits import FoundLimits, PassLimits
-from tasks.data.examples import Completions, Prompts
-from tasks.training import found_limits, memory_meter, memory_probe
-from tasks.training.found_limits import (
+from tests.tasks.live_memory import LiveMemory
+from vantage.models.builtin import build_builtin, builtin_config
+from vantage.models.folders import load_policy
+from vantage.models.pass_counts import count_prompts, taken_counts
+from vantage.models.policy import PolicyModel
+from vantage.models.sampling import sample
+from vantage.models.sequences import Sequences
+from vantage.schemas.recipe.inputs import Generation
+from vantage.schemas.recipe.pass_limits import FoundLimits, PassLimits
+from vantage.tasks.data.examples import Completions, Prompts
+from vantage.tasks.training import found_limits, memory_meter, memory_probe
+from vantage.tasks.training.found_limits import (
     Sampler,
     Taken,
     longest_response,
@@ -26,7 +27,7 @@ from tasks.training.found_limits import (
     rounded,
     sampling_limits,
 )
-from tasks.training.memory_probe import (
+from vantage.tasks.training.memory_probe import (
     Cost,
     Measured,
     Row,
@@ -36,8 +37,7 @@ from tasks.training.memory_probe import (
     pass_costs,
     sampling_cost,
 )
-from tasks.training.optimization import make_optimizer
-from tests.tasks.live_memory import LiveMemory
+from vantage.tasks.training.optimization import make_optimizer
 
 CPU = torch.device("cpu")
 PLENTY = 10**10

@@ -2,8 +2,8 @@
 
 import torch
 
-from algorithms.supervised_loss import token_nll
-from tasks.training.metric_sums import LossSums, MetricSums, read_together
+from vantage.algorithms.supervised_loss import token_nll
+from vantage.tasks.training.metric_sums import LossSums, MetricSums, read_together
 
 
 def test_micro_batches_add_up() -> None:

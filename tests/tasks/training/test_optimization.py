@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tasks.training.optimization import (
+from vantage.tasks.training.optimization import (
     TrainingDiverged,
     learning_rate_at,
     make_optimizer,

@@ -9,19 +9,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as some
 
-from models.builtin import build_builtin
-from models.folders import load_policy
-from models.heads import ScalarModel, reward_with_language_head, scores, scores_and_logprobs
-from models.parts import PaddedRows, Parts, in_parts
-from models.pass_counts import taken_counts
-from models.policy import PolicyModel
-from models.scalar_head import fresh_head
-from models.sequences import Sequences, collate
-from schemas.recipe.pass_limits import UNLIMITED, PassLimits
-from tasks.data.examples import Completions
-from tasks.training import ranks
-from tasks.training.cuts import Lengths, alone, filled, shared
-from tasks.training.passes import Pass, laid_out, passes, passes_of
+from vantage.models.builtin import build_builtin
+from vantage.models.folders import load_policy
+from vantage.models.heads import ScalarModel, reward_with_language_head, scores, scores_and_logprobs
+from vantage.models.parts import PaddedRows, Parts, in_parts
+from vantage.models.pass_counts import taken_counts
+from vantage.models.policy import PolicyModel
+from vantage.models.scalar_head import fresh_head
+from vantage.models.sequences import Sequences, collate
+from vantage.schemas.recipe.pass_limits import UNLIMITED, PassLimits
+from vantage.tasks.data.examples import Completions
+from vantage.tasks.training import ranks
+from vantage.tasks.training.cuts import Lengths, alone, filled, shared
+from vantage.tasks.training.passes import Pass, laid_out, passes, passes_of
 
 DRAW = torch.Generator().manual_seed(5)
 NOT_SHARED = PassLimits(share_prompts=False)

@@ -6,10 +6,10 @@ from itertools import combinations
 import pytest
 import torch
 
-from schemas.recipe.pass_limits import UNLIMITED, PassLimits
-from tasks.training import progress, ranks
-from tasks.training.cuts import OVERHEAD, cut
-from tasks.training.passes import Pass, packed_passes, passes
+from vantage.schemas.recipe.pass_limits import UNLIMITED, PassLimits
+from vantage.tasks.training import progress, ranks
+from vantage.tasks.training.cuts import OVERHEAD, cut
+from vantage.tasks.training.passes import Pass, packed_passes, passes
 
 
 def cost_of(lengths: list[int], ends: tuple[int, ...], overhead: int) -> int:

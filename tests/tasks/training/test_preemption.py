@@ -7,7 +7,7 @@ ROOT = Path(__file__).parents[3]
 
 PROGRAM = """
 import os, signal
-from tasks.training import preemption
+from vantage.tasks.training import preemption
 preemption.listen()
 print(preemption.requested())
 os.kill(os.getpid(), signal.SIGTERM)
@@ -26,7 +26,7 @@ def test_sigterm_becomes_a_request_and_a_second_one_changes_nothing() -> None:
 
 AT_ONCE = """
 import os, signal
-from tasks.training import preemption
+from vantage.tasks.training import preemption
 preemption.listen()
 for _ in range(2):
     try:
@@ -49,6 +49,6 @@ def test_where_nothing_has_moved_it_is_heard_at_once_and_at_the_door_ever_after(
 
 
 def test_a_process_that_does_not_listen_ends_as_ever() -> None:
-    program = "import os, signal; from tasks.training import preemption; os.kill(os.getpid(), signal.SIGTERM)"
+    program = "import os, signal; from vantage.tasks.training import preemption; os.kill(os.getpid(), signal.SIGTERM)"
     ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False)
     assert ran.returncode == -signal.SIGTERM

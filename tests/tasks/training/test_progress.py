@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.training import progress as progress_module
-from tasks.training.progress import (
+from vantage.tasks.training import progress as progress_module
+from vantage.tasks.training.progress import (
     Pace,
     Progress,
     StageProgress,

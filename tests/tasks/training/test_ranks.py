@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ledger.journal import read
-from models.builtin import build_builtin
-from tasks.training import ranks
-from tasks.training.checkpoint_folders import committed
-from tasks.training.scratch import CHECKPOINTS, JOURNAL
-from tasks.training.writer import writes_files
 from tests.tasks.training.rank_losses import LENGTHS, LOSSES, ROWS, gradient_of
+from vantage.ledger.journal import read
+from vantage.models.builtin import build_builtin
+from vantage.tasks.training import ranks
+from vantage.tasks.training.checkpoint_folders import committed
+from vantage.tasks.training.scratch import CHECKPOINTS, JOURNAL
+from vantage.tasks.training.writer import writes_files
 
 RANKS = 3
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.uncertainty import clustered_mean
-from tasks.training.resampling import CONFIDENCES, bootstrapped
+from vantage.algorithms.uncertainty import clustered_mean
+from vantage.tasks.training.resampling import CONFIDENCES, bootstrapped
 
 
 def mean_of(values: Tensor):

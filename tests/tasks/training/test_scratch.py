@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.training.progress import Progress, read_progress
-from tasks.training.scratch import read_committed, write_committed
+from vantage.tasks.training.progress import Progress, read_progress
+from vantage.tasks.training.scratch import read_committed, write_committed
 
 GARBAGE = [
     b"", b"{", b"[]", b"null", b'{"step": 3}', b'{"step": "x", "journal_offset": 1}', b"\xff\xfe", b"[" * 100_000,

@@ -2,7 +2,7 @@
 
 import torch
 
-from tasks.training.seeds import derive_seed, generator
+from vantage.tasks.training.seeds import derive_seed, generator
 
 
 def test_equal_names_give_equal_numbers_whatever_was_drawn_before() -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from models.sampling import Samples, sample
-from schemas.records.job import StageJob
-from tasks.rollout import engine
-from tasks.stages import run_stage
-from tasks.training.seeds import derive_seed, stage_seed
+from vantage.models.sampling import Samples, sample
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.rollout import engine
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training.seeds import derive_seed, stage_seed
 
 TASKS = Path(__file__).parents[3] / "tasks"
 

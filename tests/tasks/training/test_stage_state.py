@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from algorithms.rewards import RunningMoments
-from tasks.training.stage_state import BestSoFar, NoState, state_from_json
-from tasks.updates.policy_state import PolicyState
-from tasks.value_pretraining import ValueState
+from vantage.algorithms.rewards import RunningMoments
+from vantage.tasks.training.stage_state import BestSoFar, NoState, state_from_json
+from vantage.tasks.updates.policy_state import PolicyState
+from vantage.tasks.value_pretraining import ValueState
 
 STATES = [
     NoState(),

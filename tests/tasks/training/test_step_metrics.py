@@ -2,7 +2,7 @@
 
 import torch
 
-from tasks.training.step_metrics import peak_memory
+from vantage.tasks.training.step_metrics import peak_memory
 
 
 def test_the_peak_of_a_process_is_what_it_held_at_most() -> None:

@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.recipe.algorithm import Algorithm
-from tasks.rollout.rollouts import Rollout, Scored, build_rollout
-from tasks.updates.estimates import critic_weight, estimate, minibatch_advantages, positive_responses
-from tasks.updates.policy_losses import minibatch_of
 from tests.tasks.two_responses import (
     VALUES,
     close,
     learn,
     scored_as,
 )
+from vantage.schemas.recipe.algorithm import Algorithm
+from vantage.tasks.rollout.rollouts import Rollout, Scored, build_rollout
+from vantage.tasks.updates.estimates import critic_weight, estimate, minibatch_advantages, positive_responses
+from vantage.tasks.updates.policy_losses import minibatch_of
 
 RETURNS = {  # r = 0, 1 | 0, 0, −1, each from its token on with γ = ½
     "returns_to_go": [0.5, 1.0, -0.25, -0.5, -1.0],

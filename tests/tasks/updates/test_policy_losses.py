@@ -7,30 +7,30 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from models.folders import load_policy
-from models.sequences import Sequences, collate
-from schemas.recipe.algorithm import Algorithm
-from schemas.recipe.inputs import Generation
-from schemas.recipe.stages import PolicyOptimization
-from schemas.records.job import StageJob
-from tasks.data.examples import read_prompts
-from tasks.rollout.rollout_models import RolloutModels
-from tasks.rollout.rollouts import (
+from tests.tasks.small_models import models_of
+from vantage.models.folders import load_policy
+from vantage.models.sequences import Sequences, collate
+from vantage.schemas.recipe.algorithm import Algorithm
+from vantage.schemas.recipe.inputs import Generation
+from vantage.schemas.recipe.stages import PolicyOptimization
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.data.examples import read_prompts
+from vantage.tasks.rollout.rollout_models import RolloutModels
+from vantage.tasks.rollout.rollouts import (
     Rollout,
     rollout_logprobs,
     sample_and_score,
     shape,
 )
-from tasks.training.optimization import TrainingDiverged
-from tasks.updates.actor_critic import ActorCritic, load_actor_critic
-from tasks.updates.estimates import estimate
-from tasks.updates.policy_losses import (
+from vantage.tasks.training.optimization import TrainingDiverged
+from vantage.tasks.updates.actor_critic import ActorCritic, load_actor_critic
+from vantage.tasks.updates.estimates import estimate
+from vantage.tasks.updates.policy_losses import (
     Minibatch,
     accumulate_losses,
     minibatch_of,
     surrogate_and_old_kl,
 )
-from tests.tasks.small_models import models_of
 
 CPU = torch.device("cpu")
 MAX_LENGTH = 10

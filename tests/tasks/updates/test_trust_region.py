@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.training.optimization import take_step
-from tasks.updates.trust_region import Guarded, guarded_step
+from vantage.tasks.training.optimization import take_step
+from vantage.tasks.updates.trust_region import Guarded, guarded_step
 
 LEARNING_RATE = 0.5
 MakeOptimizer = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]

@@ -1,0 +1,196 @@
+"""Which code a stage runs: digests of syntax trees, of a module and of all of ours that it imports.
+
+Nothing here imports the code. What was read of a module is kept (``vantage.storage.machine_cache``), and holds for as long as
+its bytes are the same: parsing all modules takes a third of the time of ``vantage plan``.
+"""
+
+import ast
+import gc
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from vantage.attempts.identity.package import package_folder
+from vantage.schemas.recipe.terms import TERMS
+from vantage.storage.machine_cache import keep_derived, read_derived
+
+PREFIX = "vantage."
+"""Of the names of our modules. Digests are taken without it: they are older than it."""
+
+PACKAGES = ("schemas", "algorithms", "models", "storage", "ledger", "tasks")
+"""Packages whose code determines a stage's numbers."""
+
+_PREFIXED = re.compile(rf"\b{re.escape(PREFIX)}(?=(?:{'|'.join(PACKAGES)})\b)")
+
+KINDS_MODULE = "vantage.schemas.kinds"
+"""Excluded from the code: its rows are in the stage key, or change no number. Otherwise a new kind, or a new revision
+of one kind, would count as changed code of all others."""
+
+LOADED_BY_NAME = {"vantage.tasks.rewards.scoring": [kind.module for kind in TERMS]}
+"""Module → modules that it imports by the names in a table."""
+
+# CPython 3.11 has one depth counter of syntax trees for all threads: if a garbage collection lets another thread parse
+# at the same time, either fails with a SystemError (python/cpython#106905). Libraries parse too, without this lock.
+_parser_lock = threading.Lock()
+_PARSE_ATTEMPTS = 20
+_WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class Reading(NamedTuple):
+    """What one module's source says."""
+
+    source: str
+    """sha256 of its bytes."""
+    tree: str
+    """sha256 of its syntax tree without docstrings."""
+    imports: tuple[str, ...]
+    """Modules that it may import."""
+
+
+def code_digest(module: str) -> str:
+    """sha256 over the syntax trees of a module and of all our modules that it imports, at any depth.
+
+    Comments, layout and docstrings do not change it; a renamed variable does.
+
+    Raises:
+        ValueError: the module is none of ours.
+    """
+    trees = module_digests(module)
+    if not trees:
+        raise ValueError(
+            f"{module} is no module of {', '.join(PREFIX + package for package in PACKAGES)}: there is no code to digest"
+        )
+    listing = "\n".join(f"{name} {trees[name]}" for name in sorted(trees))
+    return hashlib.sha256(listing.encode()).hexdigest()
+
+
+def module_digests(module: str) -> dict[str, str]:
+    """Module, without the prefix → sha256 of its syntax tree, for a module and all of ours that it imports.
+
+    All versions of Python give the same digests.
+    """
+    trees: dict[str, str] = {}
+    waiting = [module]
+    kept_before = _kept().copy()
+    while waiting:
+        name = waiting.pop()
+        path = _source(name)
+        short = name.removeprefix(PREFIX)
+        if short not in trees and name != KINDS_MODULE and path is not None:
+            reading = _read(path)
+            trees[short] = reading.tree
+            waiting += [*reading.imports, *LOADED_BY_NAME.get(name, ())]
+    if _kept() != kept_before:
+        _keep()
+    return trees
+
+
+@cache
+def _read(path: Path) -> Reading:
+    """The module, from what was read before where its bytes are the same."""
+    source = path.read_bytes()
+    sha256 = hashlib.sha256(source).hexdigest()
+    kept = _kept().get(str(path))
+    if kept is not None and kept.source == sha256:
+        return kept
+    reader = _TreeReader()
+    with _no_collection():
+        text = reader.dump(_parsed(source))
+    reading = Reading(sha256, hashlib.sha256(text.encode()).hexdigest(), tuple(reader.imports))
+    _kept()[str(path)] = reading
+    return reading
+
+
+@cache
+def _kept() -> dict[str, Reading]:
+    """Path → what was read of it, by this process and those before."""
+    kept = read_derived(_name())
+    readings = {} if kept is None else json.loads(kept)
+    return {path: Reading(source, tree, tuple(imports)) for path, (source, tree, imports) in readings.items()}
+
+
+def _keep() -> None:
+    """Keep what was read, of modules that are still there."""
+    present = {path: reading for path, reading in _kept().copy().items() if Path(path).is_file()}
+    keep_derived(_name(), json.dumps(present).encode())
+
+
+def _name() -> str:
+    """Of this module's state: it may read otherwise tomorrow."""
+    return f"code-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]}.json"
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without garbage collections, which make parsing take three times as long: a tree has no cycles."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _parsed(source: bytes) -> ast.Module:
+    for _ in range(_PARSE_ATTEMPTS):
+        with suppress(SystemError), _parser_lock:
+            return ast.parse(source)
+    return ast.parse(source)
+
+
+@cache
+def _source(module: str) -> Path | None:
+    """The module's file, found without importing it; None if the module is not ours."""
+    package, *rest = module.removeprefix(PREFIX).split(".")
+    if not module.startswith(PREFIX) or package not in PACKAGES:
+        return None
+    folder = package_folder() / package
+    path = folder.joinpath(*rest).with_suffix(".py") if rest else folder / "__init__.py"
+    return path if path.is_file() else None
+
+
+class _TreeReader:
+    """Reads a tree once, since reading takes as long as parsing."""
+
+    def __init__(self) -> None:
+        self.imports: list[str] = []
+        """Every module that the tree may import; ``from a import b`` gives ``a`` and ``a.b``."""
+
+    def dump(self, node: object) -> str:
+        """``ast.dump`` without docstrings, and without empty fields, in which versions of Python differ."""
+        if isinstance(node, list):
+            return f"[{', '.join([self.dump(each) for each in node])}]"
+        if not isinstance(node, ast.AST):
+            return repr(_PREFIXED.sub("", node) if isinstance(node, str) else node)
+        kind = type(node)
+        self._note_import(node)
+        filled = []
+        for name in kind._fields:
+            value = getattr(node, name, None)
+            if name == "body" and kind in _WITH_DOCSTRING:
+                value = [statement for statement in value or () if not _is_text(statement)] or [ast.Pass()]
+            if value is not None and value != []:
+                filled.append(f"{name}={self.dump(value)}")
+        return f"{kind.__name__}({', '.join(filled)})"
+
+    def _note_import(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Import):
+            self.imports += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            self.imports += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    """Whether a statement is a docstring: a string alone."""
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )

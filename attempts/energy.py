@@ -1,0 +1,125 @@
+"""The energy of an attempt, from counters of the hardware: NVML's of each GPU, and RAPL's of each processor package.
+
+A GPU belongs to one attempt, so its energy is the attempt's. A package's counter knows no processes: attempts side by
+side each get all that the package used meanwhile. What cannot be read is not measured, and never guessed.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+
+from vantage.attempts.nvml import handle_of, initialised
+from vantage.schemas.records.energy import Energy
+
+POWERCAP = Path("/sys/class/powercap")
+READ_EVERY_SECONDS = 10.0
+"""A package's counter begins anew after some 60 kJ to 260 kJ, which a large one uses in five minutes."""
+
+
+class EnergyMeter:
+    """Reads the counters when it is made, at some polls, and at the end."""
+
+    def __init__(
+        self, gpus: Sequence[str] = (), *, powercap: Path = POWERCAP, nvml: ModuleType | None = None
+    ) -> None:
+        """
+        Args:
+            gpus: the GPUs of the attempt, as CUDA_VISIBLE_DEVICES names them.
+            powercap: the kernel's folder of RAPL zones.
+            nvml: the module ``pynvml``; None: the installed one.
+        """
+        self._packages = [_Package(zone) for zone in _packages(powercap)]
+        self._gpus = tuple(gpus)
+        self._nvml = nvml
+        self._gpus_before = self._of_gpus()
+        self._next_read = time.monotonic() + READ_EVERY_SECONDS
+
+    def poll(self) -> None:
+        """Follow the counters of the packages, so that none goes round twice unseen."""
+        if time.monotonic() >= self._next_read:
+            self._next_read = time.monotonic() + READ_EVERY_SECONDS
+            self.read_packages()
+
+    def read_packages(self) -> None:
+        """Add what each package has used since it was read last."""
+        for package in self._packages:
+            package.read()
+
+    def finish(self) -> Energy | None:
+        """What was used since the meter was made; None: nothing here can be measured."""
+        self.read_packages()
+        found = Energy(gpu_joules=self._gpu_joules(), cpu_joules=self._cpu_joules())
+        return None if found == Energy() else found
+
+    def _cpu_joules(self) -> float | None:
+        """None also where one of several packages cannot be read: a part would look like the whole."""
+        used = [package.joules for package in self._packages]
+        known = [each for each in used if each is not None]
+        return sum(known) if known and len(known) == len(used) else None
+
+    def _gpu_joules(self) -> float | None:
+        before, after = self._gpus_before, self._of_gpus()
+        if before is None or after is None or after < before:  # the driver was loaded anew
+            return None
+        return after - before
+
+    def _of_gpus(self) -> float | None:
+        """Joules that all GPUs of the attempt together have used since the driver was loaded; None: not measured."""
+        if not self._gpus:
+            return None
+        # no driver, no library, or a GPU (an older one, or a part of one) without a counter
+        with suppress(Exception), initialised(self._nvml) as nvml:
+            return sum(_millijoules(nvml, gpu) for gpu in self._gpus) / 1000
+        return None
+
+
+class _Package:
+    """A processor package: what it has used since it was made."""
+
+    def __init__(self, zone: Path) -> None:
+        self._zone = zone
+        self._used = 0
+        self._last = _microjoules(zone / "energy_uj")
+
+    @property
+    def joules(self) -> float | None:
+        """None: a reading failed, so that not all is known."""
+        return None if self._last is None else self._used / 1e6
+
+    def read(self) -> None:
+        if self._last is None:
+            return
+        now = _microjoules(self._zone / "energy_uj")
+        if now is not None and now < self._last:  # the counter has begun anew
+            whole = _microjoules(self._zone / "max_energy_range_uj")
+            self._used += 0 if whole is None else whole
+            now = now if whole is not None else None
+        if now is not None:
+            self._used += now - self._last
+        self._last = now
+
+
+def _packages(powercap: Path) -> list[Path]:
+    """One zone for each package; parts of a package, and a second way to the same one (``intel-rapl-mmio``), are left out."""
+    zones = [zone for zone in sorted(powercap.glob("intel-rapl:*")) if zone.name.count(":") == 1]
+    return [zone for zone in zones if _text(zone / "name").partition("-")[0] == "package"]
+
+
+def _microjoules(counter: Path) -> int | None:
+    """None: there is none, or it may not be read (since 2020 only root may, unless the machine's owner allows it)."""
+    text = _text(counter)
+    return int(text) if text.isdecimal() else None
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _millijoules(nvml: ModuleType, gpu: str) -> int:
+    """Since the driver was loaded; an error of NVML where there is no such GPU or no counter."""
+    return int(nvml.nvmlDeviceGetTotalEnergyConsumption(handle_of(nvml, gpu)))

@@ -1,0 +1,58 @@
+"""The machine: processor, memory, GPUs and their driver; read from the kernel's files, no library is loaded."""
+
+import os
+import platform
+import re
+from collections import Counter
+from pathlib import Path
+
+from vantage.attempts.machine import CGROUP, available_cpus
+
+PROC = Path("/proc")
+UNKNOWN = "unknown"
+_GIB = 2**30
+
+
+def hardware(proc: Path = PROC, cgroup: Path = CGROUP) -> dict[str, str]:
+    """``cpu`` (its model), ``cpus`` that this process may use, ``memory``, ``gpus`` of the machine and their ``driver``."""
+    driver = proc / "driver" / "nvidia"
+    gpus = Counter(
+        _found(r"^Model:\s*(.+)$", information) for information in sorted(driver.glob("gpus/*/information"))
+    )
+    return {
+        "cpu": _found(r"^(?:model name|Model|Processor)\s*:\s*(.+)$", proc / "cpuinfo", or_else=_processor()),
+        "cpus": str(available_cpus()),
+        "memory": _memory(proc / "meminfo", cgroup / "memory.max"),
+        "gpus": ", ".join(f"{count} × {model}" for model, count in sorted(gpus.items())) or "none",
+        "driver": _found(r"Kernel Module(?: for \S+)?\s+(\d[\d.]*)", driver / "version", or_else="none"),
+    }
+
+
+def _processor() -> str:
+    return platform.machine() or UNKNOWN
+
+
+def _memory(meminfo: Path, limit: Path) -> str:
+    """``7.8 GiB``: that of the machine, or of the container if it may use less."""
+    total = _found(r"^MemTotal:\s*(\d+) kB$", meminfo)
+    allowed = _found(r"^(\d+)$", limit)
+    bounds = [int(total) * 1024] if total.isdecimal() else []
+    bounds += [int(allowed)] if allowed.isdecimal() else []
+    return f"{min(bounds) / _GIB:.1f} GiB" if bounds else UNKNOWN
+
+
+def _found(pattern: str, path: Path, *, or_else: str = UNKNOWN) -> str:
+    """The first group of the first match in a file."""
+    try:
+        match = re.search(pattern, path.read_text(errors="replace"), re.MULTILINE)
+    except OSError:
+        return or_else
+    return " ".join(match[1].split()) if match else or_else
+
+
+def container_image(containerenv: Path = Path("/run/.containerenv")) -> str:
+    """The image that this process runs in, as ``VANTAGE_IMAGE`` or podman says; ``unknown`` otherwise."""
+    told = os.environ.get("VANTAGE_IMAGE", "").strip()
+    if told:
+        return told
+    return _found(r'^image="(.+)"$', containerenv)

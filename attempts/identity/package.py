@@ -1,0 +1,54 @@
+"""Our own package as it is installed: its version, its folders, and one digest over its files."""
+
+import hashlib
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import vantage
+
+DISTRIBUTION = "vantage-rlhf"
+
+SUFFIXES = frozenset({".py", ".yaml", ".json", ".jsonl"})
+"""Of the files that a wheel has and a run can read: code, built-in recipes and their data."""
+
+
+@cache
+def package_version() -> str:
+    """The version of the installed distribution; ``unknown`` if none is installed."""
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+@cache
+def package_digest() -> str:
+    """sha256 over the paths and bytes of all files of our packages; one wheel, and the checkout that it is made of, agree.
+
+    Of the files as this process first saw them: what it has imported does not change with them.
+
+    Raises:
+        FileNotFoundError: there are none.
+    """
+    files = {
+        f"{package.name}/{path.relative_to(package).as_posix()}": path
+        for package in packages()
+        for path in package.rglob("*")
+        if path.suffix in SUFFIXES and "__pycache__" not in path.parts and path.is_file()
+    }
+    if not files:
+        raise FileNotFoundError(f"{package_folder()} has no files to digest: install {DISTRIBUTION} again")
+    files["__init__.py"] = package_folder() / "__init__.py"
+    listing = [f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for name, path in files.items()]
+    return hashlib.sha256("\n".join(sorted(listing)).encode()).hexdigest()
+
+
+def packages() -> list[Path]:
+    """The folders of ``vantage.schemas``, ``vantage.models`` and so on; in a checkout, those that its links lead to."""
+    return sorted(path.parent.resolve() for path in package_folder().glob("*/__init__.py"))
+
+
+def package_folder() -> Path:
+    """The folder that ``vantage`` is imported from; in a checkout it holds links to our packages."""
+    return Path(vantage.__path__[0])

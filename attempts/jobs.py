@@ -1,0 +1,265 @@
+"""From a step of a recipe to the request of an attempt: the work, the parts of its key, and the request."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from vantage.attempts.former_recipes import found_now
+from vantage.attempts.machine import at_most_asked, available_cpus
+from vantage.models.source_digest import import_digest
+from vantage.schemas.kinds import KINDS
+from vantage.schemas.recipe.inputs import MODEL, Model, Verifier
+from vantage.schemas.recipe.recipe import ResolvedRecipe
+from vantage.schemas.recipe.rewards import Reward
+from vantage.schemas.recipe.sources import Builtin, LocalPath
+from vantage.schemas.recipe.stage import Gate, Resources, Stage
+from vantage.schemas.recipe.stages import threads_for_each
+from vantage.schemas.recipe.work import (
+    ImportBenchmark,
+    ImportModel,
+    ImportVerifier,
+    MergePolicy,
+    MergeRewardModel,
+    MixData,
+    PrepareData,
+    Work,
+)
+from vantage.schemas.records.artifacts import Artifact, StoredModel
+from vantage.schemas.records.attempt import RUN_STAGE, AttemptRequest, Share
+from vantage.schemas.records.stage_key import key_parts, stage_key
+from vantage.schemas.source_files import (
+    VERIFIER_LIMIT,
+    data_limit,
+    digest_of_files,
+    digest_of_folder,
+    files_of,
+    hash_file,
+)
+from vantage.schemas.splits import is_only_dataset, shares_of
+from vantage.schemas.steps import (
+    BENCHMARK_PREFIX,
+    MERGED_PREFIX,
+    MIXTURE_PREFIX,
+    OTHER_MODEL_PREFIX,
+    content_of,
+    dependencies,
+    other_test_sets,
+    reward_of,
+    sources_of,
+)
+
+DATA_PREFIX = "data."
+"""Prefix of the implicit steps that prepare data."""
+VERIFIER_PREFIX = "verifiers."
+"""Prefix of the implicit steps that import verifiers."""
+BASE_SUFFIX = ".base"
+"""After a role: the whole model that the adapters in it stand on."""
+
+_ONE_CPU = Resources(cpus=1, gpus=0, hang_seconds=86400.0)
+"""Resources of implicit steps. Their time limit is a day, since a model may be downloaded over a slow line."""
+
+
+def work_of(recipe: ResolvedRecipe, step: str) -> Work:
+    """The work of a step: a stage of the recipe, or an implicit step."""
+    if step == MODEL:
+        return ImportModel(model=recipe.model.model_copy(update={"lora": None}))
+    if step.startswith(OTHER_MODEL_PREFIX):
+        other = recipe.models[step.removeprefix(OTHER_MODEL_PREFIX)]
+        return ImportModel(model=Model(source=other.source, base=other.base))
+    if step.startswith(DATA_PREFIX):
+        name = step.removeprefix(DATA_PREFIX)
+        return PrepareData(
+            content=content_of(recipe, name),
+            data=found_now(recipe.data[name]),
+            shares=shares_of(recipe),
+            alone=is_only_dataset(recipe, name),
+            test_sets=other_test_sets(recipe, name),
+        )
+    if step.startswith(MIXTURE_PREFIX):
+        name = step.removeprefix(MIXTURE_PREFIX)
+        mixture = recipe.mixtures[name]
+        total = sum(mixture.parts.values())
+        return MixData(
+            content=content_of(recipe, name),
+            parts=tuple(mixture.parts),
+            weights=tuple(weight / total for weight in mixture.parts.values()),
+            rows=mixture.rows,
+            split=mixture.split,
+        )
+    if step.startswith(VERIFIER_PREFIX):
+        name = step.removeprefix(VERIFIER_PREFIX)
+        verifier = recipe.verifiers.get(name) or Verifier(source=str(Builtin(name)))
+        return ImportVerifier(verifier=found_now(verifier))
+    if step.startswith(BENCHMARK_PREFIX):
+        return ImportBenchmark(benchmark=found_now(recipe.benchmarks[step.removeprefix(BENCHMARK_PREFIX)]))
+    if step.startswith(MERGED_PREFIX):
+        name = step.removeprefix(MERGED_PREFIX)
+        is_policy = KINDS[recipe.stages[name].kind].makes == "policy"
+        return MergePolicy(adapters=name) if is_policy else MergeRewardModel(adapters=name)
+    return recipe.stages[step]
+
+
+def gates_of(recipe: ResolvedRecipe, step: str) -> tuple[Gate, ...]:
+    """The step's gates; an implicit step has none."""
+    return recipe.stages[step].gate if step in recipe.stages else ()
+
+
+def resources_of(recipe: ResolvedRecipe, step: str) -> Resources:
+    """CPUs, GPUs and time limit of a step; an implicit step has one CPU."""
+    return recipe.stages[step].resources if step in recipe.stages else _ONE_CPU
+
+
+def key_parts_of(
+    recipe: ResolvedRecipe,
+    step: str,
+    inputs: Mapping[str, str],
+    *,
+    source: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """The parts of the step's key, given the content digests of its inputs (role → digest).
+
+    ``source``: ``source_of`` the step's work, where it is known; None: it is read.
+
+    Raises:
+        OSError, ValueError: a source cannot be read, or does not match the recipe.
+    """
+    work = work_of(recipe, step)
+    return key_parts(
+        work,
+        generation=recipe.generation,
+        rewards=rewards_of(recipe, step),
+        seed=_seed_in_key(recipe, work),
+        inputs={**inputs, **(source_of(work) if source is None else source)},
+        extra=_extra(recipe, work),
+    )
+
+
+def request_for(
+    recipe: ResolvedRecipe,
+    step: str,
+    inputs: Mapping[str, Artifact],
+    *,
+    run_id: str,
+    storage: str,
+    log: Path,
+    share: Share | None = None,
+    only_reuse: bool = False,
+    microbatch_tokens: int | None = None,
+    microbatch_size: int | None = None,
+    made_with: Mapping[str, str] | None = None,
+    function: str = RUN_STAGE,
+) -> AttemptRequest:
+    """The request of one attempt at the step; ``inputs``: role → artifact, bases of adapters among them (``with_bases``).
+
+    ``AttemptRequest`` describes the others. A base is in no key: the digest of its adapters says which it is.
+
+    Raises:
+        OSError, ValueError: a source cannot be read, or does not match the recipe.
+    """
+    read = {role: artifact.digest for role, artifact in inputs.items() if not role.endswith(BASE_SUFFIX)}
+    parts = key_parts_of(recipe, step, read)
+    return AttemptRequest(
+        run_id=run_id,
+        step=step,
+        stage_key=stage_key(parts),
+        key_parts=parts,
+        work=work_of(recipe, step),
+        generation=recipe.generation,
+        chat=recipe.model.chat,
+        seed=seed_of(recipe, step),
+        rewards=rewards_of(recipe, step),
+        max_dropped=max_dropped_of(recipe, step),
+        inputs=dict(inputs),
+        storage=storage,
+        share=share,
+        only_reuse=only_reuse,
+        microbatch_tokens=microbatch_tokens,
+        microbatch_size=microbatch_size,
+        resources=resources_of(recipe, step),
+        made_with=dict(made_with or {}),
+        log=log,
+        function=function,
+    )
+
+
+def with_bases(inputs: Mapping[str, Artifact], known: Iterable[Artifact]) -> dict[str, Artifact]:
+    """The inputs, and for each that is only adapters what they stand on, as ``ROLE.base``.
+
+    Args:
+        known: artifacts of the run, among which are those that the adapters' own stages began with.
+
+    Raises:
+        ValueError: a base is not among them.
+    """
+    by_digest = {artifact.digest: artifact for artifact in known}
+    found = dict(inputs)
+    for role, artifact in inputs.items():
+        base = artifact.base if isinstance(artifact, StoredModel) else None
+        if base is not None and base not in by_digest:
+            raise ValueError(f"{role}: no step of this run made {base}, which its adapters stand on")
+        if base is not None:
+            found[f"{role}{BASE_SUFFIX}"] = by_digest[base]
+    return found
+
+
+def threads_of(share: Share | None, work: Work) -> int:
+    """CPU threads that torch computes with: as many as the stage has CPUs, or half of them where it samples beside its training;
+    OMP_NUM_THREADS if that is less."""
+    return at_most_asked(threads_for_each(work, share.cpus if share else available_cpus()))
+
+
+def seed_of(recipe: ResolvedRecipe, step: str) -> int:
+    """The stage's own seed, or the recipe's."""
+    own = recipe.stages[step].seed if step in recipe.stages else None
+    return recipe.seed if own is None else own
+
+
+def rewards_of(recipe: ResolvedRecipe, step: str) -> dict[str, Reward]:
+    """Name → reward, for the reward of the step; empty if it has none."""
+    name = reward_of(recipe.stages[step]) if step in recipe.stages else None
+    return {} if name is None else {name: recipe.rewards[name]}
+
+
+def max_dropped_of(recipe: ResolvedRecipe, step: str) -> dict[str, float]:
+    """Role → largest share of unusable rows, for the recipe's datasets that the step reads; of a mixture its parts' largest."""
+    read = {
+        role: sources_of(recipe, source.partition(".")[2])
+        for role, source in dependencies(recipe)[step].items()
+        if source.startswith((DATA_PREFIX, MIXTURE_PREFIX))
+    }
+    return {role: max(each.max_dropped for each in sources.values()) for role, sources in read.items()}
+
+
+def _seed_in_key(recipe: ResolvedRecipe, work: Work) -> int | None:
+    """The seed of a stage, of a mixture, or of a built-in model's weights; other implicit steps have none."""
+    if isinstance(work, ImportModel):
+        return recipe.seed if isinstance(work.model.origin, Builtin) else None
+    if isinstance(work, Stage):
+        return recipe.seed if work.seed is None else work.seed
+    return recipe.seed if isinstance(work, MixData) else None
+
+
+def _extra(recipe: ResolvedRecipe, work: Work) -> dict[str, Any]:
+    """Fields of the recipe that the step reads besides its own configuration."""
+    if isinstance(work, PrepareData):
+        # Prompts prepared by a version without verifiers may lack the answers of their file.
+        return {"answers": True} if recipe.verifiers and work.content == "prompts" else {}
+    return {"chat": recipe.model.chat} if isinstance(work, Stage) else {}
+
+
+def source_of(work: Work) -> dict[str, str]:
+    """``source`` → sha256 of the source of an implicit step, as it is now; empty where its text says what it holds.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
+    if isinstance(work, ImportModel):
+        return {"source": import_digest(work.model)}
+    if isinstance(work, PrepareData) and isinstance(work.data.origin, LocalPath):
+        files = files_of(work.data.origin.path)
+        return {"source": digest_of_files([hash_file(file, data_limit()) for file in files])}
+    if isinstance(work, ImportVerifier) and isinstance(work.verifier.origin, LocalPath):
+        return {"source": hash_file(work.verifier.origin.path, VERIFIER_LIMIT)}
+    if isinstance(work, ImportBenchmark):
+        return {"source": digest_of_folder(work.benchmark.origin.path)}
+    return {}

@@ -1,0 +1,47 @@
+"""Imports of torch and transformers in two thirds of their time, for processes that a person or a run waits for; and threads of
+torch that leave a CPU to others while they wait.
+
+``python -m vantage.attempts.launchers.quick_imports MODULE`` imports the module so, and calls its ``main``.
+"""
+
+import gc
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+
+LEFT_OUT = ("sklearn", "scipy", "boto3")
+"""transformers, and accelerate beneath it, import them where they are installed (MLflow brings them), for losses, decoding and
+clouds that no stage uses. Whoever imports them afterwards gets them."""
+
+SPINS = "2000"
+"""GOMP_SPINCOUNT: how often one of torch's CPU threads looks for its next operation before it sleeps. By libgomp's default it looks
+for milliseconds, also where another process needs its CPU: two processes of two threads each on two CPUs took, by chance, up to
+forty times as long as with this. Alone, training takes as long either way, and sampling a tenth longer (benchmarks/waiting_threads.py)."""
+
+
+@contextmanager
+def quick_imports() -> Iterator[None]:
+    """Import without looking for garbage and without what is left out: each is a sixth of the time, or more.
+
+    What is loaded then is frozen: it stays, and later collections need not look through it. torch's threads wait as ``SPINS``
+    says, unless the user's GOMP_SPINCOUNT or OMP_WAIT_POLICY says otherwise.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when torch is loaded
+    sys.modules.update(dict.fromkeys(LEFT_OUT))  # type: ignore[arg-type]  # None: as if they were not installed
+    gc.disable()
+    try:
+        yield
+    finally:
+        for name in LEFT_OUT:
+            sys.modules.pop(name, None)
+        gc.freeze()
+        gc.enable()
+
+
+if __name__ == "__main__":
+    with quick_imports():
+        found = import_module(sys.argv.pop(1))
+    found.main()

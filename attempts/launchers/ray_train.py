@@ -1,0 +1,237 @@
+"""Runs a stage in processes (ranks) of several machines (nodes): Ray Train, driven from the stage's process.
+
+Ray places the ranks, connects them and ends all when one fails. It starts none again: the orchestrator makes the next
+attempt, from the checkpoint, on the nodes that Ray then has. The stage's process and all ranks use the attempt's folders
+(job, result, checkpoints), so these lie on a file system that all nodes share.
+
+This module loads torch and Ray, so only stage processes import it.
+"""
+
+import faulthandler
+import logging
+import os
+import platform
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import RayError
+from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.v2._internal.exceptions import RayTrainError
+from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
+from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
+
+from vantage.attempts.exit_codes import ExitCode, code_of_signal
+from vantage.attempts.launchers import stage_process
+from vantage.schemas.recipe.stage import Resources, Stage
+from vantage.schemas.recipe.stages import threads_for_each
+from vantage.schemas.records.attempt import Failure
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.training import preemption, ranks
+from vantage.tasks.training.writer import writes_files
+
+LIBRARIES = ("torch", "transformers", "ray")
+"""Whose versions must be equal on all nodes."""
+
+STOP = "stop"
+"""File in the attempt's folder that asks the ranks to save and stop."""
+STACKS = "stacks"
+"""File in the attempt's folder that asks the ranks to write their stacks, into ``stacks-RANK`` beside it."""
+_SECONDS_BETWEEN_LOOKS = 0.5
+_SECONDS_FOR_STACKS = 3.0
+_SECONDS_TO_CONNECT = 20.0
+_SECONDS_TO_LEAVE = 15.0
+
+
+def run_ranks(job_file: Path, stage: str, *, nodes: int, num_ranks: int) -> int:
+    """Run the stage on ``num_ranks`` processes, equally many on each of ``nodes``; returns the exit code for all.
+
+    SIGTERM (save and stop) and SIGUSR1 (write stacks) to this process are passed on to every rank.
+
+    Raises:
+        ValueError: there is no Ray cluster, or a node differs from this machine in what it needs.
+    """
+    _connect(nodes)
+    folder = job_file.parent
+    for left_over in (folder / STOP, *folder.glob(f"{STACKS}*")):
+        left_over.unlink(missing_ok=True)
+    faulthandler.unregister(signal.SIGUSR1)
+    signal.signal(signal.SIGTERM, lambda *_: _ask(folder / STOP))
+    signal.signal(signal.SIGUSR1, lambda *_: _print_stacks(folder, num_ranks))
+    work = _work(job_file)
+    resources = work.resources
+    trainer = TorchTrainer(
+        _rank,
+        train_loop_config={
+            "job_file": str(job_file),
+            "stage": stage,
+            "threads": _threads(work, nodes=nodes, num_ranks=num_ranks),
+            "versions": _versions(),
+        },
+        torch_config=TorchConfig(timeout_s=int(ranks.patience(resources.hang_seconds).total_seconds())),
+        scaling_config=_placement(resources, nodes=nodes, num_ranks=num_ranks),
+        run_config=RunConfig(  # type: ignore[arg-type]  # annotated with the class of Ray Train V1
+            name=f"{folder.parent.name}-{folder.name}",
+            storage_path=str(folder / "ray"),
+            failure_config=FailureConfig(max_failures=0, max_preemption_failures=0),
+        ),
+    )
+    try:
+        trainer.fit()
+    except TrainingFailedError as error:
+        return _exit_code(job_file, error)
+    finally:
+        _leave()
+    return ExitCode.OK
+
+
+def _connect(nodes: int) -> None:
+    """Become a driver of the cluster that RAY_ADDRESS names; ``auto``: of that which this machine is a part of."""
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_COLOR_PREFIX": "0"}
+    address = os.environ["RAY_ADDRESS"]
+    try:
+        host, _, port = address.rpartition(":")
+        if port.isdecimal() and "/" not in host:  # Ray tries for minutes, and then ends the process
+            socket.create_connection((host, int(port)), timeout=_SECONDS_TO_CONNECT).close()
+        ray.init(address=address)
+    except (OSError, RuntimeError, RayError) as error:
+        raise ValueError(
+            f"resources.nodes={nodes}: this machine reaches no Ray cluster (RAY_ADDRESS={address}): {error}; start "
+            "`ray start --head` on one machine and `ray start --address=HEAD:6379` on the others, this one among them"
+        ) from error
+
+
+def _leave() -> None:
+    """Disconnect from the cluster, which Ray may wait for for ever where a node was lost: this process ends anyway."""
+    leaving = threading.Thread(target=ray.shutdown, name="leave", daemon=True)
+    leaving.start()
+    leaving.join(_SECONDS_TO_LEAVE)
+    if leaving.is_alive():
+        print("Ray does not let go of the cluster; this process ends without it", flush=True)
+
+
+def _placement(resources: Resources, *, nodes: int, num_ranks: int) -> ScalingConfig:
+    """Where Ray puts the ranks. Several on a node are packed: GPUs of a node that are asked for whole are taken whole."""
+    on_each = num_ranks // nodes
+    return ScalingConfig(
+        num_workers=num_ranks,
+        use_gpu=bool(resources.gpus),
+        resources_per_worker={"CPU": max(1, (resources.cpus or 0) // on_each)},
+        placement_strategy="STRICT_SPREAD" if on_each == 1 else "PACK",
+    )
+
+
+def _ask(file: Path) -> None:
+    with suppress(OSError):
+        file.touch()
+
+
+def _print_stacks(folder: Path, num_ranks: int) -> None:
+    """Have the ranks write where they stand, and print it: this process is about to be killed, and its log is read."""
+    for earlier in folder.glob(f"{STACKS}*"):
+        earlier.unlink(missing_ok=True)
+    _ask(folder / STACKS)
+    deadline = time.monotonic() + _SECONDS_FOR_STACKS
+    while len(found := sorted(folder.glob(f"{STACKS}-*[0-9]"))) < num_ranks and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for file in found:
+        print(f"rank {file.name.removeprefix(STACKS + '-')}:\n{file.read_text()}", flush=True)
+
+
+def _exit_code(job_file: Path, error: TrainingFailedError) -> int:
+    """That of the failure that a rank has reported; else that of a killed process, if a rank or its node was lost.
+
+    Raises:
+        Exception: what a rank has raised that could not report.
+    """
+    with suppress(OSError, ValueError):
+        return Failure.model_validate_json(job_file.with_name("failure.json").read_bytes()).exit_code
+    if isinstance(error, WorkerGroupError):
+        found = list(error.worker_failures.values())
+        for each in found:
+            if isinstance(each, ValueError | MemoryError):
+                raise each
+        if any(isinstance(each, RayError | RayTrainError) for each in found):
+            print(f"a rank was lost: {error}", flush=True)
+            return code_of_signal(signal.SIGKILL)
+    raise error
+
+
+def _rank(config: dict[str, Any]) -> None:
+    """One rank, in a worker of Ray Train, which has begun the process group."""
+    path = Path(config["job_file"])
+    _check_node(path, config["versions"])
+    torch.set_num_threads(config["threads"])
+    if not writes_files():
+        logging.getLogger("vantage.tasks").setLevel(logging.WARNING)  # all ranks say the same
+    with _listening(path.parent):
+        resources = _work(path).resources
+        ranks.join(hang_seconds=resources.hang_seconds, sharded=resources.distributed.strategy == "fsdp2")
+        try:
+            stage_process.compute(path, config["stage"])
+        except BaseException as error:
+            if not ranks.is_of_communication(error):  # whose cause another rank reports
+                stage_process.report(error, path)
+            raise
+
+
+def _check_node(job_file: Path, versions: dict[str, str]) -> None:
+    """Raise ValueError if this node cannot do the job as the machine that asks for it would."""
+    if not job_file.is_file():
+        raise ValueError(
+            f"resources.nodes: node {platform.node()} does not see {job_file.parent}; put the workspace (of a bucket: "
+            "VANTAGE_CACHE) on a file system that all nodes share"
+        )
+    found = _versions()
+    if found != versions:
+        raise ValueError(
+            f"resources.nodes: node {platform.node()} has {found}, and the machine that asks for it {versions}; "
+            "install the same versions on all nodes"
+        )
+
+
+def _versions() -> dict[str, str]:
+    return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
+
+
+@contextmanager
+def _listening(folder: Path) -> Iterator[None]:
+    """Answer the files STOP and STACKS. The stage is in a thread of Ray's worker, which gets no signals."""
+    done = threading.Event()
+
+    def listen() -> None:
+        stacks = folder / f"{STACKS}-{ranks.rank()}"
+        while not done.wait(_SECONDS_BETWEEN_LOOKS):
+            if not preemption.requested() and (folder / STOP).exists():
+                preemption.request()
+            if (folder / STACKS).exists() and not stacks.exists():
+                with stacks.with_suffix(".partial").open("w") as file:
+                    faulthandler.dump_traceback(file, all_threads=True)
+                stacks.with_suffix(".partial").replace(stacks)
+
+    thread = threading.Thread(target=listen, name="vantage-listen", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _work(job_file: Path) -> Stage:
+    work = StageJob.model_validate_json(job_file.read_bytes()).work
+    assert isinstance(work, Stage), "an implicit step has one process"
+    return work
+
+
+def _threads(work: Stage, *, nodes: int, num_ranks: int) -> int:
+    """CPU threads of torch on each rank."""
+    return threads_for_each(work, (work.resources.cpus or 0) * nodes // num_ranks)

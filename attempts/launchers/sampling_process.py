@@ -1,0 +1,140 @@
+"""Starts the process that holds a model for ``vantage sample`` and ``vantage export``, and talks to it."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from vantage.attempts.identity.child_python import python_environment
+from vantage.attempts.machine import at_most_asked, available_cpus
+from vantage.schemas.records.sampling import (
+    Merged,
+    MergeRequest,
+    ModelOpened,
+    OpenModel,
+    Refused,
+    RenderReply,
+    RenderRequest,
+    SampleReply,
+    SampleRequest,
+)
+from vantage.schemas.safe_text import server_secrets, without_secrets
+
+_SHOWN_LINES = 20
+
+Reply = TypeVar("Reply", bound=BaseModel)
+
+
+class SamplingFailed(RuntimeError):
+    """The process has ended, or met an error that should not happen."""
+
+
+class SamplingProcess:
+    """A model in a process of its own. The weights are loaded by the first request, which takes the longest."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", log: IO[bytes]) -> None:
+        self._process = process
+        self._log = log
+
+    def send(self, message: BaseModel) -> None:
+        """Send a line, whose answer must be taken before the next."""
+        assert self._process.stdin is not None, "a pipe"
+        with suppress(BrokenPipeError):  # the answer will say why
+            self._process.stdin.write(message.model_dump_json().encode() + b"\n")
+            self._process.stdin.flush()
+
+    def opened(self) -> ModelOpened:
+        """The answer to ``OpenModel``, which was sent at the start.
+
+        Raises:
+            ValueError: the model cannot be used; the message says why.
+            SamplingFailed: the process has ended.
+        """
+        return self._take(ModelOpened)
+
+    def sampled(self) -> SampleReply:
+        """The answer to a ``SampleRequest``; raises as ``opened``."""
+        return self._take(SampleReply)
+
+    def ask(self, request: SampleRequest) -> SampleReply:
+        """Send a request and take its answer."""
+        self.send(request)
+        return self.sampled()
+
+    def render(self, request: RenderRequest) -> RenderReply:
+        """Send rows of data and take them as the model reads them; raises as ``opened``."""
+        self.send(request)
+        return self._take(RenderReply)
+
+    def merge(self, output: Path) -> None:
+        """Write adapters and their base as one model into a new folder; raises as ``opened``."""
+        self.send(MergeRequest(output=output))
+        self._take(Merged)
+
+    def _take(self, expected: type[Reply]) -> Reply:
+        assert self._process.stdout is not None, "a pipe"
+        line = self._process.stdout.readline()
+        if not line:
+            status = self._process.wait()
+            how = f"signal {-status}" if status < 0 else f"exit code {status}"
+            raise SamplingFailed(f"the process that holds the model has ended ({how})\n{self._told()}")
+        try:
+            return expected.model_validate_json(line)
+        except ValidationError:
+            refused = Refused.model_validate_json(line)
+        if refused.is_ours:
+            raise SamplingFailed(f"{refused.refused}\n{self._told()}")
+        raise ValueError(refused.refused)
+
+    def _told(self) -> str:
+        """The last lines that the process has printed."""
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").splitlines()
+        return without_secrets("\n".join(lines[-_SHOWN_LINES:]))
+
+
+@contextmanager
+def open_model(opening: OpenModel, *, side_by_side: int = 1) -> Iterator[SamplingProcess]:
+    """Start the process and send it the model's name; it is ended with the block.
+
+    Args:
+        side_by_side: models that are asked at the same time, which share the CPUs: with all of them each, they would slow each
+            other severalfold.
+    """
+    environment = {
+        name: value for name, value in os.environ.items() if name not in server_secrets(os.environ)
+    }
+    environment |= {
+        **python_environment(),
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "OMP_NUM_THREADS": str(at_most_asked(max(1, available_cpus() // side_by_side))),
+    }
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "vantage.attempts.launchers.quick_imports",
+                "vantage.tasks.sampling_process",
+            ],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+        )
+        try:
+            opened = SamplingProcess(process, log)
+            opened.send(opening)
+            yield opened
+        finally:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with suppress(OSError):  # what was not sent any more
+                    pipe.close()  # type: ignore[union-attr]

@@ -1,0 +1,33 @@
+"""The bounds of one forward pass, of which that of positions is half of a pass that did not fit after memory ran out.
+
+Losses are divided by the denominators of the whole minibatch, and samples are drawn by their index in the rollout. So
+these bounds change memory and, except for rounding, nothing else; they are in no stage key.
+"""
+
+from vantage.schemas.recipe.stage import Stage
+from vantage.schemas.recipe.work import Work
+
+
+def with_limits(
+    work: Work, *, microbatch_size: int | None = None, microbatch_tokens: int | None = None
+) -> Work:
+    """The work with these bounds; None: the recipe's."""
+    given = {"microbatch_size": microbatch_size, "microbatch_tokens": microbatch_tokens}
+    return work.model_copy(update={name: bound for name, bound in given.items() if bound is not None})
+
+
+def remedy_for_memory(step: str, work: Work, *, rows: int | None, tokens: int | None) -> str:
+    """What a user can do if a pass of so many rows and positions does not fit, and half of it is not tried.
+
+    Args:
+        rows: of the pass; None: the stage told of none, as when memory ran out while it loaded a model.
+    """
+    elsewhere = "run fewer stages side by side (resources.cpus), or on a machine with more memory"
+    if not isinstance(work, Stage) or rows is None:
+        return elsewhere
+    if rows == 1:
+        return (
+            f"one sequence or pair alone, a pass of {tokens} positions, does not fit: shorten "
+            f"generation.max_response_tokens, {elsewhere}"
+        )
+    return f"set stages.{step}.microbatch_tokens below {tokens}, which changes no result; or {elsewhere}"

@@ -1,0 +1,372 @@
+"""One attempt at a step: lock its stage key, reuse its artifact or compute and commit it, return the outcome.
+
+It works the same in the orchestrator's process, in another process, and on another machine that reaches the same
+storage. It knows nothing of Prefect, MLflow, gates and runs. The process may be killed at any line: the storage stays
+consistent, and the same request resumes from it.
+"""
+
+import json
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from vantage.attempts.dataset_check import check_dataset
+from vantage.attempts.energy import EnergyMeter
+from vantage.attempts.identity.environment import environment
+from vantage.attempts.identity.identity import identity
+from vantage.attempts.jobs import threads_of
+from vantage.attempts.launchers.launcher import Launcher, StageFailed
+from vantage.attempts.launchers.local_process import LocalProcess, saved_result
+from vantage.attempts.launchers.stage_process import explain
+from vantage.attempts.machine import available_gpus, num_nodes, num_ranks
+from vantage.attempts.micro_batches import with_limits
+from vantage.attempts.provenance import drift, provenance
+from vantage.attempts.usage import UsageMeter
+from vantage.schemas.kind import TOKENIZED
+from vantage.schemas.kinds import KINDS
+from vantage.schemas.recipe.work import MixData, PrepareData
+from vantage.schemas.records.artifacts import Artifact
+from vantage.schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
+from vantage.schemas.records.energy import Energy
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.schemas.records.usage import Usage
+from vantage.schemas.safe_text import without_secrets
+from vantage.storage.environments import keep_environment
+from vantage.storage.refs import Ref
+from vantage.storage.storage import Storage, open_storage
+from vantage.storage.store import Locked
+from vantage.tasks.training.scratch import REPORTS, RESUMED_FROM, forget_found, read_committed, read_found
+
+_PATIENCE_SECONDS = 1.0
+"""How long to wait for the stage key before checking whether a stop was requested."""
+
+
+class Observer(Protocol):
+    """Callbacks during an attempt, called in the thread of ``run_attempt``."""
+
+    def waits(self, holder: str) -> None:
+        """Another process holds the stage key."""
+
+    def queued(self, pool: str) -> None:
+        """The attempt waits for a worker of the work pool."""
+
+    def damaged(self, problem: str) -> None:
+        """A stored artifact is damaged and will be made again."""
+
+    def begun(self, begun: AttemptBegun) -> None:
+        """A computation is about to begin; it waits until this returns."""
+
+    def polled(self) -> None:
+        """The computation is running; called a few times a second."""
+
+
+class Unobserved:
+    """An ``Observer`` that does nothing."""
+
+    def waits(self, holder: str) -> None: ...
+    def queued(self, pool: str) -> None: ...
+    def damaged(self, problem: str) -> None: ...
+    def begun(self, begun: AttemptBegun) -> None: ...
+    def polled(self) -> None: ...
+
+
+class _Stopped(Exception):
+    """A stop was requested before the attempt began."""
+
+
+def run_attempt(
+    request: AttemptRequest,
+    *,
+    observer: Observer | None = None,
+    stop: threading.Event | None = None,
+    storage: Storage | None = None,
+    launcher: Launcher | None = None,
+) -> AttemptOutcome:
+    """Make one attempt; errors are in the outcome, never raised.
+
+    Args:
+        request: the work.
+        observer: called during the attempt; None: nobody.
+        stop: when set, a computation saves its state and stops, and none starts.
+        storage: the opened ``request.storage``; None: open it.
+        launcher: of the computation; None: a child process on this machine.
+    """
+    attempt = _Attempt(
+        request,
+        observer or Unobserved(),
+        stop or threading.Event(),
+        storage or open_storage(request.storage),
+        launcher or LocalProcess(),
+    )
+    began = time.monotonic()
+    try:
+        with attempt.exclusive():
+            outcome = attempt.reuse()
+            if outcome is None:
+                begun, job = attempt.begin()
+                reported = {*RESUMED_FROM, *REPORTS}
+                with attempt.storage.keep_copy(request.stage_key, reported), attempt.measured() as polled:
+                    result = attempt.launcher.launch(
+                        job,
+                        log=request.log,
+                        share=request.share,
+                        stop=attempt.stop,
+                        on_poll=polled,
+                        function=request.function,
+                        hang_seconds=request.resources.hang_seconds,
+                    )
+                outcome = attempt.commit(begun, job, result)
+    except _Stopped:
+        outcome = AttemptOutcome(status="stopped")
+    except Exception as error:  # a failed attempt must not stop those that run beside it
+        outcome = attempt.failed(error)
+    measured = {"energy": attempt.energy, "usage": attempt.usage}
+    return outcome.model_copy(update={"seconds": time.monotonic() - began, **measured})
+
+
+def reused(request: AttemptRequest, ref: Ref, storage: Storage) -> AttemptOutcome:
+    """The outcome of a request whose artifact is there; nothing of it is fetched."""
+    return AttemptOutcome(
+        status="reused",
+        attempt=ref.attempt,
+        artifact=ref.artifact,
+        provenance=ref.provenance,
+        made_by=ref.run_id,
+        unreported=ref.run_id == request.run_id and storage.has_scratch(request.stage_key),
+    )
+
+
+class _Attempt:
+    """The parts of ``run_attempt``; they share the request and the state of the computation."""
+
+    def __init__(
+        self,
+        request: AttemptRequest,
+        observer: Observer,
+        stop: threading.Event,
+        storage: Storage,
+        launcher: Launcher,
+    ) -> None:
+        self.request = request
+        self.observer = observer
+        self.stop = stop
+        self.storage = storage
+        self.launcher = launcher
+        self.begun: AttemptBegun | None = None
+        self.energy: Energy | None = None
+        self.usage: Usage | None = None
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Hold the stage key; _Stopped if a stop is requested while another process holds it."""
+        told: set[str] = set()
+
+        def tell(holder: str) -> None:
+            if holder not in told:
+                told.add(holder)
+                self.observer.waits(holder)
+
+        key, holder = self.request.stage_key, f"run {self.request.run_id}"
+        with ExitStack() as held:
+            while not self.stop.is_set():
+                turn = self.storage.exclusive(key, holder=holder, on_wait=tell, timeout=_PATIENCE_SECONDS)
+                try:
+                    held.enter_context(turn)
+                except Locked:
+                    continue
+                yield
+                return
+            raise _Stopped
+
+    def reuse(self) -> AttemptOutcome | None:
+        """The stored artifact of the key, with every file verified; a damaged one is reported and not used."""
+        key = self.request.stage_key
+        found = self.storage.lookup(key)
+        for problem in found.damage:
+            self.observer.damaged(problem)
+        ref = found.ref
+        if ref is None:
+            return AttemptOutcome(status="absent") if self.request.only_reuse else None
+        outcome = reused(self.request, ref, self.storage)
+        result = (
+            saved_result(self.storage.scratch_folder(key), ref.attempt)
+            if self.storage.has_scratch(key)
+            else None
+        )
+        return outcome.model_copy(
+            update={
+                "samples": result.samples if result else (),
+                "dropped": self._dropped(ref.artifact),
+            }
+        )
+
+    def begin(self) -> tuple[AttemptBegun, StageJob]:
+        """Begin an attempt: its number, scratch folder, provenance and job."""
+        key = self.request.stage_key
+        number = self.storage.next_attempt(key)
+        scratch = self.storage.scratch_folder(key)
+        keep_environment(self.storage, environment())
+        if getattr(self.request.work, "microbatch_tokens", None) is not None:
+            forget_found(scratch)  # the recipe has the word
+        begun = AttemptBegun(attempt=number, provenance=self._provenance(scratch), scratch=scratch)
+        self.begun = begun
+        self.observer.begun(begun)
+        return begun, self._job(number, scratch)
+
+    @contextmanager
+    def measured(self) -> Iterator[Callable[[], None]]:
+        """Measure what a computation uses, however it ends; what is yielded is called while it runs."""
+        request = self.request
+        is_here = num_nodes(request.work) == 1  # else others compute, whose counters are theirs
+        gpus = request.share.gpus if request.share else available_gpus()
+        energy, usage = (EnergyMeter(gpus), UsageMeter(gpus)) if is_here else (None, None)
+
+        def polled() -> None:
+            self.observer.polled()
+            for meter in (energy, usage):
+                if meter is not None:
+                    meter.poll()
+
+        try:
+            yield polled
+        finally:
+            self.energy = energy.finish() if energy is not None else None
+            self.usage = usage.finish() if usage is not None else None
+
+    def commit(self, begun: AttemptBegun, job: StageJob, result: StageResult) -> AttemptOutcome:
+        """Check the files in ``job.output`` and commit them as the artifact of the stage key."""
+        request = self.request
+        if (content := KINDS[job.work.kind].content) is not None:
+            check_dataset(job.output, content, step=request.step)
+        made_with = self._found_provenance(begun)
+        artifact = self.storage.commit(
+            job.output,
+            stage_key=request.stage_key,
+            attempt=job.attempt,
+            run_id=request.run_id,
+            description=_description(request, result),
+            key_parts=request.key_parts,
+            provenance=made_with,
+        )
+        return AttemptOutcome(
+            status="made",
+            attempt=job.attempt,
+            artifact=artifact,
+            provenance=made_with,
+            made_by=request.run_id,
+            samples=result.samples,
+            dropped=self._dropped(artifact),
+        )
+
+    def failed(self, error: Exception) -> AttemptOutcome:
+        """The outcome of an error; an error of Vantage itself leaves its traceback in the log."""
+        if isinstance(error, StageFailed):
+            failure = error.failure
+        else:
+            failure = explain(error)
+            self._log_traceback(error)
+        if self.begun is None:
+            return AttemptOutcome(status="failed", failure=failure)
+        committed_step, _ = read_committed(self.begun.scratch)
+        return AttemptOutcome(
+            status="failed",
+            attempt=self.begun.attempt,
+            provenance=self._found_provenance(self.begun),
+            committed_step=committed_step,
+            failure=failure,
+        )
+
+    def _job(self, number: int, scratch: Path) -> StageJob:
+        request = self.request
+        return StageJob(
+            run_id=request.run_id,
+            name=request.step,
+            attempt=number,
+            stage_key=request.stage_key,
+            seed=request.seed,
+            work=with_limits(
+                request.work,
+                microbatch_size=request.microbatch_size,
+                microbatch_tokens=request.microbatch_tokens,
+            ),
+            generation=request.generation,
+            chat=request.chat,
+            rewards=request.rewards,
+            inputs={role: self.storage.folder(artifact) for role, artifact in request.inputs.items()},
+            digests={role: artifact.digest for role, artifact in request.inputs.items()},
+            max_dropped=request.max_dropped,
+            source_sha256=request.key_parts["inputs"].get("source"),
+            scratch=scratch,
+            output=self.storage.staging_folder(request.stage_key, number),
+            threads=threads_of(request.share, request.work),
+        )
+
+    def _provenance(self, scratch: Path) -> dict[str, str]:
+        """Provenance of the computation, how it differs from that of the checkpoint that it resumes from, and who computes.
+
+        The identity of code and machine is of the process that computes or starts the processes that do. It is no part of
+        the comparison: a revision or a driver changes often, and the numbers seldom with it.
+        """
+        request = self.request
+        world_size = num_ranks(request.work, request.share)
+        threads = threads_of(request.share, request.work)
+        present = provenance(request.work.kind, threads=threads, world_size=world_size)
+        committed_step, _ = read_committed(scratch)
+        changed = drift(request.made_with, present) if committed_step and request.made_with else []
+        if changed:
+            present["resumed_across"] = "; ".join(changed)
+            before = request.made_with.get("world_size", "1")
+            if before != str(world_size):
+                present["not_bitwise"] = f"begun on {before} processes, continued on {world_size}"
+        for name in ("microbatch_tokens", "microbatch_size"):
+            if reduced := getattr(request, name):
+                asked = getattr(request.work, name) or "any number"
+                present[name] = f"{reduced} in place of {asked}: memory ran out"
+        return {**present, **identity()}
+
+    def _found_provenance(self, begun: AttemptBegun) -> dict[str, str]:
+        """Provenance of the computation with the limits that it found; those that memory ran out under are told already."""
+        found = read_found(begun.scratch)
+        return (
+            begun.provenance if found is None else {"microbatch_tokens": found.described, **begun.provenance}
+        )
+
+    def _dropped(self, artifact: Artifact) -> dict[str, int]:
+        report = self.storage.folder(artifact) / "report.json"
+        if artifact.kind != "dataset" or not report.is_file():
+            return {}
+        reasons: dict[str, int] = json.loads(report.read_text()).get("dropped", {})
+        return reasons
+
+    def _log_traceback(self, error: Exception) -> None:
+        log = self.request.log
+        with suppress(OSError):  # a disk that is full holds up nothing here
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with log.open("a") as file:
+                file.write(without_secrets("".join(traceback.format_exception(error))))
+
+
+def _description(request: AttemptRequest, result: StageResult) -> dict[str, Any]:
+    """Fields of the artifact's description, by kind of work."""
+    row = KINDS[request.work.kind]
+    own: dict[str, Any] = {}
+    if isinstance(request.work, PrepareData | MixData):
+        own["content"] = request.work.content
+    elif row.content is not None:
+        own["content"] = row.content
+    elif row.makes in TOKENIZED:
+        own["tokenizer_digest"] = result.tokenizer_digest
+    if result.base is not None:
+        own |= {"base": result.base, "same_as_base": result.same_as_base}
+    parents = {role: artifact.digest for role, artifact in request.inputs.items()}
+    return {
+        "kind": row.makes,
+        "parents": parents,
+        "metrics": result.metrics,
+        "uncertainty": result.uncertainty,
+        **own,
+    }

@@ -1,0 +1,98 @@
+"""``vantage approve`` and ``vantage reject``: a person's answer to a run that waits for one."""
+
+from typing import Annotated
+
+import typer
+
+from vantage.cli.app import DEFAULT_WORKSPACE, RUN_HELP, AsJson, Place, Verbose, complete_run
+from vantage.cli.output import explained, print_json, workspace_at
+
+RunId = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=complete_run)]
+Subject = Annotated[
+    str,
+    typer.Argument(
+        metavar="STAGE",
+        help="The stage whose gate waits, or publish:NAME for the alias of a registered model.",
+    ),
+]
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept with the run.")]
+By = Annotated[
+    str | None,
+    typer.Option("--by", metavar="NAME", help="Who decides, if it is not the one who is logged in."),
+]
+
+
+def approve(
+    run_id: RunId,
+    subject: Subject,
+    reason: Reason,
+    by: By = None,
+    workspace: Place = DEFAULT_WORKSPACE,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Approve of a gate that did not pass, or of a new alias; `vantage resume` then goes on with the run."""
+    _answer(
+        run_id,
+        subject,
+        approved=True,
+        by=by,
+        reason=reason,
+        workspace=workspace,
+        as_json=as_json,
+        verbose=verbose,
+    )
+
+
+def reject(
+    run_id: RunId,
+    subject: Subject,
+    reason: Reason,
+    by: By = None,
+    workspace: Place = DEFAULT_WORKSPACE,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Reject it: the gate stays closed, or the alias stays where it is."""
+    _answer(
+        run_id,
+        subject,
+        approved=False,
+        by=by,
+        reason=reason,
+        workspace=workspace,
+        as_json=as_json,
+        verbose=verbose,
+    )
+
+
+def _answer(
+    run_id: str,
+    subject: str,
+    *,
+    approved: bool,
+    by: str | None,
+    reason: str,
+    workspace: str,
+    as_json: bool,
+    verbose: bool,
+) -> None:
+    with explained(verbose):
+        from vantage.runs.approving import answer
+        from vantage.runs.own_commands import own_command
+        from vantage.runs.run import is_active
+        from vantage.runs.run_ids import find_run
+
+        place = workspace_at(workspace)
+        run_id = find_run(place, run_id)
+        given, sent = answer(place, run_id, subject, approved=approved, by=by, reason=reason)
+        if as_json:
+            print_json({"run_id": run_id, "in_mlflow": sent, **given.model_dump(mode="json")})
+            return
+        typer.echo(f"{given.question.subject} of run {run_id} is {given}")
+        if is_active(place, run_id):
+            typer.echo("a process executes the run, and takes it up")
+            return
+        if not sent:
+            typer.echo("MLflow does not answer; the next run sends it")
+        typer.echo(f"go on with: {own_command('resume', run_id, '--workspace', place.address)}")

@@ -1,0 +1,214 @@
+"""``vantage data inspect``: what a file of data holds, what is wrong with it, and what a recipe says of it."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vantage.cli.app import AsJson, Verbose
+from vantage.cli.output import explained, print_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from vantage.schemas.recipe.inputs import Content
+    from vantage.schemas.records.inspection import FileInspection, Quantiles, ShownRow
+
+data_app = typer.Typer(no_args_is_help=True, help="Look at files of data.")
+
+MEASURED_ROWS = 500
+"""Usable rows whose tokens are counted."""
+_PIECE = 1200
+"""Characters of a piece of a row that are shown."""
+_NO_RESPONSE: Sequence[str | None] = (None,)
+_WITHOUT_MODEL = {"user": "User", "assistant": "Assistant", "system": "System", "tool": "Tool"}
+
+
+@data_app.command("inspect")
+def inspect(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="JSON, JSON lines, CSV, Parquet or Arrow; texts also packed (.gz, .bz2, .xz, .zst); or hub:ORGANISATION/NAME@COMMIT/FILE.",
+        ),
+    ],
+    content: Annotated[
+        str | None,
+        typer.Option(
+            "--content",
+            metavar="KIND",
+            help="demonstrations, preferences, rankings or prompts; default: found out.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="SOURCE",
+            help="Count in its tokens and show its chat template: a recipe's model.source.",
+        ),
+    ] = None,
+    rows: Annotated[int, typer.Option("--rows", min=0, max=100, help="Rows that are shown.")] = 5,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Show the format of a file, rows with what is trained on in colour, lengths, problems, and its entry in a recipe."""
+    with explained(verbose):
+        from vantage.runs.console import open_console
+        from vantage.tasks.data.inspection import inspect_file
+
+        found, first = inspect_file(file, _content(content))
+        chosen = first[:: max(1, len(first) // rows)][:rows] if rows else []
+        if model is None:
+            found = found.model_copy(update={"shown": tuple(_plain(number, row) for number, row in chosen)})
+        else:
+            found = _with_tokens(found, model, first[:MEASURED_ROWS], chosen)
+        if as_json:
+            print_json(found.model_dump(mode="json"))
+        else:
+            _show(open_console(), file, found)
+
+
+def _content(named: str | None) -> "Content | None":
+    from typing import get_args
+
+    from vantage.schemas.recipe.inputs import Content
+
+    if named is not None and named not in get_args(Content):
+        raise ValueError(f"--content={named} is not one of {', '.join(get_args(Content))}")
+    return named  # type: ignore[return-value]
+
+
+def _with_tokens(
+    found: "FileInspection",
+    model: str,
+    measured: Sequence[tuple[int, Mapping[str, Any]]],
+    chosen: Sequence[tuple[int, Mapping[str, Any]]],
+) -> "FileInspection":
+    """The inspection with lengths and rows in the model's tokens."""
+    from vantage.attempts.launchers.sampling_process import open_model
+    from vantage.schemas.records.inspection import ShownRow
+    from vantage.schemas.records.sampling import OpenModel, RenderRequest, RowToRender
+    from vantage.tasks.data.inspection import quantiles, responses_of
+
+    pairs = [
+        (number, RowToRender(prompt=row["prompt"], messages=_turns(row), response=response))
+        for number, row in measured
+        for response in responses_of(row) or _NO_RESPONSE
+    ]
+    if not pairs:
+        return found
+    with open_model(OpenModel(source=model)) as process:
+        process.opened()
+        rendered = process.render(RenderRequest(rows=tuple(row for _, row in pairs))).rows
+    wanted = {number for number, _ in chosen}
+    shown = [
+        ShownRow(row=number, parts=each.parts, num_tokens=each.prompt_tokens + each.response_tokens)
+        for (number, _), each in zip(pairs, rendered, strict=True)
+        if number in wanted
+    ]
+    has_responses = found.response_characters is not None
+    return found.model_copy(
+        update={
+            "prompt_tokens": quantiles([each.prompt_tokens for each in rendered]),
+            "response_tokens": quantiles([each.response_tokens for each in rendered])
+            if has_responses
+            else None,
+            "shown": tuple(shown),
+        }
+    )
+
+
+def _turns(row: Mapping[str, Any]) -> Any:
+    return None if row["messages"] is None else tuple(row["messages"])
+
+
+def _plain(number: int, row: Mapping[str, Any]) -> "ShownRow":
+    """The row without a model: each turn with its role."""
+    from vantage.schemas.conversations import extras_of
+    from vantage.schemas.records.inspection import ShownRow
+    from vantage.tasks.data.inspection import responses_of
+
+    turns = row["messages"] or [{"role": "user", "content": row["prompt"], "extra": None}]
+    parts: list[tuple[str, bool]] = []
+    for turn in turns:
+        parts += [
+            (f"{_WITHOUT_MODEL[turn['role']]}: ", False),
+            (f"{turn['content']}\n", turn["role"] == "assistant" and extras_of(turn).get("weight") != 0),
+        ]
+    for response in responses_of(row):
+        parts += [("Assistant: ", False), (f"{response}\n", True)]
+    return ShownRow(row=number, parts=tuple(parts))
+
+
+def _show(console: "Console", file: Path, found: "FileInspection") -> None:
+    from rich.text import Text
+
+    from vantage.schemas.safe_text import safe_text
+
+    also = f" (can be read as {' and '.join(found.also)}, too)" if found.also else ""
+    console.print(
+        Text.assemble((str(file), "bold"), f": {found.content}: {found.format}{also}"), soft_wrap=True
+    )
+    for shown in found.shown:
+        tokens = "" if shown.num_tokens is None else f", {shown.num_tokens:,} tokens"
+        console.print(Text(f"\nrow {shown.row}{tokens}", style="dim"))
+        console.print(_coloured(shown), soft_wrap=True, highlight=False)
+    if found.shown:
+        console.print(
+            Text.assemble(
+                "\nGreen is what the assistant says: the tokens that are learnt or judged.", style="dim"
+            )
+        )
+    console.print()
+    for line in _lines(found):
+        console.print(Text(line), soft_wrap=True)
+    for problem in found.first_problems:
+        console.print(Text(f"    {problem}", style="yellow"), soft_wrap=True)
+    for content, why in found.nearly.items():
+        console.print(Text(f"no {content}  {safe_text(why)}", style="yellow"), soft_wrap=True)
+    if found.unread:
+        console.print(Text(f"not read  {', '.join(map(safe_text, found.unread))}"), soft_wrap=True)
+    console.print(Text("\nFor a recipe:", style="bold"))
+    console.print(Text(found.recipe.rstrip()), soft_wrap=True)
+
+
+def _coloured(shown: "ShownRow") -> Any:
+    from rich.text import Text
+
+    from vantage.schemas.safe_text import safe_text
+
+    text = Text()
+    for part, is_learnt in shown.parts:
+        cut = part if len(part) <= _PIECE else f"{part[: _PIECE // 2]} […] {part[-_PIECE // 2 :]}"
+        text.append(safe_text(cut), style="green" if is_learnt else "dim")
+    return text
+
+
+def _lines(found: "FileInspection") -> list[str]:
+    lines = [
+        f"rows      {found.num_rows:,}, of which {found.num_usable:,} can be used; {found.num_prompts:,} different prompts"
+        + (
+            f"; {found.num_conversations:,} with a system message or several turns"
+            if found.num_conversations
+            else ""
+        ),
+        f"prompts   {_lengths(found.prompt_characters, 'characters')}",
+    ]
+    if found.prompt_tokens is not None:
+        lines.append(f"          {_lengths(found.prompt_tokens, 'tokens')} (the first {MEASURED_ROWS} rows)")
+    if found.response_characters is not None:
+        lines.append(f"responses {_lengths(found.response_characters, 'characters')}")
+    if found.response_tokens is not None:
+        lines.append(f"          {_lengths(found.response_tokens, 'tokens')}")
+    scripts = [f"{name} {share:.0%}" for name, share in found.scripts.items() if share >= 0.005]
+    lines.append(f"scripts   {', '.join(scripts) or 'no letters'}")
+    problems = [f"{count:,} x {reason}" for reason, count in found.problems.items()]
+    lines.append(f"problems  {'; '.join(problems) or 'none'}")
+    return lines
+
+
+def _lengths(lengths: "Quantiles", unit: str) -> str:
+    return f"{lengths.least:,} to {lengths.most:,} {unit}, median {lengths.median:,}, 95 % up to {lengths.most_95:,}"

@@ -1,0 +1,61 @@
+"""Which columns of a file are a prompt, a response and so on: recognised as data preparation recognises them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from vantage.schemas.recipe.inputs import Content, Data
+from vantage.schemas.source_files import PLAIN_FORMATS, data_format, data_limit
+from vantage.schemas.steps import CONTENT_COLUMNS
+
+
+@dataclass(frozen=True)
+class FoundColumns:
+    """How a file is read, and what its first rows hold."""
+
+    columns: Mapping[str, str]
+    """Our column → a column of the file, or a template; empty: they are called like ours."""
+    rows: Sequence[Mapping[str, Any]]
+    """The first rows in our columns."""
+    is_all: bool
+    """There are no others."""
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Of judgments: ``first``, ``second``, ``tie`` → the labels that mean it; empty: the usual words."""
+
+
+def find_columns(file: Path, content: Content, *, needs_answers: bool = False) -> FoundColumns:
+    """The format of the file's first rows.
+
+    Args:
+        needs_answers: of prompts: only with a reference answer.
+
+    Raises:
+        ValueError: the file is not one of ours, or of no known format; the message names its columns.
+    """
+    from vantage.tasks.data.formats import SAMPLE_ROWS, recognise
+    from vantage.tasks.data.row_reader import RowReader
+    from vantage.tasks.data.source_rows import Fault, read_rows_of
+
+    ending = data_format(str(file))
+    if ending is None or not file.is_file():
+        raise ValueError(f"{file} is no {', '.join(PLAIN_FORMATS)} file; give one")
+    read = list(islice(read_rows_of(file, ending, data_limit()), SAMPLE_ROWS + 1))
+    first = [row for row in read[:SAMPLE_ROWS] if not isinstance(row, Fault)]
+    if not first:
+        raise ValueError(f"{file} has no row that can be read; look at it, or give another file")
+    found = recognise(first, content, is_text=ending.startswith(".csv"))
+    if found is None or (needs_answers and "answer" not in found.columns):
+        wanted = ", ".join((*CONTENT_COLUMNS[content], *(("answer",) if needs_answers else ())))
+        raise ValueError(
+            f"{file}: none of its columns ({', '.join(sorted(first[0]))}) are known as {wanted} of {content}; write the "
+            "recipe with another file, and map this one in data.*.columns"
+        )
+    data = Data.model_validate(
+        {"source": str(file), "columns": found.columns, "labels": found.labels or None}
+    )
+    reader = RowReader(data, content, first)
+    rows = [row for row in map(reader.read, first) if not isinstance(row, Fault)]
+    is_own = found.is_own and not needs_answers
+    return FoundColumns({} if is_own else found.columns, rows, len(read) <= SAMPLE_ROWS, found.labels)

@@ -1,0 +1,163 @@
+"""``vantage deploy``, ``deployments`` and ``undeploy``: recipes that Prefect starts on a schedule or from its form."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vantage.cli.app import DEFAULT_WORKSPACE, AsJson, Place, Set, Source, Verbose
+from vantage.cli.output import explained, print_json, workspace_at
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.responses import DeploymentResponse
+
+
+def deploy(
+    recipe: Source,
+    overrides: Set = None,
+    workspace: Place = DEFAULT_WORKSPACE,
+    pool: Annotated[
+        str, typer.Option("--pool", help="Work pool of the process that orders the stages; it needs no GPU.")
+    ] = "default",
+    name: Annotated[
+        str | None, typer.Option("--name", help="Of the deployment. Default: the recipe's.")
+    ] = None,
+    cron: Annotated[
+        str | None, typer.Option("--cron", metavar="'0 2 * * *'", help="Start it at these times.")
+    ] = None,
+    interval: Annotated[
+        float | None, typer.Option("--interval", metavar="SECONDS", min=1.0, help="Start it this often.")
+    ] = None,
+    rrule: Annotated[str | None, typer.Option("--rrule", help="Start it by a rule of RFC 5545.")] = None,
+    timezone: Annotated[
+        str | None, typer.Option("--timezone", metavar="Europe/Berlin", help="Of the schedule. Default: UTC.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be registered; register nothing.")
+    ] = False,
+    write: Annotated[
+        Path | None,
+        typer.Option(
+            "--write", metavar="prefect.yaml", help="Write it for `prefect deploy` in place of that."
+        ),
+    ] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Register a recipe as a deployment in Prefect; again: update it."""
+    with explained(verbose):
+        _quiet(verbose)
+        from vantage.flows.pools.pipelines import as_prefect_yaml, pipeline_of, register
+
+        pipeline = pipeline_of(
+            recipe,
+            overrides or [],
+            workspace=workspace_at(workspace).address,
+            pool=pool,
+            name=name,
+            cron=cron,
+            interval=interval,
+            rrule=rrule,
+            timezone=timezone,
+        )
+        for warning in pipeline.warnings:
+            typer.echo(f"vantage: warning: {warning}", err=True)
+        if write is not None:
+            write.write_text(as_prefect_yaml(pipeline), encoding="utf-8")
+            typer.echo(f"wrote {write}; `prefect deploy --name {pipeline.name}` registers it")
+        elif dry_run:
+            typer.echo(as_prefect_yaml(pipeline), nl=False)
+        else:
+            with _client() as client:
+                register(client, pipeline)
+            typer.echo(f"deployed {pipeline.name}, version {pipeline.version}, on pool {pool}")
+            typer.echo(f"  started by {_schedule(pipeline.schedule)}, by Prefect's form, or by")
+            typer.echo(f"  prefect deployment run 'vantage/{pipeline.name}'")
+
+
+def deployments(as_json: AsJson = False, verbose: Verbose = False) -> None:
+    """List the deployed recipes."""
+    with explained(verbose):
+        _quiet(verbose)
+        from vantage.flows.pools.pipelines import registered
+        from vantage.runs.console import open_console, show_table
+
+        with _client() as client:
+            found = [_described(each) for each in registered(client)]
+        if as_json:
+            print_json(found)
+        elif not found:
+            typer.echo("no recipe is deployed; `vantage deploy RECIPE` deploys one")
+        else:
+            show_table(open_console(), found)
+
+
+def undeploy(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A deployment, as `vantage deployments` lists it.")
+    ],
+    verbose: Verbose = False,
+) -> None:
+    """Remove a deployment from Prefect, with its schedule; its runs and artifacts stay."""
+    with explained(verbose):
+        _quiet(verbose)
+        from vantage.flows.pools.pipelines import remove
+
+        with _client() as client:
+            remove(client, name)
+        typer.echo(f"removed {name}")
+
+
+def _quiet(verbose: bool) -> None:
+    from vantage.flows.execution import QUIET, SETTINGS
+
+    for variable, value in (SETTINGS if verbose else {**SETTINGS, **QUIET}).items():
+        os.environ.setdefault(variable, value)
+
+
+@contextmanager
+def _client() -> Iterator["SyncPrefectClient"]:
+    """A client of the configured Prefect server, which answers.
+
+    Raises:
+        ValueError: none is configured.
+        ConnectionError: it does not answer.
+    """
+    from vantage.flows.prefect_server.server import configured_url
+
+    url = configured_url()
+    if url is None:
+        raise ValueError(
+            "deployments are kept by a Prefect server; set PREFECT_API_URL (`make servers` starts one)"
+        )
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        if (refusal := client.api_healthcheck()) is not None:
+            raise ConnectionError(f"PREFECT_API_URL={url} does not answer ({refusal}); start that server")
+        yield client
+
+
+def _described(deployment: "DeploymentResponse") -> dict[str, Any]:
+    schedules = [_schedule(each.schedule) for each in deployment.schedules if each.active]
+    return {
+        "name": deployment.name,
+        "version": deployment.version,
+        "pool": deployment.work_pool_name,
+        "started by": ", ".join(schedules) or "hand",
+        "workspace": deployment.parameters.get("workspace"),
+    }
+
+
+def _schedule(schedule: Any) -> str:
+    """A schedule in a few words."""
+    if schedule is None:
+        return "hand"
+    zone = f" ({schedule.timezone})" if getattr(schedule, "timezone", None) else ""
+    for field in ("cron", "rrule"):
+        if hasattr(schedule, field):
+            return f"{field} {getattr(schedule, field)}{zone}"
+    return f"interval {schedule.interval.total_seconds():g} s{zone}"

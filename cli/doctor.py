@@ -1,0 +1,23 @@
+"""``vantage doctor``: whether this machine can run recipes."""
+
+from dataclasses import asdict
+
+import typer
+
+from vantage.attempts.exit_codes import ExitCode
+from vantage.cli.app import DEFAULT_WORKSPACE, AsJson, Place
+from vantage.cli.output import print_json, workspace_at
+
+
+def doctor(workspace: Place = DEFAULT_WORKSPACE, as_json: AsJson = False) -> None:
+    """Check that this machine can run recipes: versions, disk, servers, processes, accelerators."""
+    from vantage.runs.console import open_console, show_findings
+    from vantage.runs.findings import run_checks
+
+    findings = list(run_checks(workspace_at(workspace)))
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        show_findings(open_console(), findings)
+    if any(finding.verdict == "broken" for finding in findings):
+        raise typer.Exit(ExitCode.UNAVAILABLE)

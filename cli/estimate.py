@@ -1,0 +1,120 @@
+"""``vantage estimate``: memory, time and cost of each stage, before anything runs."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vantage.cli.app import AsJson, Set, Source, Verbose
+from vantage.cli.output import explained, print_json
+
+if TYPE_CHECKING:
+    from vantage.estimates.recipe_estimate import RecipeEstimate
+
+GIGA, MEGA = 1e9, 1e6
+MINUTE, HOUR = 60.0, 3600.0
+
+Gpu = Annotated[
+    str,
+    typer.Option(
+        "--gpu", metavar="NAME", help="h100, h200, a100, l40s, 4090; cpu: this machine's, measured."
+    ),
+]
+Gpus = Annotated[
+    int | None, typer.Option("--gpus", min=1, help="GPUs of each node; default: the stage's resources.")
+]
+Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes; default: the stage's resources.")]
+Price = Annotated[float | None, typer.Option("--price", min=0.0, help="Of one GPU for one hour.")]
+
+
+def estimate(
+    recipe: Source,
+    overrides: Set = None,
+    gpu: Gpu = "cpu",
+    gpus: Gpus = None,
+    nodes: Nodes = None,
+    price: Price = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Estimate memory, time and cost of each stage, and the fewest GPUs that it fits in. Runs nothing."""
+    with explained(verbose):
+        from vantage.estimates.recipe_estimate import estimate_recipe
+        from vantage.schemas.loading.recipe_file import load_recipe
+
+        found = estimate_recipe(
+            load_recipe(recipe, overrides or [], needs_files=False),
+            gpu=gpu,
+            gpus=gpus,
+            nodes=nodes,
+            price=price,
+        )
+        if as_json:
+            print_json(found.as_json())
+        else:
+            _show(found)
+
+
+def _show(found: "RecipeEstimate") -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from vantage.estimates.layouts import RESERVE
+    from vantage.runs.console import open_console
+
+    console = open_console()
+    console.print(
+        f"{found.recipe} · {found.shape.weights:,} weights · {found.device.name} ({found.device.source})",
+        markup=False,
+    )
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    names = ("weights", "optimizer", "gradients", "activations", "sampling", "peak")
+    for column in ("stage", "on", *names, "time", *(["cost"] if found.price is not None else []), "fits in"):
+        table.add_column(column, justify="left" if column in ("stage", "on", "fits in") else "right")
+    for stage in found.stages:
+        memory = stage.memory
+        sizes = (
+            memory.weights,
+            memory.optimizer,
+            memory.gradients,
+            memory.activations,
+            memory.kv_cache,
+            memory.peak,
+        )
+        cost = [f"{found.price * stage.gpu_hours:,.2f}"] if found.price is not None else []
+        table.add_row(
+            stage.name,
+            f"{stage.layout}{'' if stage.fits else ': too small'}",
+            *map(_size, sizes),
+            _duration(stage.seconds),
+            *cost,
+            _smallest(stage.smallest, stage.workload.recipe_at_once),
+        )
+    console.print(table)
+    seconds = sum(stage.seconds for stage in found.stages)
+    total = "" if found.price is None else f", {found.price * sum(s.gpu_hours for s in found.stages):,.2f}"
+    lines = [
+        f"one stage after the other: {_duration(seconds)}{total}; {RESERVE:.0%} of the memory is left free"
+    ]
+    basis = dict.fromkeys(line for stage in found.stages for line in stage.workload.basis)
+    for line in (*lines, *filter(None, [found.shape.note]), found.response_basis, *basis):
+        console.print(f"  {line}", markup=False)
+
+
+def _smallest(smallest: "tuple[object, int] | None", at_once: int) -> str:
+    if smallest is None:
+        return "nothing"
+    layout, size = smallest
+    return str(layout) if size >= at_once else f"{layout}, {size} at once"
+
+
+def _size(value: float) -> str:
+    """Three digits, in MB or GB."""
+    if not value:
+        return ""
+    return f"{value / GIGA:,.1f} GB" if value >= GIGA else f"{value / MEGA:,.0f} MB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= HOUR:
+        return f"{seconds / HOUR:,.1f} h"
+    return f"{seconds / MINUTE:.1f} min" if seconds >= MINUTE else f"{seconds:.1f} s"

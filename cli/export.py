@@ -1,0 +1,118 @@
+"""``vantage export``: a model of a run, or one that MLflow has, as a plain Hugging Face folder."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vantage.cli.app import DEFAULT_WORKSPACE, AsJson, Place, Verbose, complete_run
+from vantage.cli.output import explained, print_json, workspace_at
+
+if TYPE_CHECKING:
+    from vantage.ledger.entries import RunEntry
+    from vantage.runs.named_models import Origin
+    from vantage.runs.workspace import Workspace
+    from vantage.storage.storage import Storage
+
+
+def export(
+    named: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN[/STAGE]|MODEL",
+            help="A run (its published policy, else its last), a stage of it (or model, models.NAME of its recipe), or a "
+            "registered model of MLflow: NAME, "
+            "NAME@ALIAS, NAME/VERSION.",
+            autocompletion=complete_run,
+        ),
+    ],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new or an empty folder.")],
+    workspace: Place = DEFAULT_WORKSPACE,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write a policy or a reward model as a Hugging Face folder, which other programs load and serve."""
+    with explained(verbose):
+        from vantage.attempts.launchers.sampling_process import open_model
+        from vantage.review.exports.exporting import check_adapters, check_target
+        from vantage.review.exports.exporting import export as export_model
+        from vantage.runs.named_models import open_named_model
+        from vantage.runs.workspace import RunError
+        from vantage.schemas.records.sampling import OpenModel
+        from vantage.signing.statements import is_about
+        from vantage.storage.signatures import read_signatures
+
+        target = folder.expanduser()
+        check_target(target)
+        place = workspace_at(workspace)
+        with open_named_model(place, named, kinds=("policy", "reward_model")) as model:
+            if model.origin is None:
+                raise RunError(f"{named} was made by no run, and is not exported; copy the folder")
+            with ExitStack() as stack:
+                opened = merged = None
+                if model.kind == "policy" or model.base is not None:
+                    opening = OpenModel(
+                        folder=model.folder, base=model.base, generation=model.generation, chat=model.chat
+                    )
+                    process = stack.enter_context(open_model(opening))
+                    described = process.opened()
+                    opened = described if model.kind == "policy" else None
+                if model.base is not None:
+                    check_adapters(model)
+                    merged = Path(stack.enter_context(TemporaryDirectory(prefix="vantage-merge-"))) / "model"
+                    process.merge(merged)
+                storage = place.existing_storage
+                stored = [] if storage is None else read_signatures(storage, model.origin.stage_key)
+                signatures = [each for each in stored if is_about(each.statement, model.origin.digest)]
+                entry = None if storage is None else _entry_of(place, model.origin, storage)
+                told = export_model(model, opened, target, merged=merged, signatures=signatures, entry=entry)
+        if as_json:
+            print_json(told | {"folder": str(target)})
+            return
+        print(f"{model.label} → {target}")
+        compared = "compared with the store" if merged is None else "of adapters merged into their model"
+        print(f"digest {told['digest'][:12]}, {len(told['files'])} files {compared}")
+        for folders in told.get("signatures", {}).values():
+            _print_check(target, folders[0])
+        if opened is not None:
+            _print_use(target, uses_chat=opened.uses_chat)
+
+
+def _entry_of(place: "Workspace", origin: "Origin", storage: "Storage") -> "RunEntry | None":
+    """The run that made the model, if it is in this workspace and has made it."""
+    from vantage.runs.recorded_entry import recorded_entry
+    from vantage.runs.run import read_run
+    from vantage.runs.workspace import RunError
+
+    try:
+        entry = recorded_entry(read_run(place, origin.run_id), storage)
+    except RunError:
+        return None
+    stage = entry.stages.get(origin.stage)
+    known = stage is not None and stage.artifact is not None and stage.artifact.stage_key == origin.stage_key
+    return entry if known else None
+
+
+def _print_check(folder: Path, signed: str) -> None:
+    import shlex
+
+    statement = shlex.quote(str(folder / signed / "statement.json"))
+    signature = shlex.quote(str(folder / signed / "signature.sigstore.json"))
+    print(f"signed:     model_signing verify key {statement} --signature {signature} --public_key KEY.pub")
+
+
+def _print_use(folder: Path, *, uses_chat: bool) -> None:
+    import shlex
+
+    place = shlex.quote(str(folder))
+    how = (
+        "chat/completions"
+        if uses_chat
+        else "completions (plain prompts: it was trained without a chat template)"
+    )
+    print(f"serve it:   transformers serve {place}")
+    print(f"            vllm serve {place}")
+    print(f"            mlflow models serve -m {place} --env-manager local")
+    print(f"ask it:     /v1/{how}; {folder / 'README.md'} has the commands")

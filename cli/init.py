@@ -1,0 +1,455 @@
+"""``vantage init``: a commented recipe for a user's own model, files and hardware, from questions or flags."""
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vantage.cli.app import Verbose
+from vantage.cli.output import explained
+
+if TYPE_CHECKING:
+    from vantage.cli.data_columns import FoundColumns
+    from vantage.cli.recipe_draft import Draft, Reward
+    from vantage.schemas.recipe.inputs import Content
+
+FILE_NAME = "recipe.yaml"
+VERIFIER_NAME = "verifier.py"
+TINY = "builtin:tiny"
+BUILTIN = "builtin:arithmetic/{}"
+FEW_ROWS = 1000
+"""A file with fewer rows holds out a tenth of them in place of a twentieth."""
+ONE_GPU_BYTES = 60e9
+BYTES_PER_WEIGHT = 16
+"""Of weights, gradients and AdamW's moments in float32."""
+MARK = "####"
+"""GSM8K's mark before the final number."""
+
+MARKED_VERIFIER = '''\
+"""A response is right if it ends with the answer's number after ####."""
+
+
+def verify(prompt: str, response: str, answer: str | None) -> bool:
+    """Compare what stands after the last #### of both, without commas and spaces."""
+    return answer is not None and "####" in response and _final(response) == _final(answer)
+
+
+def _final(text: str) -> str:
+    return text.rpartition("####")[2].replace(",", "").strip()
+'''
+
+Target = Annotated[
+    Path, typer.Argument(metavar="[FILE|FOLDER]", help=f"Where the recipe goes; in a folder: {FILE_NAME}.")
+]
+ModelFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="SOURCE",
+        help="A Hugging Face folder, gguf:FILE, package:NAME or hub:org/name@revision.",
+    ),
+]
+Demonstrations = Annotated[
+    str | None, typer.Option("--demonstrations", metavar="FILE", help="Prompts with responses, for SFT.")
+]
+Preferences = Annotated[
+    str | None,
+    typer.Option("--preferences", metavar="FILE", help="Prompts with a chosen and a rejected response."),
+]
+PromptsFlag = Annotated[
+    str | None,
+    typer.Option("--prompts", metavar="FILE", help="Prompts, with reference answers if a verifier judges."),
+]
+RewardFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--reward",
+        metavar="KIND",
+        help="model: a reward model and PPO; verifier: a rule and GRPO; none: DPO, or SFT alone.",
+    ),
+]
+VerifierFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--verifier", metavar="FILE.py", help="A function verify(prompt, response, answer); else exact match."
+    ),
+]
+LoraFlag = Annotated[
+    bool | None,
+    typer.Option("--lora/--no-lora", help="Train adapters (LoRA) in place of all weights; default: no."),
+]
+GpusFlag = Annotated[
+    int | None, typer.Option("--gpus", min=0, help="GPUs for each stage; default: this machine's.")
+]
+Name = Annotated[
+    str | None, typer.Option("--name", help="The recipe's name; default: its file's or folder's.")
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: flags and defaults.")]
+Force = Annotated[bool, typer.Option("--force", help="Write over an existing file.")]
+
+
+@dataclass(frozen=True)
+class Given:
+    """Flags and answers; None: nothing was said."""
+
+    model: str | None
+    demonstrations: str | None
+    preferences: str | None
+    prompts: str | None
+    reward: str | None
+    verifier: str | None
+    lora: bool | None
+    gpus: int | None
+
+
+def init(
+    target: Target = Path(FILE_NAME),
+    model: ModelFlag = None,
+    demonstrations: Demonstrations = None,
+    preferences: Preferences = None,
+    prompts: PromptsFlag = None,
+    reward: RewardFlag = None,
+    verifier: VerifierFlag = None,
+    lora: LoraFlag = None,
+    gpus: GpusFlag = None,
+    name: Name = None,
+    yes: Yes = False,
+    force: Force = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write a recipe for your model, files and hardware; asks for what no flag says."""
+    with explained(verbose):
+        file = _file_of(target)
+        if file.exists() and not force:
+            raise ValueError(f"{file} exists and is not written over; name another file, or add --force")
+        given = Given(model, demonstrations, preferences, prompts, reward, verifier, lora, gpus)
+        if not yes and _is_terminal():
+            given = _ask(given)
+        draft, own_verifier = _draft(given, file, name)
+        _write(draft, file, own_verifier=own_verifier, force=force)
+        _say(draft, file, own_verifier=own_verifier)
+
+
+def _file_of(target: Path) -> Path:
+    target = target.expanduser()
+    is_folder = target.is_dir() or target.suffix not in (".yaml", ".yml")
+    return target / FILE_NAME if is_folder else target
+
+
+# Questions
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()
+
+
+def _ask(given: Given) -> Given:
+    """Fill in what no flag said."""
+    print("A file's path, or nothing where there is none. Ctrl-C ends without a recipe.")
+    model = given.model or _answer(
+        "Model (folder, gguf:FILE, package:NAME, hub:org/name@revision)", TINY, _check_model
+    )
+    demonstrations = given.demonstrations or _file("Demonstrations: prompts with responses", "demonstrations")
+    preferences = given.preferences or _file("Preferences: a chosen and a rejected response", "preferences")
+    guess = "model" if preferences or not demonstrations else "none"
+    reward = given.reward or _answer("Reward (model, verifier, none)", guess, _check_reward)
+    prompts, verifier = given.prompts, given.verifier
+    if reward == "verifier":
+        prompts = prompts or _file("Prompts with reference answers", "prompts", needs_answers=True)
+        verifier = verifier or _answer("Verifier (a .py file, or nothing: exact match)", "", _check_verifier)
+    lora = given.lora
+    if lora is None:
+        lora = _answer("Adapters (LoRA) in place of all weights (y, n)", "n", _check_yes) in ("y", "yes")
+    gpus = given.gpus
+    if gpus is None:
+        gpus = int(_answer("GPUs for each stage", str(_gpus_here()), _check_count))
+    files = (demonstrations or None, preferences or None, prompts or None)
+    return Given(model, *files, reward, verifier or None, lora, gpus)
+
+
+def _answer(question: str, default: str, check: Callable[[str], None]) -> str:
+    """Ask until the answer is one that can be used."""
+    while True:
+        answer = str(typer.prompt(question, default=default, show_default=bool(default))).strip()
+        try:
+            check(answer)
+        except ValueError as error:
+            print(f"  {error}")
+        else:
+            return answer
+
+
+def _is_builtin(source: str) -> bool:
+    from vantage.schemas.recipe.sources import Builtin, file_source
+
+    return isinstance(file_source(source), Builtin)
+
+
+def _file(question: str, content: "Content", *, needs_answers: bool = False) -> str:
+    def check(answer: str) -> None:
+        if answer and not _is_builtin(answer):
+            found = _read(answer, content, needs_answers=needs_answers)
+            mapped = ", ".join(f"{ours} = {theirs!r}" for ours, theirs in found.columns.items())
+            print(f"  {mapped or 'its columns are called like ours'}")
+
+    return _answer(f"{question} (.json, .jsonl, .csv, .parquet)", "", check)
+
+
+def _check_model(answer: str) -> None:
+    from vantage.models.source_digest import parse_source
+
+    parse_source(answer)
+
+
+def _check_reward(answer: str) -> None:
+    if answer not in ("model", "verifier", "none"):
+        raise ValueError(f"--reward={answer} is none of model, verifier, none")
+
+
+def _check_verifier(answer: str) -> None:
+    if answer and not (answer.endswith(".py") and Path(answer).expanduser().is_file()):
+        raise ValueError(
+            f"--verifier={answer} is no file of Python; give one, or leave it out for exact match"
+        )
+
+
+def _check_yes(answer: str) -> None:
+    if answer not in ("y", "yes", "n", "no"):
+        raise ValueError(f"{answer!r} is neither y nor n")
+
+
+def _check_count(answer: str) -> None:
+    if not answer.isdecimal():
+        raise ValueError(f"{answer!r} is no number; 0 is the CPU")
+
+
+# From what was given to a draft
+
+
+def _draft(given: Given, file: Path, name: str | None) -> "tuple[Draft, bool]":
+    """The recipe, and whether a verifier is written beside it."""
+    from vantage.cli.recipe_draft import DataDraft, Draft
+    from vantage.schemas.recipe.inputs import EXACT_MATCH
+
+    has_files = any((given.demonstrations, given.preferences, given.prompts))
+    reward = _reward_of(given)
+    _check_model(given.model or TINY)
+    _check_verifier(given.verifier or "")
+    sources: dict[Content, str | None] = {
+        "demonstrations": given.demonstrations,
+        "preferences": given.preferences,
+        "prompts": given.prompts,
+    }
+    if not has_files:
+        wanted = (
+            "demonstrations",
+            *(("preferences",) if reward == "model" else ()),
+            *(("prompts",) if reward != "none" else ()),
+        )
+        sources = {content: BUILTIN.format(content) for content in sources if content in wanted}
+    _check_there_is_enough(sources, reward)
+    if reward == "model" and not sources.get("prompts") and not sources.get("demonstrations"):
+        sources["prompts"] = sources["preferences"]
+    if reward == "none":
+        sources.pop("prompts", None)
+    data: dict[str, DataDraft] = {}
+    found = {}
+    for content, source in sources.items():
+        if source is None or (reward == "verifier" and content == "preferences"):
+            continue
+        if _is_builtin(source):
+            data[content] = DataDraft(source, content)
+            continue
+        needs_answers = reward == "verifier" and content == "prompts" and given.verifier is None
+        found[content] = _read(source, content, needs_answers=needs_answers)
+        few = found[content].is_all and len(found[content].rows) < FEW_ROWS
+        data[content] = DataDraft(
+            _from_recipe(source, file),
+            content,
+            found[content].columns,
+            found[content].labels,
+            held_out=0.1 if few else 0.05,
+        )
+    shares = {each.held_out for each in data.values()}
+    if len(shares) > 1:  # one pair of shares for a recipe
+        data = {key: replace(each, held_out=max(shares)) for key, each in data.items()}
+    own_verifier = (
+        reward == "verifier"
+        and given.verifier is None
+        and "prompts" in found
+        and _is_marked(found["prompts"])
+    )
+    verifier = _verifier_of(given, file, own=own_verifier, is_builtin=not has_files) or EXACT_MATCH
+    prompt_tokens, response_tokens = _lengths(given.model or TINY, list(found.values()), has_files=has_files)
+    gpus = _gpus_here() if given.gpus is None else given.gpus
+    model = given.model or TINY
+    return (
+        Draft(
+            name=_name_of(name, file),
+            model=model if ":" in model else _from_recipe(model, file),
+            reward=reward,
+            data=data,
+            verifier=verifier,
+            max_prompt_tokens=prompt_tokens,
+            max_response_tokens=response_tokens,
+            has_lora=bool(given.lora),
+            gpus=gpus,
+            is_sharded=gpus > 1
+            and not given.lora
+            and (_num_weights(model) or 0) * BYTES_PER_WEIGHT > ONE_GPU_BYTES,
+        ),
+        own_verifier,
+    )
+
+
+def _reward_of(given: Given) -> "Reward":
+    if given.reward is not None:
+        _check_reward(given.reward)
+        return given.reward  # type: ignore[return-value]  # checked
+    if given.verifier is not None or (given.prompts and not given.preferences):
+        return "verifier"
+    return "model" if given.preferences or not given.demonstrations else "none"
+
+
+def _check_there_is_enough(sources: "dict[Content, str | None]", reward: "Reward") -> None:
+    if reward == "model" and not sources.get("preferences"):
+        raise ValueError(
+            "--reward=model learns from preferences; add --preferences FILE, or take --reward none"
+        )
+    if reward == "verifier" and not sources.get("prompts"):
+        raise ValueError(
+            "--reward=verifier needs prompts to sample; add --prompts FILE, with reference answers"
+        )
+    if reward == "none" and not (sources.get("preferences") or sources.get("demonstrations")):
+        raise ValueError(
+            "--reward=none learns from files; add --preferences FILE (DPO) or --demonstrations FILE (SFT)"
+        )
+
+
+def _read(source: str, content: "Content", *, needs_answers: bool = False) -> "FoundColumns":
+    from vantage.cli.data_columns import find_columns
+
+    return find_columns(Path(source).expanduser(), content, needs_answers=needs_answers)
+
+
+def _is_marked(found: "FoundColumns") -> bool:
+    return all(MARK in str(row["answer"]) for row in found.rows)
+
+
+def _verifier_of(given: Given, file: Path, *, own: bool, is_builtin: bool) -> str | None:
+    if given.verifier is not None:
+        return _from_recipe(given.verifier, file)
+    if own:
+        return VERIFIER_NAME
+    return "arithmetic" if is_builtin else None
+
+
+def _from_recipe(path: str, file: Path) -> str:
+    """A path as the recipe says it: from its folder on if it is inside, else absolute."""
+    found, folder = Path(path).expanduser().resolve(), file.parent.resolve()
+    return str(found.relative_to(folder)) if found.is_relative_to(folder) else str(found)
+
+
+def _lengths(model: str, found: "list[FoundColumns]", *, has_files: bool) -> tuple[int, int]:
+    """Tokens that nearly all prompts and responses have room in, and that the model has positions for."""
+    if not has_files:
+        return 48, 72
+    vocabulary, positions = _shape_of(model)
+    bytes_per_token = 3 if vocabulary is None or vocabulary > 5000 else 1  # few tokens are short tokens
+    prompts = [row["prompt"] or "" for each in found for row in each.rows]
+    others = ("response", "chosen", "rejected")
+    responses = [row[name] or "" for each in found for row in each.rows for name in others if name in row]
+    prompt = _room(prompts, bytes_per_token)
+    response = max(_room(responses, bytes_per_token), 64) if responses else 256
+    if positions is not None and prompt + response > positions:
+        prompt = min(prompt, positions // 2)
+        response = min(response, positions - prompt)
+    return prompt, response
+
+
+def _room(texts: list[str], bytes_per_token: int) -> int:
+    """Tokens of the 99th percentile, up to the next 32; of 32 to 1,024, with room for a chat template."""
+    lengths = sorted(len(text.encode()) for text in texts)
+    longest = lengths[int(0.99 * (len(lengths) - 1))] // bytes_per_token + 16
+    return min(1024, max(32, -(-longest // 32) * 32))
+
+
+def _shape_of(model: str) -> tuple[int | None, int | None]:
+    """Size of the vocabulary and number of positions; None where the configuration does not say."""
+    from vantage.models.model_config import UnreadableConfig, read_config
+
+    try:
+        fields = read_config(model).fields
+    except UnreadableConfig:
+        return None, None
+    positions = fields.get("max_position_embeddings") or fields.get("n_positions")
+    return fields.get("vocab_size"), positions
+
+
+def _num_weights(model: str) -> int | None:
+    from vantage.models.model_config import UnreadableConfig, read_config
+
+    try:
+        return read_config(model).num_weights
+    except UnreadableConfig:
+        return None
+
+
+def _gpus_here() -> int:
+    from vantage.attempts.machine import available_gpus
+
+    return len(available_gpus())
+
+
+def _name_of(name: str | None, file: Path) -> str:
+    if name is not None:
+        return name
+    stem = file.stem if file.name != FILE_NAME else file.resolve().parent.name
+    return re.sub(r"[^a-z0-9_-]+", "-", stem.lower()).lstrip("-_0123456789")[:63] or "recipe"
+
+
+# The file
+
+
+def _write(draft: "Draft", file: Path, *, own_verifier: bool, force: bool) -> None:
+    """Write the recipe, once it has been loaded as ``vantage plan`` loads it."""
+    from vantage.cli.recipe_draft import recipe_text
+    from vantage.schemas.loading.recipe_file import parse_recipe
+    from vantage.storage.durable_files import make_folder, replace_file
+
+    text = recipe_text(draft, file=os.path.relpath(file))
+    make_folder(file.parent)
+    if own_verifier:
+        beside = file.with_name(VERIFIER_NAME)
+        if beside.exists() and beside.read_text(encoding="utf-8") != MARKED_VERIFIER and not force:
+            raise ValueError(
+                f"{beside} exists and is not written over; take it with --verifier {beside}, or add --force"
+            )
+        replace_file(beside, MARKED_VERIFIER.encode())
+    parse_recipe(text, name=str(file), folder=file.parent.resolve())
+    replace_file(file, text.encode())
+
+
+def _say(draft: "Draft", file: Path, *, own_verifier: bool) -> None:
+    import shlex
+
+    from vantage.runs.own_commands import program
+
+    stages = {"model": "reward model, value pretraining, PPO", "verifier": "GRPO", "none": "DPO"}[
+        draft.reward
+    ]
+    parts = ["SFT"] if draft.start == "sft" else []
+    parts += [stages] if draft.last != "sft" else []
+    print(f"{file}: {', '.join([*parts, *(['evaluation'] if draft.reward != 'none' else [])])}")
+    for name, data in draft.data.items():
+        mapped = ", ".join(f"{ours} = {theirs!r}" for ours, theirs in data.columns.items())
+        print(f"  data.{name}: {data.source}{f'; {mapped}' if mapped else ''}")
+    if own_verifier:
+        print(f"  {file.with_name(VERIFIER_NAME)}: compares what stands after {MARK}")
+    command, place = program("vantage"), shlex.quote(str(file))
+    print(f"next:  {command} plan {place}\n       {command} run {place}")

@@ -1,0 +1,77 @@
+"""The command line, with one file a command."""
+
+import sys
+
+from vantage.attempts.garbage import collect_rarely
+from vantage.attempts.launchers.safe_stream import SafeStream
+from vantage.cli.app import app
+from vantage.cli.approve import approve, reject
+from vantage.cli.audit import audit
+from vantage.cli.cancel import cancel
+from vantage.cli.critic import critic
+from vantage.cli.data import data_app
+from vantage.cli.deploy import deploy, deployments, undeploy
+from vantage.cli.diff import diff
+from vantage.cli.doctor import doctor
+from vantage.cli.estimate import estimate
+from vantage.cli.export import export
+from vantage.cli.gc import gc
+from vantage.cli.init import init
+from vantage.cli.keys import keys_app
+from vantage.cli.logs import logs
+from vantage.cli.plan import plan
+from vantage.cli.publish import publish, rollback
+from vantage.cli.report import report
+from vantage.cli.resume import resume
+from vantage.cli.run import run
+from vantage.cli.sample import sample
+from vantage.cli.sbom import sbom
+from vantage.cli.schema import schema
+from vantage.cli.sign import sign
+from vantage.cli.status import status
+from vantage.cli.sweep import sweep
+from vantage.cli.worker import worker
+
+for command in (
+    init,
+    run,
+    plan,
+    estimate,
+    resume,
+    approve,
+    reject,
+    publish,
+    rollback,
+    sweep,
+    status,
+    report,
+    diff,
+    critic,
+    sample,
+    export,
+    sbom,
+    sign,
+    audit,
+    logs,
+    cancel,
+    gc,
+    deploy,
+    deployments,
+    undeploy,
+    worker,
+    schema,
+    doctor,
+):
+    app.command()(command)
+app.add_typer(data_app, name="data")
+app.add_typer(keys_app, name="keys")
+
+
+def main() -> None:
+    """The console script."""
+    collect_rarely()
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 must not stop a run
+    sys.stderr = SafeStream(sys.stderr)  # messages contain texts of users and servers
+    app()

@@ -1,0 +1,114 @@
+"""Output of all commands: errors as one sentence, warnings, JSON."""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from vantage.attempts.exit_codes import ExitCode
+from vantage.attempts.launchers.disk_faults import is_bucket_fault, is_disk_fault
+from vantage.schemas.safe_text import safe_text, without_secrets
+
+if TYPE_CHECKING:
+    from vantage.runs.workspace import Workspace
+
+
+@contextmanager
+def explained(verbose: bool) -> Iterator[None]:
+    """Print errors as one sentence and exit with their code; the traceback only with ``-v``."""
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except KeyboardInterrupt:
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+    except Exception as error:  # the end of the command: every error becomes a sentence and a code
+        if verbose:
+            traceback.print_exc()
+        code = _code_of(error)
+        if code == ExitCode.UNAVAILABLE:
+            # Prefect's loggers also print errors, and leave their last line without its end.
+            print(file=sys.stderr)
+        print(f"vantage: {_message(error, code)}", file=sys.stderr)
+        if code == ExitCode.UNAVAILABLE:
+            # Prefect's own threads would try for minutes to reach a dead server.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        raise typer.Exit(code) from None
+
+
+def warn(messages: Iterable[str], *, skip: str | None = None) -> None:
+    """Print warnings on standard error, except those about run ``skip``, whose own error reports them."""
+    for message in messages:
+        if skip is None or f"/{skip}/" not in message:
+            print(f"vantage: warning: {message}", file=sys.stderr)
+
+
+def _message(error: Exception, code: int) -> str:
+    """The message of an error for the user."""
+    if is_bucket_fault(error) and code == ExitCode.STORAGE:
+        said = without_secrets((str(error).splitlines() or [""])[0])
+        return (
+            f"the bucket cannot be used: {said}; look at the bucket's address, its login and the network, and run "
+            "the same command again"
+        )
+    if _is_unanswered(error):
+        url = os.environ.get("PREFECT_API_URL")
+        where = "the Prefect server" if url is None else f"PREFECT_API_URL={without_secrets(url)}"
+        return f"{where} does not answer ({error}); start that server, or correct the address"
+    if code != ExitCode.INTERNAL:
+        return str(error)
+    return f"{type(error).__name__}: {error} (this should not happen; -v shows the traceback)"
+
+
+def _code_of(error: Exception) -> ExitCode:
+    """The exit code of an error that no stage reported."""
+    if is_disk_fault(error):
+        return ExitCode.STORAGE
+    if isinstance(
+        error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError | ValueError
+    ):
+        return ExitCode.BAD_INPUT
+    if is_bucket_fault(error):
+        return ExitCode.STORAGE
+    if isinstance(error, ConnectionError | TimeoutError) or type(error).__name__ == "ServerUnavailable":
+        return ExitCode.UNAVAILABLE
+    if _is_unanswered(error):
+        return ExitCode.UNAVAILABLE
+    return ExitCode.STORAGE if isinstance(error, OSError) else ExitCode.INTERNAL
+
+
+def _is_unanswered(error: Exception) -> bool:
+    """Whether Prefect's client got no answer; its HTTP library is recognised by name, and need not be loaded."""
+    kinds = type(error).__mro__
+    return any(kind.__name__ == "TransportError" and kind.__module__.startswith("httpx") for kind in kinds)
+
+
+def print_damage(run_id: str, what: str, problems: Iterable[str]) -> None:
+    """Print a line for each problem, and what to do."""
+    for problem in problems:
+        print(f"vantage: run {run_id}: {what} is damaged: {problem}", file=sys.stderr)
+    print(f"vantage: {what}: run the same recipe again, which makes it anew", file=sys.stderr)
+
+
+def workspace_at(place: str) -> "Workspace":
+    """The workspace in a folder or a bucket."""
+    from vantage.runs.workspace import Workspace
+
+    return Workspace.at(place)
+
+
+def print_json(value: Any, *, indent: int | None = None) -> None:
+    """Print one JSON value on standard output, without control characters."""
+    try:
+        print(safe_text(json.dumps(value, ensure_ascii=False, indent=indent)), flush=True)
+    except BrokenPipeError:  # `| head` has closed the pipe, which is no error
+        from vantage.runs.console import detach_reader
+
+        detach_reader(sys.stdout)

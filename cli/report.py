@@ -1,0 +1,44 @@
+"""``vantage report``: one HTML page about a run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vantage.cli.app import DEFAULT_WORKSPACE, RUN_HELP, AsJson, Place, Verbose, complete_run
+from vantage.cli.output import explained, print_json, workspace_at
+
+
+def report(
+    named: Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=complete_run)],
+    workspace: Place = DEFAULT_WORKSPACE,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", metavar="FILE", help="Write it there, in place of the run's folder."),
+    ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open it in this machine's browser.")] = False,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write one HTML page about a run: lineage, gates, curves, samples, cost. It needs no other file and no network."""
+    with explained(verbose):
+        from vantage.review.reports.files import write_report
+        from vantage.runs.run_ids import find_run
+
+        place = workspace_at(workspace)
+        file = write_report(place, find_run(place, named), to).absolute()
+        if as_json:
+            print_json({"report": str(file)})
+        else:
+            print(file)
+        if show and not _opened(file):
+            raise ValueError(f"no browser could be started on this machine; open {file} yourself")
+
+
+def _opened(file: Path) -> bool:
+    import webbrowser
+
+    try:
+        return webbrowser.open(file.as_uri())
+    except webbrowser.Error:
+        return False

@@ -1,0 +1,88 @@
+"""``vantage sbom``: the bill of materials of an artifact."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vantage.cli.app import DEFAULT_WORKSPACE, Place, Verbose, complete_run
+from vantage.cli.output import explained, workspace_at
+
+if TYPE_CHECKING:
+    from vantage.review.diff.sides import Side
+    from vantage.runs.workspace import Workspace
+
+
+def sbom(
+    named: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN[/STAGE]|MODEL",
+            help="A run (its published policy, else its last), a stage of it (or model, data.NAME of its recipe), or a "
+            "registered model of MLflow: NAME, NAME@ALIAS, NAME/VERSION.",
+            autocompletion=complete_run,
+        ),
+    ],
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", metavar="FILE", help="Write a file; standard output if none is named."),
+    ] = None,
+    workspace: Place = DEFAULT_WORKSPACE,
+    verbose: Verbose = False,
+) -> None:
+    """Write a CycloneDX 1.6 bill of materials: what was installed where an artifact was made, and what it was made of."""
+    with explained(verbose):
+        text = _bill(workspace_at(workspace), named)
+        if to is None:
+            print(text, end="")
+            return
+        from vantage.storage.durable_files import replace_file
+
+        replace_file(to.expanduser().absolute(), text.encode())
+        print(f"{to}: {text.count(chr(10)):,} lines")
+
+
+def _bill(place: "Workspace", named: str) -> str:
+    from vantage.review.diff.sides import find_side
+    from vantage.review.exports.bills import bill_of
+    from vantage.runs.workspace import RunError
+
+    side = find_side(place, named)
+    if side.is_recipe:
+        raise RunError(f"{named} is a recipe, of which nothing was computed; name a run, a stage or a model")
+    if side.told.stage is None:
+        side = find_side(place, f"{side.told.run_id}/{_main_stage(side)}")
+    step, run_id = side.told.stage or "", str(side.told.run_id)
+    artifacts = {name: each.artifact for name, each in side.steps.items() if each.artifact is not None}
+    if step not in artifacts:
+        raise RunError(f"{step} of run {run_id} has no artifact in the store; run the same recipe again")
+    bill = bill_of(
+        side.recipe,
+        run_id,
+        step,
+        artifacts=artifacts,
+        provenance=side.steps[step].record.provenance,
+        storage=place.existing_storage,
+    )
+    if bill is None:
+        raise RunError(
+            f"{step} of run {run_id}: what was installed where it was made is not recorded (it was made by an "
+            "earlier version, or the list was removed from the store); run the recipe in a new workspace to record it"
+        )
+    return bill
+
+
+def _main_stage(side: "Side") -> str:
+    """The stage that the run publishes, else its last that made a policy."""
+    from vantage.runs.workspace import RunError
+
+    published = [each.stage for each in side.recipe.publish]
+    policies = [
+        name
+        for name, step in side.steps.items()
+        if step.artifact is not None and step.artifact.kind == "policy"
+    ]
+    ready = [name for name in published if name in side.steps and side.steps[name].artifact is not None]
+    if not ready and not policies:
+        raise RunError(f"run {side.told.run_id} has made no policy; name a stage: {side.told.run_id}/STAGE")
+    return (ready or policies[-1:])[0]

@@ -1,0 +1,78 @@
+"""Adapters (LoRA) in an estimate: how many weights they have, and which networks of a stage stand on one base."""
+
+from dataclasses import replace
+
+from vantage.estimates.model_shape import ModelShape
+from vantage.estimates.workload import Network
+from vantage.schemas.checks.adapters import lora_of
+from vantage.schemas.recipe.inputs import MODEL
+from vantage.schemas.recipe.lora import Lora
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.stage import Training
+from vantage.schemas.steps import dependencies, trains_adapters
+
+
+def adapter_weights(shape: ModelShape, lora: Lora) -> int:
+    """r · (rows + columns) of every matrix that gets an adapter, in all layers.
+
+    Names that the family here has not are counted as the widest of its matrices.
+    """
+    layers = shape.linear_layers
+    if lora.targets == "all_linear":
+        return lora.rank * shape.num_layers * sum(layers.values())
+    return lora.rank * shape.num_layers * sum(layers.get(name, max(layers.values())) for name in lora.targets)
+
+
+def with_adapters(recipe: Recipe, name: str, networks: list[Network]) -> list[Network]:
+    """The networks of a stage, with adapters where it or the stages before it trained them.
+
+    All that stand on one base, in one type, hold it once: the first of them does, the others only their own weights.
+    """
+    lora = lora_of(recipe.stages[name])
+    held: set[bool] = set()
+    found = []
+    for network in networks:
+        of_it = lora if network.is_trained else _frozen_on(recipe, name, network.role)
+        stands_on_base = of_it is not None or (
+            not network.is_trained and _is_whole_base(recipe, name, network.role)
+        )
+        if of_it is not None:
+            own = adapter_weights(network.shape, of_it) + (
+                network.shape.hidden_size if network.is_scalar else 0
+            )
+            network = replace(network, adapter_weights=own)
+        if stands_on_base and network.is_bfloat16 in held:
+            network = replace(network, shares_base=True)
+        if stands_on_base:
+            network = replace(network, is_in_4_bits=_is_in_4_bits(recipe))
+            held.add(network.is_bfloat16)
+        found.append(network)
+    return found
+
+
+def _is_in_4_bits(recipe: Recipe) -> bool:
+    """Whether what adapters stand on is the imported model, rounded; counted as float32 where a stage trains all weights."""
+    trains_all = any(isinstance(stage, Training) and not stage.lora for stage in recipe.stages.values())
+    return recipe.model.quantization is not None and not trains_all
+
+
+def _step_of(recipe: Recipe, name: str, role: str) -> str | None:
+    """The step that a frozen network comes from; reward models go by the name of theirs."""
+    read = dependencies(recipe)[name]
+    return (
+        role if role in recipe.stages else next((read[each] for each in _roles(role) if each in read), None)
+    )
+
+
+def _roles(role: str) -> tuple[str, ...]:
+    return ("policy", "candidate", "init") if role == "policy" else (role,)
+
+
+def _frozen_on(recipe: Recipe, name: str, role: str) -> Lora | None:
+    step = _step_of(recipe, name, role)
+    return lora_of(recipe.stages.get(step)) if step is not None and trains_adapters(recipe, step) else None
+
+
+def _is_whole_base(recipe: Recipe, name: str, role: str) -> bool:
+    """Whether it is the recipe's own model, on which adapters stand."""
+    return _step_of(recipe, name, role) == MODEL and recipe.model.lora is not None

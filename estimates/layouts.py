@@ -1,0 +1,222 @@
+"""How a stage is spread over GPUs: memory of one GPU, and the smallest layout in which it fits.
+
+``ddp``: every GPU holds every network whole and computes a part of each minibatch. ``fsdp2``: weights, gradients and
+optimiser state are cut into as many parts as there are GPUs (ZeRO stage 3, arXiv 1910.02054 §3.1); a layer is whole
+while it computes, the next one is fetched meanwhile; so it is for every token that is sampled.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from vantage.estimates.devices import Device
+from vantage.estimates.memory import (
+    BFLOAT16,
+    FLOAT32,
+    NF4,
+    decoding_bytes,
+    gradient_bytes,
+    kv_cache_bytes,
+    optimizer_bytes,
+    scoring_activation_bytes,
+    training_activation_bytes,
+    weight_bytes,
+)
+from vantage.estimates.workload import Network, Pass, Sampling, Workload
+
+RESERVE = 0.1
+"""Share of a GPU's memory that is left free: for the CUDA context, communication buffers, and blocks that the allocator
+cannot join."""
+GPUS_OF_A_NODE = (1, 2, 4, 8)
+MOST_NODES = 128
+LAYERS_GATHERED = 2
+"""Of fsdp2: the layer that computes, and the next one."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """GPUs, nodes, and what they share."""
+
+    gpus: int
+    """Of each node."""
+    nodes: int = 1
+    strategy: Literal["single", "ddp", "fsdp2"] = "single"
+
+    @property
+    def world(self) -> int:
+        """All GPUs."""
+        return self.gpus * self.nodes
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a GPU holds only its part of the weights."""
+        return self.strategy == "fsdp2"
+
+    def __str__(self) -> str:
+        """As it is printed: ``2 × 8 fsdp2``."""
+        size = f"{self.nodes} × {self.gpus}" if self.nodes > 1 else str(self.gpus)
+        return size if self.strategy == "single" else f"{size} {self.strategy}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes of one GPU, or of the process on a CPU. On a GPU ``peak`` is not their sum: activations, KV cache and gradients
+    are not all there at once."""
+
+    weights: float
+    optimizer: float
+    gradients: float
+    activations: float
+    """The most that one pass keeps, its logits included."""
+    kv_cache: float
+    """The most while responses are sampled, with what drawing a token takes."""
+    peak: float
+
+
+def memory_of(workload: Workload, layout: Layout, device: Device) -> Memory:
+    """Memory of one GPU, or of the process on a CPU."""
+    parts = layout.world if layout.is_sharded else 1
+    stay = sum(_held(network) for network in workload.networks if not network.is_held_in_turn)
+    in_turn = max((_held(network) for network in workload.networks if network.is_held_in_turn), default=0)
+    weights = (stay + in_turn) / parts
+    optimizer = sum(optimizer_bytes(each.trained_weights) for each in workload.networks) / parts
+    gradients = sum(gradient_bytes(each.trained_weights) for each in workload.networks) / parts
+    training, scoring = 0.0, 0.0
+    for each in workload.passes:
+        extra = _gathered(workload.network(each.role), workload, layout, trains=each.does == "train")
+        held = _activations(each, workload, layout) + extra
+        training = max(training, held if each.does == "train" else 0.0)
+        scoring = max(scoring, held if each.does == "score" else 0.0)
+    sampling = max((_sampling(each, workload, layout) for each in workload.samplings), default=0.0)
+    step = _step_bytes(workload, device) / parts
+    phases = (gradients + max(training, step) if training else 0.0, scoring, sampling)
+    # PyTorch gives a GPU's memory to whatever comes next; the C library keeps most of what was freed in pieces
+    together = sum(phases) if device.is_cpu else max(phases)
+    return Memory(
+        weights=weights,
+        optimizer=optimizer,
+        gradients=gradients,
+        activations=max(training, scoring),
+        kv_cache=sampling,
+        peak=weights + optimizer + together,
+    )
+
+
+def fits(workload: Workload, layout: Layout, device: Device) -> bool:
+    """Whether the peak leaves the reserve free."""
+    return memory_of(workload, layout, device).peak <= (1 - RESERVE) * device.memory
+
+
+def with_microbatch(workload: Workload, size: int) -> Workload:
+    """The workload with micro-batches of at most ``size`` rows of each rank."""
+    share = min(1.0, size / workload.at_once)
+    return replace(
+        workload,
+        at_once=min(size, workload.at_once),
+        passes=tuple(
+            replace(each, sequences=replace(each.sequences, at_once=max(1.0, each.sequences.at_once * share)))
+            for each in workload.passes
+        ),
+        samplings=tuple(
+            replace(each, at_once=min(each.at_once, size)) if share < 1 else each
+            for each in workload.samplings
+        ),
+    )
+
+
+def largest_microbatch(workload: Workload, layout: Layout, device: Device) -> int | None:
+    """The largest micro-batch that fits, halved from the recipe's as the launcher does; None: one row does not fit."""
+    size = workload.at_once
+    while True:
+        if fits(with_microbatch(workload, size), layout, device):
+            return size
+        if size <= 1:
+            return None
+        size = max(1, size // 2)
+
+
+def smallest_layout(workload: Workload, device: Device) -> tuple[Layout, int] | None:
+    """The fewest GPUs in which the stage fits, ddp before fsdp2, and the micro-batch of each; None: too large."""
+    for layout in layouts():
+        if layout.is_sharded and workload.has_adapters:
+            continue
+        size = largest_microbatch(workload, layout, device)
+        if size is not None:
+            return layout, size
+    return None
+
+
+def layouts() -> Iterator[Layout]:
+    """From one GPU up; whole nodes of 8 beyond one node."""
+    yield Layout(1)
+    for gpus in GPUS_OF_A_NODE[1:]:
+        yield Layout(gpus, 1, "ddp")
+        yield Layout(gpus, 1, "fsdp2")
+    nodes = 2
+    while nodes <= MOST_NODES:
+        yield Layout(GPUS_OF_A_NODE[-1], nodes, "ddp")
+        yield Layout(GPUS_OF_A_NODE[-1], nodes, "fsdp2")
+        nodes *= 2
+
+
+def _trained(workload: Workload) -> list[Network]:
+    return [network for network in workload.networks if network.is_trained]
+
+
+def _held(network: Network) -> int:
+    base = network.held_weights - network.adapter_weights
+    narrow = 0 if network.shares_base else network.weights_in_4_bits
+    adapters = weight_bytes(network.adapter_weights) + weight_bytes(narrow, bytes_each=NF4)
+    return adapters + weight_bytes(base - narrow, bytes_each=BFLOAT16 if network.is_bfloat16 else FLOAT32)
+
+
+def _gathered(network: Network, workload: Workload, layout: Layout, *, trains: bool) -> float:
+    """What a pass needs beside the weights that are held: autocast's copy, fsdp2's whole layers, and the widest matrix of
+    those in 4 bits, which is whole while it is multiplied."""
+    casts = workload.is_bfloat16 and not network.is_bfloat16
+    if not layout.is_sharded:
+        copies = (network.weights - network.weights_in_4_bits) * BFLOAT16 if casts else 0.0
+        if not network.is_in_4_bits:
+            return copies
+        widest = network.shape.hidden_size * max(network.shape.intermediate_size, network.shape.query_width)
+        return copies + widest * (BFLOAT16 if workload.is_bfloat16 else FLOAT32)
+    whole = max(network.shape.layer_weights * LAYERS_GATHERED, network.shape.head_matrix)
+    gradient = whole / LAYERS_GATHERED * FLOAT32 if trains else 0.0
+    return whole * (FLOAT32 + (BFLOAT16 if casts else 0)) + gradient
+
+
+def _activations(each: Pass, workload: Workload, layout: Layout) -> float:
+    rows = each.sequences.rows_at_once(layout.world)
+    network = workload.network(each.role)
+    tokens, logit_tokens = rows * each.sequences.longest, rows * each.sequences.logit_tokens
+    narrow = network.is_bfloat16 or (workload.is_bfloat16 and each.has_precision)
+    if each.does == "score":
+        return scoring_activation_bytes(
+            network.shape, tokens=tokens, logit_tokens=logit_tokens, is_bfloat16=narrow
+        )
+    return training_activation_bytes(
+        network.shape,
+        tokens=tokens,
+        logit_tokens=logit_tokens,
+        is_bfloat16=narrow,
+        is_checkpointed=workload.is_checkpointed,
+    )
+
+
+def _sampling(each: Sampling, workload: Workload, layout: Layout) -> float:
+    """KV cache at its end, the probabilities of one step, and the weights in the type that multiplies."""
+    network = workload.network(each.role)
+    rows = each.rows_at_once(layout.world)
+    narrow = BFLOAT16 if workload.is_bfloat16 else FLOAT32
+    cache = kv_cache_bytes(network.shape, tokens=rows * each.longest, bytes_each=narrow)
+    copy = _gathered(network, workload, layout, trains=False)
+    return cache + decoding_bytes(network.shape, rows=rows) + copy
+
+
+def _step_bytes(workload: Workload, device: Device) -> float:
+    """AdamW's intermediate results: on a GPU those of all weights at once, on a CPU those of the largest matrix."""
+    most = max((each.trained_weights for each in workload.networks), default=0)
+    if not device.is_cpu:
+        return most * FLOAT32
+    whole = (each.shape.head_matrix for each in _trained(workload) if not each.adapter_weights)
+    return 2.0 * FLOAT32 * max(whole, default=0)

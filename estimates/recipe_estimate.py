@@ -1,0 +1,255 @@
+"""The estimate of a whole recipe: every stage on one layout, and the smallest layout that each fits in."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from typing import Any, Literal
+
+from vantage.estimates.devices import Device, device_named
+from vantage.estimates.layouts import (
+    RESERVE,
+    Layout,
+    Memory,
+    largest_microbatch,
+    memory_of,
+    smallest_layout,
+    with_microbatch,
+)
+from vantage.estimates.model_shape import ModelShape, model_shape
+from vantage.estimates.stage_workloads import workload_of
+from vantage.estimates.timing import flops_of, seconds_of
+from vantage.estimates.token_counts import (
+    DataCount,
+    Lengths,
+    collected_pairs,
+    count_data,
+    mixed,
+    token_counter,
+)
+from vantage.estimates.workload import Workload
+from vantage.estimates.workload_parts import Subject
+from vantage.models.model_config import read_config
+from vantage.schemas.recipe.evaluations import BenchmarkEvaluation
+from vantage.schemas.recipe.learning_rates import with_learning_rates
+from vantage.schemas.recipe.recipe import Recipe, ResolvedRecipe
+from vantage.schemas.recipe.sources import Builtin, Registered
+from vantage.schemas.recipe.stage import Resources
+from vantage.schemas.recipe.stages import PreferenceCollection, RolloutCollection, SupervisedFineTuning
+from vantage.schemas.steps import OTHER_MODEL_PREFIX, content_of, ordered_steps
+
+HOUR = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageEstimate:
+    """One stage on one layout."""
+
+    name: str
+    kind: str
+    workload: Workload
+    layout: Layout
+    microbatch_size: int | None
+    """The largest that fits, over all GPUs; None: not even one row a GPU does."""
+    memory: Memory
+    """With that micro-batch; with the recipe's own where nothing fits."""
+    flops: float
+    seconds: float
+    smallest: tuple[Layout, int] | None
+    """The fewest GPUs that it fits in, and its micro-batch there."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether it leaves the reserve free."""
+        return self.microbatch_size is not None
+
+    @property
+    def gpu_hours(self) -> float:
+        """All GPUs of the layout, for as long as the stage takes."""
+        return self.seconds * self.layout.world / HOUR
+
+    def as_json(self, price: float | None) -> dict[str, Any]:
+        """Bytes, seconds, and money where a price is given."""
+        return {
+            "stage": self.name,
+            "kind": self.kind,
+            "layout": asdict(self.layout),
+            "fits": self.fits,
+            "microbatch_size": self.microbatch_size,
+            "networks": [
+                {"role": each.role, "weights": each.weights, "is_trained": each.is_trained}
+                for each in self.workload.networks
+            ],
+            "memory_bytes": {name: round(value) for name, value in asdict(self.memory).items()},
+            "flops": self.flops,
+            "seconds": self.seconds,
+            "gpu_hours": self.gpu_hours,
+            "cost": None if price is None else price * self.gpu_hours,
+            "smallest": None
+            if self.smallest is None
+            else {**asdict(self.smallest[0]), "microbatch_size": self.smallest[1]},
+            "counts": self.workload.counts,
+            "basis": list(self.workload.basis),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeEstimate:
+    """All stages of a recipe, in the order in which they run."""
+
+    recipe: str
+    shape: ModelShape
+    device: Device
+    stages: tuple[StageEstimate, ...]
+    price: float | None
+    """Of one GPU for one hour."""
+    response_basis: str
+    """Where the length of sampled responses comes from."""
+
+    def as_json(self) -> dict[str, Any]:
+        """What ``vantage estimate --json`` prints."""
+        return {
+            "recipe": self.recipe,
+            "weights": self.shape.weights,
+            "model_note": self.shape.note,
+            "device": {**asdict(self.device), "reserve": RESERVE},
+            "response_basis": self.response_basis,
+            "stages": [stage.as_json(self.price) for stage in self.stages],
+            "seconds": sum(stage.seconds for stage in self.stages),
+            "cost": None
+            if self.price is None
+            else self.price * sum(stage.gpu_hours for stage in self.stages),
+        }
+
+
+def estimate_recipe(
+    recipe: Recipe,
+    *,
+    gpu: str,
+    gpus: int | None = None,
+    nodes: int | None = None,
+    price: float | None = None,
+) -> RecipeEstimate:
+    """Estimate every stage on ``nodes`` nodes of ``gpus`` GPUs each; None: as many as its ``resources`` say.
+
+    The strategy of several GPUs is that of ``resources.distributed`` where they come from there; else ddp, or fsdp2
+    where ddp does not fit.
+
+    Raises:
+        vantage.models.model_config.UnreadableConfig: the model's configuration is not here.
+        ValueError: a dataset cannot be counted, or there is no such GPU.
+    """
+    config = read_config(recipe.model.whole)
+    shape = model_shape(config)
+    others, notes = _other_shapes(recipe)
+    notes += [
+        f"{name} is not counted: its texts are in the files of a benchmark"
+        for name, stage in recipe.stages.items()
+        if isinstance(stage, BenchmarkEvaluation)
+    ]
+    shape = replace(shape, note="; ".join(filter(None, [shape.note, *notes])))
+    is_builtin = isinstance(recipe.model.origin, Builtin)
+    counter, counted_by = token_counter(config.folder, is_character_model=is_builtin)
+    resolved = ResolvedRecipe.of(with_learning_rates(recipe, width=shape.hidden_size))
+
+    @cache
+    def counted(name: str) -> DataCount:
+        if name in resolved.mixtures:
+            mixture = resolved.mixtures[name]
+            return mixed(mixture, [counted(part) for part in mixture.parts], content_of(resolved, name))
+        return count_data(resolved, name, counter, counted_by=counted_by)
+
+    sampled, response_basis = _sampled_lengths(resolved, counted)
+
+    def data_of(name: str) -> DataCount:
+        if name in resolved.data or name in resolved.mixtures:
+            return counted(name)
+        return collected_pairs(counted(_sampled_dataset(resolved, name)), sampled)
+
+    device = device_named(gpu, width=shape.hidden_size)
+    stages = tuple(
+        _estimate_stage(
+            Subject(resolved, name, shape, data_of, sampled, others), device, gpus=gpus, nodes=nodes
+        )
+        for name in ordered_steps(resolved)
+        if name in resolved.stages and not isinstance(resolved.stages[name], BenchmarkEvaluation)
+    )
+    return RecipeEstimate(
+        recipe=recipe.recipe,
+        shape=shape,
+        device=device,
+        stages=stages,
+        price=price,
+        response_basis=response_basis,
+    )
+
+
+def _other_shapes(recipe: Recipe) -> tuple[dict[str, ModelShape], list[str]]:
+    """Step that imports another model → its shape, and what has to be said of those whose configuration is not here."""
+    shapes, notes = {}, []
+    for name, other in recipe.models.items():
+        step = f"{OTHER_MODEL_PREFIX}{name}"
+        try:
+            if isinstance(other.origin, Registered):
+                raise ValueError("MLflow is not asked for an estimate")
+            shapes[step] = model_shape(read_config(other.whole))
+        except ValueError as error:
+            notes.append(f"{step} is counted as if it were the recipe's model: {error}")
+        else:
+            notes += [f"{step}: {shapes[step].note}"] if shapes[step].note else []
+    return shapes, notes
+
+
+def _choices(resources: Resources, gpus: int | None, nodes: int | None) -> list[Layout]:
+    """The layouts to try, in order: those of the options, else the one of the stage's resources."""
+    strategies: tuple[Literal["ddp", "fsdp2"], ...] = ("ddp", "fsdp2")
+    if gpus is None and nodes is None:
+        strategies = (resources.distributed.strategy,)
+    gpus = gpus or resources.gpus or resources.distributed.ranks or 1
+    nodes = nodes or resources.nodes or 1
+    return [Layout(1)] if gpus * nodes == 1 else [Layout(gpus, nodes, strategy) for strategy in strategies]
+
+
+def _estimate_stage(
+    subject: Subject, device: Device, *, gpus: int | None, nodes: int | None
+) -> StageEstimate:
+    workload = workload_of(subject)
+    choices = _choices(subject.stage.resources, gpus, nodes)
+    layout, size = choices[-1], None
+    for layout in choices:
+        size = largest_microbatch(workload, layout, device)
+        if size is not None:
+            break
+    shown = workload if size is None else with_microbatch(workload, size)
+    return StageEstimate(
+        name=subject.name,
+        kind=subject.stage.kind,
+        workload=shown,
+        layout=layout,
+        microbatch_size=size,
+        memory=memory_of(shown, layout, device),
+        flops=flops_of(shown),
+        seconds=seconds_of(shown, layout, device),
+        smallest=smallest_layout(workload, device),
+    )
+
+
+def _sampled_dataset(recipe: Recipe, name: str) -> str:
+    """The dataset whose prompts a stage that collects responses or preferences samples."""
+    stage = recipe.stages[name]
+    if isinstance(stage, RolloutCollection):
+        return stage.prompts
+    assert isinstance(stage, PreferenceCollection)
+    dataset = stage.prompts or stage.demonstrations
+    assert dataset is not None, "one of the two, by a rule of the stage"
+    return dataset
+
+
+def _sampled_lengths(recipe: ResolvedRecipe, counted: Callable[[str], DataCount]) -> tuple[Lengths, str]:
+    """As long as the demonstrations that the policy imitates; without any, as long as the limit."""
+    for stage in recipe.stages.values():
+        if isinstance(stage, SupervisedFineTuning):
+            data = counted(stage.data)
+            if "not here" not in data.basis:
+                return data.responses[0], f"responses are as long as those of data.{stage.data}"
+    limit = recipe.generation.max_response_tokens
+    return Lengths((limit,)), f"responses are as long as generation.max_response_tokens={limit}"

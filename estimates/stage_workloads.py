@@ -1,0 +1,410 @@
+"""The workload of each kind of stage: which networks it holds, and what goes through them how often.
+
+The numbers of passes follow ``tasks/<kind>.py``; what depends on how training goes (early stops, rounds of
+``drop_uniform_groups``) is counted once, as if it never happened.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from vantage.estimates.workload import Network, Pass, Workload
+from vantage.estimates.workload_parts import (
+    Responses,
+    Subject,
+    forward,
+    language_model,
+    packed_rows_of,
+    reward_networks,
+    rollout_counts,
+    rows_at_once,
+    rows_of,
+    selection,
+    steps_of,
+    whole_workload,
+)
+from vantage.schemas.checks.adapters import lora_of
+from vantage.schemas.recipe.evaluations import PolicyEvaluation, RewardEvaluation
+from vantage.schemas.recipe.resolved import (
+    ResolvedBestOfN,
+    ResolvedDirectPreferenceOptimization,
+    ResolvedPolicyOptimization,
+    ResolvedPreferenceCollection,
+    ResolvedRewardModelling,
+    ResolvedRolloutCollection,
+    ResolvedSupervisedFineTuning,
+    ResolvedValuePretraining,
+)
+from vantage.schemas.steps import judges_of
+
+CENTRE_ROWS = 1024
+"""``vantage.tasks.reward_model.CENTRE_ROWS``."""
+DEMONSTRATIONS_AT_ONCE = 64
+"""``vantage.tasks.evaluation.DEMONSTRATIONS_AT_ONCE``."""
+SHOWN_BY_TOKEN = 12
+"""``vantage.tasks.rollout.token_texts.NUM_BY_TOKEN``."""
+
+COMPARED = ("candidate", "baseline")
+"""``vantage.tasks.evaluation.ROLES``."""
+
+
+def workload_of(subject: Subject) -> Workload:
+    """What the stage holds and computes.
+
+    Raises:
+        ValueError: the rows of a dataset cannot be counted, or the kind is not known here.
+    """
+    build = _BUILDERS.get(subject.stage.kind)
+    if build is None:
+        raise ValueError(f"stages.{subject.name}: a {subject.stage.kind} stage cannot be estimated yet")
+    return build(subject)
+
+
+# -- stages that train on rows
+
+
+def _sft(subject: Subject) -> Workload:
+    work = subject.stage
+    assert isinstance(work, ResolvedSupervisedFineTuning)
+    data = subject.data_of(work.data)
+    steps = steps_of(work.epochs, data.train, work.batch_size)
+    micro = rows_at_once(work.pass_limits, data.whole.longest, work.batch_size)
+    batch = rows_of(data, work.batch_size, micro, grouped=work.group_by_length, columns=1, with_logits=1.0)
+    if work.packing and not work.group_by_length:  # rows of like length leave nothing to fill
+        batch = packed_rows_of(data, work.batch_size, micro)
+    held_out = rows_of(data, data.validation + data.test, micro, grouped=False, columns=1, with_logits=1.0)
+    policy = language_model(subject, "policy", trained=True)
+    return whole_workload(
+        subject,
+        networks=[policy],
+        passes=[
+            Pass(role="policy", does="train", times=steps, sequences=batch),
+            forward("policy", 1, held_out),
+        ],
+        at_once=int(min(micro, max(batch.at_once, 1))) if work.packing else micro,
+        counts={
+            "train_rows": data.train,
+            "optimizer_steps": steps,
+            "tokens": steps * batch.count * batch.tokens,
+        },
+        data=[work.data],
+    )
+
+
+def _reward_model(subject: Subject) -> Workload:
+    work = subject.stage
+    assert isinstance(work, ResolvedRewardModelling)
+    name = work.data or work.rankings or ""
+    data = subject.data_of(name)
+    steps = steps_of(work.epochs, data.train, work.batch_size)
+    columns = data.responses_per_row
+    micro = rows_at_once(work.pass_limits, columns * data.whole.longest, work.batch_size)
+    share = 0.5 if work.lm_coef else 0.0
+    grouped = work.group_by_length
+    batch = rows_of(data, work.batch_size, micro, grouped=grouped, columns=columns, with_logits=share)
+    held_out = rows_of(
+        data, data.validation + data.test, micro, grouped=False, columns=columns, with_logits=0.0
+    )
+    passes = [
+        Pass(role="reward", does="train", times=steps, sequences=batch),
+        forward("reward", 1, held_out),
+    ]
+    read = [name]
+    if work.centre_on is not None:
+        centre = subject.data_of(work.centre_on)
+        rows = min(CENTRE_ROWS, centre.train)
+        sequences = rows_of(centre, rows, 2 * micro, grouped=False, columns=1, with_logits=0.0)
+        passes.append(forward("reward", 1, sequences))
+        read.append(work.centre_on)
+    return whole_workload(
+        subject,
+        networks=[Network(role="reward", shape=subject.shape, is_scalar=True, is_trained=True)],
+        passes=passes,
+        at_once=micro,
+        counts={
+            "train_rows": data.train,
+            "optimizer_steps": steps,
+            "tokens": steps * batch.count * batch.tokens,
+        },
+        data=read,
+    )
+
+
+def _dpo(subject: Subject) -> Workload:
+    work = subject.stage
+    assert isinstance(work, ResolvedDirectPreferenceOptimization)
+    name = work.data or work.rollouts or ""
+    data = subject.data_of(name)
+    steps = steps_of(work.epochs, data.train, work.batch_size)
+    micro = rows_at_once(work.pass_limits, 2 * data.whole.longest, work.batch_size)
+    batch = rows_of(data, work.batch_size, micro, grouped=work.group_by_length, columns=2, with_logits=1.0)
+    held_out = rows_of(data, data.validation + data.test, micro, grouped=False, columns=2, with_logits=1.0)
+    return whole_workload(
+        subject,
+        networks=[language_model(subject, "policy", trained=True), language_model(subject, "reference")],
+        passes=[
+            Pass(role="policy", does="train", times=steps, sequences=batch),
+            forward("reference", steps, batch),
+            forward("policy", 1, held_out),
+            forward("reference", 1, held_out),
+        ],
+        at_once=micro,
+        counts={
+            "train_rows": data.train,
+            "optimizer_steps": steps,
+            "tokens": steps * batch.count * batch.tokens,
+        },
+        data=[name],
+    )
+
+
+# -- stages that sample
+
+
+def _value(subject: Subject) -> Workload:
+    work = subject.stage
+    assert isinstance(work, ResolvedValuePretraining)
+    rollouts = Responses(subject, work.prompts, work.pass_limits)
+    has_reference = bool(work.returns.kl_coef)
+    minibatch = rollouts.trained(work, logits=0.0)
+    whole = rollouts.scored(work.batch_size, logits=0.0)
+    steps = work.iterations * work.epochs * (work.batch_size // work.minibatch_size)
+    passes = [Pass(role="critic", does="train", times=steps, sequences=minibatch)]
+    samplings = []
+    held_out = work.validation_samples, work.test_samples or work.validation_samples
+    drawn = [(float(work.iterations), work.fresh_responses)]
+    if work.rollouts is None:
+        drawn += [(1.0, count) for count in held_out]
+        drawn += [(1.0, work.batch_size)] if work.returns.reward_scaling != "none" else []
+    for times, count in drawn if work.fresh_responses else []:
+        samplings.append(rollouts.sampling("policy", times, count))
+        passes += rollouts.rewards(times, count)
+    read = [(float(work.iterations), work.batch_size), *((1.0, count) for count in held_out)]
+    if work.rollouts is None and work.returns.reward_scaling != "none":
+        read.append((1.0, work.batch_size))
+    for times, count in read:
+        is_known = (
+            not work.fresh_responses and times == work.iterations
+        )  # the sampler's log-probabilities are read
+        found = rollouts.logprobs(times, count, reference=has_reference)
+        passes += [each for each in found if each.role != "policy" or not is_known]
+    validations = 1 + math.ceil(work.iterations / work.validate_every)
+    passes.append(forward("critic", validations, rollouts.scored(held_out[0], logits=0.0)))
+    passes.append(forward("critic", 2, rollouts.scored(held_out[1], logits=0.0)))
+    critic = Network(role="critic", shape=subject.shape, is_scalar=True, is_trained=True)
+    return whole_workload(
+        subject,
+        networks=[
+            language_model(subject, "policy"),
+            *([language_model(subject, "reference")] if has_reference else []),
+            critic,
+            *(reward_networks(subject) if work.fresh_responses else []),
+        ],
+        passes=passes,
+        samplings=samplings,
+        at_once=rows_at_once(work.pass_limits, minibatch.longest, work.minibatch_size),
+        counts=rollout_counts(work, steps, work.iterations, whole),
+        data=[work.prompts],
+    )
+
+
+def _policy(subject: Subject) -> Workload:
+    work = subject.stage
+    assert isinstance(work, ResolvedPolicyOptimization)
+    algorithm = work.algorithm
+    rollouts = Responses(subject, work.prompts, work.pass_limits)
+    steps = work.iterations * work.epochs * (work.batch_size // work.minibatch_size)
+    of_iteration = steps // work.iterations
+    policy_steps = max(0, work.iterations - algorithm.policy_starts_at) * of_iteration
+    minibatch = rollouts.trained(work, logits=1.0)
+    passes = [Pass(role="policy", does="train", times=policy_steps, sequences=minibatch)]
+    read = [work.prompts]
+    if algorithm.kl_loss_kind == "full" and algorithm.kl_loss_coef:
+        passes.append(forward("reference", policy_steps, minibatch))
+    if algorithm.ptx_coef and work.ptx is not None:
+        demonstrations = subject.data_of(work.ptx)
+        micro = rows_at_once(work.pass_limits, demonstrations.whole.longest, work.minibatch_size)
+        sequences = rows_of(
+            demonstrations, work.minibatch_size, micro, grouped=False, columns=1, with_logits=1.0
+        )
+        passes.append(
+            Pass(role="policy", does="train", times=policy_steps, sequences=sequences, takes_step=False)
+        )
+        read.append(work.ptx)
+    if algorithm.reads_critic:
+        critic_batch, critic_steps = rollouts.trained(work, logits=0.0), steps * algorithm.critic_steps
+        passes.append(Pass(role="critic", does="train", times=critic_steps, sequences=critic_batch))
+        looks = work.iterations + (policy_steps // of_iteration if algorithm.critic_first else 0)
+        passes.append(forward("critic", looks, rollouts.scored(work.batch_size, logits=0.0)))
+    samplings = [rollouts.sampling("policy", work.iterations, work.batch_size)]
+    passes += rollouts.rewards(work.iterations, work.batch_size)
+    scored = rollouts.logprobs(work.iterations, work.batch_size, reference=True)
+    has_exact_kl = algorithm.kl_coef and algorithm.kl_kind == "full"
+    is_read = algorithm.old_logprobs == "policy" or algorithm.shared_trunk or has_exact_kl
+    passes += [each for each in scored if each.role != "policy" or is_read]
+    if algorithm.advantage == "tracked_mean" or algorithm.kl_penalty_target is not None:
+        # how far each update moved the policy
+        passes.append(forward("policy", work.iterations, rollouts.scored(work.batch_size, logits=1.0)))
+    if algorithm.trust_region_kl is not None:
+        passes.append(forward("policy", policy_steps, minibatch))
+    if algorithm.advantage == "greedy_baseline":
+        greedy = work.batch_size // algorithm.samples_per_prompt
+        samplings.append(rollouts.sampling("policy", work.iterations, greedy))
+        passes += rollouts.rewards(work.iterations, greedy)
+    more_samplings, more_passes = selection(work, rollouts, reference=True)
+    networks = [language_model(subject, "policy", trained=True), language_model(subject, "reference")]
+    if algorithm.reads_critic:
+        networks.append(Network(role="critic", shape=subject.shape, is_scalar=True, is_trained=True))
+    if work.rollout.ahead and lora_of(work) is None:  # of adapters it copies nothing but them
+        networks.append(Network(role="copy", shape=subject.shape))
+    return whole_workload(
+        subject,
+        networks=[*networks, *reward_networks(subject)],
+        passes=[*passes, *more_passes],
+        samplings=[*samplings, *more_samplings],
+        at_once=rows_at_once(work.pass_limits, minibatch.longest, work.minibatch_size),
+        counts=rollout_counts(work, steps, work.iterations, minibatch),
+        data=read,
+    )
+
+
+def _best_of_n(subject: Subject) -> Workload:
+    work = subject.stage
+    assert isinstance(work, ResolvedBestOfN)
+    rollouts = Responses(subject, work.prompts, work.pass_limits)
+    kept = work.batch_size // work.samples_per_prompt
+    steps = work.iterations * work.epochs * (kept // work.minibatch_size)
+    minibatch = rollouts.trained(work, logits=1.0)
+    samplings, passes = selection(work, rollouts, reference=False)
+    if work.rollouts is None:
+        samplings = [rollouts.sampling("policy", work.iterations, work.batch_size), *samplings]
+        passes = [*rollouts.rewards(work.iterations, work.batch_size), *passes]
+    return whole_workload(
+        subject,
+        networks=[language_model(subject, "policy", trained=True), *reward_networks(subject)],
+        passes=[
+            Pass(role="policy", does="train", times=steps, sequences=minibatch),
+            *passes,
+        ],
+        samplings=samplings,
+        at_once=rows_at_once(work.pass_limits, minibatch.longest, work.minibatch_size),
+        counts=rollout_counts(work, steps, work.iterations, minibatch),
+        data=[work.prompts],
+    )
+
+
+def _preference_collection(subject: Subject) -> Workload:
+    work = subject.stage
+    assert isinstance(work, ResolvedPreferenceCollection)
+    prompts = work.prompts or work.demonstrations or ""
+    data = subject.data_of(prompts)
+    responses = (data.train + data.validation + data.test) * work.samples_per_prompt
+    rollouts = Responses(subject, prompts, work.pass_limits.or_rows(work.batch_size))
+    batches = math.ceil(responses / work.batch_size)
+    count = min(work.batch_size, responses)
+    networks, passes = (
+        [language_model(subject, "policy"), *reward_networks(subject)],
+        rollouts.rewards(batches, count),
+    )
+    if work.judge is not None and work.judge.kind == "model":
+        networks.append(language_model(subject, "judge"))
+        passes.append(forward("judge", batches, rollouts.asked(count / 2, work.judge.template)))
+    sampling = rollouts.sampling("policy", batches, count)
+    return whole_workload(
+        subject,
+        networks=networks,
+        passes=passes,
+        samplings=[sampling],
+        at_once=rows_at_once(work.pass_limits, sampling.longest, work.batch_size),
+        counts={"responses": responses},
+        data=[prompts],
+    )
+
+
+def _rollout_collection(subject: Subject) -> Workload:
+    work = subject.stage
+    assert isinstance(work, ResolvedRolloutCollection)
+    data = subject.data_of(work.prompts)
+    held_out = (data.validation + data.test) * work.held_out_samples_per_prompt
+    responses = data.train * work.samples_per_prompt + held_out
+    rollouts = Responses(subject, work.prompts, work.pass_limits.or_rows(work.batch_size))
+    batches, count = math.ceil(responses / work.batch_size), min(work.batch_size, responses)
+    sampling = rollouts.sampling("policy", batches, count)
+    return whole_workload(
+        subject,
+        networks=[language_model(subject, "policy"), *reward_networks(subject)],
+        passes=rollouts.rewards(batches, count),
+        samplings=[sampling],
+        at_once=rows_at_once(work.pass_limits, sampling.longest, work.batch_size),
+        counts={"responses": responses},
+        data=[work.prompts],
+    )
+
+
+def _evaluation(subject: Subject) -> Workload:
+    work = subject.stage
+    assert isinstance(work, PolicyEvaluation)
+    tests = subject.data_of(work.prompts).test
+    sampled = tests * work.samples_per_prompt
+    rollouts = Responses(subject, work.prompts, work.pass_limits)
+    passes = [*rollouts.rewards(2, sampled), *rollouts.rewards(2, tests)]
+    networks = [replace(language_model(subject, role), is_held_in_turn=True) for role in COMPARED]
+    for role in COMPARED:
+        passes.append(forward(role, 1, rollouts.scored(sampled, logits=1.0)))  # for the KL
+        if work.demonstrations is not None:
+            data = subject.data_of(work.demonstrations)
+            micro = rows_at_once(work.pass_limits, data.whole.longest, DEMONSTRATIONS_AT_ONCE)
+            rows = rows_of(data, data.test, micro, grouped=False, columns=1, with_logits=1.0)
+            passes.append(forward(role, 1, rows))
+    judges = judges_of(work)
+    for role, judge in judges.items():
+        if judge.kind == "model":  # loaded when both others are gone
+            networks.append(replace(language_model(subject, role), is_held_in_turn=True))
+            passes.append(forward(role, 1, rollouts.asked(sampled, judge.template)))
+    if work.critic is not None:  # of each model the responses that are shown by token
+        networks.append(Network(role="critic", shape=subject.shape, is_scalar=True, is_held_in_turn=True))
+        passes.append(forward("critic", 2, rollouts.scored(min(SHOWN_BY_TOKEN, tests), logits=0.0)))
+    samplings = [rollouts.sampling(role, 1, sampled) for role in COMPARED]
+    if any(judge.kind != "model" for judge in judges.values()):
+        samplings += [rollouts.sampling(role, 1, tests) for role in COMPARED]
+    else:
+        tests = 0
+    return whole_workload(
+        subject,
+        networks=[*networks, *reward_networks(subject)],
+        passes=passes,
+        samplings=samplings,
+        at_once=rows_at_once(work.pass_limits, samplings[0].longest, sampled),
+        counts={"responses": 2 * (sampled + tests)},
+        data=[work.prompts, *([work.demonstrations] if work.demonstrations is not None else [])],
+    )
+
+
+def _reward_evaluation(subject: Subject) -> Workload:
+    work = subject.stage
+    assert isinstance(work, RewardEvaluation)
+    data = subject.data_of(work.data)
+    micro = rows_at_once(work.pass_limits, 2 * data.whole.longest, work.batch_size)
+    pairs = rows_of(data, data.test, micro, grouped=False, columns=2, with_logits=0.0)
+    return whole_workload(
+        subject,
+        networks=[Network(role="reward", shape=subject.shape, is_scalar=True)],
+        passes=[forward("reward", 1, pairs)],
+        at_once=micro,
+        counts={"test_rows": data.test},
+        data=[work.data],
+    )
+
+
+_BUILDERS: Mapping[str, Callable[[Subject], Workload]] = {
+    "sft": _sft,
+    "reward_model": _reward_model,
+    "dpo": _dpo,
+    "value_pretraining": _value,
+    "policy_optimization": _policy,
+    "best_of_n": _best_of_n,
+    "preference_collection": _preference_collection,
+    "rollout_collection": _rollout_collection,
+    "evaluation": _evaluation,
+    "reward_evaluation": _reward_evaluation,
+}

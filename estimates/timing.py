@@ -1,0 +1,139 @@
+"""Seconds of a stage: compute-bound passes, and sampling that is bound by memory bandwidth.
+
+A pass takes as long as its FLOPs at the rate that is counted on, or its bytes at the bandwidth, or its operations take
+to be started by Python, whichever is longest (the roofline; Williams et al. 2009). A CPU does one after the other, so
+there the three are added. Communication is taken to run beside the computation. Not counted: loading weights and data,
+checkpoints, verifiers, and the start of the process.
+"""
+
+from vantage.estimates.devices import FORWARD_HOST_SECONDS, TRAINING_HOST_SECONDS, Device
+from vantage.estimates.flops import head_flops, scoring_flops, training_flops, trunk_flops
+from vantage.estimates.layouts import Layout
+from vantage.estimates.memory import BFLOAT16, FLOAT32, decoding_bytes, kv_cache_bytes, layer_activation_bytes
+from vantage.estimates.workload import Network, Pass, Sampling, Workload
+
+SCORING_TRAFFIC = 2
+"""A pass writes each tensor of a layer and reads it once."""
+TRAINING_TRAFFIC = 5
+"""And the backward pass reads it, writes its gradient, and reads that."""
+STEP_BYTES = 40
+"""A weight in an optimiser step: the norm of its gradient (4), its clipping (8), and AdamW, which reads the weight, its
+gradient and its moments and writes all but the gradient (28)."""
+
+
+def seconds_of(workload: Workload, layout: Layout, device: Device) -> float:
+    """Wall-clock seconds of the stage's computation."""
+    passes = sum(each.times * _pass_seconds(each, workload, layout, device) for each in workload.passes)
+    samplings = sum(
+        each.times * _sampling_seconds(each, workload, layout, device) for each in workload.samplings
+    )
+    return passes + samplings
+
+
+def flops_of(workload: Workload) -> float:
+    """FLOPs of the whole stage."""
+    passes = sum(each.times * _pass_flops(each, workload) for each in workload.passes)
+    return passes + sum(each.times * _sampling_flops(each, workload) for each in workload.samplings)
+
+
+def _pass_flops(each: Pass, workload: Workload) -> float:
+    sequences = each.sequences
+    network = workload.network(each.role)
+    tokens, logit_tokens = sequences.count * sequences.tokens, sequences.count * sequences.logit_tokens
+    if each.does == "score":
+        return scoring_flops(
+            network.shape, tokens=tokens, context=sequences.tokens, logit_tokens=logit_tokens
+        )
+    return training_flops(
+        network.shape,
+        tokens=tokens,
+        context=sequences.tokens,
+        logit_tokens=logit_tokens,
+        adapter_weights=network.adapter_weights,
+        is_checkpointed=workload.is_checkpointed,
+    )
+
+
+def _pass_seconds(each: Pass, workload: Workload, layout: Layout, device: Device) -> float:
+    network, sequences = workload.network(each.role), each.sequences
+    trains = each.does == "train"
+    is_bfloat16 = network.is_bfloat16 or (workload.is_bfloat16 and each.has_precision)
+    rows = sequences.count / layout.world
+    micro = max(1.0, -(-rows // sequences.rows_at_once(layout.world)))
+    layer = layer_activation_bytes(network.shape, is_bfloat16=is_bfloat16) * network.shape.num_layers
+    traffic = rows * sequences.tokens * layer * (TRAINING_TRAFFIC if trains else SCORING_TRAFFIC)
+    traffic += micro * network.weights * _width(network, is_bfloat16) * (2 if trains else 1)
+    host_seconds = TRAINING_HOST_SECONDS if trains else FORWARD_HOST_SECONDS
+    computed = _longest(
+        device,
+        flops=_pass_flops(each, workload) / layout.world,
+        moved=traffic,
+        host=micro * network.shape.num_layers * host_seconds,
+        is_bfloat16=is_bfloat16,
+    )
+    seconds = max(computed, _communication(network, micro, layout, device, trains=trains))
+    if trains and each.takes_step:
+        parts = layout.world if layout.is_sharded else 1
+        seconds += network.trained_weights * STEP_BYTES / parts / device.bytes_per_second
+    return seconds
+
+
+def _sampling_flops(each: Sampling, workload: Workload) -> float:
+    shape = workload.network(each.role).shape
+    prefill = trunk_flops(shape, tokens=each.count * each.prompt, context=each.prompt)
+    context = each.prompt + each.response / 2
+    decode = trunk_flops(shape, tokens=each.count * each.response, context=context)
+    return prefill + decode + head_flops(shape, tokens=each.count * each.response)
+
+
+def _sampling_seconds(each: Sampling, workload: Workload, layout: Layout, device: Device) -> float:
+    """Prefill at once; then one pass a token, in which the weights and the cache of all open rows are read."""
+    network = workload.network(each.role)
+    shape, is_bfloat16 = network.shape, workload.is_bfloat16
+    rows = each.rows_at_once(layout.world)
+    batches = max(1.0, -(-each.count // (layout.world * rows)))
+    host = shape.num_layers * FORWARD_HOST_SECONDS
+    width = _width(network, is_bfloat16)
+    prompt_tokens = rows * each.prompt
+    layer = layer_activation_bytes(shape, is_bfloat16=is_bfloat16) * shape.num_layers
+    prefill = _longest(
+        device,
+        flops=trunk_flops(shape, tokens=prompt_tokens, context=each.prompt),
+        moved=network.weights * width + SCORING_TRAFFIC * prompt_tokens * layer,
+        host=host,
+        is_bfloat16=is_bfloat16,
+    )
+    open_rows = rows * each.response / each.steps
+    context = each.prompt + each.response / 2
+    cache = kv_cache_bytes(shape, tokens=open_rows * context, bytes_each=width)
+    one_token = _longest(
+        device,
+        flops=trunk_flops(shape, tokens=open_rows, context=context) + head_flops(shape, tokens=open_rows),
+        # the cache is copied whenever a token is appended to it: read, written, and read by attention
+        moved=network.weights * width + 3 * cache + decoding_bytes(shape, rows=open_rows),
+        host=host,
+        is_bfloat16=is_bfloat16,
+    )
+    gathered = _communication(network, 1, layout, device, trains=False)  # fsdp2: once for every token
+    return batches * (max(prefill, gathered) + each.steps * max(one_token, gathered))
+
+
+def _width(network: Network, is_bfloat16: bool) -> int:
+    """Bytes of a weight as it is multiplied: autocast keeps its copy for a whole pass, and for a whole sampling."""
+    return BFLOAT16 if is_bfloat16 or network.is_bfloat16 else FLOAT32
+
+
+def _longest(device: Device, *, flops: float, moved: float, host: float, is_bfloat16: bool) -> float:
+    parts = (flops / device.flops(is_bfloat16=is_bfloat16), moved / device.bytes_per_second, host)
+    return sum(parts) if device.is_cpu else max(parts)
+
+
+def _communication(network: Network, micro: float, layout: Layout, device: Device, *, trains: bool) -> float:
+    """Of a ring: every GPU sends (w − 1)/w of what is gathered, and twice that of what is summed up everywhere."""
+    if layout.world == 1:
+        return 0.0
+    rate = device.network if layout.nodes > 1 else device.link
+    of_a_ring = FLOAT32 * (layout.world - 1) / layout.world
+    if layout.is_sharded:
+        return micro * network.weights * of_a_ring * (3 if trains else 1) / rate
+    return 2 * network.trained_weights * of_a_ring / rate if trains else 0.0

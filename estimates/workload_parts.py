@@ -1,0 +1,231 @@
+"""Parts of the stages' workloads: sampled responses, rows of a dataset, networks, and what they add up to."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from vantage.estimates.adapters import with_adapters
+from vantage.estimates.model_shape import ModelShape
+from vantage.estimates.token_counts import DataCount, Lengths
+from vantage.estimates.workload import Network, Pass, Sampling, Sequences, Workload
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.recipe.recipe import ResolvedRecipe
+from vantage.schemas.recipe.resolved import ResolvedBestOfN, ResolvedPolicyOptimization
+from vantage.schemas.recipe.stage import Stage, Training
+from vantage.schemas.recipe.stages import Rollouts
+from vantage.schemas.recipe.terms import ModelTerm
+from vantage.schemas.steps import dependencies, reward_of
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A stage with all that its workload depends on."""
+
+    recipe: ResolvedRecipe
+    name: str
+    shape: ModelShape
+    data_of: Callable[[str], DataCount]
+    """By the name of a dataset, or of the stage that makes it."""
+    sampled: Lengths
+    """Tokens of a sampled response."""
+    others: Mapping[str, ModelShape] = field(default_factory=dict)
+    """Step that imports another model → its shape; stages train none, so what they make has the shape of the recipe's."""
+
+    def shape_of(self, role: str) -> ModelShape:
+        """Of the model that the stage reads in a role."""
+        return self.others.get(dependencies(self.recipe)[self.name].get(role, ""), self.shape)
+
+    @property
+    def stage(self) -> Stage:
+        """The stage itself."""
+        return self.recipe.stages[self.name]
+
+
+QUESTIONS_AT_ONCE = 64
+"""``vantage.tasks.rollout.prompted_judge.READ_AT_ONCE``."""
+_CHARACTERS_OF_A_TOKEN = 4.0
+"""Of English, about: the template is not counted by a tokenizer."""
+
+
+@dataclass(frozen=True)
+class Responses:
+    """Responses to the prompts of one dataset: how they are sampled and what goes through the networks then."""
+
+    subject: Subject
+    prompts: str
+    limits: PassLimits
+
+    def sampling(self, role: str, times: float, count: float) -> Sampling:
+        """``count`` responses, so many times."""
+        prompt, response = self.subject.data_of(self.prompts).prompt, self.subject.sampled
+        longest = prompt.longest + response.longest
+        at_once = min(count, rows_at_once(self.limits, longest, count))
+        return Sampling(
+            role=role,
+            times=times,
+            count=count,
+            at_once=at_once,
+            prompt=prompt.longest_of(at_once),
+            response=response.mean,
+            steps=response.longest_of(at_once),
+            longest=longest,
+        )
+
+    def scored(self, count: float, *, logits: float) -> Sequences:
+        """``count`` prompts with their responses; ``logits``: the share of response tokens whose logits are computed."""
+        prompt, response = self.subject.data_of(self.prompts).prompt, self.subject.sampled
+        longest = prompt.longest + response.longest
+        micro = min(count, rows_at_once(self.limits, longest, count))
+        return Sequences(
+            count=count,
+            at_once=micro,
+            tokens=min(longest, prompt.mean + response.longest_of(micro)),
+            longest=longest,
+            logit_tokens=logits * response.mean,
+        )
+
+    def asked(self, pairs: float, template: str) -> Sequences:
+        """What a model reads that judges pairs of responses: both orders, each with both answers."""
+        prompt, response = self.subject.data_of(self.prompts).prompt, self.subject.sampled
+        around = len(template) / _CHARACTERS_OF_A_TOKEN
+        longest = around + prompt.longest + 2 * response.longest
+        micro = min(4 * pairs, rows_at_once(self.limits, longest, QUESTIONS_AT_ONCE))
+        return Sequences(
+            count=4 * pairs,
+            at_once=micro,
+            tokens=around + prompt.mean + 2 * response.longest_of(micro),
+            longest=longest,
+            logit_tokens=1.0,
+        )
+
+    def trained(self, work: Rollouts, *, logits: float) -> Sequences:
+        """The sequences of one optimiser step."""
+        return self.scored(work.minibatch_size, logits=logits)
+
+    def rewards(self, times: float, count: float) -> list[Pass]:
+        """The passes of the reward's models over ``count`` responses."""
+        scored = self.scored(count, logits=0.0)
+        return [
+            Pass(role=each.role, does="score", times=times, sequences=scored, has_precision=False)
+            for each in reward_networks(self.subject)
+        ]
+
+    def logprobs(self, times: float, count: float, *, reference: bool) -> list[Pass]:
+        """The log-probabilities of ``count`` responses under the policy, and under its reference."""
+        scored = self.scored(count, logits=1.0)
+        return [forward(role, times, scored) for role in ("policy", *(["reference"] if reference else []))]
+
+
+def selection(
+    work: ResolvedPolicyOptimization | ResolvedBestOfN, rollouts: Responses, *, reference: bool
+) -> tuple[list[Sampling], list[Pass]]:
+    """The measurements on held-out prompts: before the first iteration, every few iterations, and at the end."""
+    measured = 1 + math.ceil(work.iterations / work.validate_every)
+    tests = work.test_samples or work.validation_samples
+    samplings = [
+        rollouts.sampling("policy", measured, work.validation_samples),
+        rollouts.sampling("policy", 1, tests),
+    ]
+    passes = [*rollouts.rewards(measured, work.validation_samples), *rollouts.rewards(1, tests)]
+    if reference:
+        passes += rollouts.logprobs(1, tests, reference=True)
+    return samplings, passes
+
+
+def rows_at_once(limits: PassLimits, longest: float, whole: float) -> int:
+    """Most rows of one pass, of which the longest has so many positions; ``whole``: where ``limits`` bound no rows."""
+    rows = limits.rows or math.ceil(whole)
+    return rows if limits.tokens is None else max(1, min(rows, int(limits.tokens // longest)))
+
+
+def rows_of(
+    data: DataCount, rows: float, micro: float, *, grouped: bool, columns: float, with_logits: float
+) -> Sequences:
+    """``rows`` rows with ``columns`` responses each, in micro-batches of ``micro`` rows."""
+    at_once = min(rows, micro)
+    mean = sum(each.mean for each in data.responses) / len(data.responses)
+    return Sequences(
+        count=rows * columns,
+        at_once=at_once * columns,
+        tokens=data.whole.mean if grouped else data.whole.longest_of(at_once),
+        longest=data.whole.longest,
+        logit_tokens=with_logits * mean,
+    )
+
+
+def packed_rows_of(data: DataCount, rows: float, micro: float) -> Sequences:
+    """``rows`` rows of one response each, several side by side in a row as long as the longest: so many rows of a pass.
+
+    First fit decreasing leaves little of them empty; none is counted.
+    """
+    width = data.whole.longest_of(rows)
+    packed = math.ceil(rows * data.whole.mean / width)
+    return Sequences(
+        count=packed,
+        at_once=min(packed, micro),
+        tokens=width,
+        longest=data.whole.longest,
+        logit_tokens=data.responses[0].mean * rows / packed,
+    )
+
+
+def steps_of(epochs: float, rows: int, batch_size: int) -> int:
+    return max(1, math.ceil(round(epochs * rows) / batch_size))
+
+
+def forward(role: str, times: float, sequences: Sequences) -> Pass:
+    """A forward pass without gradients."""
+    return Pass(role=role, does="score", times=times, sequences=sequences)
+
+
+def language_model(subject: Subject, role: str, *, trained: bool = False) -> Network:
+    return Network(role=role, shape=subject.shape_of(role), is_trained=trained)
+
+
+def reward_networks(subject: Subject) -> list[Network]:
+    """The models of the stage's reward or judge."""
+    reward = reward_of(subject.stage)
+    if reward is None:
+        return []
+    return [
+        Network(
+            role=term.stage,
+            shape=subject.shape,
+            is_scalar=True,
+            is_bfloat16=getattr(subject.stage, "precision", "float32") == "bfloat16",
+        )
+        for term in subject.recipe.rewards[reward].terms
+        if isinstance(term, ModelTerm)
+    ]
+
+
+def rollout_counts(work: Rollouts, steps: int, iterations: int, sequences: Sequences) -> dict[str, float]:
+    return {
+        "responses": iterations * work.batch_size,
+        "optimizer_steps": steps,
+        "tokens": iterations * work.batch_size * sequences.tokens,
+    }
+
+
+def whole_workload(
+    subject: Subject,
+    *,
+    networks: list[Network],
+    passes: list[Pass],
+    at_once: int,
+    counts: dict[str, float],
+    data: list[str],
+    samplings: list[Sampling] | None = None,
+) -> Workload:
+    stage = subject.stage
+    return Workload(
+        networks=tuple(with_adapters(subject.recipe, subject.name, networks)),
+        passes=tuple(passes),
+        samplings=tuple(samplings or ()),
+        is_bfloat16=isinstance(stage, Training) and stage.precision == "bfloat16",
+        is_checkpointed=isinstance(stage, Training) and stage.gradient_checkpointing,
+        at_once=at_once,
+        recipe_at_once=at_once,
+        counts=counts,
+        basis=tuple(f"{name}: {subject.data_of(name).basis}" for name in dict.fromkeys(data)),
+    )

@@ -1,0 +1,43 @@
+"""Stops a run from outside: the process that executes it, and attempts whose process that ordered them has died."""
+
+import json
+
+from vantage.runs.record import RunRecord
+from vantage.runs.run import is_active
+from vantage.runs.workspace import Workspace
+from vantage.schemas.records.attempt import AttemptOutcome
+from vantage.schemas.steps import pool_of
+from vantage.storage.messages import Messages, newest_messages
+
+
+def cancel_run(workspace: Workspace, record: RunRecord) -> list[str]:
+    """Ask everything that works for the run to save its state and stop; returns what was asked, one line each."""
+    if is_active(workspace, record.run_id):
+        workspace.records.request_cancel(record.run_id)
+        return [f"run {record.run_id} is asked to stop: running stages save their state"]
+    asked = []
+    for step, messages in attempts_under_way(workspace, record).items():
+        if messages.read("stop") is None:
+            messages.write("stop", b"")
+            asked.append(f"{step}, whose run has no process any more, is asked to save its state and stop")
+        if messages.read("beat") is None:  # it waits for a worker; one that takes it now finds the stop
+            messages.create("outcome.json", AttemptOutcome(status="stopped").model_dump_json().encode())
+    return asked
+
+
+def attempts_under_way(workspace: Workspace, record: RunRecord) -> dict[str, Messages]:
+    """Step → its attempt on a pool that has no outcome yet, also if it still waits for a worker.
+
+    One that another run asked for, whose process lives, is left to that run.
+    """
+    found = {}
+    for step, stage_key in record.used_keys.items():
+        if pool_of(record.recipe, step) is None:
+            continue
+        messages = newest_messages(workspace.storage.remote, stage_key)
+        if messages is None or messages.read("outcome.json") is not None:
+            continue
+        asked_by = json.loads(messages.read("request.json") or b"{}").get("run_id", record.run_id)
+        if asked_by == record.run_id or not is_active(workspace, asked_by):
+            found[step] = messages
+    return found

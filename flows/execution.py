@@ -1,0 +1,303 @@
+"""`vantage run` of an open run: plan, then run the stages by Prefect, or only verify if all artifacts exist."""
+
+import asyncio
+import os
+import shlex
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from importlib import import_module
+from pathlib import Path
+
+from vantage.attempts.exit_codes import ExitCode
+from vantage.attempts.launchers.local_process import warm_up
+from vantage.attempts.machine import check_resources
+from vantage.flows.notifying import notified
+from vantage.flows.open_runs import opened
+from vantage.flows.orchestrator import Orchestrator
+from vantage.flows.prefect_server import server as servers
+from vantage.flows.publishing.publishing import publish
+from vantage.ledger import tracking
+from vantage.ledger.run_ledger import Ledger
+from vantage.runs.console import Screen, show_plan, show_result
+from vantage.runs.next_steps import after_closed_gates, after_questions
+from vantage.runs.own_commands import program
+from vantage.runs.planning import PlannedStep, check_drift, needs_work, plan, plan_warnings, steps_in_store
+from vantage.runs.record import RunRecord
+from vantage.runs.resolving import ChosenRates
+from vantage.runs.run import Run, is_active, read_runs
+from vantage.runs.summary import commands_for_policy, model_folders, samples_heading
+from vantage.runs.workspace import Workspace
+from vantage.schemas.records.attempt import RUN_STAGE
+from vantage.signing.before_runs import check_signing, signing_warnings
+
+QUIET = {
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+    "PYTHONWARNINGS": "ignore",
+}
+"""Environment of Prefect, MLflow and children without ``--verbose``; the user's own values win."""
+
+SETTINGS = {
+    "DO_NOT_TRACK": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "PREFECT_CLIENT_MAX_RETRIES": "3",  # a server that has gone is given up after seconds, not minutes
+}
+"""Environment of Prefect, MLflow and children in any case; the user's own values win."""
+
+
+def execute(
+    run: Run,
+    screen: Screen,
+    *,
+    strict: bool = False,
+    stage_function: str = RUN_STAGE,
+    verbose: bool = False,
+    chosen: ChosenRates | None = None,
+) -> RunRecord:
+    """Run all stages, and return the record with the outcome.
+
+    ``chosen``: learning rates that the recipe left open, shown with the plan.
+
+    Raises:
+        vantage.runs.planning.DriftError: ``strict``, and something that would be reused was made with other code or libraries.
+        vantage.flows.prefect_server.server.ServerUnavailable: the Prefect server does not answer.
+    """
+    workspace, recipe = run.workspace, run.record.recipe
+    check_signing(recipe, workspace)
+    steps = planned(run, screen, strict=strict, chosen=chosen)
+    shown_before = len(run.record.prefect_flow_run_ids)
+    lost = None
+    with (
+        # before the ledger imports MLflow in a thread beside this one: the first stage waits for the server
+        started(workspace.root, verbose=verbose) if needs_work(steps) else nullcontext() as server,
+        notified(run, screen) as watcher,
+        Ledger(None, workspace.root, recipe.recipe) as ledger,
+    ):
+        orchestrator = Orchestrator(
+            run,
+            store=workspace.storage,
+            ledger=ledger,
+            watcher=watcher,
+            in_store=steps_in_store(steps),
+            stage_function=stage_function,
+            makes_report=True,
+        )
+        orchestrator.begin()
+        try:
+            with opened(orchestrator), screen.live():
+                if server is not None:
+                    lost = _order(orchestrator, server, strict=strict)
+                else:
+                    _verify(orchestrator)
+                    _close_open_flow_runs(orchestrator)
+        finally:
+            orchestrator.end()
+        for step, stage in run.record.stages.items():
+            screen.samples(stage.samples, heading=samples_heading(run.record, step))
+        in_prefect = len(run.record.prefect_flow_run_ids) > shown_before
+        show_result(
+            screen.console,
+            run.record,
+            pages=_pages(run, ledger, in_prefect=in_prefect),
+            models=model_folders(run.record, workspace.storage),
+            commands=commands_for_policy(run.record, workspace.address),
+            next_steps=[
+                *after_closed_gates(run.record, workspace.address),
+                *after_questions(run.record, workspace.address),
+            ],
+        )
+        if report := orchestrator.send_report():
+            screen.say(f"  {'report':<8}{report}")
+    if lost is not None:
+        raise lost
+    return run.record
+
+
+def planned(run: Run, screen: Screen, *, strict: bool, chosen: ChosenRates | None) -> list[PlannedStep]:
+    """Plan the run and show the plan; see ``execute``."""
+    recipe = run.record.recipe
+    steps = plan(
+        recipe,
+        run.workspace.existing_storage,
+        read_runs(run.workspace),
+        approvals=run.record.approvals,
+    )
+    heading = f"{recipe.recipe} · run {run.record.run_id}"
+    warnings = [
+        *plan_warnings(recipe, steps),
+        *ledger_warnings(run.workspace),
+        *signing_warnings(recipe, run.workspace),
+    ]
+    show_plan(screen.console, steps, heading=heading, warnings=warnings, chosen=chosen)
+    if strict:
+        check_drift(steps)
+    return steps
+
+
+def ledger_warnings(workspace: Workspace) -> list[str]:
+    """A warning if several machines may use the workspace, and MLflow's database lies on this one."""
+    if workspace.uri is None or tracking.address(None, workspace.root).startswith("http"):
+        return []
+    return [
+        "MLFLOW_TRACKING_URI is not set: MLflow's records of this run are on this machine alone, and another machine that "
+        "goes on with it writes its own; set it to a server that all machines reach"
+    ]
+
+
+def exit_code(record: RunRecord) -> int:
+    """Exit code of the command: that of the first failed stage, or of the run's status."""
+    if record.status == "failed":
+        codes = [stage.exit_code for stage in record.stages.values() if stage.status == "failed"]
+        return next((code for code in codes if code is not None), ExitCode.INTERNAL)
+    if record.status == "completed" and record.unpublished:
+        return ExitCode.STORAGE
+    if record.status == "completed" and record.refused_aliases:
+        return ExitCode.GATE_CLOSED
+    if record.status == "completed" and record.unsigned:
+        return ExitCode.BAD_INPUT
+    return {
+        "completed": ExitCode.OK,
+        "gate_closed": ExitCode.GATE_CLOSED,
+        "waiting_approval": ExitCode.WAITING_APPROVAL,
+        "resumable": ExitCode.RESUME,
+        "running": ExitCode.RESUME,
+    }[record.status]
+
+
+def _verify(orchestrator: Orchestrator) -> None:
+    """All artifacts exist: verify them, check the gates and record, without starting Prefect or a child process."""
+    for step in orchestrator.inputs:
+        if obstacle := orchestrator.obstacle(step):
+            orchestrator.block(step, obstacle)
+        else:
+            request = orchestrator.request(step)
+            if request is not None:
+                orchestrator.attempt(request)
+    orchestrator.draw_report()
+    for publication in orchestrator.recipe.publish:
+        publish(publication, orchestrator)
+
+
+def _order(
+    orchestrator: Orchestrator, server: servers.PrefectServer, *, strict: bool
+) -> servers.ServerUnavailable | None:
+    """Run the stages by Prefect; returns an error if the run has ended but Prefect could not record it."""
+    check_resources(orchestrator.recipe)
+    earlier = orchestrator.run.record.prefect_flow_run_ids
+    try:
+        with ordering(server):
+            from vantage.flows.pipeline import order
+            from vantage.flows.pools.deployments import require_pools
+
+            require_pools(orchestrator.recipe)
+            record = orchestrator.run.record
+            asyncio.run(order(orchestrator, recipe=record.source, overrides=record.overrides, strict=strict))
+    except Exception as error:  # once the run has ended, an error concerns only Prefect's page
+        if not _has_ended(orchestrator.run, earlier):
+            raise
+        if _close_open_flow_runs(orchestrator):
+            orchestrator.watcher.say(
+                "  the Prefect server stopped answering, and now knows how the run ended", "yellow"
+            )
+            return None
+        return servers.ServerUnavailable(
+            f"{str(error).partition(';')[0]}; the run has ended all the same ({orchestrator.run.outcome()}), and what it made is "
+            "kept: run the same command again when the server answers, and Prefect hears of it"
+        )
+    return None
+
+
+def _has_ended(run: Run, earlier: Collection[str]) -> bool:
+    """Whether a new flow run has ended without Prefect having recorded it."""
+    open_runs = run.record.open_flow_runs
+    return any(each.status is not None and each.flow_run_id not in earlier for each in open_runs)
+
+
+def _close_open_flow_runs(orchestrator: Orchestrator) -> bool:
+    """Record in Prefect how earlier flow runs of the workspace ended, which it would show as running for ever.
+
+    Returns whether none of this run is left open. If the server does not answer in time, nothing is recorded.
+    """
+    workspace = orchestrator.run.workspace
+    others = (record for record in read_runs(workspace) if not is_active(workspace, record.run_id))
+    left = [each for record in (orchestrator.run.record, *others) for each in record.open_flow_runs]
+    if not left:
+        return True
+    server = servers.server_name(workspace.root)
+    if any(each.server == server for each in left):
+        for name, value in {**SETTINGS, **QUIET}.items():
+            os.environ.setdefault(name, value)
+        try:
+            with servers.prefect_server(workspace.root):
+                from vantage.flows.prefect_server.flow_runs import close_open_flow_runs
+
+                asyncio.run(close_open_flow_runs(orchestrator.run, server=server))
+        except servers.ServerUnavailable:
+            return False
+    return not orchestrator.run.record.open_flow_runs
+
+
+@contextmanager
+def started(workspace: Path, *, verbose: bool) -> Iterator[servers.PrefectServer]:
+    """Start the Prefect server and the fork server in the background; the Prefect server ends with the block."""
+    for name, value in (SETTINGS if verbose else {**SETTINGS, **QUIET}).items():
+        os.environ.setdefault(name, value)
+    warm_up()
+    server = servers.start(workspace)
+    try:
+        yield server
+    finally:
+        server.stop()  # again, where `ordering` has: the block may fail before
+
+
+@contextmanager
+def ordering(server: servers.PrefectServer) -> Iterator[str]:
+    """Import Prefect while the server starts, and yield its URL; the server has stopped when the block has ended.
+
+    Raises:
+        vantage.flows.prefect_server.server.ServerUnavailable: none answers, or the one that did has stopped.
+    """
+    try:
+        import_module("vantage.flows.pipeline")  # takes a second
+        url = server.wait_ready()
+        try:
+            yield url
+        except Exception as error:
+            if servers.is_healthy(url):
+                raise
+            raise servers.ServerUnavailable(
+                f"the Prefect server at {url} has stopped answering; finished stages are kept, and running ones have "
+                "saved their state: run the same command again"
+            ) from error
+    finally:
+        server.stop()
+
+
+def _pages(run: Run, ledger: Ledger, *, in_prefect: bool) -> Mapping[str, str]:
+    """Where to look further, by whose page it is; Prefect's only where it has one of this run."""
+    mlflow = ledger.where()
+    if mlflow.startswith("mlflow "):
+        mlflow = program("mlflow") + mlflow.removeprefix("mlflow")
+    pages = {"MLflow": mlflow}
+    if in_prefect:
+        from vantage.flows.prefect_server.flow_runs import page_of
+
+        home = shlex.quote(str(run.workspace.root / "prefect"))
+        pages["Prefect"] = (
+            page_of(run.record.prefect_flow_run_ids[-1])
+            if servers.configured_url()
+            else f"PREFECT_HOME={home} {program('prefect')} server start"
+        )
+    return {**pages, "logs": str(run.folder / "logs"), **_signed(run)}
+
+
+def _signed(run: Run) -> Mapping[str, str]:
+    """How many artifacts are signed, and where; empty if the recipe signs none."""
+    sign, record = run.record.recipe.sign, run.record
+    if sign is None:
+        return {}
+    made = sum(stage.digest is not None for stage in record.stages.values())
+    key = sign.key or f"the key in ${sign.key_variable}"
+    where = f"{run.workspace.storage.address}/signatures"
+    return {"signed": f"{made - len(record.unsigned)} of {made} artifacts, with {key}: {where}"}

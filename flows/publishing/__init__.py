@@ -1,0 +1,1 @@
+"""Publication of a finished run: registered versions, their aliases, and the record of its end."""

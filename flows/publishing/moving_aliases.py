@@ -1,0 +1,328 @@
+"""``vantage publish`` and ``vantage rollback``: aliases that move after a run has ended."""
+
+import re
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from vantage.flows.publishing.ended_run import EndedRun, ended_run
+from vantage.flows.publishing.publishing import (
+    Outcome,
+    approval_of,
+    publish,
+    published_step,
+    required_steps,
+    why_alias_stays,
+    why_not_published,
+)
+from vantage.ledger import tracking
+from vantage.runs.alias_history import Pointed, movements, pointed_to
+from vantage.runs.evidence import contradictions
+from vantage.runs.origin import user
+from vantage.runs.record import REMOVED, RunRecord
+from vantage.runs.run import read_run
+from vantage.runs.watching import Watcher
+from vantage.runs.workspace import RunError, Workspace
+from vantage.schemas.recipe.recipe import Publication
+from vantage.schemas.reserved_aliases import RESERVED_ALIAS
+
+if TYPE_CHECKING:
+    from vantage.ledger.to_mlflow.published_models import PublishedVersion
+
+_VERSION = re.compile(r"[1-9][0-9]{0,8}")
+"""The number of a version in MLflow."""
+
+
+class RolledBack(NamedTuple):
+    """An alias was moved back."""
+
+    registered_model: str
+    alias: str
+    from_version: str
+    to_version: str
+    stage: str
+    run_id: str
+    """The run that published ``to_version``, and whose ledger has the movement."""
+    by: str
+    sent: bool
+    """Whether MLflow has received it."""
+
+
+def publish_again(
+    workspace: Workspace, run_id: str, watcher: Watcher, *, model: str | None, alias: str | None
+) -> dict[str, Outcome]:
+    """Publish what the recipe of an ended run says; ``NAME@ALIAS`` → outcome.
+
+    Args:
+        workspace: that of the run.
+        run_id: of a run that no process executes.
+        watcher: shows what was done.
+        model: this registered model alone; None: all of the recipe.
+        alias: in place of the recipe's.
+
+    Raises:
+        RunError: the recipe publishes nothing of that name, the alias is none, an artifact is damaged or differs from the
+            run's record, or a process executes the run. Then nothing is published.
+    """
+    record = read_run(workspace, run_id)
+    if record.status == REMOVED:
+        raise RunError(f"run {run_id} was removed by `vantage gc`; run its recipe again")
+    wanted = _publications(record, model, alias)
+    outcomes: dict[str, Outcome] = {}
+    with ended_run(workspace, run_id, watcher) as ended:
+        for publication in wanted:
+            if why_not_published(publication, ended) is None:
+                _require_intact(publication, ended)
+                _require_borne_out(publication, ended)
+        ended.run.update(unpublished={})
+        for publication in wanted:
+            outcomes[publication.target] = publish(publication, ended, by=user())
+        before, outcome = ended.run.record.status, ended.run.outcome()
+        ended.run.update(status=outcome)
+        if before != outcome:
+            ended.ledger.finish_run(outcome)
+    return outcomes
+
+
+def roll_back(
+    workspace: Workspace,
+    name: str,
+    alias: str,
+    *,
+    to: str | None,
+    by: str | None,
+    reason: str,
+    watcher: Watcher,
+) -> RolledBack:
+    """Move an alias to the version that it pointed to before, after the checks of every publication.
+
+    Args:
+        workspace: whose runs have published the versions.
+        name, alias: of the registered model.
+        to: the version to move it to; None: where it pointed before, by what the runs have recorded.
+        by: who does; None: the login name.
+        reason: why; not empty.
+        watcher: shows warnings.
+
+    Raises:
+        RunError: there is no earlier version, a check fails, MLflow's copy of it is damaged, or the alias was moved meanwhile.
+        vantage.ledger.to_mlflow.published_models.RegistryUnavailable: MLflow does not answer.
+    """
+    if to is not None and not _VERSION.fullmatch(to):
+        raise RunError(
+            f"--to {to!r} is no version, which is a number such as 3; leave it out to go back by one"
+        )
+    address = tracking.address(None, workspace.root)
+    present = _present_version(address, name, alias)
+    history = movements(workspace, name, alias)
+    if to is not None:
+        target = _find(address, name, version=to)
+    else:
+        target = _earlier(address, _find(address, name, alias=alias), history, name, alias)
+    if target.version == present:
+        raise RunError(f"{name}@{alias} points to version {target.version} already")
+    with ended_run(workspace, _publishing_run(workspace, target, history), watcher) as ended:
+        publication = _publication_of(ended, target, history, alias)
+        _require_publishable(publication, ended, target.version)
+        _require_borne_out(publication, ended)
+        _require_intact_copy(address, target)
+        if (now := _present_version(address, name, alias)) != present:
+            raise RunError(
+                f"{name}@{alias} was moved from version {present} to {now} meanwhile, and not by this command; run it again "
+                "if it still has to go back"
+            )
+        ended.ledger.move_alias(
+            publication.stage,
+            target.digest,
+            name,
+            alias,
+            from_version=present,
+            to_version=target.version,
+            by=by or user(),
+            login=user(),
+            reason=reason,
+        )
+        sent = ended.ledger.flush()
+        if why := ended.ledger.why_not_moved(name, alias):
+            raise RunError(f"{name}@{alias} was not moved: {why}")
+        run_id = ended.run.record.run_id
+    stage = publication.stage
+    return RolledBack(name, alias, present, target.version, stage, run_id, by or user(), sent)
+
+
+def _publications(record: RunRecord, model: str | None, alias: str | None) -> list[Publication]:
+    chosen = [each for each in record.recipe.publish if model in (None, each.registered_model)]
+    if not chosen:
+        there = ", ".join(each.registered_model for each in record.recipe.publish) or "nothing"
+        raise RunError(
+            f"the recipe of run {record.run_id} publishes {there}{'' if model is None else f', and not {model}'}; "
+            "a model is published as `publish:` of the recipe says"
+        )
+    if alias is None:
+        return chosen
+    models = dict.fromkeys((each.stage, each.registered_model) for each in chosen)
+    return [
+        _for_alias([each for each in chosen if (each.stage, each.registered_model) == which], alias, record)
+        for which in models
+    ]
+
+
+def _for_alias(entries: Sequence[Publication], alias: str, record: RunRecord) -> Publication:
+    """What the recipe says of a model, with this alias: the entry of the alias, else the only one that there is.
+
+    Raises:
+        RunError: its entries differ in what holds an alias back, and none is of this one; or it is no alias.
+    """
+    own = [each for each in entries if each.alias == alias] or entries
+    fitting = [_with_alias(each, alias) for each in own]
+    if any(each != fitting[0] for each in fitting):
+        named = ", ".join(each.alias or "no alias" for each in entries)
+        raise RunError(
+            f"the recipe of run {record.run_id} publishes {entries[0].registered_model} under {named}, which differ in after, "
+            f"approve or merge, and says nothing of {alias}; name one of them, or add {alias} to the recipe"
+        )
+    return fitting[0]
+
+
+def _with_alias(publication: Publication, alias: str) -> Publication:
+    """The same with another alias; RunError: it is none."""
+    try:
+        if RESERVED_ALIAS.fullmatch(alias):
+            raise ValueError("reserved")
+        return Publication.model_validate({**publication.model_dump(), "alias": alias})
+    except ValueError:
+        raise RunError(
+            f"{alias!r} is no alias: one has at most 63 lower-case letters, digits and hyphens, begins with a letter, and is "
+            "neither latest nor v and a number, which MLflow reserves; name another"
+        ) from None
+
+
+def _require_borne_out(publication: Publication, ended: EndedRun) -> None:
+    """Verdicts and metrics of the run's record are those of the artifacts that the store still has."""
+    record, store = ended.run.record, ended.store
+    steps: Collection[str] = {
+        step
+        for step in required_steps(publication, ended)
+        if (digest := record.stages[step].digest) is not None and store.has_object(digest)
+    }
+    if differing := contradictions(ended.run.workspace, record, steps):
+        raise RunError(
+            f"the record of run {record.run_id} differs from its artifacts: {'; '.join(differing)}; look who edited it "
+            f"(`vantage audit {record.run_id}`), and run the recipe again, which records anew"
+        )
+
+
+def _require_intact(publication: Publication, ended: EndedRun) -> None:
+    """Every byte of the artifact is read."""
+    artifact = ended.artifacts.get(published_step(publication, ended))
+    problems = ["the store has it no longer"] if artifact is None else ended.store.verify(artifact)
+    if problems:
+        raise RunError(
+            f"the artifact of {publication.stage} is not intact: {'; '.join(problems)}; `vantage resume "
+            f"{ended.run.record.run_id}` makes it again"
+        )
+
+
+def _require_registry(address: str, name: str) -> None:
+    if tracking.is_missing_database(address):  # MLflow would make one
+        raise RunError(f"MLflow has no registered model {name}: nothing was published from here yet")
+    tracking.set_up_client()
+
+
+def _present_version(address: str, name: str, alias: str) -> str:
+    """The version that the alias points to now, whoever has published it."""
+    _require_registry(address, name)
+    from vantage.ledger.to_mlflow.published_models import NoSuchModel, version_of_alias  # imports MLflow
+
+    try:
+        return version_of_alias(address, name, alias)
+    except NoSuchModel as error:
+        raise RunError(str(error)) from None
+
+
+def _find(
+    address: str, name: str, *, version: str | None = None, alias: str | None = None
+) -> "PublishedVersion":
+    _require_registry(address, name)
+    from vantage.ledger.to_mlflow.published_models import NoSuchModel, find_published  # imports MLflow
+
+    try:
+        return find_published(address, name, version=version, alias=alias)
+    except NoSuchModel as error:
+        raise RunError(str(error)) from None
+
+
+def _earlier(
+    address: str, present: "PublishedVersion", history: Sequence[Pointed], name: str, alias: str
+) -> "PublishedVersion":
+    """The version before the present one that MLflow still has."""
+    from vantage.ledger.to_mlflow.published_models import find_by_digest  # imports MLflow
+
+    remedy = "name a version with --to"
+    stack = pointed_to(list(history))
+    if not stack or stack[-1].digest != present.digest:
+        raise RunError(
+            f"{name}@{alias} points to version {present.version}, and no run of this workspace has recorded that it was "
+            f"moved there: by what, has to be found out; {remedy}"
+        )
+    for each in reversed(stack[:-1]):
+        found = find_by_digest(address, name, each.digest)
+        if found is not None:
+            return found
+    raise RunError(
+        f"{name}@{alias} has pointed to no other version before, by what runs have recorded; {remedy}"
+    )
+
+
+def _publishing_run(workspace: Workspace, target: "PublishedVersion", history: Sequence[Pointed]) -> str:
+    """The newest run that moved the alias to the version at its end, else the one that made the model."""
+    published = [each.run_id for each in history if each.digest == target.digest and not each.goes_back]
+    run_id = published[-1] if published else target.run_id
+    try:
+        read_run(workspace, run_id)
+    except RunError as error:
+        raise RunError(
+            f"version {target.version} of {target.name} was published by run {run_id}, whose gates cannot be looked at "
+            f"here ({error})"
+        ) from None
+    return run_id
+
+
+def _publication_of(
+    ended: EndedRun, target: "PublishedVersion", history: Sequence[Pointed], alias: str
+) -> Publication:
+    """What the run published as this version, with the alias that is to move."""
+    run_id = ended.run.record.run_id
+    told = [each.stage for each in history if (each.run_id, each.digest) == (run_id, target.digest)]
+    stage = told[-1] if told else target.stage
+    fitting = [
+        each
+        for each in ended.recipe.publish
+        if each.registered_model == target.name and stage in (each.stage, published_step(each, ended))
+    ]
+    made = ended.run.record.stages.get(published_step(fitting[0], ended)) if fitting else None
+    if made is None or made.digest != target.digest:
+        raise RunError(f"run {run_id} has not published {stage} as version {target.version} of {target.name}")
+    return _for_alias(fitting, alias, ended.run.record)
+
+
+def _require_publishable(publication: Publication, ended: EndedRun, version: str) -> None:
+    """The checks of the run's end, for the version's own run; RunError: one fails."""
+    why = why_not_published(publication, ended) or why_alias_stays(publication, ended)
+    if not why and publication.approve:
+        answer = approval_of(publication, ended)
+        why = None if answer and answer.approved else str(answer or "nobody has approved of it")
+    if why:
+        raise RunError(
+            f"version {version} of {publication.registered_model} (run {ended.run.record.run_id}) must not get "
+            f"{publication.alias}: {why}"
+        )
+
+
+def _require_intact_copy(address: str, target: "PublishedVersion") -> None:
+    from vantage.ledger.to_mlflow.published_models import problems_of_published  # imports MLflow
+
+    if problems := problems_of_published(address, target):
+        raise RunError(
+            f"MLflow's copy of {target.name} version {target.version} is damaged: {'; '.join(problems)}; run the recipe "
+            "that made it again, which makes the copy again, or name another version with --to"
+        )

@@ -1,0 +1,244 @@
+"""What there is to compare: the store, the runs' records and outboxes, and MLflow; each is read once."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+
+from vantage.ledger import tracking
+from vantage.ledger.replay import DamagedOutbox, Replay, read_replay
+from vantage.runs.answers import with_answers
+from vantage.runs.record import RunRecord
+from vantage.runs.run import run_ids
+from vantage.runs.workspace import RunError, Workspace
+from vantage.schemas.records.audit import Check
+from vantage.storage.environments import read_environment
+from vantage.storage.hashed_files import HashClock
+from vantage.storage.measured_file import Sealed
+from vantage.storage.read_only import Hashed, ReadOnlyStore, hash_objects, open_read_only, read_refs
+from vantage.storage.refs import DamagedRef, Ref
+from vantage.storage.removed import Removal, find_removed
+
+if TYPE_CHECKING:
+    from vantage.ledger.to_mlflow.audited_runs import AuditedServer, MlflowRun
+    from vantage.signing.keys import PublicKey
+
+_Found = TypeVar("_Found")
+
+
+class Missing(str):
+    """Why something is not there: it could not be checked."""
+
+
+class Broken(str):
+    """Why something that is there cannot be what was written: it is wrong."""
+
+
+def check_of(subject: str, problem: Missing | Broken) -> Check:
+    """The check that could not be made."""
+    return Check(
+        subject=subject, outcome="wrong" if isinstance(problem, Broken) else "unchecked", detail=problem
+    )
+
+
+class Evidence:
+    """Everything that an audit reads; use it in a ``with`` block."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        *,
+        required_keys: "Sequence[PublicKey]" = (),
+        hashed: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        """
+        Args:
+            workspace: what is audited; nothing in it is written.
+            required_keys: keys by which every artifact must be signed.
+            hashed: called with the number of objects that are about to be hashed.
+        """
+        self.workspace = workspace
+        self.required_keys = tuple(required_keys)
+        self.clock = HashClock()
+        self._report_hashing = hashed
+        self._refs: dict[str, Ref | Broken | None] = {}
+        self._sealed: dict[str, Sealed | Missing | Broken] = {}
+        self._records: dict[str, RunRecord | Missing | Broken] = {}
+        self._replays: dict[str, Replay | Missing | Broken] = {}
+        self._hashed: dict[str, Hashed] = {}
+        self._mlflow_runs: dict[str, dict[str | None, list[MlflowRun]] | Missing] = {}
+        self._kept: dict[object, Any] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def once(self, name: object, find: Callable[[], _Found]) -> _Found:
+        """What ``find`` finds, which is asked for once under this name."""
+        if name not in self._kept:
+            self._kept[name] = find()
+        return cast(_Found, self._kept[name])
+
+    # The store
+
+    @cached_property
+    def store(self) -> ReadOnlyStore | None:
+        """The workspace's artifacts; None: it has none."""
+        workspace = self.workspace
+        if workspace.uri:
+            return open_read_only(f"{workspace.uri}/store")
+        return open_read_only(str(workspace.store)) if workspace.store.is_dir() else None
+
+    def ref(self, stage_key: str) -> Ref | Broken | None:
+        """The ref of a stage key; None: there is none."""
+        if stage_key not in self._refs:
+            try:
+                self._refs[stage_key] = None if self.store is None else self.store.ref(stage_key)
+            except (DamagedRef, ValueError) as error:
+                self._refs[stage_key] = Broken(error)
+        return self._refs[stage_key]
+
+    @cached_property
+    def refs_of(self) -> dict[str, list[Ref]]:
+        """Content digest → every ref that names it."""
+        found: dict[str, list[Ref]] = {}
+        for ref in read_refs(self.store).values() if self.store is not None else ():
+            found.setdefault(ref.artifact.digest, []).append(ref)
+        return found
+
+    def has_object(self, digest: str) -> bool:
+        """Whether the store has an object of this digest."""
+        return self.store is not None and self.store.has_object(digest)
+
+    def environment_problem(self, digest: str) -> Missing | Broken | None:
+        """What is wrong with the list of what was installed where something was computed; None: it is of its digest."""
+        return self.once(("environment", digest), lambda: self._read_environment(digest))
+
+    def _read_environment(self, digest: str) -> Missing | Broken | None:
+        try:
+            found = None if self.store is None else read_environment(self.store, digest)
+        except (ValueError, OSError) as error:
+            return Broken(error)
+        return Missing("the list of what was installed is not in the store") if found is None else None
+
+    def sealed(self, digest: str) -> Sealed | Missing | Broken:
+        """What was measured of an artifact, from its own files."""
+        if digest not in self._sealed:
+            self._sealed[digest] = self._read_sealed(digest)
+        return self._sealed[digest]
+
+    def hash_objects(self, digests: list[str]) -> None:
+        """Read every byte of these objects, side by side, each once."""
+        wanted = [each for each in dict.fromkeys(digests) if each not in self._hashed]
+        self._report_hashing(len(wanted))
+        if self.store is not None:
+            self._hashed |= hash_objects(self.store, wanted, self.clock)
+
+    def hashed(self, digest: str) -> Hashed:
+        """What reading every byte of an object has shown; ``hash_objects`` comes first."""
+        return self._hashed[digest]
+
+    def removal(self, digest: str) -> Removal | Broken | None:
+        """What is recorded of an artifact that was removed; None: nothing is."""
+        return self.once(("removal", digest), lambda: self._read_removal(digest))
+
+    def _read_removal(self, digest: str) -> Removal | Broken | None:
+        try:
+            return None if self.store is None else find_removed(self.store, digest)
+        except (ValueError, OSError) as error:
+            return Broken(error)
+
+    def _read_sealed(self, digest: str) -> Sealed | Missing | Broken:
+        if self.store is None or not self.store.has_object(digest):
+            return Missing(f"the store has no artifact {digest[:12]}")
+        try:
+            return self.store.sealed(digest)
+        except (ValueError, OSError) as error:
+            return Broken(error)
+
+    # Runs
+
+    @cached_property
+    def run_ids(self) -> list[str]:
+        """The ids of all runs of the workspace."""
+        return run_ids(self.workspace)
+
+    def record(self, run_id: str) -> RunRecord | Missing | Broken:
+        """``run.json`` of a run."""
+        if run_id not in self._records:
+            self._records[run_id] = self._read_record(run_id)
+        return self._records[run_id]
+
+    def replay(self, run_id: str) -> Replay | Missing | Broken:
+        """The run's outbox, read again."""
+        if run_id not in self._replays:
+            self._replays[run_id] = self._read_replay(run_id)
+        return self._replays[run_id]
+
+    def _read_record(self, run_id: str) -> RunRecord | Missing | Broken:
+        if run_id not in self.run_ids:
+            return Missing(f"{self.workspace.address} has no run {run_id}")
+        try:
+            return with_answers(self.workspace, self.workspace.records.read(run_id))
+        except (RunError, OSError) as error:
+            return Broken(error)
+
+    def _read_replay(self, run_id: str) -> Replay | Missing | Broken:
+        if run_id not in self.run_ids:
+            return Missing(f"{self.workspace.address} has no run {run_id}")
+        try:
+            data = self.workspace.records.read_outbox(run_id)
+        except OSError as error:
+            return Broken(f"run {run_id}: its outbox cannot be read ({error.strerror or error})")
+        if data is None:
+            record = self.record(run_id)
+            removed = isinstance(record, RunRecord) and record.status == "removed"
+            why = (
+                "its outbox went with it, when `vantage gc` removed the run"
+                if removed
+                else "it has no outbox"
+            )
+            return Missing(f"run {run_id}: {why}")
+        try:
+            return read_replay(data, run_id=run_id)
+        except DamagedOutbox as error:
+            return Broken(f"run {run_id}: {error}")
+
+    # MLflow
+
+    @cached_property
+    def server(self) -> "AuditedServer":
+        """MLflow; it is reached by the first question."""
+        tracking.set_up_client()
+        from vantage.ledger.to_mlflow.audited_runs import AuditedServer  # imports MLflow
+
+        address = tracking.address(None, self.workspace.root)
+        return self._stack.enter_context(AuditedServer(address, workspace=self.workspace.root))
+
+    def ask(self, question: Callable[["AuditedServer"], _Found]) -> _Found | Missing:
+        """What MLflow says; Missing: it does not answer."""
+        if self._no_database:
+            return Missing(self._no_database)
+        from vantage.ledger.to_mlflow.audited_runs import Unanswered  # imports MLflow
+
+        try:
+            return question(self.server)
+        except Unanswered as error:
+            return Missing(error)
+
+    def mlflow_runs(self, experiment: str, run_id: str) -> "dict[str | None, list[MlflowRun]] | Missing":
+        """Stage → MLflow's runs of it."""
+        if run_id not in self._mlflow_runs:
+            self._mlflow_runs[run_id] = self.ask(lambda server: server.runs(experiment, run_id))
+        return self._mlflow_runs[run_id]
+
+    @cached_property
+    def _no_database(self) -> str:
+        """Why there is nobody to ask, without importing MLflow; empty: there may be."""
+        address = tracking.address(None, self.workspace.root)
+        if tracking.is_missing_database(address):
+            return f"there is no MLflow database at {tracking.without_password(address)}"
+        return ""

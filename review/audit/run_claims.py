@@ -1,0 +1,255 @@
+"""What a run's record and its outbox say of an artifact, compared with each other, the ref and the artifact's own files."""
+
+from collections.abc import Iterator, Mapping
+
+from vantage.attempts.jobs import BASE_SUFFIX, key_parts_of, work_of
+from vantage.ledger.operations import Input
+from vantage.ledger.replay import Replay
+from vantage.review.audit.evidence import Broken, Evidence, Missing, check_of
+from vantage.review.audit.judging import gate_checks, judge_again
+from vantage.runs.gates import standing
+from vantage.runs.record import REMOVED, SUCCEEDED, RunRecord, StageRecord
+from vantage.schemas.kinds import KINDS
+from vantage.schemas.recipe.recipe import ResolvedRecipe
+from vantage.schemas.records.artifacts import Artifact
+from vantage.schemas.records.audit import Check
+from vantage.schemas.records.stage_key import differences as key_differences
+from vantage.schemas.records.stage_key import stage_key as hash_key_parts
+from vantage.schemas.steps import dependencies
+from vantage.storage.measured_file import differences
+from vantage.storage.refs import Ref
+
+ENDED = frozenset({"completed", "reused", "gate_closed", "waiting_approval"})
+"""Status of a step that has an artifact."""
+
+
+def steps_of(record: RunRecord, stage_key: str, digest: str) -> list[str]:
+    """The run's steps that have this stage key; first those with this artifact."""
+    steps = [step for step, stage in record.stages.items() if stage.stage_key == stage_key]
+    return sorted(steps, key=lambda step: record.stages[step].digest != digest)
+
+
+def record_checks(
+    evidence: Evidence, run_id: str, step: str, digest: str, ref: Ref | None
+) -> Iterator[Check]:
+    """``run.json`` against the ref, the artifact's own metrics, and the recipe in it; then each of its gates."""
+    record = evidence.record(run_id)
+    if isinstance(record, Missing | Broken):
+        yield check_of("run record", record)
+        return
+    stage = record.stages.get(step)
+    if stage is None or stage.status not in ENDED:
+        yield _unfinished(evidence, run_id, step, digest, ref, stage)
+        return
+    problems = [*_against_ref(stage, digest, ref), *_against_files(evidence, stage, digest)]
+    problems += _against_recipe(record.recipe, step, stage, ref)
+    yield Check(subject="run record", outcome="wrong" if problems else "ok", detail="; ".join(problems))
+    inputs = _inputs(evidence, record, step)
+    judged = judge_again(evidence, record.recipe, step, digest, inputs)
+    yield from gate_checks(stage.verdicts, judged, by="run.json")
+    if ref is not None and (said := _wrong_status(record, step, stage, ref.artifact)):
+        yield Check(subject="gates", outcome="wrong", detail=said)
+
+
+def _wrong_status(record: RunRecord, step: str, stage: StageRecord, artifact: Artifact) -> str:
+    """What the status of a step should be by its verdicts and by what people answered; empty: it is."""
+    stands = standing(step, artifact, stage.verdicts, record.approvals)
+    if stage.status == stands or (stands == "open" and stage.status in SUCCEEDED):
+        return ""
+    if stage.status == "waiting_approval" == standing(step, artifact, stage.verdicts, ()):
+        return ""  # answered, and not resumed since
+    must_be = "completed" if stands == "open" else stands.replace("_", " ")
+    return f"run.json says {stage.status.replace('_', ' ')}; by its verdicts and the answers to them it is {must_be}"
+
+
+def outbox_check(evidence: Evidence, run_id: str, step: str, digest: str, ref: Ref | None) -> Check:
+    """The sequence of what the run told, against the ref and ``run.json``."""
+    replay = evidence.replay(run_id)
+    if isinstance(replay, Missing | Broken):
+        return check_of("outbox", replay)
+    entry, record = replay.entry.stages.get(step), evidence.record(run_id)
+    if entry is None or entry.artifact is None:
+        known = record.stages.get(step) if isinstance(record, RunRecord) else None
+        ended = known is not None and known.status in ENDED
+        said = f"run {run_id} told of no artifact of {step}" + (", and run.json has one" if ended else "")
+        return Check(subject="outbox", outcome="wrong" if ended else "unchecked", detail=said)
+    problems: list[str] = []
+    if entry.artifact.digest != digest:
+        problems.append(f"it told of {entry.artifact.digest[:12]}")
+    elif ref is not None:
+        problems += _artifact_differences(entry.artifact, ref.artifact)
+    problems += _input_problems(entry.inputs, entry.artifact)
+    if ref is not None and ref.run_id == run_id:
+        problems += _told_making(replay, step, ref)
+    if isinstance(record, RunRecord) and (stage := record.stages.get(step)) is not None:
+        problems += _outbox_against_record(replay, record, step, stage)
+    return Check(
+        subject="outbox",
+        outcome="wrong" if problems else "ok",
+        detail="; ".join(problems) or f"{len(replay.told)} operations",
+    )
+
+
+def edge_problems(
+    evidence: Evidence, run_id: str, step: str, role: str, digest: str, parent: Ref | None
+) -> Iterator[str]:
+    """What the run that made an artifact says of one of its parents, where that differs from the ref of the parent."""
+    record, replay = evidence.record(run_id), evidence.replay(run_id)
+    if isinstance(record, RunRecord) and step in record.stages and record.stages[step].status in ENDED:
+        read = dependencies(record.recipe).get(step, {}).get(role)
+        stage = None if read is None else record.stages.get(read)
+        if read is None and not role.endswith(BASE_SUFFIX):
+            yield f"the recipe in run.json gives {step} no {role}"
+        if stage is not None and stage.digest != digest:
+            yield f"run.json says that {read} made {str(stage.digest)[:12]}"
+        if stage is not None and stage.status in ("gate_closed", "waiting_approval"):
+            yield f"{read} is {stage.status.replace('_', ' ')}, so nothing could be made of it"
+    if isinstance(replay, Replay) and step in replay.entry.stages:
+        given = replay.entry.stages[step].inputs.get(role)
+        if given is None and not role.endswith(BASE_SUFFIX):
+            yield f"the outbox names no {role}"
+        elif given is not None and given.artifact.digest != digest:
+            yield f"the outbox says {given.artifact.digest[:12]}"
+        elif given is not None and parent is not None:
+            for problem in _artifact_differences(given.artifact, parent.artifact):
+                yield f"as {step} read it, {problem}"
+
+
+def _unfinished(
+    evidence: Evidence, run_id: str, step: str, digest: str, ref: Ref | None, stage: StageRecord | None
+) -> Check:
+    """The run that made the artifact does not say so: it died in between, and another has found the artifact."""
+    if stage is None or ref is None:
+        return Check(subject="run record", outcome="wrong", detail=f"run {run_id} has no step {step}")
+    for other in evidence.run_ids:
+        record = evidence.record(other)
+        stages = record.stages.values() if isinstance(record, RunRecord) else ()
+        if any(
+            each.digest == digest and each.stage_key == ref.artifact.stage_key and each.status in ENDED
+            for each in stages
+        ):
+            said = (
+                f"run {run_id} ended before it recorded the artifact; run {other} has found and recorded it"
+            )
+            return Check(subject="run record", detail=said)
+    said = f"{step} of run {run_id} is {stage.status}, and no run has recorded the artifact"
+    return Check(subject="run record", outcome="unchecked", detail=said)
+
+
+def _against_ref(stage: StageRecord, digest: str, ref: Ref | None) -> Iterator[str]:
+    if stage.digest != digest:
+        yield f"its digest is {str(stage.digest)[:12]}"
+    if ref is None:
+        return
+    if stage.stage_key != ref.artifact.stage_key:
+        yield f"its stage key is {str(stage.stage_key)[:12]}"
+    if stage.key_parts and stage.key_parts != ref.key_parts:
+        changed = key_differences(ref.key_parts, stage.key_parts)
+        yield f"key_parts differ from the ref's: {'; '.join(changed)}"
+    if stage.provenance != ref.provenance:
+        yield _provenance_said("it says", stage.provenance, ref.provenance)
+
+
+def _against_files(evidence: Evidence, stage: StageRecord, digest: str) -> Iterator[str]:
+    sealed = evidence.sealed(digest)
+    if not isinstance(sealed, Missing | Broken):
+        yield from differences("metrics", stage.metrics, sealed.measured.metrics)
+
+
+def _against_recipe(recipe: ResolvedRecipe, step: str, stage: StageRecord, ref: Ref | None) -> Iterator[str]:
+    """The stage key, made again from the recipe in ``run.json`` and the digests of the inputs."""
+    parts = ref.key_parts if ref is not None else stage.key_parts
+    kind = KINDS.get(str(parts.get("kind")))
+    if kind is None or kind.revision != parts.get("revision") or stage.stage_key is None:
+        return  # made by a version that computed otherwise; its key cannot be made again
+    if hash_key_parts(stage.key_parts or parts) != stage.stage_key:
+        yield "its key_parts do not hash to its stage key"
+    if ref is None:
+        return  # only a ref names every input
+    source = parts.get("inputs", {}).get("source")
+    inputs = {role: each for role, each in ref.artifact.parents.items() if not role.endswith(BASE_SUFFIX)}
+    try:
+        again = key_parts_of(recipe, step, inputs, source={} if source is None else {"source": source})
+    except (ValueError, KeyError, OSError) as error:
+        yield f"its recipe makes no such step ({error})"
+        return
+    if hash_key_parts(again) != stage.stage_key:
+        yield f"its recipe makes another stage key: {'; '.join(key_differences(parts, again))}"
+
+
+def _inputs(evidence: Evidence, record: RunRecord, step: str) -> dict[str, Input]:
+    """Role → step and artifact that a step read, by the run's own record."""
+    found = {}
+    for role, read in dependencies(record.recipe).get(step, {}).items():
+        stage = record.stages.get(read)
+        ref = evidence.ref(stage.stage_key) if stage is not None and stage.stage_key else None
+        if isinstance(ref, Ref):
+            found[role] = Input(stage=read, artifact=ref.artifact)
+    return found
+
+
+def _artifact_differences(told: Artifact, artifact: Artifact) -> Iterator[str]:
+    """Fields in which two descriptions of one artifact differ."""
+    ours, theirs = artifact.model_dump(mode="json"), told.model_dump(mode="json")
+    for field in dict.fromkeys((*ours, *theirs)):
+        one, other = ours.get(field), theirs.get(field)
+        if one == other:
+            continue
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            names = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
+            yield ", ".join(f"{field}.{name} was told as {other.get(name)}" for name in names)
+        else:
+            yield f"{field} was told as {other if other is None else str(other)[:12]}"
+
+
+def _told_making(replay: Replay, step: str, ref: Ref) -> Iterator[str]:
+    """That the run made the artifact, as the ref says, and how."""
+    attempt = replay.entry.stages[step].attempt
+    if attempt is None:
+        yield "the ref says that this run made the artifact, and it told of having found it"
+    elif attempt != ref.attempt:
+        yield f"the ref says that attempt {ref.attempt} made the artifact, and it told of attempt {attempt}"
+    finished = replay.finished(step)
+    if finished is None or finished.artifact is None or finished.artifact.digest != ref.artifact.digest:
+        return
+    if dict(ref.provenance) != finished.provenance:
+        yield _provenance_said("it told of", finished.provenance, ref.provenance)
+
+
+def _input_problems(inputs: Mapping[str, Input], artifact: Artifact) -> Iterator[str]:
+    for role, given in inputs.items():
+        if artifact.parents.get(role) != given.artifact.digest:
+            yield f"input {role} was told as {given.artifact.digest[:12]}, and the artifact's parent as another"
+
+
+def _outbox_against_record(replay: Replay, record: RunRecord, step: str, stage: StageRecord) -> Iterator[str]:
+    entry = replay.entry.stages[step]
+    if entry.stage_key != stage.stage_key:
+        yield f"its stage key is {entry.stage_key[:12]}, that in run.json {str(stage.stage_key)[:12]}"
+    if stage.status in ENDED and record.status != REMOVED:
+        recorded = replay.recorded_verdicts(step)
+        told = () if recorded is None else recorded.verdicts
+        if tuple(told) != tuple(stage.verdicts):
+            shown = "; ".join(map(str, told)) or "none"
+            yield f"it told of other verdicts than run.json has: {shown}"
+    if record.recipe.model_dump(mode="json") != replay.opened.recipe:
+        return  # the check of the run says so
+    params = next(
+        (
+            each.operation.params
+            for each in reversed(replay.told)
+            if each.operation.operation in ("open_stage", "record_reuse")
+            and getattr(each.operation, "stage", None) == step
+        ),
+        None,
+    )
+    expected = work_of(record.recipe, step).model_dump(mode="json")
+    if params is not None and params != expected:
+        changed = "; ".join(key_differences(expected, params))
+        yield f"it told of other params than the recipe has: {changed}"
+
+
+def _provenance_said(who: str, one: Mapping[str, object], other: Mapping[str, object]) -> str:
+    names = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
+    said = ", ".join(f"{name} {str(one.get(name, 'absent'))[:40]}" for name in names)
+    return f"provenance differs from the ref's: {who} {said}"

@@ -1,0 +1,117 @@
+"""How much of a run's outbox one MLflow server has got, by the files that lie beside it."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from vantage.ledger.operations import to_json
+from vantage.ledger.replay import Replay, Told
+from vantage.review.audit.evidence import Evidence, Missing
+from vantage.schemas.records.audit import Check
+
+_CLOCKS_DIFFER_SECONDS = 3600
+"""By how much clocks of machines that take one run over from another may differ."""
+_WITHOUT_ENTRY = ("publish", "close_run")
+"""Operations that leave nothing in the entry of a run or a stage."""
+
+
+@dataclass(frozen=True)
+class SentTo:
+    """What a server must have of a run."""
+
+    required: tuple[Told, ...]
+    """The operations that it was sent, and did not refuse."""
+    remark: str
+    """Why it may not have all; empty: it must."""
+
+
+def sent_to(evidence: Evidence, run_id: str, replay: Replay) -> SentTo | Missing:
+    """What the server must have of the run; Missing: the run was never sent to it."""
+    return evidence.once(("sent", run_id), lambda: _sent_to(evidence, run_id, replay))
+
+
+def _sent_to(evidence: Evidence, run_id: str, replay: Replay) -> SentTo | Missing:
+    experiment = replay.opened.experiment
+    destination = evidence.ask(lambda server: server.destination(experiment))
+    if isinstance(destination, Missing):
+        return destination
+    end = None if destination is None else _ends(evidence, run_id).get(destination)
+    if end is None:  # then it has nothing of the run, or the file that says so was lost
+        knows = evidence.ask(lambda server: server.knows(experiment, run_id))
+        if isinstance(knows, Missing) or not knows:
+            return Missing(
+                f"{evidence.server.address} was never sent run {run_id}; set MLFLOW_TRACKING_URI to the server that was"
+            )
+    refused = _refused(evidence, run_id, str(destination))
+    length = replay.end if end is None else end
+    sent = [each for each in replay.told if each.end <= length]
+    taken = tuple(each for each in sent if to_json(each.operation) not in refused)
+    counted = [each for each in refused if each.get("operation") not in _WITHOUT_ENTRY]
+    remarks = []
+    if len(sent) < len(replay.told):
+        remarks.append(
+            f"MLflow has not got the last {len(replay.told) - len(sent)} operations yet; the next run sends them"
+        )
+    if counted:
+        remarks.append(
+            f"MLflow refused {len(counted)} operations when they were sent (ledger/refused.jsonl says why)"
+        )
+    return SentTo(taken, "; ".join(remarks))
+
+
+def is_taken(evidence: Evidence, run_id: str, replay: Replay, told: Told) -> bool:
+    """Whether the server must have applied this operation."""
+    sent = sent_to(evidence, run_id, replay)
+    return isinstance(sent, SentTo) and any(each.end == told.end for each in sent.required)
+
+
+def order_checks(evidence: Evidence, run_id: str, replay: Replay) -> Iterator[Check]:
+    """Whether the outbox is still the one that was sent, and its times follow one another."""
+    lines = {0, *(each.end for each in replay.told)}
+    cut = sorted({end for end in _ends(evidence, run_id).values() if end not in lines})
+    if cut:
+        said = f"{cut[0]:,} bytes of it were sent to MLflow, and none of its lines ends there: it was changed since"
+        yield Check(subject="outbox", outcome="wrong", detail=said)
+    timed = [each.operation for each in replay.told if hasattr(each.operation, "time")]
+    for one, other in pairwise(timed):
+        if (ahead := (one.time - other.time) / 1000) > _CLOCKS_DIFFER_SECONDS:
+            said = (
+                f"its {one.operation.replace('_', ' ')} says that it was {ahead:,.0f} s after the {other.operation.replace('_', ' ')} "
+                "that follows it: a clock was wrong, or the time was edited, so who moved an alias last cannot be told"
+            )
+            yield Check(subject="outbox", outcome="unchecked", detail=said)
+            return
+
+
+def _ends(evidence: Evidence, run_id: str) -> dict[str, int]:
+    """Destination → byte offset up to which it was sent the outbox; empty if nothing is known."""
+    data = evidence.workspace.records.read_ledger_file(run_id, "sent.json")
+    try:
+        ends = json.loads(data or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(ends, dict):
+        return {}
+    return {str(name): end for name, end in ends.items() if isinstance(end, int)}
+
+
+def _refused(evidence: Evidence, run_id: str, destination: str) -> list[dict[str, Any]]:
+    """The operations that the server refused for good."""
+    data = evidence.workspace.records.read_ledger_file(run_id, "refused.jsonl")
+    return [
+        line["operation"]
+        for line in _lines(data)
+        if line.get("destination") == destination and isinstance(line.get("operation"), dict)
+    ]
+
+
+def _lines(data: bytes | None) -> Iterator[dict[str, Any]]:
+    for line in (data or b"").splitlines():
+        try:
+            read = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(read, dict):
+            yield read

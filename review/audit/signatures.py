@@ -1,0 +1,35 @@
+"""Signatures of artifacts: whether each holds, and whether those that are required are there."""
+
+from vantage.review.audit.evidence import Evidence
+from vantage.runs.record import RunRecord
+from vantage.schemas.records.audit import Check
+from vantage.storage.refs import Ref
+
+SUBJECT = "signature"
+
+
+def signature_checks(evidence: Evidence, ref: Ref, step: str) -> list[Check]:
+    """A check for each key that has signed the artifact or must have; none where nothing is signed nor required."""
+    if evidence.store is None:
+        return []
+    from vantage.signing.statements import judged_by
+    from vantage.signing.verification import signature_checks as checks_of
+
+    record = evidence.record(ref.run_id)
+    judged = judged_by(record, step) if isinstance(record, RunRecord) and step in record.stages else None
+    found = checks_of(evidence.store, ref, required=evidence.required_keys, judged=judged)
+    return [Check(subject=SUBJECT, outcome=each.outcome, detail=each.detail) for each in found]
+
+
+def unsigned(evidence: Evidence) -> list[Check]:
+    """Of an artifact without a ref, where keys are required: a signature is of an artifact and its ref."""
+    if not evidence.required_keys:
+        return []
+    keys = ", ".join(key.short for key in evidence.required_keys)
+    return [
+        Check(
+            subject=SUBJECT,
+            outcome="unchecked",
+            detail=f"key {keys} is required, and there is no ref to compare",
+        )
+    ]

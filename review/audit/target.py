@@ -1,0 +1,199 @@
+"""What ``vantage audit TARGET`` means: a registered model, one of MLflow's runs, a run, a digest, a folder."""
+
+import re
+from pathlib import Path
+
+from vantage.ledger.replay import Replay
+from vantage.review.audit.evidence import Broken, Evidence, Missing
+from vantage.review.audit.folders import add_folder
+from vantage.review.audit.publications import moved_away, publications, required_steps, version_checks
+from vantage.review.audit.walk import Walk
+from vantage.review.audit.whole_runs import run_checks
+from vantage.runs.record import RunRecord
+from vantage.runs.run_ids import LATEST, find_run
+from vantage.runs.workspace import RunError
+from vantage.schemas.records.audit import AuditReport, Check, Hashing
+
+_MLFLOW_RUN = re.compile(r"[0-9a-f]{32}")
+_DIGEST_PREFIX = re.compile(r"[0-9a-f]{8,64}")
+
+
+def audit(evidence: Evidence, target: str) -> AuditReport:
+    """Every check of the target and of all that it was made of.
+
+    Raises:
+        RunError: there is no such thing; the message says what may be named.
+        ConnectionError: the target is in MLflow, which does not answer.
+    """
+    walk = Walk(evidence)
+    described, checks = _begin(evidence, walk, target)
+    artifacts = walk.audited()
+    inner = {edge.parent for artifact in artifacts for edge in artifact.parents} - walk.first
+    runs = [run_checks(evidence, run_id) for run_id in walk.runs()]
+    clock = evidence.clock
+    return AuditReport(
+        target=target,
+        described=described,
+        checks=tuple(checks),
+        roots=tuple(artifact.id for artifact in artifacts if artifact.id not in inner),
+        artifacts=tuple(artifacts),
+        runs=tuple(runs),
+        hashing=Hashing(
+            num_bytes=clock.num_bytes,
+            seconds=clock.seconds,
+            read_seconds=clock.read_seconds,
+            hash_seconds=clock.hash_seconds,
+        ),
+    )
+
+
+def _begin(evidence: Evidence, walk: Walk, target: str) -> tuple[str, list[Check]]:
+    """Add what the target means to the walk; what it is in words, and the checks of the target itself."""
+    path = Path(target).expanduser()
+    if target.startswith(("/", "./", "../", "~")) or target in (".", "..") or path.is_dir():
+        return add_folder(evidence, walk, path)
+    if "@" in target or target.startswith("models:/"):
+        return _registered(evidence, walk, target.removeprefix("models:/"))
+    if _MLFLOW_RUN.fullmatch(target):
+        return _mlflow_run(evidence, walk, target)
+    if _DIGEST_PREFIX.fullmatch(target):
+        digests = [each for each in _known_digests(evidence) if each.startswith(target)]
+        if len(digests) > 1:
+            shown = ", ".join(each[:20] for each in digests[:5])
+            raise RunError(f"{target} fits {len(digests)} artifacts ({shown}); give more of the digest")
+        if digests:
+            walk.add_digest(digests[0])
+            return f"artifact {digests[0]}", []
+    run, _, step = target.partition("/")
+    try:
+        run_id = find_run(evidence.workspace, run)
+    except RunError as unknown:
+        if run == LATEST or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}(/[0-9]+)?", target):
+            raise
+        return _registered(evidence, walk, target, unknown=unknown)
+    return _run(evidence, walk, run_id, step)
+
+
+def _run(evidence: Evidence, walk: Walk, run_id: str, step: str) -> tuple[str, list[Check]]:
+    record = evidence.record(run_id)
+    if isinstance(record, Missing | Broken):
+        return _without_record(evidence, walk, run_id, step, record)
+    made = [name for name, stage in record.stages.items() if stage.digest and stage.stage_key]
+    if step and step not in record.stages:
+        raise RunError(f"run {run_id} has no step {step}; it has {', '.join(record.stages) or 'none yet'}")
+    if step and step not in made:
+        raise RunError(
+            f"{step} of run {run_id} has made nothing yet; audit one of {', '.join(made) or 'its parents'}"
+        )
+    if not made:
+        raise RunError(f"run {run_id} has made nothing yet, so there is nothing to audit")
+    for name in [step] if step else made:
+        stage = record.stages[name]
+        walk.add(str(stage.digest), stage.stage_key, asked=(run_id, name))
+    if step:
+        return f"{step} of run {run_id}", []
+    status = record.status.replace("_", " ")
+    return f"run {run_id} of {record.recipe.recipe}, {status}", list(moved_away(evidence, run_id))
+
+
+def _without_record(
+    evidence: Evidence, walk: Walk, run_id: str, step: str, problem: Missing | Broken
+) -> tuple[str, list[Check]]:
+    """A run whose ``run.json`` is gone or cannot be read: what its outbox told of is audited."""
+    replay = evidence.replay(run_id)
+    told = replay.entry.stages if isinstance(replay, Replay) else {}
+    for name, stage in told.items():
+        if stage.artifact is not None and step in ("", name):
+            walk.add(stage.artifact.digest, stage.stage_key, asked=(run_id, name))
+    said = str(problem).partition("; ")[0]
+    return f"run {run_id}", [Check(subject="run record", outcome="wrong", detail=said)]
+
+
+def _known_digests(evidence: Evidence) -> list[str]:
+    """Digests of the store, and those that runs recorded."""
+    stored = evidence.store.digests() if evidence.store is not None else []
+    records = [evidence.record(run_id) for run_id in evidence.run_ids]
+    recorded = {
+        stage.digest
+        for record in records
+        if isinstance(record, RunRecord)
+        for stage in record.stages.values()
+        if stage.digest
+    }
+    return sorted({*stored, *recorded})
+
+
+def _mlflow_run(evidence: Evidence, walk: Walk, mlflow_run_id: str) -> tuple[str, list[Check]]:
+    tags = evidence.ask(lambda server: server.tags_of(mlflow_run_id))
+    if isinstance(tags, Missing):
+        raise ConnectionError(f"{tags}; start it, or set MLFLOW_TRACKING_URI")
+    if tags is None:
+        raise RunError(f"MLflow at {evidence.server.address} has no run {mlflow_run_id}")
+    if "vantage.run_id" not in tags:
+        raise RunError(
+            f"MLflow's run {mlflow_run_id} has no tag vantage.run_id: Vantage did not make it, or it was edited"
+        )
+    run_id, step = tags["vantage.run_id"], tags.get("vantage.stage", "")
+    if run_id not in evidence.run_ids:
+        raise RunError(
+            f"MLflow's run {mlflow_run_id} is {step or 'the whole'} of run {run_id}, which {evidence.workspace.address} does "
+            "not have; name its workspace with --workspace"
+        )
+    described, checks = _run(evidence, walk, run_id, step)
+    return f"MLflow's run {mlflow_run_id}: {described}", [
+        *checks,
+        *_is_its_entry(evidence, run_id, step, mlflow_run_id),
+    ]
+
+
+def _is_its_entry(evidence: Evidence, run_id: str, step: str, mlflow_run_id: str) -> list[Check]:
+    """Whether the named run of MLflow is the one that is compared: a double would only say that it is."""
+    record = evidence.record(run_id)
+    experiment = record.recipe.recipe if isinstance(record, RunRecord) else ""
+    runs = evidence.mlflow_runs(experiment, run_id)
+    entries = [] if isinstance(runs, Missing) else runs.get(step or None, [])
+    if entries and entries[0].run_id == mlflow_run_id:
+        return [Check(subject="MLflow's run", detail=f"the entry of {step or 'the run'}")]
+    said = f"it says that it is {step or 'the run'}, whose own entry is another"
+    return [Check(subject="MLflow's run", outcome="wrong", detail=said)]
+
+
+def _registered(
+    evidence: Evidence, walk: Walk, named: str, *, unknown: RunError | None = None
+) -> tuple[str, list[Check]]:
+    name, _, alias = named.partition("@")
+    name, _, number = name.partition("/")
+    version = evidence.ask(lambda server: server.version(name, number or None, alias or None))
+    if isinstance(version, Missing):
+        if unknown is not None:
+            raise RunError(f"{unknown}; and {version}") from None
+        raise ConnectionError(f"{version}; start it, or set MLFLOW_TRACKING_URI")
+    if version is None:
+        raise RunError(
+            f"{named} is no run, no digest, no folder, and no registered model of MLflow at {evidence.server.address}; give "
+            "NAME@ALIAS, NAME/VERSION, a run, a digest of 8 letters or more, or a folder (--workspace PLACE: where the runs are)"
+        )
+    described = f"{name} version {version.version}" + (f", which {alias} points to" if alias else "")
+    if "vantage.digest" not in version.tags:
+        said = f"version {version.version} has no tag vantage.digest: Vantage did not publish it, or the tag was removed"
+        return described, [Check(subject=f"version {name}/{version.version}", outcome="wrong", detail=said)]
+    walk.checked_versions.add((version.name, version.version))
+    digest, key = version.tags["vantage.digest"], version.tags.get("vantage.stage_key")
+    if key is not None and any(ref.artifact.stage_key == key for ref in evidence.refs_of.get(digest, [])):
+        walk.add(digest, key)
+    else:
+        walk.add_digest(digest)
+    walk.first = {next(iter(walk.found.values())).id}  # what was asked for, before what decided on its alias
+    _add_what_held_it_back(evidence, walk, name, digest)
+    return described, list(version_checks(evidence, version))
+
+
+def _add_what_held_it_back(evidence: Evidence, walk: Walk, name: str, digest: str) -> None:
+    """The evaluations whose gates decided on the alias; they are no parents of the model, but of its publication."""
+    for recorded in publications(evidence, name):
+        if recorded.digest != digest:
+            continue
+        for step in required_steps(recorded):
+            entry = recorded.entry.stages.get(step)
+            if entry is not None and entry.artifact is not None and step != recorded.operation.stage:
+                walk.add(entry.artifact.digest, entry.artifact.stage_key, asked=(recorded.run_id, step))

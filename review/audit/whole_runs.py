@@ -1,0 +1,130 @@
+"""A run as a whole: its record, the recipe in it, and what it told of itself."""
+
+from collections.abc import Iterator
+
+from pydantic import ValidationError
+
+from vantage.ledger import tracking
+from vantage.ledger.operations import OpenRun, RecordApproval
+from vantage.ledger.remarks import remark_on
+from vantage.ledger.replay import Replay
+from vantage.review.audit.evidence import Broken, Evidence, Missing, check_of
+from vantage.review.audit.mlflow_claims import mlflow_check
+from vantage.review.audit.published import published_checks
+from vantage.review.audit.run_claims import ENDED
+from vantage.review.audit.sent import order_checks
+from vantage.runs.record import REMOVED, RunRecord
+from vantage.runs.run import recipe_digest
+from vantage.schemas.recipe.recipe import ResolvedRecipe
+from vantage.schemas.recipe.sources import Registered
+from vantage.schemas.records.audit import AuditedRun, Check
+from vantage.schemas.records.metric_warnings import warnings_of
+from vantage.schemas.records.stage_key import differences
+
+
+def run_checks(evidence: Evidence, run_id: str) -> AuditedRun:
+    """Every check of a run that is of none of its steps."""
+    record, replay = evidence.record(run_id), evidence.replay(run_id)
+    checks = []
+    if isinstance(record, Missing | Broken):
+        checks.append(check_of("run record", record))
+    else:
+        problems = list(_record_problems(record))
+        checks.append(_check("run record", problems))
+    if isinstance(replay, Missing | Broken):
+        checks.append(check_of("outbox", replay))
+    elif isinstance(record, RunRecord):
+        checks.append(_check("outbox", list(_outbox_problems(record, replay))))
+        checks.append(mlflow_check(evidence, run_id, None))
+        checks += _strange_stages(evidence, run_id, replay)
+        checks += order_checks(evidence, run_id, replay)
+        checks += published_checks(evidence, run_id, replay)
+    return AuditedRun(run_id=run_id, checks=tuple(checks))
+
+
+def _check(subject: str, problems: list[str]) -> Check:
+    return Check(subject=subject, outcome="wrong" if problems else "ok", detail="; ".join(problems))
+
+
+def _record_problems(record: RunRecord) -> Iterator[str]:
+    pinned = any(isinstance(model.origin, Registered) for model in record.recipe.models.values())
+    if not pinned and recipe_digest(record.recipe) != record.recipe_digest:
+        yield (
+            f"its recipe hashes to {recipe_digest(record.recipe)[:12]}, recipe_digest is {record.recipe_digest[:12]}"
+        )
+    closed = sorted(step for step, stage in record.stages.items() if stage.status == "gate_closed")
+    waiting = [step for step, stage in record.stages.items() if stage.status == "waiting_approval"]
+    if record.status == "completed" and waiting:
+        yield f"it says completed, and {', '.join(waiting)} waits for approval"
+    if record.status == "completed" and closed:
+        yield f"it says completed, and the gate of {', '.join(closed)} is closed"
+    if record.status == "gate_closed" and not closed:
+        yield "it says gate closed, and no gate of it is"
+
+
+def _strange_stages(evidence: Evidence, run_id: str, replay: Replay) -> Iterator[Check]:
+    """Runs of MLflow that say they are of a stage which this run does not have."""
+    runs = evidence.mlflow_runs(replay.opened.experiment, run_id)
+    if isinstance(runs, Missing):
+        return  # the check of the parent run says so
+    tracking.set_up_client()
+    from vantage.ledger.to_mlflow.expected_runs import expected_runs  # imports MLflow
+
+    strange = sorted(str(stage) for stage in runs.keys() - expected_runs(replay.told).keys() if stage)
+    for stage in strange:
+        said = f"MLflow has a run that says it is stage {stage} of this run, which told of no such stage"
+        yield Check(subject="MLflow", outcome="wrong", detail=said)
+
+
+def _stage_problems(record: RunRecord, replay: Replay) -> Iterator[str]:
+    """Stages as the run told of them, against ``run.json``: their number, how they ended, and what is remarked on them."""
+    for step, told in replay.entry.stages.items():
+        stage = record.stages.get(step)
+        if stage is None or (told.artifact is not None and stage.digest is None):
+            yield f"it told of {step}, which run.json does not have"
+            continue
+        if told.artifact is None or stage.status not in ENDED or stage.digest != told.artifact.digest:
+            continue
+        if (stage.status, told.outcome) == ("completed", "reused"):
+            yield f"it told that {step} was found in the store, run.json says that it was made"
+        if told.attempt is not None and stage.attempt != told.attempt:
+            yield f"it told that attempt {told.attempt} made {step}, run.json says {stage.attempt}"
+        if stage.remark != (remark := remark_on(told.artifact, told.inputs)):
+            yield f"run.json remarks on {step}: {stage.remark or 'nothing'}; by its metrics and files it is: {remark or 'nothing'}"
+        if stage.warnings != (warnings := warnings_of(told.artifact.metrics)):
+            shown = "; ".join(warnings) or "none"
+            yield f"run.json has other warnings about {step} than its metrics give: {shown}"
+
+
+def _outbox_problems(record: RunRecord, replay: Replay) -> Iterator[str]:
+    for opening in (each.operation for each in replay.told if isinstance(each.operation, OpenRun)):
+        try:
+            told = ResolvedRecipe.model_validate(opening.recipe)
+        except ValidationError:
+            continue  # of another version of Vantage
+        if told != record.recipe:
+            changed = differences(record.recipe.model_dump(mode="json"), told.model_dump(mode="json"))
+            yield f"it told of another recipe than run.json has: {'; '.join(changed)}"
+            break
+    ended, told_end = ("completed", "gate_closed", "waiting_approval"), replay.entry.outcome
+    if record.status in ended and told_end in ended and record.status != told_end:
+        yield f"it told that the run is {told_end.replace('_', ' ')}, run.json says {record.status}"
+    if record.status == REMOVED:
+        return
+    told_answers = [
+        each.operation.approval for each in replay.told if isinstance(each.operation, RecordApproval)
+    ]
+    is_taken_up = record.status not in ("running", "waiting_approval")
+    for answer in record.approvals:
+        if answer.run_id not in (None, record.run_id):
+            yield f"run.json has an answer about {answer.question.subject} that was given to run {answer.run_id}"
+        if is_taken_up and answer not in told_answers:
+            yield f"run.json has an answer about {answer.question.subject} ({answer}), of which it told nothing"
+    for answer in told_answers:
+        if answer not in record.approvals:
+            yield f"it told of an answer about {answer.question.subject} ({answer}), which run.json does not have"
+    yield from _stage_problems(record, replay)
+    told_copies = {(each.registered_model, each.artifact.digest) for each, _ in replay.publications()}
+    for name, copy in record.copies.items():
+        if (name, copy.digest) not in told_copies:
+            yield f"run.json says that {copy.digest[:12]} was published as {name}, of which it told nothing"

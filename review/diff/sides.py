@@ -1,0 +1,221 @@
+"""One side of a comparison: a run, a stage of it, a registered model, or a recipe, by the names that people give them."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vantage.attempts.jobs import gates_of, key_parts_of, work_of
+from vantage.ledger import tracking
+from vantage.runs.record import RunRecord, StageRecord
+from vantage.runs.resolving import load_resolved
+from vantage.runs.run import read_run
+from vantage.runs.run_ids import find_run
+from vantage.runs.workspace import RunError, Workspace
+from vantage.schemas.loading.recipe_file import builtin_recipes
+from vantage.schemas.recipe.recipe import ResolvedRecipe
+from vantage.schemas.recipe.stage import Gate
+from vantage.schemas.records.artifacts import Artifact
+from vantage.schemas.records.difference import ComparedSide
+from vantage.schemas.records.stage_key import stage_key
+from vantage.schemas.steps import dependencies, ordered_steps
+from vantage.storage.refs import DamagedRef
+
+_RECIPE_FILES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a side."""
+
+    name: str
+    kind: str
+    gates: tuple[Gate, ...]
+    key: str | None
+    """Its stage key; of a recipe, the hash of all that the key will depend on. None: not known."""
+    parts: Mapping[str, object]
+    """What the key is the hash of."""
+    record: StageRecord
+    """Of the run; empty for a recipe."""
+    artifact: Artifact | None = None
+    """None: there is none, or the store has it no longer."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two things that are compared."""
+
+    told: ComparedSide
+    recipe: ResolvedRecipe
+    steps: Mapping[str, Step] = field(default_factory=dict)
+
+    @property
+    def is_recipe(self) -> bool:
+        """Whether nothing of it was computed."""
+        return self.told.kind == "recipe"
+
+
+def find_side(workspace: Workspace, named: str, overrides: Sequence[str] = ()) -> Side:
+    """The side that ``named`` means.
+
+    Args:
+        workspace: where runs are, and whose MLflow has the registered models.
+        named: a recipe's file, ``RUN``, ``RUN/STAGE``, the name of a built-in recipe, or ``NAME``, ``NAME@ALIAS`` or
+            ``NAME/VERSION`` of a registered model (also with ``models:/`` before it); in this order.
+        overrides: ``KEY=VALUE`` of a recipe; nothing else has any.
+
+    Raises:
+        RunError: it is none of these, or a model whose run is not in the workspace.
+        vantage.schemas.problems.RecipeError, ValueError: the recipe is invalid.
+        vantage.ledger.to_mlflow.published_models.RegistryUnavailable: MLflow does not answer.
+    """
+    if Path(named).suffix in _RECIPE_FILES:
+        return _of_recipe(named, overrides)
+    if "@" in named or named.startswith("models:/"):
+        return _of_model(workspace, named)
+    run, _, step = named.partition("/")
+    try:
+        run_id = find_run(workspace, run)
+    except RunError as unknown:
+        if re.search(r" fits .*give more", str(unknown)):
+            raise
+        if named in builtin_recipes():
+            return _of_recipe(named, overrides)
+        return _of_model(workspace, named, unknown=unknown)
+    return _of_run(workspace, read_run(workspace, run_id), named, step or None)
+
+
+def find_sides(workspace: Workspace, a: str, b: str, overrides: Sequence[str]) -> tuple[Side, Side]:
+    """Both sides; overrides are those of B if that is a recipe, else of A.
+
+    Raises:
+        RunError: as ``find_side``; or there are overrides, and no recipe.
+    """
+    other = find_side(workspace, b, overrides)
+    if overrides and other.is_recipe:
+        return find_side(workspace, a), other
+    one = find_side(workspace, a, overrides)
+    if overrides and not one.is_recipe:
+        raise RunError(f"--set {overrides[0]} changes a recipe, and neither {a} nor {b} is one; leave it out")
+    return one, other
+
+
+def expected_steps(recipe: ResolvedRecipe) -> dict[str, Step]:
+    """The steps of a recipe with keys in which the digest of an input is replaced by the input's own such key.
+
+    Two steps with the same one will have the same stage key if their inputs are reproducible, before anything is computed.
+    """
+    found: dict[str, Step] = {}
+    read = dependencies(recipe)
+    for name in ordered_steps(recipe):
+        inputs = {role: found[step].key for role, step in read[name].items()}
+        known = {role: key for role, key in inputs.items() if key is not None}
+        parts: Mapping[str, object] = {}
+        if len(known) == len(inputs):
+            try:
+                parts = key_parts_of(recipe, name, known)
+            except (OSError, ValueError):  # a source that is not on this machine
+                parts = {}
+        key = stage_key(parts) if parts else None
+        found[name] = Step(
+            name, work_of(recipe, name).kind, gates_of(recipe, name), key, parts, StageRecord()
+        )
+    return found
+
+
+def _of_recipe(named: str, overrides: Sequence[str]) -> Side:
+    recipe, _ = load_resolved(named, overrides)
+    return Side(
+        ComparedSide(named=named, kind="recipe", recipe=recipe.recipe), recipe, expected_steps(recipe)
+    )
+
+
+def _of_run(workspace: Workspace, record: RunRecord, named: str, step: str | None) -> Side:
+    if step is not None and step not in record.stages:
+        there = f"there are {', '.join(record.stages)}" if record.stages else "it has recorded none yet"
+        raise RunError(f"run {record.run_id} has no stage {step}; {there}")
+    steps = {name: _step(workspace, record, name) for name in _around(record.recipe, step, record)}
+    told = ComparedSide(
+        named=named,
+        kind="run" if step is None else "stage",
+        recipe=record.recipe.recipe,
+        run_id=record.run_id,
+        status=record.status,
+        stage=step,
+        digest=None if step is None else record.stages[step].digest,
+    )
+    return Side(told, record.recipe, steps)
+
+
+def _around(recipe: ResolvedRecipe, step: str | None, record: RunRecord) -> list[str]:
+    """All steps of a run; or a step, what it was made of at any depth, and the evaluations of it."""
+    read = dependencies(recipe)
+    if step is None:
+        return [name for name in ordered_steps(recipe) if name in record.stages]
+    wanted, waiting = set[str](), [step]
+    waiting += [name for name, inputs in read.items() if inputs.get("candidate") == step]
+    while waiting:
+        name = waiting.pop()
+        if name not in wanted:
+            wanted.add(name)
+            waiting += read[name].values()
+    return [name for name in ordered_steps(recipe) if name in wanted and name in record.stages]
+
+
+def _step(workspace: Workspace, record: RunRecord, name: str) -> Step:
+    stage = record.stages[name]
+    return Step(
+        name=name,
+        kind=work_of(record.recipe, name).kind,
+        gates=gates_of(record.recipe, name),
+        key=stage.stage_key,
+        parts=stage.key_parts,
+        record=stage,
+        artifact=_artifact(workspace, stage),
+    )
+
+
+def _artifact(workspace: Workspace, stage: StageRecord) -> Artifact | None:
+    """The artifact that the stage's record names, if the store has it."""
+    storage = workspace.existing_storage
+    if storage is None or stage.stage_key is None or stage.digest is None:
+        return None
+    try:
+        ref = storage.find(stage.stage_key)
+    except (DamagedRef, ValueError):  # ValueError: what the record has is no key
+        return None
+    if ref is None or ref.artifact.digest != stage.digest or not storage.has_object(stage.digest):
+        return None
+    return ref.artifact
+
+
+def _of_model(workspace: Workspace, named: str, *, unknown: RunError | None = None) -> Side:
+    """The stage of the run that published a registered model."""
+    name, _, alias = named.removeprefix("models:/").partition("@")
+    name, _, version = name.partition("/")
+    address = tracking.address(None, workspace.root)
+    nothing = RunError(
+        f"{named} is no recipe, no run of {workspace.address}, and no model that MLflow has; give a recipe's file, RUN, "
+        "RUN/STAGE or NAME@ALIAS (--workspace PLACE: where the runs are)"
+    )
+    if tracking.is_missing_database(address) or (version and not version.isdecimal()):
+        raise nothing
+    tracking.set_up_client()
+    from vantage.ledger.to_mlflow.published_models import NoSuchModel, find_published  # imports MLflow
+
+    try:
+        found = find_published(address, name, version=version or None, alias=alias or None)
+    except NoSuchModel as error:
+        raise nothing if unknown is not None else RunError(str(error)) from None
+    what = f"{found.name} version {found.version}"
+    try:
+        record = read_run(workspace, found.run_id)
+    except RunError as error:
+        raise RunError(f"{what} was published by run {found.run_id}: {error}") from None
+    side = _of_run(workspace, record, named, found.stage)
+    if side.told.digest != found.digest:
+        raise RunError(
+            f"{what} holds {found.digest[:12]}, and {found.stage} of run {found.run_id} made "
+            f"{str(side.told.digest)[:12]}: the run was changed, or the model is another's; compare RUN/STAGE"
+        )
+    return Side(side.told.model_copy(update={"kind": "model"}), side.recipe, side.steps)

@@ -1,0 +1,33 @@
+"""``python -m vantage.review.reports RUN WORKSPACE`` makes the report of a run that ends (``vantage.review.reports.at_end``)."""
+
+import sys
+from contextlib import suppress
+
+from vantage.attempts.garbage import collect_rarely
+from vantage.review.reports.at_end import WRITE
+from vantage.review.reports.files import page_of, write_report
+from vantage.runs.run import read_run
+from vantage.runs.workspace import Workspace
+
+
+def main() -> None:
+    """Run and workspace are arguments. Each line on standard input says that more is recorded, ``WRITE`` that this is all.
+
+    What is there already is drawn before, since a plot that has been drawn is kept. If the lines end without ``WRITE``, the
+    run's process is dead, and its report is not written.
+    """
+    collect_rarely()
+    run_id, place = sys.argv[1:]
+    workspace = Workspace.at(place)
+    told = ""
+    while told != WRITE:
+        with suppress(Exception):  # whatever is wrong is wrong again below, and told there
+            page_of(workspace, read_run(workspace, run_id))
+        told = sys.stdin.readline().rstrip("\n")
+        if not told:
+            return
+    write_report(workspace, run_id)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""The learning curves of a run's training stages."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
+from statistics import fmean
+
+from vantage.review.reports.gathered import Curve, Point, StageCurves
+from vantage.runs.told import Row
+from vantage.schemas.kinds import KINDS
+from vantage.schemas.records.metric import Metric
+from vantage.schemas.records.metrics import METRICS
+
+MOST_POINTS = 200
+"""Of a longer curve, so many points are drawn."""
+TREND_POINTS = 25
+"""A curve of more than twice as many points also shows the means of so many equal parts."""
+MOST_FIGURES = 90
+"""On the page; of a recipe with many stages, each shows fewer curves."""
+MOST_OF_A_STAGE = 12
+FEWEST_OF_A_STAGE = 2
+
+ORDER = (
+    *(
+        "score_mean",
+        "best_score_mean",
+        "validation_score",
+        "validation_explained_variance",
+        "explained_variance",
+    ),
+    *("loss", "validation_nll", "train_pair_accuracy", "score_gap", "reward_gap", "validation_pair_accuracy"),
+    *("kl_to_reference", "entropy", "response_length_mean", "clip_fraction", "approx_kl", "truncated_share"),
+    *(
+        "value_loss",
+        "return_mean",
+        "nll",
+        "chosen_nll",
+        "critic_weight",
+        "value_bias",
+        "policy_loss",
+        "tied_share",
+    ),
+    *(
+        "reward_mean",
+        "positive_share",
+        "uniform_group_share",
+        "importance_weight",
+        "kl_coef",
+        "grad_norm_policy",
+    ),
+    *("grad_norm_critic", "grad_norm", "learning_rate_policy", "learning_rate"),
+)
+"""Metrics whose curves are drawn, those that say most first: reward, held-out score, loss, KL, entropy, length, clipping."""
+
+_WITHOUT_NOISE = ("learning_rate", "learning_rate_policy", "kl_coef")
+_BY_ROLLOUT = ("value_pretraining", "policy_optimization", "best_of_n")
+_BY_BATCH = ("preference_collection", "rollout_collection")
+_TABLE: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
+
+
+def stage_curves(
+    step: str, kind: str, told: Mapping[str, Sequence[Row]], *, most: int, made_by: str | None = None
+) -> StageCurves | None:
+    """The curves of one stage; None: it has none."""
+    found = [name for name in ORDER if told.get(name)]
+    if kind not in _BY_ROLLOUT + _BY_BATCH:  # of a reward model, the mean score says little
+        found.sort(key="score_mean".__eq__)
+    drawn = tuple(filter(None, (_curve(name, told[name]) for name in found[:most])))
+    if not drawn:
+        return None
+    shown = {each.metric for each in drawn}
+    others = tuple(sorted(name for name in told if name not in shown))
+    by = "iteration" if kind in _BY_ROLLOUT else "batch" if kind in _BY_BATCH else "optimiser step"
+    return StageCurves(step=step, kind=kind, by=by, curves=drawn, others=others, made_by=made_by)
+
+
+def most_of_each(stages: int) -> int:
+    """How many curves each of so many stages shows."""
+    return max(FEWEST_OF_A_STAGE, min(MOST_OF_A_STAGE, MOST_FIGURES // max(stages, 1)))
+
+
+def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> tuple[Point, ...]:
+    """At most so many points: the first, the last, and of each of equal parts between them the lowest and the highest.
+
+    So a spike of a single step is still seen, which a mean would hide.
+    """
+    if len(points) <= most:
+        return tuple(points)
+    inner = points[1:-1]
+    parts = (most - 2) // 2
+    kept = [points[0]]
+    for part in range(parts):
+        of_part = inner[part * len(inner) // parts : (part + 1) * len(inner) // parts]
+        ends = {min(of_part, key=lambda each: each[1]), max(of_part, key=lambda each: each[1])}
+        kept += sorted(ends)
+    return (*kept, points[-1])
+
+
+def trend(points: Sequence[Point], parts: int = TREND_POINTS) -> tuple[Point, ...]:
+    """The mean of each of equal parts, at the mean of its steps; empty for a curve that is short enough to be read."""
+    if len(points) <= 2 * parts:
+        return ()
+    found = []
+    for part in range(parts):
+        of_part = points[part * len(points) // parts : (part + 1) * len(points) // parts]
+        steps, values = zip(*of_part, strict=True)
+        found.append((round(fmean(steps)), fmean(values)))
+    return tuple(found)
+
+
+def meaning_of(name: str) -> tuple[str, str]:
+    """Unit and meaning of a metric; empty if no stage of this version measures it."""
+    known = _TABLE.get(name)
+    return (known.unit, known.meaning) if known else ("", "")
+
+
+def has_curves(kind: str) -> bool:
+    """Whether a kind of step measures anything while it runs."""
+    return kind in KINDS and bool(KINDS[kind].curves)
+
+
+def tokens_of(told: Mapping[str, Sequence[Row]], starts: Iterable[int]) -> float | None:
+    """About how many tokens a stage computed: speed at each step × time since the step before it.
+
+    Args:
+        told: the stage's curves.
+        starts: when its attempts began (milliseconds), since an attempt measures nothing of the time between them.
+    """
+    rows = told.get("tokens_per_second")
+    if not rows:
+        return None
+    begun = sorted(starts)
+    total, before = 0.0, None
+    for _, time, speed in rows:
+        since = max((each for each in begun if each <= time), default=time)
+        since = since if before is None else max(since, before)
+        total += speed * (time - since) / 1000 if isfinite(speed) else 0.0
+        before = time
+    return total
+
+
+def _curve(name: str, rows: Sequence[Row]) -> Curve | None:
+    finite = [(step, value) for step, _, value in rows if isfinite(value)]
+    if not finite:
+        return None
+    unit, meaning = meaning_of(name)
+    return Curve(
+        metric=name,
+        unit=unit,
+        meaning=meaning,
+        points=thinned(finite),
+        total=len(finite),
+        undefined=len(rows) - len(finite),
+        trend=() if name in _WITHOUT_NOISE else trend(finite),
+    )

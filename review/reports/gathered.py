@@ -1,0 +1,228 @@
+"""What the report of a run shows, as plain values: nothing here reads or draws."""
+
+from dataclasses import dataclass, field
+
+from vantage.schemas.records.energy import Energy
+from vantage.schemas.records.verdicts import Verdict
+
+Point = tuple[int, float]
+"""Step and value."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A stage or an implicit step of the run."""
+
+    name: str
+    kind: str
+    status: str
+    """As in ``run.json``; a run that no process executes has no running step."""
+    digest: str | None
+    seconds: float
+    """Wall time of the last attempt in this run; 0 if it was reused."""
+    reads: tuple[tuple[str, str], ...]
+    """Role and step."""
+    outcome: str
+    """Headline metrics, or why it did not run."""
+    made_by: str | None = None
+    """The run that made a reused artifact."""
+    is_implicit: bool = False
+
+
+@dataclass(frozen=True)
+class Publication:
+    """A model that the recipe publishes."""
+
+    step: str
+    model: str
+    """``NAME`` or ``NAME@ALIAS``, as it was recorded."""
+    result: str
+    """In words."""
+    is_published: bool
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A gate, and what was measured."""
+
+    step: str
+    verdict: Verdict | None
+    """None: it was not reached."""
+    asks: str
+    """``pair_accuracy >= 0.75``."""
+    on_fail: str
+    meaning: str
+    """Of its metric."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric over the steps of a stage."""
+
+    metric: str
+    unit: str
+    meaning: str
+    points: tuple[Point, ...]
+    """In the order of steps; of many, some (``vantage.review.reports.curves``)."""
+    total: int
+    """Points before some were left out."""
+    undefined: int = 0
+    """Points that are left out because they are not finite."""
+    trend: tuple[Point, ...] = ()
+    """Of a curve of many points: the mean of each of equal parts, at the mean of its steps."""
+
+
+@dataclass(frozen=True)
+class StageCurves:
+    """The learning curves of a training stage."""
+
+    step: str
+    kind: str
+    by: str
+    """What a step is: ``optimiser step``, ``iteration`` or ``batch``."""
+    curves: tuple[Curve, ...]
+    others: tuple[str, ...] = ()
+    """Metrics whose curves are not drawn."""
+    made_by: str | None = None
+    """The run that made a reused artifact, whose curves these are."""
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """How a number of both models' responses is distributed."""
+
+    what: str
+    edges: tuple[float, ...]
+    """Ends of the bins, one more than bins; of numbers of few values, those values instead."""
+    is_discrete: bool
+    baseline: tuple[int, ...]
+    """Responses in each bin."""
+    candidate: tuple[int, ...]
+    baseline_mean: float
+    candidate_mean: float
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of a sampled response."""
+
+    text: str
+    logprob: float
+    """In nats, under the distribution that it was drawn from."""
+    value: float | None = None
+    """What a critic expected before it saw the token; None: no critic read it."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One model's response to a prompt."""
+
+    text: str
+    judgements: tuple[tuple[str, float], ...]
+    ended: bool
+    tokens: tuple[Token, ...] = ()
+    """Empty: they were not recorded."""
+    more_tokens: int = 0
+    """Tokens beyond those that were recorded."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A prompt with both models' first responses."""
+
+    prompt: str
+    baseline: Answer
+    candidate: Answer
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An evaluation of a candidate against a baseline."""
+
+    step: str
+    candidate: str
+    baseline: str
+    summary: str
+    responses: int
+    """Of each model, on which the distributions are based."""
+    distributions: tuple[Distribution, ...] = ()
+    samples: tuple[Sample, ...] = ()
+    critic: str | None = None
+    """The step whose critic read the samples; None: none did."""
+    missing: tuple[str, ...] = ()
+    """What is not shown, and why."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A headline metric of a stage."""
+
+    step: str
+    metric: str
+    value: float | None
+    interval: tuple[float, float] | None
+    """At 95 %."""
+    n: int | None
+    unit: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a step of this run took."""
+
+    step: str
+    attempts: int
+    seconds: float
+    """Wall time of the last attempt."""
+    all_seconds: float
+    """Of all attempts of this run; of one whose process died, up to the last thing that was heard of it."""
+    gpus: int
+    device: str
+    tokens: float | None
+    """About: the speed that was measured at each step, times the time since the step before. None: it measures no speed."""
+    padding: float | None
+    """Mean share of padding in the passes."""
+    energy: Energy | None = None
+    """Of the attempts that measured it, together; None: none did."""
+    measured_attempts: int = 0
+    """So many attempts measured their energy."""
+
+
+@dataclass(frozen=True)
+class Remark:
+    """Something that the reader should know of a step."""
+
+    step: str
+    text: str
+    level: str
+    """``warning``, ``note`` or ``bad``."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """All of it, in the order in which it is shown."""
+
+    run_id: str
+    recipe: str
+    source: str
+    overrides: tuple[str, ...]
+    status: str
+    started: str
+    openings: int
+    steps: tuple[Step, ...]
+    next_steps: tuple[str, ...] = ()
+    publications: tuple[Publication, ...] = ()
+    gates: tuple[Gate, ...] = ()
+    curves: tuple[StageCurves, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+    measured: tuple[Measured, ...] = ()
+    costs: tuple[Cost, ...] = ()
+    environment: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...] = ()
+    """Part → (value, steps that have it)."""
+    code: tuple[tuple[str, str], ...] = ()
+    """Step → digest of the code that it ran."""
+    origin: tuple[tuple[str, str], ...] = ()
+    remarks: tuple[Remark, ...] = ()
+    missing: tuple[str, ...] = field(default_factory=tuple)
+    """Sections that could not be made, and why."""

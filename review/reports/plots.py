@@ -1,0 +1,141 @@
+"""The plots of a report: learning curves, and distributions before and after. One that has been drawn is kept."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING
+
+from vantage.ledger.pages.plots import INK, LOW, ONE, OTHER, TWO, Plot, svg
+from vantage.review.reports.curve_words import title_and_note
+from vantage.review.reports.gathered import Comparison, Curve, Distribution, StageCurves
+from vantage.review.reports.words import number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    Draw = Callable[[Axes], None]
+
+_MARKED = 40
+"""Curves of at most so many points show them."""
+_CROSSING_ZERO = frozenset({"explained_variance", "validation_explained_variance", "value_bias"})
+
+
+def curve_plots(stage: StageCurves) -> list[Plot]:
+    """A plot for each curve."""
+    return [_curve(stage, curve) for curve in stage.curves]
+
+
+def distribution_plots(comparison: Comparison) -> list[Plot]:
+    """A plot for each distribution: both models in one."""
+    return [_distribution(comparison, each) for each in comparison.distributions]
+
+
+@cache
+def value_plot(comparison: Comparison, place: int) -> Plot | None:
+    """What the critic expects while both responses of a sample grow; None: it read neither."""
+    sample = comparison.samples[place]
+    lines = [
+        (colour, style, name, values)
+        for colour, style, name, answer in (
+            (TWO, "--", f"{comparison.baseline} (baseline)", sample.baseline),
+            (ONE, "-", f"{comparison.candidate} (candidate)", sample.candidate),
+        )
+        if (values := [token.value for token in answer.tokens if token.value is not None])
+    ]
+    if not lines:
+        return None
+
+    def draw(axes: "Axes") -> None:
+        for colour, style, name, values in lines:
+            axes.plot(
+                range(1, len(values) + 1), values, color=colour, linestyle=style, linewidth=1.5, label=name
+            )
+        axes.set_xlabel("token", labelpad=2)
+        axes.locator_params(axis="x", integer=True, nbins=6)
+        axes.locator_params(axis="y", nbins=6)
+        axes.legend(frameon=False, fontsize=8, loc="best")
+
+    ends = "; ".join(f"{name} {number(values[0])} → {number(values[-1])}" for _, _, name, values in lines)
+    return Plot(
+        title="Value: the reward that the critic expects before each token",
+        note=ends,
+        svg=svg(
+            draw,
+            label=f"{comparison.step}, prompt {place + 1}: value by token; {ends}",
+            size=LOW,
+            fitted=False,
+        ),
+    )
+
+
+@cache
+def _curve(stage: StageCurves, curve: Curve) -> Plot:
+    steps, values = [step for step, _ in curve.points], [value for _, value in curve.points]
+
+    def draw(axes: "Axes") -> None:
+        if curve.metric in _CROSSING_ZERO:
+            axes.axhline(0, color=INK, linewidth=0.8)
+        marked = len(steps) <= _MARKED
+        if curve.trend:
+            axes.plot(steps, values, color=OTHER, linewidth=0.7, alpha=0.7)
+            axes.plot(*zip(*curve.trend, strict=True), color=ONE, linewidth=1.8)
+        else:
+            axes.plot(steps, values, color=ONE, linewidth=1.2, marker="o" if marked else None, markersize=3)
+        axes.set_xlabel(stage.by, labelpad=2)
+        axes.locator_params(axis="x", integer=True, nbins=6)
+        axes.locator_params(axis="y", nbins=6)
+
+    unit = f", {curve.unit}" if curve.unit not in ("", "1") else ""
+    ends = f"{number(values[0])} → {number(values[-1])}"
+    title, note = title_and_note(curve.metric, stage.kind)
+    said = ", ".join(filter(None, [note, _left_out(curve)]))
+    label = (
+        f"{stage.step}: {title} ({curve.metric}{unit}) by {stage.by}, from {ends}, lowest {number(min(values))}, "
+        f"highest {number(max(values))}"
+    )
+    return Plot(
+        title=f"{title} ({curve.metric}{unit})",
+        note=f"{ends}{f'; {said}' if said else ''}",
+        svg=svg(draw, label=label, size=LOW, fitted=False),
+    )
+
+
+def _left_out(curve: Curve) -> str:
+    parts = []
+    if len(curve.points) < curve.total:
+        parts.append(f"{len(curve.points)} of {curve.total:,} points")
+    if curve.undefined:
+        parts.append(f"{curve.undefined:,} points that are not finite are left out")
+    return ", ".join(parts)
+
+
+@cache
+def _distribution(comparison: Comparison, of: Distribution) -> Plot:
+    sides = (
+        (TWO, f"{comparison.baseline} (before)", of.baseline),
+        (ONE, f"{comparison.candidate} (after)", of.candidate),
+    )
+
+    def draw(axes: "Axes") -> None:
+        if of.is_discrete:
+            for number_of_side, (colour, name, counts) in enumerate(sides):
+                places = [place + (number_of_side - 0.5) * 0.38 for place in range(len(counts))]
+                bars = axes.bar(places, _shares(counts), width=0.36, color=colour, label=name)
+                axes.bar_label(bars, fmt="%.0f %%", fontsize=8, padding=1)
+            axes.set_xticks(range(len(of.edges)), [f"{edge:g}" for edge in of.edges])
+            axes.margins(y=0.15)
+        else:
+            for colour, name, counts in sides:
+                dashed = "--" if colour == TWO else "-"
+                axes.stairs(
+                    _shares(counts), of.edges, color=colour, linewidth=1.5, label=name, linestyle=dashed
+                )
+        axes.set_ylabel("% of responses")
+        axes.legend(frameon=False, fontsize=8, loc="best")
+
+    means = f"mean {number(of.baseline_mean)} → {number(of.candidate_mean)}"
+    label = f"{comparison.step}: {of.what}, {comparison.baseline} (baseline) against {comparison.candidate} (candidate), {means}"
+    return Plot(title=of.what, note=means, svg=svg(draw, label=label))
+
+
+def _shares(counts: tuple[int, ...]) -> list[float]:
+    return [100 * count / sum(counts) for count in counts]

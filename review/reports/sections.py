@@ -1,0 +1,297 @@
+"""Sections of a report that are words and tables."""
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import groupby
+
+from vantage.ledger.pages.elements import Table, cut, rows, safe
+from vantage.review.reports.curve_words import title_and_note
+from vantage.review.reports.gathered import Cost, Gate, Remark, Report, StageCurves
+from vantage.review.reports.words import (
+    about,
+    consequence,
+    duration,
+    energy,
+    interval_text,
+    mark_of,
+    number,
+    outcome_of,
+    verdict_sentence,
+    words,
+)
+
+_LONGEST = 600
+"""Characters of a reason or a remark."""
+_LONGEST_COMMAND = 4_000
+_MOST_OVERRIDES = 100
+_MOST_NAMED = 8
+
+
+def head(report: Report) -> str:
+    """What a reader wants to know first: how it ended, what is published, what to do."""
+    level, sentence = outcome_of(report.status)
+    parts = [
+        f"<p>{safe(_what(report))}</p>",
+        f'<div class="advice {level} first">{safe(sentence)}{safe(_on_gates(report))}</div>',
+    ]
+    parts += [
+        f'<div class="advice note">{safe(each.step)}: {safe(each.candidate)} against {safe(each.baseline)}: '
+        f"{safe(each.summary)}</div>"
+        for each in report.comparisons
+        if each.summary
+    ]
+    parts += [
+        f'<div class="advice {"good" if each.is_published else "warning"}">{safe(each.step)} as '
+        f"<strong>{safe(each.model)}</strong> {safe(each.result)}.</div>"
+        for each in report.publications
+    ]
+    closed = [gate for gate in report.gates if gate.verdict is not None and not gate.verdict.passed]
+    parts += [
+        f'<div class="advice bad">The gate of {safe(gate.step)} is closed: {safe(str(gate.verdict))}</div>'
+        for gate in closed
+    ]
+    failed = [step for step in report.steps if step.status == "failed"]
+    parts += [
+        f'<div class="advice bad">{safe(step.name)} failed: {safe(cut(step.outcome, _LONGEST))}</div>'
+        for step in failed
+    ]
+    if report.next_steps:
+        lines = safe("\n".join(cut(line, _LONGEST_COMMAND) for line in report.next_steps))
+        parts.append(f'<h2>What can be done</h2><div class="commands">{lines}</div>')
+    return "\n".join([*parts, _facts(report)])
+
+
+def _what(report: Report) -> str:
+    """What was run, in a sentence: the stages in their order."""
+    stages = [step.name for step in report.steps if not step.is_implicit]
+    more = f" and {len(stages) - _MOST_NAMED} more" if len(stages) > _MOST_NAMED else ""
+    named = f": {' → '.join(stages[:_MOST_NAMED])}{more}" if stages else ""
+    return f"Report of one training run: the stages of recipe {report.recipe}{named}."
+
+
+def _on_gates(report: Report) -> str:
+    """`` Gates: 2 passed, 1 not reached.``"""
+    counts = Counter(
+        "not reached" if gate.verdict is None else "passed" if gate.verdict.passed else "closed"
+        for gate in report.gates
+    )
+    said = ", ".join(f"{counts[each]} {each}" for each in ("passed", "closed", "not reached") if counts[each])
+    return f" Gates: {said}." if said else ""
+
+
+def _facts(report: Report) -> str:
+    done = [step for step in report.steps if step.digest]
+    reused = sum(step.status == "reused" for step in report.steps)
+    total = sum(cost.all_seconds for cost in report.costs)
+    facts = [
+        ("recipe", report.source if report.source == report.recipe else f"{report.recipe} ({report.source})"),
+        ("started", f"{report.started}{f', opened {report.openings} times' if report.openings > 1 else ''}"),
+        ("steps", f"{len(done)} of {len(report.steps)} have an artifact, {reused} of them reused"),
+        ("computed for", f"{duration(total)} in all steps together" if total else "nothing was computed"),
+    ]
+    rows_of = "".join(f"<dt>{safe(name)}</dt><dd>{safe(cut(text, 2000))}</dd>" for name, text in facts)
+    return f'<dl class="facts">{rows_of}</dl>{_overrides(report)}'
+
+
+def _overrides(report: Report) -> str:
+    if not report.overrides:
+        return ""
+    shown = [
+        f"<li><code>{safe(cut(each, _LONGEST))}</code></li>" for each in report.overrides[:_MOST_OVERRIDES]
+    ]
+    count = len(report.overrides)
+    more = f"<li>and {count - len(shown):,} more</li>" if count > len(shown) else ""
+    return f"<details><summary>Changed by --set: {count:,}</summary><ul>{''.join(shown)}{more}</ul></details>"
+
+
+def steps_table(report: Report) -> str:
+    """Every step: the text of the drawing."""
+    body = tuple(
+        (
+            step.name,
+            f"{mark_of(step.status)[0]} {words(step.status)}",
+            words(step.kind),
+            ", ".join(f"{words(role)}: {read}" for role, read in step.reads) or "–",
+            cut(step.outcome, _LONGEST) + (f" (made by run {step.made_by})" if step.made_by else "") or "–",
+            (step.digest or "–")[:12],
+            duration(step.seconds) if step.seconds else "–",
+        )
+        for step in report.steps
+    )
+    headings = ("step", "status", "kind", "reads", "outcome", "artifact", "time")
+    return rows(Table("Steps of the run", "", headings, body, left=6, whole=(0, 1, 5)))
+
+
+def gate_article(gate: Gate) -> str:
+    """One gate: what it asks, what was measured, and what follows."""
+    title = f"{gate.step}: {gate.asks}"
+    if gate.verdict is None:
+        return (
+            f'<article class="gate open"><h3>– {safe(title)}</h3><p>Nothing was measured: the step has no artifact in this '
+            f'run.</p><p class="soft">{safe(gate.meaning)}</p></article>'
+        )
+    passed = gate.verdict.passed
+    mark, style = ("✓", "good-text") if passed else ("✗", "bad-text")
+    return (
+        f'<article class="gate{" passed" if passed else ""}"><h3>{safe(title)}</h3>'
+        f'<p class="{style}"><strong>{mark} {safe(consequence(gate.verdict))}</strong></p>'
+        f"<p>{safe(verdict_sentence(gate.verdict))}</p>"
+        f'<p class="soft">{safe(gate.meaning)}</p></article>'
+    )
+
+
+def remark_lines(remarks: Sequence[Remark]) -> list[str]:
+    """Warnings first."""
+    order = ("bad", "warning", "note")
+    return [
+        f'<div class="advice {each.level}"><strong>{safe(each.step)}</strong>: {safe(cut(each.text, _LONGEST))}</div>'
+        for each in sorted(remarks, key=lambda remark: order.index(remark.level))
+    ]
+
+
+def attempts_and_cost(report: Report) -> str:
+    """Time, GPUs and tokens of what this run computed."""
+    if not report.costs:
+        return "<p>Nothing was computed: every artifact was there already.</p>"
+    has_gpus = any(cost.gpus for cost in report.costs)
+    has_tokens = any(cost.tokens for cost in report.costs)
+    headings = ["step", "device", "attempts", "last attempt", "all attempts"]
+    headings += ["GPUs", "GPU-seconds"] if has_gpus else []
+    headings += ["tokens, about", "padding"] if has_tokens else []
+    kinds = [kind for kind in _ENERGY if any(_joules(cost, kind) is not None for cost in report.costs)]
+    headings += [_ENERGY[kind] for kind in kinds]
+    body = []
+    for cost in report.costs:
+        cells = [
+            cost.step,
+            cost.device,
+            f"{cost.attempts}",
+            duration(cost.seconds),
+            duration(cost.all_seconds),
+        ]
+        cells += [f"{cost.gpus}", f"{cost.gpus * cost.all_seconds:,.0f}"] if has_gpus else []
+        if has_tokens:
+            cells += [about(cost.tokens) if cost.tokens else "–"]
+            cells += [f"{100 * cost.padding:.0f} %" if cost.padding is not None else "–"]
+        cells += [_energy_of(cost, kind) for kind in kinds]
+        body.append(tuple(cells))
+    tokens = sum(cost.tokens or 0 for cost in report.costs)
+    total = ["together", "", f"{sum(cost.attempts for cost in report.costs)}"]
+    total += [
+        duration(sum(getattr(cost, name) for cost in report.costs)) for name in ("seconds", "all_seconds")
+    ]
+    if has_gpus:
+        total += ["", f"{sum(cost.gpus * cost.all_seconds for cost in report.costs):,.0f}"]
+    total += [about(tokens), ""] if has_tokens else []
+    for kind in kinds:
+        joules = sum(_joules(cost, kind) or 0.0 for cost in report.costs)
+        total.append(f"at most {energy(joules)}" if kind == "cpu_joules" else energy(joules))
+    said = (
+        "Wall time of this run's own attempts; what was reused cost nothing here. GPU-seconds are seconds × GPUs, on a CPU "
+        f"none. Tokens are worked out from the speed at each step. {_on_energy(kinds)}"
+    )
+    seconds = sum(cost.all_seconds for cost in report.costs)
+    gpu_seconds = sum(cost.gpus * cost.all_seconds for cost in report.costs)
+    facts = [
+        ("computed for", f"{duration(seconds)}, all steps and attempts together"),
+        ("GPU-seconds", f"{gpu_seconds:,.0f}" if has_gpus else "0: it was computed on CPUs"),
+        ("tokens", f"about {about(tokens)}" if has_tokens else "not measured"),
+        *((_ENERGY[kind], each) for kind, each in zip(kinds, total[len(total) - len(kinds) :], strict=True)),
+        *([] if kinds else [("energy", "not measured")]),
+    ]
+    listed = "".join(f"<dt>{safe(name)}</dt><dd>{safe(text)}</dd>" for name, text in facts)
+    shown = Table("Cost", "", tuple(headings), (*body, tuple(total)), left=2, whole=(0, 1))
+    return f'<dl class="facts">{listed}</dl><p>{said}</p>{rows(shown)}'
+
+
+_ENERGY = {"gpu_joules": "energy of GPUs", "cpu_joules": "energy of the processor"}
+
+
+def _joules(cost: Cost, kind: str) -> float | None:
+    joules: float | None = getattr(cost.energy, kind, None)
+    return joules
+
+
+def _energy_of(cost: Cost, kind: str) -> str:
+    """With the number of attempts that it is of, where others died before they could tell."""
+    joules = _joules(cost, kind)
+    if joules is None:
+        return "not measured"
+    part = f" ({cost.measured_attempts} of {cost.attempts} attempts)"
+    return energy(joules) + (part if cost.measured_attempts < cost.attempts else "")
+
+
+def _on_energy(kinds: Sequence[str]) -> str:
+    """What the numbers of energy mean, or why there are none."""
+    said = []
+    if "gpu_joules" in kinds:
+        said.append("Energy of GPUs is what their own counters (NVML) counted while the step had them.")
+    if "cpu_joules" in kinds:
+        said.append(
+            "Energy of the processor is that of whole packages (RAPL) while the step ran, whatever else the machine computed; of "
+            "steps side by side each has all of it, so that the sum may count it several times."
+        )
+    return " ".join(said) or (
+        "Energy was not measured: the machine has no counter that could be read (NVML of a GPU, or RAPL of a processor)."
+    )
+
+
+def curve_meanings(stages: Sequence[StageCurves]) -> str:
+    """Unit and meaning of every curve on the page."""
+    drawn = {curve.metric: (curve, stage.kind) for stage in reversed(stages) for curve in stage.curves}
+    body = tuple(
+        (title_and_note(name, kind)[0], name, curve.unit if curve.unit != "1" else "none", curve.meaning)
+        for name, (curve, kind) in sorted(drawn.items())
+    )
+    shown = rows(
+        Table("What the curves mean", "", ("curve", "metric", "unit", "meaning"), body, left=4, whole=(1, 2))
+    )
+    return f"<details><summary>What each curve measures, and its unit</summary>{shown}</details>"
+
+
+def environment(report: Report) -> str:
+    """Libraries, device and code: what all steps share, and what differs."""
+    if not report.environment and not report.origin:
+        return ""
+    alike = [(part, values[0][0]) for part, values in report.environment if len(values) == 1]
+    differ = [(part, values) for part, values in report.environment if len(values) > 1]
+    facts = "".join(
+        f"<dt>{safe(name)}</dt><dd>{safe(value)}</dd>" for name, value in [*report.origin, *alike]
+    )
+    parts = [f'<dl class="facts">{facts}</dl>']
+    if differ:
+        body = tuple((part, value, ", ".join(steps)) for part, values in differ for value, steps in values)
+        parts.append("<h3>Different from step to step</h3>")
+        parts.append(
+            rows(
+                Table("Differences between steps", "", ("part", "value", "steps"), body, left=3, whole=(0, 1))
+            )
+        )
+    if report.code:
+        codes = tuple((step, digest[:12]) for step, digest in report.code)
+        parts.append(
+            "<details><summary>Digest of the code that each step ran</summary>"
+            f"{rows(Table('Code of each step', '', ('step', 'code'), codes, left=2, whole=(0, 1)))}</details>"
+        )
+    return "\n".join(parts)
+
+
+def measured_tables(report: Report) -> str:
+    """Every headline metric with its interval and its meaning, one closed table a step."""
+    headings = ("metric", "value", "95 % interval", "prompts", "unit", "meaning")
+    parts = []
+    for step, of_step in groupby(report.measured, key=lambda each: each.step):
+        body = tuple(
+            (
+                each.metric,
+                number(each.value),
+                interval_text(each.interval),
+                f"{each.n:,}" if each.n is not None else "–",
+                each.unit if each.unit != "1" else "",
+                each.meaning,
+            )
+            for each in of_step
+        )
+        shown = rows(Table(f"Numbers of {step}", "", headings, body, text=(5,), whole=(0,)))
+        parts.append(f"<details><summary>{safe(step)}: {len(body)}</summary>{shown}</details>")
+    return "\n".join(parts)

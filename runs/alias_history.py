@@ -1,0 +1,66 @@
+"""Where an alias has pointed, by what the runs of a workspace have recorded."""
+
+import json
+from dataclasses import dataclass
+
+from vantage.ledger.operations import MoveAlias, Publish, from_json
+from vantage.runs.run import run_ids
+from vantage.runs.workspace import Workspace
+
+_KINDS = ("publish", "move_alias")
+
+
+@dataclass(frozen=True)
+class Pointed:
+    """An alias was moved to an artifact's version."""
+
+    time: int
+    """Milliseconds since 1970."""
+    run_id: str
+    """The run whose ledger has it."""
+    stage: str
+    digest: str
+    goes_back: bool
+    """Whether it was moved by ``vantage rollback``."""
+
+
+def movements(workspace: Workspace, name: str, alias: str) -> list[Pointed]:
+    """All recorded movements of the alias, the earliest first."""
+    found = []
+    for run_id in run_ids(workspace):
+        for line in (workspace.records.read_outbox(run_id) or b"").splitlines():
+            found += _movement(run_id, line, name, alias)
+    return sorted(found, key=lambda each: each.time)
+
+
+def pointed_to(history: list[Pointed]) -> list[Pointed]:
+    """What the alias pointed to, one after the other, without what was rolled back; the last is where it points now."""
+    stack: list[Pointed] = []
+    for each in history:
+        if each.goes_back and any(other.digest == each.digest for other in stack):
+            while stack[-1].digest != each.digest:
+                stack.pop()
+        elif not stack or stack[-1].digest != each.digest:
+            stack.append(each)
+    return stack
+
+
+def _movement(run_id: str, line: bytes, name: str, alias: str) -> list[Pointed]:
+    try:
+        told = json.loads(line)
+        if (
+            told.get("operation") not in _KINDS
+            or told.get("registered_model") != name
+            or told["alias"] != alias
+        ):
+            return []
+        operation = from_json(told)
+    except (ValueError, KeyError, AttributeError):  # half-written, or of another version
+        return []
+    match operation:
+        case Publish():
+            return [Pointed(operation.time, run_id, operation.stage, operation.artifact.digest, False)]
+        case MoveAlias():
+            return [Pointed(operation.time, run_id, operation.stage, operation.digest, True)]
+        case _:
+            return []

@@ -1,0 +1,108 @@
+"""Approving and rejecting: a person's answer to a question of a run, recorded in the run and in its ledger."""
+
+import time
+
+from vantage.ledger.run_ledger import Ledger
+from vantage.runs.answers import add_answer, already_answered
+from vantage.runs.origin import user
+from vantage.runs.own_commands import own_command
+from vantage.runs.record import REMOVED, RunRecord
+from vantage.runs.run import Run, hold_run, read_run
+from vantage.runs.workspace import RunError, Workspace
+from vantage.schemas.records.approvals import MAX_REASON, PUBLISH_PREFIX, Approval, Question, answer_to
+from vantage.schemas.safe_text import safe_text
+
+
+def answer(
+    workspace: Workspace,
+    run_id: str,
+    subject: str,
+    *,
+    approved: bool,
+    by: str | None,
+    reason: str,
+) -> tuple[Approval, bool]:
+    """Record a person's answer; returns it, and whether MLflow has received it already.
+
+    Args:
+        workspace: that of the run.
+        run_id: of a run, whether a process executes it or not; one that does takes the answer up by itself.
+        subject: a stage that waits, or ``publish:NAME`` with or without ``@ALIAS``.
+        approved: False: it is rejected.
+        by: who decides; None: the login name.
+        reason: why.
+
+    Raises:
+        RunError: nothing waits for an answer there, it has one already, or the reason is empty or too long.
+    """
+    record = read_run(workspace, run_id)
+    given = Approval(
+        question=_question(record, subject),
+        run_id=run_id,
+        approved=approved,
+        by=text_of("--by", by, longest=200) if by is not None else user(),
+        login=user(),
+        reason=text_of("--reason", reason),
+        time=time.time_ns() // 1_000_000,
+    )
+    add_answer(workspace, run_id, given)
+    try:
+        with Ledger(None, workspace.root, record.recipe.recipe) as ledger:
+            with hold_run(workspace, run_id) as run:
+                _record(run, ledger)
+            return given, ledger.flush()  # without the run's lock, so that `vantage resume` can take it
+    except RunError:  # a process executes the run, and takes the answer up
+        return given, False
+
+
+def _record(run: Run, ledger: Ledger) -> None:
+    """Copy the answers into ``run.json`` and the ledger's outbox."""
+    record = run.record
+    run.update()  # with the answers that were read with it
+    outcome = run.outcome()
+    ledger.attach(record.run_id, record.recipe.recipe, record.recipe.model_dump(mode="json"), outcome=outcome)
+    for approval in record.approvals:
+        ledger.record_approval(approval)
+
+
+def text_of(option: str, text: str, *, longest: int = MAX_REASON) -> str:
+    """An option's text in one line, and without secrets; RunError if nothing of it is seen, or it is too long.
+
+    In one line: it is shown after the name of its stage, and a second line could pass for another answer.
+    """
+    stripped = safe_text(" ".join(text.split()))
+    if not any(each.isprintable() and not each.isspace() for each in stripped):
+        raise RunError(f"{option} is empty; say it in a few words, which are kept with the run")
+    if len(stripped) > longest:
+        raise RunError(f"{option} has {len(stripped):,} characters; give {longest:,} or fewer")
+    return stripped
+
+
+def _question(record: RunRecord, subject: str) -> Question:
+    """The open question about the subject."""
+    found = record.questions.get(subject) or _only_alias_of(record, subject)
+    if found is not None:
+        if given := answer_to(found, record.approvals):
+            raise RunError(already_answered(record.run_id, given))
+        return found
+    waiting = ", ".join(record.open_questions)
+    if record.status == REMOVED:
+        raise RunError(f"run {record.run_id} was removed by `vantage gc`; run its recipe again")
+    named = subject in record.stages or subject.startswith(PUBLISH_PREFIX)
+    why = "does not wait for approval" if named else "is no stage of it and no publish:NAME"
+    if subject in record.stages:
+        why += f" (it is {record.stages[subject].status.replace('_', ' ')})"
+    there = f"what waits: {waiting}" if waiting else "nothing of it waits"
+    raise RunError(
+        f"run {record.run_id}: {subject} {why}; {there}. `{own_command('status', record.run_id)}` shows it"
+    )
+
+
+def _only_alias_of(record: RunRecord, subject: str) -> Question | None:
+    """The question about ``publish:NAME`` without its alias, if there is one alias alone."""
+    if not subject.startswith(PUBLISH_PREFIX):
+        return None
+    found = [question for name, question in record.open_questions.items() if name.startswith(f"{subject}@")]
+    if len(found) > 1:
+        raise RunError(f"{subject} is {' or '.join(each.subject for each in found)}; name one of them")
+    return found[0] if found else None

@@ -1,0 +1,470 @@
+"""Console output of a run: the plan, a progress bar for each running stage, verdicts, samples and addresses.
+
+A terminal shows progress bars; other streams get the same facts as plain lines, without control codes.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import (
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, TextIO
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+)
+from rich.segment import Segment
+from rich.table import Column, Table
+from rich.text import Text
+
+from vantage.attempts.identity.shown import describe
+from vantage.attempts.jobs import gates_of
+from vantage.runs.findings import Finding
+from vantage.runs.planning import PlannedStep
+from vantage.runs.record import SUCCEEDED, RunRecord, StageRecord
+from vantage.runs.resolving import ChosenRates
+from vantage.runs.status import RunView
+from vantage.runs.summary import comparison
+from vantage.schemas.records.verdicts import Verdict
+from vantage.schemas.safe_text import safe_text
+from vantage.tasks.training.progress import RUNNING, StageProgress
+
+STYLES = {
+    "reuse": "cyan",
+    "reused": "cyan",
+    "completed": "green",
+    "resume": "yellow",
+    "resumable": "yellow",
+    "running": "yellow",
+    "interrupted": "yellow",
+    "run": "bold",
+    "gate_closed": "red",
+    "waiting_approval": "yellow",
+    "failed": "red",
+    "blocked": "magenta",
+    "wait": "dim",
+    "waiting": "dim",
+    "removed": "dim",
+}
+"""One colour for each action of a plan and each status of a stage or run."""
+
+MARKS = {
+    "reused": "=",
+    "completed": "✓",
+    "resumable": "…",
+    "gate_closed": "✗",
+    "waiting_approval": "?",
+    "failed": "✗",
+    "blocked": "–",
+}
+"""Status → first character of a stage's last line."""
+
+PLAIN_LINE_SECONDS = 10.0
+"""Time between two progress lines of a running stage if there is no terminal."""
+
+_PLAIN_WIDTH = 200
+_NAME_WIDTH = 20
+_SAMPLES_SHOWN = 3
+_SAMPLE_CHARACTERS = 400
+
+
+class SafeConsole(Console):
+    """A console that escapes control characters in text and masks secrets; its own control codes are kept."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render to segments, with safe text."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(safe_text(segment.text), segment.style)
+
+
+class PipeSafeConsole(SafeConsole):
+    """A console that survives a closed pipe: ``vantage run … | head`` must not end a training.
+
+    rich would raise SystemExit in the thread that printed last.
+    """
+
+    def on_broken_pipe(self) -> None:
+        """Print nothing more."""
+        self.quiet = True
+        detach_reader(self.file)
+
+
+def detach_reader(stream: IO[str]) -> None:
+    """Redirect a stream without a reader to /dev/null, so that its buffer can be flushed."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def open_console(stream: TextIO | None = None) -> Console:
+    """A console for standard output, or for ``stream``; wide enough for whole lines if it is no terminal."""
+    stream = stream or sys.stdout
+    stream = getattr(stream, "wrapped", stream)  # the console itself makes text safe
+    return PipeSafeConsole(
+        file=stream, highlight=False, soft_wrap=False, width=None if stream.isatty() else _PLAIN_WIDTH
+    )
+
+
+class Screen:
+    """The view of one run. Its methods may be called from the threads of several stages at once."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._bars = Progress(
+            TextColumn("  {task.description}"),
+            BarColumn(bar_width=12),
+            # The stage estimates the time left: rich forgets a step that took longer than half a minute.
+            TextColumn(
+                "{task.fields[facts]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
+            ),
+            console=console,
+            expand=True,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._bar_of: dict[str, TaskID] = {}
+        self._last_lines: dict[str, tuple[float, str]] = {}
+        self._changing = threading.Lock()
+
+    @contextmanager
+    def live(self) -> Iterator[None]:
+        """Show progress bars inside this block."""
+        with self._bars:
+            yield
+
+    def say(self, text: str, style: str = "") -> None:
+        """Print one line."""
+        self.console.print(Text(text, style=style), soft_wrap=True)
+
+    def started(self, step: str, attempt: int) -> None:
+        """A stage's computation begins."""
+        with self._changing:
+            self._bar_of[step] = self._bars.add_task(escape(step), total=None, facts="starting")
+            self._last_lines[step] = (time.monotonic(), "")
+        if not self.console.is_terminal:
+            self.say(f"  {step}: started" + (f", attempt {attempt}" if attempt > 1 else ""))
+
+    def progressed(self, step: str, report: StageProgress) -> None:
+        """A running stage has made progress."""
+        facts = facts_of(report)
+        with self._changing:
+            if step in self._bar_of:
+                bar, total = self._bar_of[step], report.total or None
+                self._bars.update(bar, completed=report.step, total=total, facts=escape(facts))
+            printed_at, printed = self._last_lines.get(step, (0.0, ""))
+            due = facts != printed and time.monotonic() - printed_at >= PLAIN_LINE_SECONDS
+            if due:
+                self._last_lines[step] = (time.monotonic(), facts)
+        if due and not self.console.is_terminal:
+            self.say(f"  {step}: {facts}")
+
+    def ended(self, step: str, stage: StageRecord) -> None:
+        """A stage has ended, with or without an artifact."""
+        with self._changing:
+            if step in self._bar_of:
+                self._bars.remove_task(self._bar_of.pop(step))
+        style = STYLES[stage.status]
+        start = Text.assemble((f"  {MARKS[stage.status]} ", style), f"{step:<{_NAME_WIDTH}} ")
+        line = Text.assemble((status_text(stage.status), style))
+        if headline := headline_of(stage):
+            line.append(f"  {headline}")
+        if stage.seconds:
+            line.append(f"  {stage.seconds:.1f} s", "dim")
+        if stage.reason:
+            line.append(f": {stage.reason}")
+        self._line(start, line)
+        if stage.remark:
+            self._line(Text("      "), Text(stage.remark, style="yellow"))
+        if stage.left_out:
+            self._line(Text("      left out: "), Text(stage.left_out))
+        for warning in stage.warnings:
+            self._line(Text("      warning: "), Text(warning, style="bold yellow"))
+        for verdict in stage.verdicts:
+            self._line(Text("      gate "), verdict_text(verdict))
+
+    def _line(self, start: Text, rest: Text) -> None:
+        """Print one line; on a terminal, a long line continues below ``rest``."""
+        if not self.console.is_terminal:
+            self.console.print(start + rest, soft_wrap=True)
+            return
+        table = Table.grid()
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        table.add_row(start, rest)
+        self.console.print(table)
+
+    def samples(self, samples: Sequence[Mapping[str, Any]], *, heading: str = "") -> None:
+        """Print a few texts of baseline and candidate, each with its judgement."""
+        if samples and heading:
+            self.say(f"\n{heading}", "dim")
+        for sample in samples[:_SAMPLES_SHOWN]:
+            table = Table(show_header=False, box=None, padding=(0, 1, 0, 2))
+            table.add_column(style="dim", no_wrap=True)
+            table.add_column(justify="right", no_wrap=True)
+            table.add_column(overflow="fold")
+            for side in ("prompt", "baseline", "candidate"):
+                judgement = sample.get(f"{side}_judgement")
+                table.add_row(
+                    side, "" if judgement is None else _number(judgement), Text(_cut(sample.get(side, "")))
+                )
+            self.console.print(table)
+            self.console.print()
+
+
+def show_plan(
+    console: Console,
+    steps: Iterable[PlannedStep],
+    *,
+    heading: str,
+    warnings: Iterable[str] = (),
+    chosen: ChosenRates | None = None,
+) -> None:
+    """Print the plan as a table: action and reason for each stage; below it the default learning rates."""
+    console.print(Text(heading, style="bold"))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("stage", no_wrap=True)
+    table.add_column("plan", no_wrap=True)
+    steps = list(steps)
+    if elsewhere := any(step.pool or step.nodes for step in steps):
+        table.add_column("where", no_wrap=True)
+    table.add_column("why", overflow="fold")
+    for step in steps:
+        where = [step.where] if elsewhere else []
+        why = Text("\n").join([Text(reason) for reason in step.reasons])
+        for difference in step.drift:
+            why.append(f"\ndrift: {difference}", "yellow")
+        table.add_row(step.name, Text(step.label, style=STYLES[step.action]), *where, why)
+    console.print(table)
+    for name, rates in (chosen or {}).items():
+        text = ", ".join(f"{field} {rate:g}" for field, rate in rates.items())
+        console.print(Text(f"{name}: {text}, by the width of the model", style="dim"), soft_wrap=True)
+    for warning in warnings:
+        console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
+
+
+def show_table(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print rows with the same fields as a table."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for field in rows[0]:
+        table.add_column(field, overflow="fold")
+    for row in rows:
+        table.add_row(*("" if value is None else safe_text(str(value)) for value in row.values()))
+    console.print(table)
+
+
+def show_result(
+    console: Console,
+    record: RunRecord,
+    *,
+    pages: Mapping[str, str],
+    models: Mapping[str, Path],
+    commands: Mapping[str, str],
+    next_steps: Sequence[str] = (),
+) -> None:
+    """Print the run in one table, the addresses of its pages, the folders of its models, and what to do with them.
+
+    Args:
+        pages: server → address of the run's page.
+        models: stage → folder of its model.
+        commands: what can be done with the policy → the command.
+        next_steps: lines on what to do about closed gates.
+    """
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("stage", "status", "headline", "digest"):
+        table.add_column(column, no_wrap=column != "headline", overflow="fold")
+    table.add_column("seconds", justify="right", no_wrap=True)
+    for name, stage in record.stages.items():
+        table.add_row(
+            name,
+            _status(stage.status),
+            Text(outcome_of(stage)),
+            (stage.digest or "")[:12],
+            f"{stage.seconds:.1f}" if stage.seconds else "",
+        )
+    console.print(table)
+    _show_warnings(console, record)
+    console.print(
+        Text.assemble(
+            "run ", (record.run_id, "bold"), " ", (status_text(record.status), STYLES[record.status])
+        )
+    )
+    _show_approvals(console, record)
+    for what, where in pages.items():
+        console.print(Text(f"  {what:<8}{where}"), soft_wrap=True)
+    for name, folder in models.items():
+        console.print(Text(f"  model   {name}: {folder}"), soft_wrap=True)
+    for what, command in commands.items():
+        console.print(Text(f"  {what:<8}{command}"), soft_wrap=True)
+    for line in ("", *next_steps) if next_steps else ():
+        console.print(Text(line), soft_wrap=True)
+
+
+def show_runs(console: Console, views: Sequence[RunView], workspace: str) -> None:
+    """Print all runs of a workspace, the newest first."""
+    if not views:
+        console.print(f"no runs in {workspace}", soft_wrap=True)
+        return
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("run", "recipe", "status", "stages", "started"):
+        table.add_column(column, no_wrap=True)
+    for view in views:
+        good = sum(stage.status in SUCCEEDED for stage in view.record.stages.values())
+        table.add_row(
+            view.record.run_id,
+            view.record.recipe.recipe,
+            _status(view.status),
+            f"{good}/{len(view.record.stages)}",
+            view.record.started,
+        )
+    console.print(table)
+    for view in views:
+        _show_contradictions(console, view)
+
+
+def show_run(console: Console, view: RunView) -> None:
+    """Print one run: its stages, with the progress of running ones."""
+    console.print(Text.assemble((view.record.run_id, "bold"), "  ", _status(view.status)))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("stage", "status", "how far, or what came of it", "digest"):
+        table.add_column(column, no_wrap=column != "how far, or what came of it", overflow="fold")
+    for name, stage in view.record.stages.items():
+        report = view.progress.get(name)
+        text = Text(facts_of(report) if report else stage.reason or outcome_of(stage))
+        for gate in () if stage.verdicts else gates_of(view.record.recipe, name):
+            text.append("\n" if text else "").append(
+                f"gate {gate.metric} {gate.relation} {gate.bound:g}", "dim"
+            )
+        table.add_row(name, _status(view.status_of(name)), text, (stage.digest or "")[:12])
+    console.print(table)
+    for name, stage in view.record.stages.items():
+        if stage.left_out:
+            console.print(Text(f"{name}: left out: {stage.left_out}"), soft_wrap=True)
+    _show_approvals(console, view.record)
+    _show_warnings(console, view.record)
+    _show_makers(console, view.record)
+    _show_contradictions(console, view)
+
+
+def _show_makers(console: Console, record: RunRecord) -> None:
+    """Which code and machine computed which stages, a line for each."""
+    stages: dict[str, list[str]] = {}
+    for name, stage in record.stages.items():
+        if text := describe(stage.provenance):
+            stages.setdefault(safe_text(text), []).append(name)
+    for text, names in stages.items():
+        which = "" if len(stages) == 1 else f"{', '.join(names)}: "
+        console.print(Text(f"made by {which}{text}", style="dim"), soft_wrap=True)
+
+
+def _show_warnings(console: Console, record: RunRecord) -> None:
+    for name, stage in record.stages.items():
+        for warning in stage.warnings:
+            console.print(Text(f"warning: {name}: {warning}", style="bold yellow"), soft_wrap=True)
+
+
+def _show_approvals(console: Console, record: RunRecord) -> None:
+    for answer in record.approvals:
+        style = "green" if answer.approved else "red"
+        console.print(Text(f"  {answer.question.subject} {answer}", style=style), soft_wrap=True)
+    for subject in record.open_questions:
+        console.print(Text(f"  {subject} waits for a person", style="yellow"), soft_wrap=True)
+
+
+def _show_contradictions(console: Console, view: RunView) -> None:
+    for each in view.contradictions:
+        console.print(Text(f"{view.record.run_id}: not borne out: {each}", style="red"), soft_wrap=True)
+
+
+def show_findings(console: Console, findings: Iterable[Finding]) -> None:
+    """Print the findings of ``vantage doctor``."""
+    for finding in findings:
+        mark, style = {"fine": ("✓", "green"), "warning": ("!", "yellow"), "broken": ("✗", "red")}[
+            finding.verdict
+        ]
+        console.print(
+            Text.assemble((f"{mark} ", style), (f"{finding.subject:<14}", "bold"), finding.message),
+            soft_wrap=True,
+        )
+
+
+def status_text(status: str) -> str:
+    """A status for display."""
+    return status.replace("_", " ")
+
+
+def _status(status: str) -> Text:
+    return Text(status_text(status), style=STYLES[status])
+
+
+def verdict_text(verdict: Verdict) -> Text:
+    """The verdict in green or red."""
+    return Text(str(verdict), style="green" if verdict.passed else "red")
+
+
+def headline_of(stage: StageRecord) -> str:
+    """The comparison of an evaluation, else the gated metrics, else the first metrics."""
+    if compared := comparison(stage):
+        return compared
+    first = (name for name, value in stage.metrics.items() if value or not name.endswith("_rows"))
+    names = [verdict.metric for verdict in stage.verdicts] or list(islice(first, 2))
+    return "  ".join(f"{name} {_number(stage.metrics.get(name))}" for name in names)
+
+
+def outcome_of(stage: StageRecord) -> str:
+    """The outcome of a stage in a cell: its verdicts or its headline, and its remark."""
+    text = [str(verdict) for verdict in stage.verdicts] or [headline_of(stage)]
+    if stage.verdicts and (compared := comparison(stage)):
+        text.insert(0, compared)
+    return "\n".join([*text, *([stage.remark] if stage.remark else [])])
+
+
+def facts_of(progress: StageProgress) -> str:
+    """``3/14  4 min left  sampling 120/256, token 37 of 72  score 0.61  21,034 tokens/s``, without unknown parts."""
+    facts = [f"{progress.step}/{progress.total}"] if progress.total else []
+    if progress.seconds_left is not None:
+        facts.append(f"{duration(progress.seconds_left)} left")
+    facts += [phase_of(progress)] if progress.phase != RUNNING or not facts else []
+    shown = [progress.headline] if progress.headline else list(progress.metrics)[:1]
+    facts += [f"{name} {_number(progress.metrics.get(name))}" for name in shown]
+    if progress.tokens_per_second is not None:
+        facts.append(f"{progress.tokens_per_second:,.0f} tokens/s")
+    return "  ".join(facts)
+
+
+def phase_of(progress: StageProgress) -> str:
+    """``sampling 120/256, token 37 of 72``: progress within the step."""
+    count = f" {progress.phase_done}/{progress.phase_total}" if progress.phase_total else ""
+    return f"{progress.phase}{count}{f', {progress.phase_note}' if progress.phase_note else ''}"
+
+
+def duration(seconds: float) -> str:
+    """``45 s``, ``12 min`` or ``3 h 20 min``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "undefined"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
+
+
+def _cut(value: Any) -> str:
+    text = safe_text(str(value))
+    return text if len(text) <= _SAMPLE_CHARACTERS else text[: _SAMPLE_CHARACTERS - 1] + "…"

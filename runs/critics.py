@@ -1,0 +1,173 @@
+"""The critics of a run: diagnoses in the artifacts of value stages, and curves of policy stages, running ones too."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from vantage.runs.record import REMOVED, RunRecord, StageRecord
+from vantage.runs.run import is_active
+from vantage.runs.told import DamagedOutbox, maker_of, told_by
+from vantage.runs.watching import journal_entries
+from vantage.runs.workspace import RunError, Workspace
+from vantage.schemas.recipe.stage import Stage
+from vantage.schemas.recipe.stages import PolicyOptimization, ValuePretraining
+from vantage.schemas.records.critic_advice import advice_on_drift, advice_on_pretraining
+from vantage.schemas.records.critic_diagnosis import (
+    DIAGNOSIS_FILE,
+    CriticDiagnosis,
+    CriticDrift,
+    PretrainedCritic,
+    drift_points,
+)
+from vantage.tasks.training.scratch import REPORTS
+
+
+class DamagedDiagnosis(OSError):
+    """What is stored of a critic cannot be read, or has other bytes than its artifact says."""
+
+
+@dataclass(frozen=True)
+class Critics:
+    """What is known of a run's critics."""
+
+    run_id: str
+    pretrained: tuple[PretrainedCritic, ...]
+    drifts: tuple[CriticDrift, ...]
+    missing: tuple[str, ...]
+    """Why a stage with a critic is not among them, one line each."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The output of ``vantage critic --json``."""
+        return {
+            "run_id": self.run_id,
+            "pretrained": [
+                {
+                    **each.model_dump(mode="json"),
+                    "advice": [advice.model_dump(mode="json") for advice in advice_on_pretraining(each)],
+                }
+                for each in self.pretrained
+            ],
+            "drifts": [
+                {
+                    **each.model_dump(mode="json"),
+                    "advice": [advice.model_dump(mode="json") for advice in advice_on_drift(each)],
+                }
+                for each in self.drifts
+            ],
+            "missing": list(self.missing),
+        }
+
+
+def read_critics(workspace: Workspace, record: RunRecord, step: str | None = None) -> Critics:
+    """The critics of a run, or of one of its stages.
+
+    Raises:
+        RunError: there is no critic, or nothing is known of any; the message says what to do.
+        DamagedDiagnosis: a diagnosis cannot be read.
+    """
+    stages = {name: stage for name, stage in record.recipe.stages.items() if has_critic(stage)}
+    if not stages:
+        raise RunError(
+            f"run {record.run_id} has no critic: no value_pretraining stage, and no policy_optimization stage whose "
+            "algorithm reads one"
+        )
+    if step is not None and step not in stages:
+        kind = f" ({record.recipe.stages[step].kind})" if step in record.recipe.stages else ""
+        raise RunError(
+            f"{step}{kind} is no stage of run {record.run_id} with a critic; it has {', '.join(stages)}"
+        )
+    if record.status == REMOVED:
+        raise RunError(f"run {record.run_id} was removed by `vantage gc`; run its recipe again")
+    pretrained, drifts, missing = [], [], []
+    for name, stage in stages.items():
+        if step is None or name == step:
+            found = _read_one(workspace, record, name, stage)
+            if isinstance(found, PretrainedCritic):
+                pretrained.append(found)
+            elif isinstance(found, CriticDrift):
+                drifts.append(found)
+            else:
+                missing.append(found)
+    if not pretrained and not drifts:
+        raise RunError("; ".join(missing))
+    return Critics(record.run_id, tuple(pretrained), tuple(drifts), tuple(missing))
+
+
+def has_critic(stage: Stage) -> bool:
+    """Whether a stage pretrains a critic or learns from one."""
+    return isinstance(stage, ValuePretraining) or (
+        isinstance(stage, PolicyOptimization) and stage.algorithm.advantage == "gae"
+    )
+
+
+def _read_one(
+    workspace: Workspace, record: RunRecord, step: str, stage: Stage
+) -> PretrainedCritic | CriticDrift | str:
+    if isinstance(stage, ValuePretraining):
+        return _pretrained(workspace, record, step)
+    assert isinstance(stage, PolicyOptimization)
+    return _drift(workspace, record, step, stage)
+
+
+def _pretrained(workspace: Workspace, record: RunRecord, step: str) -> PretrainedCritic | str:
+    """The diagnosis of a value stage's critic, or why there is none."""
+    done = record.stages.get(step, StageRecord())
+    storage = workspace.existing_storage
+    if done.digest is None or storage is None:
+        return f"{step} is {done.status.replace('_', ' ')}, and its critic is diagnosed at its end: look again then"
+    again = "run the same recipe again, which pretrains this critic anew"
+    if not storage.has_object(done.digest):
+        return f"the store has no artifact of {step} any longer; {again}"
+    try:
+        data = storage.read_file(done.digest, DIAGNOSIS_FILE)
+    except (ValueError, OSError) as error:
+        raise DamagedDiagnosis(f"{step}: its artifact is damaged ({error}); {again}") from error
+    if data is None:
+        return f"{step} was made by a version that did not diagnose critics; {again}"
+    try:
+        diagnosis = CriticDiagnosis.model_validate_json(data)
+    except ValidationError:
+        return f"the diagnosis of {step} was written by another version; use that one, or {again}"
+    return PretrainedCritic(step=step, diagnosis=diagnosis)
+
+
+def _drift(
+    workspace: Workspace, record: RunRecord, step: str, stage: PolicyOptimization
+) -> CriticDrift | str:
+    """A critic's course in a policy stage, or why it is not known."""
+    done = record.stages.get(step, StageRecord())
+    if done.stage_key is None:
+        return f"{step} is {done.status.replace('_', ' ')} and has no iteration yet"
+    is_running = done.status == "running"
+    curves = _curves(workspace, record.run_id, step)
+    if not curves and not is_running and (maker := maker_of(workspace, record, done.stage_key)):
+        curves = _curves(workspace, *maker)
+    if done.digest is None:  # what is not in the ledger yet
+        for entry in journal_entries(workspace.storage.reports(done.stage_key, REPORTS)):
+            curves.setdefault(entry.step, {}).update(entry.metrics)
+    points = drift_points(curves)
+    if not points and done.digest is not None:
+        return (
+            f"the curves of {step} are not in this workspace any longer (its run was removed by `vantage gc`); look for them "
+            "in MLflow"
+        )
+    return CriticDrift(
+        step=step,
+        points=points,
+        is_switched=stage.algorithm.weighs_critic,
+        is_running=is_running and is_active(workspace, record.run_id),
+    )
+
+
+def _curves(workspace: Workspace, run_id: str, step: str) -> dict[int, dict[str, float]]:
+    """Iteration → metric → value, as the run told its ledger of the step; DamagedDiagnosis: that cannot be read."""
+    try:
+        told = told_by(workspace, run_id).curves.get(step, {})
+    except DamagedOutbox as error:
+        raise DamagedDiagnosis(f"{error}; look for the curves of {step} in MLflow") from error
+    curves: dict[int, dict[str, float]] = {}
+    for name, rows in told.items():
+        for iteration, _, value in rows:
+            curves.setdefault(iteration, {})[name] = value
+    return curves

@@ -1,0 +1,85 @@
+"""Compares a run's record with its artifacts: metrics, and verdicts recomputed from them.
+
+``run.json`` is a plain file. The metrics are in each artifact, under its manifest's sha256; a verdict is a function of
+the metrics and the gate.
+"""
+
+from collections.abc import Collection, Iterator
+
+from vantage.attempts.jobs import gates_of
+from vantage.runs.record import REMOVED, RunRecord, StageRecord
+from vantage.runs.workspace import Workspace
+from vantage.schemas.recipe.recipe import ResolvedRecipe
+from vantage.schemas.records.verdicts import Verdict, check_gate
+from vantage.schemas.steps import dependencies
+from vantage.storage.measured_file import Sealed, differences
+from vantage.storage.refs import DamagedRef
+
+_CHECKED = frozenset({"completed", "reused", "gate_closed", "waiting_approval"})
+_COMPARED = ("passed", "metric", "measured", "relation", "threshold", "n", "interval", "confidence")
+
+
+def contradictions(
+    workspace: Workspace, record: RunRecord, steps: Collection[str] | None = None
+) -> list[str]:
+    """A line for each metric or verdict of the run that differs from its artifacts; empty: none.
+
+    ``steps``: these alone; None: all.
+    """
+    if record.status == REMOVED:
+        return []
+    sealed: dict[str, Sealed] = {}
+    found: list[str] = []
+    for step, stage in record.stages.items():
+        if stage.status not in _CHECKED or stage.digest is None or _made_again(workspace, stage):
+            continue
+        try:
+            sealed[step] = workspace.storage.sealed(stage.digest)
+        except (ValueError, OSError) as error:
+            if steps is None or step in steps:
+                found.append(f"{step}: what was measured cannot be looked up: {error}")
+            continue
+        if steps is None or step in steps:
+            found += (f"{step}: {each}" for each in _of_stage(record.recipe, step, stage, sealed))
+    return found
+
+
+def _made_again(workspace: Workspace, stage: StageRecord) -> bool:
+    """Whether the stage key has another artifact by now, with other bits, and the run's own is no longer kept."""
+    if stage.stage_key is None or workspace.storage.has_object(str(stage.digest)):
+        return False
+    try:
+        ref = workspace.storage.find(stage.stage_key)
+    except DamagedRef:
+        return False
+    return ref is not None and ref.artifact.digest != stage.digest
+
+
+def _of_stage(
+    recipe: ResolvedRecipe, step: str, stage: StageRecord, sealed: dict[str, Sealed]
+) -> Iterator[str]:
+    measured = sealed[step].measured
+    yield from differences("metrics", stage.metrics, measured.metrics)
+    gates = gates_of(recipe, step)
+    if len(gates) != len(stage.verdicts):
+        yield f"run.json has {len(stage.verdicts)} verdicts, the recipe {len(gates)} gates"
+    equal = "the same weights" if _compares_one_model(recipe, step, sealed) else None
+    for gate, recorded in zip(gates, stage.verdicts, strict=False):
+        if gate.metric not in measured.metrics:
+            yield f"gate {recorded}: the artifact holds no {gate.metric}"
+            continue
+        expected = check_gate(gate, measured.metrics, measured.uncertainty, equal=equal)
+        if any(getattr(recorded, field) != getattr(expected, field) for field in _COMPARED):
+            yield f"the verdict is recorded as {_quoted(recorded)}, but the artifact says {_quoted(expected)}"
+
+
+def _compares_one_model(recipe: ResolvedRecipe, step: str, sealed: dict[str, Sealed]) -> bool:
+    """Whether the stage's candidate and baseline hold the same files."""
+    inputs = dependencies(recipe)[step]
+    sides = [sealed.get(inputs.get(role, "")) for role in ("candidate", "baseline")]
+    candidate, baseline = sides
+    return candidate is not None and baseline is not None and candidate.files_digest == baseline.files_digest
+
+
+def _quoted(verdict: Verdict) -> str:
+    return f"“{verdict}”"

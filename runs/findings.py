@@ -1,0 +1,176 @@
+"""Checks of ``vantage doctor``: requirements of a machine to run recipes."""
+
+import os
+import platform
+import secrets
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+import obstore
+from obstore.exceptions import BaseError
+
+from vantage.attempts.identity.child_python import python_environment
+from vantage.attempts.identity.package import package_folder
+from vantage.attempts.machine import available_cpus, available_gpus
+from vantage.runs.run import damaged_runs
+from vantage.runs.workspace import Workspace
+from vantage.storage.durable_files import make_folder
+from vantage.storage.records import BucketNotFound, Conflict, replace_record
+
+LIBRARIES = ("torch", "transformers", "prefect", "mlflow", "pandera", "pyarrow", "safetensors")
+FREE_BYTES = 5 * 2**30
+"""Free space below which there is a warning: about the size of a small model's checkpoints and artifacts."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check."""
+
+    subject: str
+    verdict: Literal["fine", "warning", "broken"]
+    message: str
+    """What was found, and what to do if it is not fine."""
+
+
+def run_checks(workspace: Workspace) -> Iterator[Finding]:
+    """Run all checks, in order."""
+    yield from _versions()
+    yield Finding("packages", "fine", str(package_folder()))
+    yield from _storage(workspace)
+    yield from _runs(workspace)
+    yield _sqlite(workspace)
+    yield from _servers()
+    yield _processes()
+    yield _accelerators()
+
+
+def machine_faults() -> Iterator[str]:
+    """What keeps this machine from computing stages, whatever the workspace."""
+    checks = [*_versions(), _processes(), _accelerators()]
+    yield from (f"{each.subject}: {each.message}" for each in checks if each.verdict == "broken")
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding("python", "fine", platform.python_version())
+    for name in LIBRARIES:
+        try:
+            yield Finding(name, "fine", version(name))
+        except PackageNotFoundError:
+            yield Finding(name, "broken", "is not installed; run `pip install -c constraints.txt -e .`")
+
+
+def _storage(workspace: Workspace) -> Iterator[Finding]:
+    root = workspace.root
+    try:
+        make_folder(root)
+        with tempfile.NamedTemporaryFile(dir=root) as probe:
+            probe.write(b"probe")
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as error:
+        yield Finding(
+            "workspace", "broken", f"{root} cannot be written ({error.strerror}); use --workspace DIR"
+        )
+        return
+    if workspace.uri:
+        yield _bucket(workspace)
+    free = shutil.disk_usage(root).free
+    described = f"{root}, {free / 2**30:.1f} GiB free"
+    verdict: Literal["fine", "warning"] = "fine" if free >= FREE_BYTES else "warning"
+    yield Finding(
+        "workspace", verdict, described if verdict == "fine" else f"{described}; make room before a long run"
+    )
+
+
+def _bucket(workspace: Workspace) -> Finding:
+    """Whether the bucket takes conditional writes, which locks and commits rest on."""
+    path = f"probes/{secrets.token_hex(8)}"
+    try:
+        remote = workspace.storage.remote
+        version = replace_record(remote, path, b"1", None)
+        replace_record(remote, path, b"2", version)
+        try:
+            replace_record(remote, path, b"3", version)
+        except Conflict:
+            return Finding("bucket", "fine", workspace.address)
+        finally:
+            obstore.delete(remote, path)
+    except (BaseError, BucketNotFound, Conflict, ValueError) as error:
+        return Finding("bucket", "broken", f"{workspace.address}: {str(error).splitlines()[0]}")
+    return Finding(
+        "bucket", "broken", f"{workspace.address} takes stale writes; use a storage with conditional ones"
+    )
+
+
+def _runs(workspace: Workspace) -> Iterator[Finding]:
+    for damaged in damaged_runs(workspace):
+        yield Finding("run", "warning", damaged)
+
+
+def _sqlite(workspace: Workspace) -> Finding:
+    """Prefect's and MLflow's databases need WAL locks, which some network file systems lack."""
+    try:
+        with tempfile.TemporaryDirectory(dir=workspace.root) as folder:
+            with sqlite3.connect(Path(folder) / "probe.db") as database:
+                database.execute("PRAGMA journal_mode=WAL")
+                database.execute("CREATE TABLE probe (value INTEGER)")
+            database.close()
+    except (OSError, sqlite3.Error) as error:
+        return Finding(
+            "sqlite", "broken", f"no database can be made in {workspace.root} ({error}); use a local disk"
+        )
+    return Finding("sqlite", "fine", sqlite3.sqlite_version)
+
+
+def _servers() -> Iterator[Finding]:
+    for name, variable, path in (
+        ("Prefect", "PREFECT_API_URL", "/health"),
+        ("MLflow", "MLFLOW_TRACKING_URI", "/health"),
+    ):
+        address = os.environ.get(variable)
+        if not address or not address.startswith("http"):
+            yield Finding(name, "fine", f"no {variable}: a server of our own (Prefect), or SQLite (MLflow)")
+            continue
+        try:
+            with urllib.request.urlopen(address.rstrip("/") + path, timeout=5) as answer:
+                yield Finding(name, "fine", f"{variable} answers ({answer.status})")
+        except OSError as error:
+            yield Finding(
+                name, "broken", f"{variable} does not answer ({error}); start that server, or unset it"
+            )
+
+
+def _processes() -> Finding:
+    """Stages are forked from a server process that must find our packages on its path."""
+    code = "import multiprocessing as m; m.get_context('forkserver'); import vantage.attempts.launchers.stage_process; print('ok')"
+    environment = {**os.environ, **python_environment()}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=environment,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return Finding("processes", "broken", f"no child process can be started ({error})")
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return Finding("processes", "broken", f"a child process cannot load our packages: {last}")
+    return Finding("processes", "fine", "the fork server and its children can be started")
+
+
+def _accelerators() -> Finding:
+    gpus = available_gpus()
+    described = f"{len(gpus)} GPU{'s' if len(gpus) != 1 else ''} ({', '.join(gpus)})" if gpus else "no GPU"
+    return Finding("machine", "fine", f"{available_cpus()} CPUs, {described}")

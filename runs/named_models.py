@@ -1,0 +1,390 @@
+"""Models by the names that people give them: a run and its stage, a registered model of MLflow, a folder.
+
+Models that runs have made, and copies of them in MLflow, come with how their recipe samples from them.
+"""
+
+import json
+import re
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from vantage.attempts.jobs import gates_of
+from vantage.ledger import tracking
+from vantage.runs.record import REMOVED, RunRecord
+from vantage.runs.run import read_run, read_runs
+from vantage.runs.run_ids import find_run
+from vantage.runs.workspace import RunError, Workspace
+from vantage.schemas.kind import ArtifactKind
+from vantage.schemas.kinds import KINDS
+from vantage.schemas.recipe.inputs import MODEL, Generation
+from vantage.schemas.recipe.recipe import ResolvedRecipe
+from vantage.schemas.recipe.sources import LocalPath, Registered, model_source
+from vantage.schemas.records.artifacts import Artifact, StoredModel
+from vantage.schemas.steps import OTHER_MODEL_PREFIX, dependencies
+from vantage.storage.refs import DamagedRef
+
+PROVENANCE_FILE = "vantage.json"
+"""In an exported folder: where it came from, and how it is sampled from."""
+_DEFAULT_TOKENS = 256
+"""Longest response of a folder that does not say."""
+_RUNS_SHOWN = 5
+_KINDS: Mapping[str, str] = {
+    "policy": "a policy",
+    "reward_model": "a reward model",
+    "value_model": "a critic",
+}
+
+
+class DamagedModel(OSError):
+    """What is stored of a model cannot be used."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Which run made a model, and of what."""
+
+    recipe: str
+    run_id: str
+    stage: str
+    stage_key: str
+    digest: str
+    """Content digest of the artifact: sha256 of its manifest."""
+    base: str | None
+    """That of the whole model beneath adapters; None: it is a whole model."""
+    parents: Mapping[str, str]
+    """Role → content digest of the input."""
+    stages: Mapping[str, str] = field(default_factory=dict)
+    """Role → step whose artifact it was; empty where the run is not in this workspace."""
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    verdicts: tuple[str, ...] = ()
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    """Code, libraries and machine; empty where the run is not in this workspace."""
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A model that was found."""
+
+    label: str
+    """What it is, in words."""
+    kind: ArtifactKind
+    folder: Path | None
+    """A Hugging Face folder; None: it has to be imported from ``source``."""
+    generation: Generation
+    chat: bool | None = None
+    source: str | None = None
+    base: Path | None = None
+    """The whole model that it stands on, if it is only adapters (LoRA)."""
+    origin: Origin | None = None
+    """None: no run is known to have made it."""
+
+
+@contextmanager
+def open_named_model(
+    workspace: Workspace, named: str, *, kinds: Collection[ArtifactKind]
+) -> Iterator[NamedModel]:
+    """The model that ``named`` means; its files stay while the block runs.
+
+    Args:
+        named: ``RUN``, ``RUN/STAGE``, ``RUN/model``, ``RUN/models.NAME``, ``NAME``, ``NAME@ALIAS`` or ``NAME/VERSION`` of a model in MLflow (also with
+            ``models:/`` before it), a folder's path, or a source as in ``model.source``.
+        kinds: what may be meant.
+
+    Raises:
+        RunError: there is no such thing, or it is of another kind; the message says what there is.
+        DamagedModel, DamagedCopy: its files cannot be used.
+    """
+    path = Path(named).expanduser()
+    if not isinstance(model_source(named), LocalPath | Registered):
+        yield NamedModel(named, "policy", None, Generation(max_response_tokens=_DEFAULT_TOKENS), source=named)
+    elif path.is_dir() or named.startswith(("/", ".", "~")):
+        yield _checked(_in_folder(path), named, kinds)
+    elif "@" in named or named.startswith("models:/"):
+        with _published(workspace, named.removeprefix("models:/")) as published:
+            yield _checked(published, named, kinds)
+    else:
+        run, _, step = named.partition("/")
+        try:
+            run_id = find_run(workspace, run)
+        except RunError as unknown:
+            with _published(workspace, named, unknown=unknown, kinds=kinds) as published:
+                yield _checked(published, named, kinds)
+        else:
+            record = read_run(workspace, run_id)
+            yield model_of(workspace, record, step or _main_step(record, kinds), kinds)
+
+
+def model_of(
+    workspace: Workspace, record: RunRecord, step: str, kinds: Collection[ArtifactKind]
+) -> NamedModel:
+    """The model that a step of a run has made.
+
+    Raises:
+        RunError: it has made none yet, or one of another kind.
+        DamagedModel: the store has it no longer.
+    """
+    ready = _steps_with_models(record, kinds)
+    if step not in ready:
+        raise RunError(_why_not(record, step, kinds))
+    artifact = _artifact(workspace, record, step)
+    base = artifact.base if isinstance(artifact, StoredModel) else None
+    try:
+        folder = workspace.storage.folder(artifact)
+        beneath = None if base is None else workspace.storage.folder(_base(workspace, record, step, base))
+    except ValueError as error:
+        raise DamagedModel(
+            f"{step} of run {record.run_id} is damaged ({error}); run the recipe again"
+        ) from error
+    stage = record.stages[step]
+    return NamedModel(
+        label=f"{step} of run {record.run_id}",
+        kind=artifact.kind,
+        folder=folder,
+        generation=record.recipe.generation,
+        chat=record.recipe.model.chat,
+        base=beneath,
+        origin=Origin(
+            recipe=record.recipe.recipe,
+            run_id=record.run_id,
+            stage=step,
+            stage_key=artifact.stage_key,
+            digest=artifact.digest,
+            base=base,
+            parents=artifact.parents,
+            stages=dependencies(record.recipe)[step],
+            metrics=artifact.metrics,
+            verdicts=tuple(map(str, stage.verdicts)) if gates_of(record.recipe, step) else (),
+            provenance=stage.provenance,
+        ),
+    )
+
+
+def _base(workspace: Workspace, record: RunRecord, step: str, digest: str) -> Artifact:
+    """The whole model beneath a step's adapters, which another step of the run has made."""
+    for other, stage in record.stages.items():
+        if stage.digest == digest:
+            return _artifact(workspace, record, other)
+    raise DamagedModel(
+        f"{step} of run {record.run_id} is adapters on {digest[:12]}, which no step of the run has made; run it again"
+    )
+
+
+def _artifact(workspace: Workspace, record: RunRecord, step: str) -> Artifact:
+    stage, storage = record.stages[step], workspace.existing_storage
+    again = "run the same recipe again, which makes it anew"
+    assert stage.stage_key is not None, "it has an artifact"
+    try:
+        ref = None if storage is None else storage.find(stage.stage_key)
+    except DamagedRef as error:
+        raise DamagedModel(f"{step} of run {record.run_id} is damaged ({error}); {again}") from error
+    if storage is None or ref is None or not storage.has_object(ref.artifact.digest):
+        raise DamagedModel(f"the store has no artifact of {step} of run {record.run_id} any longer; {again}")
+    if ref.artifact.digest != stage.digest:
+        raise DamagedModel(
+            f"{step} of run {record.run_id} was computed again since, with other bits (its artifact was "
+            f"{str(stage.digest)[:12]}, and is {ref.artifact.digest[:12]} now): name the run that did, {ref.run_id}"
+        )
+    problems = storage.check_sizes(ref.artifact)
+    if problems:
+        raise DamagedModel(f"{step} of run {record.run_id} is damaged: {'; '.join(problems)}; {again}")
+    return ref.artifact
+
+
+def other_model_steps(recipe: ResolvedRecipe) -> list[str]:
+    """``models.NAME`` of the recipe's other models."""
+    return [f"{OTHER_MODEL_PREFIX}{name}" for name in recipe.models]
+
+
+def _makes(recipe: ResolvedRecipe, step: str) -> ArtifactKind | None:
+    if step in (MODEL, *other_model_steps(recipe)):
+        return "policy"
+    return KINDS[recipe.stages[step].kind].makes if step in recipe.stages else None
+
+
+def _steps_with_models(record: RunRecord, kinds: Collection[ArtifactKind]) -> list[str]:
+    """Steps whose model is there: other models, the recipe's own, and the stages'."""
+    return [
+        step
+        for step in (*other_model_steps(record.recipe), MODEL, *record.recipe.stages)
+        if _makes(record.recipe, step) in kinds and step in record.stages and record.stages[step].digest
+    ]
+
+
+def _main_step(record: RunRecord, kinds: Collection[ArtifactKind]) -> str:
+    """The policy that the run is about: the one that it publishes, else the last that is there."""
+    ready = [
+        step
+        for step in _steps_with_models(record, kinds)
+        if (_makes(record.recipe, step) == "policy" or "policy" not in kinds)
+        and step not in other_model_steps(record.recipe)
+    ]
+    published = [each.stage for each in record.recipe.publish if each.stage in ready]
+    if published or ready:
+        return (published or ready[-1:])[0]
+    if record.status == REMOVED:
+        raise RunError(f"run {record.run_id} was removed by `vantage gc`; run its recipe again")
+    raise RunError(f"run {record.run_id} has made no policy yet; `vantage status {record.run_id}` shows it")
+
+
+def _why_not(record: RunRecord, step: str, kinds: Collection[ArtifactKind]) -> str:
+    ready = _steps_with_models(record, kinds)
+    there = f"there are {', '.join(ready)}" if ready else "there is no other yet"
+    if step not in (MODEL, *other_model_steps(record.recipe), *record.recipe.stages):
+        return f"run {record.run_id} has no stage {step}; {there}"
+    if step.startswith(OTHER_MODEL_PREFIX):
+        other = record.recipe.models[step.removeprefix(OTHER_MODEL_PREFIX)]
+        if other.stand_in is not None:
+            return f"MLflow had no {step} when run {record.run_id} began, and {other.stand_in} stands in for it; name that"
+    makes = _makes(record.recipe, step)
+    if makes not in kinds:
+        made = _KINDS.get(str(makes), f"no model ({makes})")
+        return (
+            f"{step} of run {record.run_id} is {made}, which is not what this command takes; {there}"
+            if makes in _KINDS
+            else f"{step} of run {record.run_id} makes {made}; {there}"
+        )
+    status = record.stages[step].status if step in record.stages else "waiting"
+    return f"{step} of run {record.run_id} is {status.replace('_', ' ')} and has no model yet; {there}"
+
+
+# A folder
+
+
+def _in_folder(path: Path) -> NamedModel:
+    """A Hugging Face folder; one that Vantage exported says how its recipe samples from it."""
+    config = _json_in(path / "config.json")
+    if config is None and (path / "adapter_config.json").is_file():
+        raise RunError(
+            f"{path} holds adapters alone, without the model beneath them; name the stage that made them (RUN/STAGE)"
+        )
+    if config is None:
+        raise RunError(
+            f"{path} has no config.json that can be read; give a Hugging Face folder, or RUN/STAGE"
+        )
+    architectures = config.get("architectures") or [""]
+    kind: ArtifactKind = (
+        "reward_model" if str(architectures[0]).endswith("ForSequenceClassification") else "policy"
+    )
+    told = _json_in(path / PROVENANCE_FILE) or {}
+    settings = _json_in(path / "generation_config.json") or {}
+    temperature = settings.get("temperature") if settings.get("do_sample") else None
+    plain = {
+        "max_response_tokens": settings.get("max_new_tokens") or _DEFAULT_TOKENS,
+        "temperature": temperature or 1.0,
+        "stop": [stop] if isinstance(stop := settings.get("stop_strings") or [], str) else stop,
+    }
+    try:
+        generation = Generation.model_validate(told.get("generation", plain))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise RunError(
+            f"{path}: {'.'.join(map(str, first['loc']))} of {PROVENANCE_FILE} or generation_config.json: {first['msg']}; "
+            "correct it"
+        ) from None
+    chat = told.get("chat")
+    return NamedModel(str(path), kind, path, generation, chat if isinstance(chat, bool) else None)
+
+
+def _json_in(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+# A registered model
+
+
+@contextmanager
+def _published(
+    workspace: Workspace,
+    named: str,
+    *,
+    unknown: RunError | None = None,
+    kinds: Collection[ArtifactKind] = (),
+) -> Iterator[NamedModel]:
+    """MLflow's copy of a registered model, in a temporary folder.
+
+    Args:
+        unknown: why it is no run, if it could have been one.
+        kinds: of the models to list where nothing was found.
+    """
+    name, _, alias = named.partition("@")
+    name, _, version = name.partition("/")
+    if version and not version.isdecimal():
+        raise RunError(_nothing_found(workspace, named, unknown, kinds))
+    address = tracking.address(None, workspace.root)
+    if tracking.is_missing_database(address):
+        raise RunError(_nothing_found(workspace, named, unknown, kinds))
+    tracking.set_up_client()
+    from vantage.ledger.to_mlflow.published_models import (  # imports MLflow
+        NoSuchModel,
+        fetch_copy,
+        find_published,
+    )
+
+    try:
+        found = find_published(address, name, version=version or None, alias=alias or None)
+    except NoSuchModel as error:
+        if unknown is None:
+            raise RunError(str(error)) from None
+        raise RunError(_nothing_found(workspace, named, unknown, kinds)) from None
+    with tempfile.TemporaryDirectory(prefix="vantage-model-") as temporary:
+        folder = fetch_copy(found, tracking_uri=address, target=Path(temporary))
+        plain = _in_folder(folder)
+        generation = {
+            name: value
+            for name in Generation.model_fields
+            if (value := found.param(f"generation.{name}")) is not None
+        }
+        yield NamedModel(
+            label=f"{found.name} version {found.version} ({found.stage} of run {found.run_id})",
+            kind=plain.kind,
+            folder=folder,
+            generation=Generation.model_validate(generation) if generation else plain.generation,
+            chat=found.param("model.chat"),
+            origin=Origin(
+                recipe=found.params.get("recipe", ""),
+                run_id=found.run_id,
+                stage=found.stage,
+                stage_key=found.stage_key,
+                digest=found.digest,
+                base=None,
+                parents=found.parents,
+            ),
+        )
+
+
+def _nothing_found(
+    workspace: Workspace, named: str, why: RunError | None, kinds: Collection[ArtifactKind]
+) -> str:
+    if why is not None and re.search(r" fits .*give more", str(why)):
+        return str(why)
+    runs = read_runs(workspace)
+    policies: tuple[ArtifactKind, ...] = ("policy",)
+    wanted = kinds or policies
+    listed = [
+        f"{record.run_id} ({', '.join(_steps_with_models(record, wanted)) or 'no model yet'})"
+        for record in runs[:_RUNS_SHOWN]
+    ]
+    there = (
+        f"runs of {workspace.address}: {'; '.join(listed)}" if listed else f"{workspace.address} has no run"
+    )
+    more = f"; and {len(runs) - _RUNS_SHOWN} older ones" if len(runs) > _RUNS_SHOWN else ""
+    return (
+        f"{named} is no run, no folder, and no model that MLflow has; {there}{more}. Give RUN/STAGE, a folder, or "
+        "NAME@ALIAS of a registered model (--workspace PLACE: where the runs are)"
+    )
+
+
+def _checked(model: NamedModel, named: str, kinds: Collection[ArtifactKind]) -> NamedModel:
+    if model.kind not in kinds:
+        raise RunError(f"{named} is {_KINDS[model.kind]}, which is not what this command takes")
+    return model

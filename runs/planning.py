@@ -1,0 +1,284 @@
+"""The plan of a run: for each step, reuse, resume, run, wait for another step, or blocked, with reasons.
+
+A plan changes nothing and starts nothing. A step's key needs the content digests of its inputs. They are unknown while
+an input has not been computed; then the step waits.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from vantage.attempts.jobs import (
+    gates_of,
+    key_parts_of,
+    resources_of,
+    threads_of,
+    work_of,
+)
+from vantage.attempts.machine import available_cpus, num_ranks
+from vantage.attempts.provenance import drift, provenance
+from vantage.ledger.operations import Input
+from vantage.ledger.remarks import compared_with_itself, remark_on
+from vantage.runs.gates import Standing, standing
+from vantage.runs.record import RunRecord, StageRecord
+from vantage.runs.registered_models import missing_models, registered_version
+from vantage.schemas.checks.few_prompts import few_prompts
+from vantage.schemas.checks.warnings import warnings
+from vantage.schemas.recipe.recipe import ResolvedRecipe
+from vantage.schemas.records.approvals import Approval
+from vantage.schemas.records.artifacts import Artifact
+from vantage.schemas.records.attempt import Share
+from vantage.schemas.records.stage_key import differences, stage_key
+from vantage.schemas.records.verdicts import Verdict, check_artifact_gate
+from vantage.schemas.steps import dependencies, ordered_steps, pool_of
+from vantage.storage.refs import Lookup
+from vantage.storage.storage import Storage
+from vantage.tasks.training.scratch import REPORTS, read_committed
+
+Action = Literal["reuse", "resume", "run", "wait", "blocked"]
+
+_UNKNOWN = "unknown yet"
+"""Placeholder for the digest of an input that does not exist yet, so that the rest of a key can be compared."""
+
+_OF_A_MACHINE = ("device", "threads", "world_size")
+"""Parts of the provenance that are those of the machine that computes."""
+
+_WHY_RERUN = {
+    "failed": "failed before",
+    "running": "interrupted before its first checkpoint",
+    "resumable": "interrupted before its first checkpoint",
+}
+"""Status of the step in an earlier run → why it has no artifact."""
+
+
+class DriftError(ValueError):
+    """Code, libraries or machine have changed since the artifacts to reuse were made."""
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """The plan of one step."""
+
+    name: str
+    kind: str
+    action: Action
+    reasons: tuple[str, ...] = ()
+    damage: tuple[str, ...] = ()
+    """Problems of a stored artifact that cannot be reused."""
+    drift: tuple[str, ...] = ()
+    """Changes of provenance since the reused artifact was made, or since the resumed attempt."""
+    at_step: int | None = None
+    """Step of the checkpoint to resume from."""
+    waits_for: tuple[str, ...] = ()
+    stage_key: str | None = None
+    digest: str | None = None
+    artifact: Artifact | None = None
+    """The reused artifact."""
+    verdicts: tuple[Verdict, ...] = ()
+    """The verdicts of the step's gates on the reused artifact."""
+    stands: Standing = "open"
+    """Whether steps that depend on the reused artifact may start."""
+    pool: str | None = None
+    """The work pool that computes it; None: the process that orders the run."""
+    nodes: int | None = None
+    """Nodes of a Ray cluster that compute it together."""
+
+    @property
+    def where(self) -> str:
+        """The machines that compute it, for display."""
+        return (self.pool or "here") + (f", {self.nodes} nodes" if self.nodes else "")
+
+    @property
+    def label(self) -> str:
+        """The action for display."""
+        return f"resume at {self.at_step}" if self.action == "resume" else self.action
+
+    def as_json(self) -> dict[str, Any]:
+        """The step in the output of ``plan --json``."""
+        values = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in ("artifact", "stands")
+        }
+        return {**values, "verdicts": [verdict.model_dump(mode="json") for verdict in self.verdicts]}
+
+
+def plan(
+    recipe: ResolvedRecipe,
+    store: Storage | None,
+    runs: Sequence[RunRecord],
+    *,
+    approvals: tuple[Approval, ...] = (),
+) -> list[PlannedStep]:
+    """The plan for every step, in order.
+
+    Args:
+        recipe: the recipe to run.
+        store: the store of artifacts; None: there is none yet.
+        runs: earlier runs of the workspace, newest first; changes are relative to the newest of this recipe.
+        approvals: answers of people that the run has; a new run has none.
+
+    Raises:
+        OSError, ValueError: a source cannot be read, or does not match the recipe.
+    """
+    inputs = dependencies(recipe)
+    steps: dict[str, PlannedStep] = {}
+    for name in ordered_steps(recipe):
+        present = _provenance(
+            recipe, name
+        )  # for all steps: the code is read now, while there is only one thread
+        earlier = _earlier_record(recipe, name, runs)
+        read = {role: steps[step] for role, step in inputs[name].items()}
+        step = _plan_step(recipe, name, read, store, earlier, present)
+        if step.artifact is not None:
+            stands = standing(name, step.artifact, step.verdicts, approvals)
+            step = replace(step, stands=stands)
+        step = replace(step, reasons=(*registered_version(recipe, name), *step.reasons))
+        steps[name] = replace(step, pool=pool_of(recipe, name), nodes=resources_of(recipe, name).nodes)
+    return list(steps.values())
+
+
+def plan_warnings(recipe: ResolvedRecipe, steps: Sequence[PlannedStep]) -> list[str]:
+    """Warnings about the recipe: models that MLflow does not have yet, and gates with too few held-out prompts, where their
+    number is known."""
+    counted = {step.name: step.artifact.metrics for step in steps if step.artifact is not None}
+    return [*missing_models(recipe), *warnings(recipe), *few_prompts(recipe, counted)]
+
+
+def check_drift(steps: Sequence[PlannedStep]) -> None:
+    """Raise DriftError with all changes, if there are any."""
+    changes = [f"{step.name}: {difference}" for step in steps for difference in step.drift]
+    if changes:
+        raise DriftError(
+            f"--strict refuses what was made with other code or libraries ({'; '.join(changes)}); "
+            "run without --strict, or in a new --workspace"
+        )
+
+
+def damage(steps: Sequence[PlannedStep]) -> dict[str, tuple[str, ...]]:
+    """Step → problems of its stored artifact."""
+    return {step.name: step.damage for step in steps if step.damage}
+
+
+def steps_in_store(steps: Sequence[PlannedStep]) -> set[str]:
+    """Steps whose artifact is in the store."""
+    return {step.name for step in steps if step.action == "reuse"}
+
+
+def needs_work(steps: Sequence[PlannedStep]) -> bool:
+    """Whether any step would be computed."""
+    return any(step.action in ("resume", "run", "wait") for step in steps)
+
+
+def _plan_step(
+    recipe: ResolvedRecipe,
+    name: str,
+    read: Mapping[str, PlannedStep],
+    store: Storage | None,
+    earlier: StageRecord | None,
+    present: Mapping[str, str],
+) -> PlannedStep:
+    kind = work_of(recipe, name).kind
+    obstacles = dict.fromkeys(obstacle for step in read.values() if (obstacle := _obstacle(step)))
+    if obstacles:
+        return PlannedStep(name, kind, "blocked", reasons=tuple(obstacles))
+
+    digests = {role: step.digest or _UNKNOWN for role, step in read.items()}
+    parts = key_parts_of(recipe, name, digests)
+    waits_for = tuple(dict.fromkeys(step.name for step in read.values() if step.digest is None))
+    if waits_for:
+        changes = _changes(earlier.key_parts, parts) if earlier else []
+        return PlannedStep(
+            name, kind, "wait", reasons=(f"for {', '.join(waits_for)}", *changes), waits_for=waits_for
+        )
+
+    key = stage_key(parts)
+    found = store.inspect(key) if store else Lookup(None)
+    if found.ref is not None:
+        artifact = found.ref.artifact
+        inputs = {
+            role: Input(stage=step.name, artifact=step.artifact)
+            for role, step in read.items()
+            if step.artifact is not None
+        }
+        equal, remark = compared_with_itself(inputs), remark_on(artifact, inputs)
+        verdicts = tuple(check_artifact_gate(gate, artifact, equal=equal) for gate in gates_of(recipe, name))
+        return PlannedStep(
+            name,
+            kind,
+            "reuse",
+            reasons=(
+                f"made by run {found.ref.run_id}",
+                *([remark] if remark else []),
+                *(f"gate {verdict}" for verdict in verdicts),
+            ),
+            drift=tuple(drift(found.ref.provenance, present)),
+            stage_key=key,
+            digest=artifact.digest,
+            artifact=artifact,
+            verdicts=verdicts,
+        )
+    at_step = _checkpointed(store, key)
+    if at_step:
+        begun = earlier if earlier and earlier.stage_key == key else None
+        return PlannedStep(
+            name,
+            kind,
+            "resume",
+            reasons=(f"attempt {begun.attempt if begun else ''} was interrupted".replace("  ", " "),),
+            drift=tuple(drift(begun.provenance, present)) if begun and begun.provenance else (),
+            at_step=at_step,
+            stage_key=key,
+            damage=found.damage,
+        )
+    reasons = _reasons_to_run(found, earlier, parts)
+    return PlannedStep(name, kind, "run", reasons=reasons, stage_key=key, damage=found.damage)
+
+
+def _reasons_to_run(found: Lookup, earlier: StageRecord | None, parts: Mapping[str, Any]) -> tuple[str, ...]:
+    if found.damage:
+        damages = tuple(f"damaged: {damage}" for damage in found.damage)
+        return (
+            *damages,
+            "a run keeps what is damaged in the store's quarantine, and makes the artifact again",
+        )
+    if earlier is None:
+        return ("never run here",)
+    return tuple(_changes(earlier.key_parts, parts)) or (
+        _WHY_RERUN.get(earlier.status, "no artifact in the store"),
+    )
+
+
+def _changes(earlier: Mapping[str, Any], parts: Mapping[str, Any]) -> list[str]:
+    """Differences from the earlier run's key, except unknown digests."""
+    return [change for change in differences(earlier, parts) if not change.endswith(_UNKNOWN)]
+
+
+def _earlier_record(recipe: ResolvedRecipe, name: str, runs: Sequence[RunRecord]) -> StageRecord | None:
+    """The step's record in the newest run of the recipe that has its key."""
+    stages = (run.stages.get(name) for run in runs if run.recipe.recipe == recipe.recipe)
+    return next((stage for stage in stages if stage and stage.key_parts), None)
+
+
+def _obstacle(step: PlannedStep) -> str | None:
+    """Why steps that depend on this one would not start, as far as known; None: they would."""
+    if step.action == "blocked":
+        return f"reads {step.name}, which would be blocked"
+    if step.stands == "waiting_approval":
+        return f"reads {step.name}, which waits for a person's approval"
+    return f"reads {step.name}, whose gate is closed" if step.stands == "gate_closed" else None
+
+
+def _provenance(recipe: ResolvedRecipe, name: str) -> dict[str, str]:
+    """Provenance of the step if it ran now, alone; of the machines of a pool nothing is known here."""
+    cpus = resources_of(recipe, name).cpus or available_cpus()
+    share = Share(cpus=min(cpus, available_cpus()))
+    work = work_of(recipe, name)
+    present = provenance(work.kind, threads=threads_of(share, work), world_size=num_ranks(work, None))
+    of_machine = _OF_A_MACHINE if pool_of(recipe, name) else ()
+    return {part: value for part, value in present.items() if part not in of_machine}
+
+
+def _checkpointed(store: Storage | None, key: str) -> int:
+    """The step of the newest checkpoint of an interrupted attempt; 0: none."""
+    return read_committed(store.reports(key, REPORTS))[0] if store else 0

@@ -1,0 +1,52 @@
+"""What runs and registered models still need of a storage."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from vantage.runs.record import REMOVED, RunRecord
+from vantage.storage.refs import Ref
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What must stay in the storage."""
+
+    stage_keys: frozenset[str]
+    digests: frozenset[str]
+    """Of objects."""
+
+
+def reached(runs: Iterable[RunRecord], refs: Mapping[str, Ref]) -> Reached:
+    """All that is reached from runs that are kept, and from the models that any run has published.
+
+    A kept run reaches the keys of its stages, their refs, and the objects of both. A published model reaches its own
+    object and all that it was made from, so that its lineage can be audited when its run is gone.
+
+    Args:
+        runs: all runs; those with status ``removed`` reach only what they have published.
+        refs: stage key → ref, of the whole storage.
+    """
+    records = list(runs)
+    kept = [run for run in records if run.status != REMOVED]
+    keys = {key for run in kept for key in _keys_of(run)}
+    digests = {stage.digest for run in kept for stage in run.stages.values() if stage.digest}
+    digests |= {copy.digest for run in records for copy in run.copies.values()}
+    made_by: dict[str, set[str]] = defaultdict(set)
+    for key, ref in refs.items():
+        made_by[ref.artifact.digest].add(key)
+    while True:
+        reached_refs = [refs[key].artifact for key in keys if key in refs]
+        more = {artifact.digest for artifact in reached_refs}
+        more |= {parent for artifact in reached_refs for parent in artifact.parents.values()}
+        digests |= more
+        # All that made equal content: one of them alone may have made it from itself, which explains nothing.
+        new = {key for digest in digests for key in made_by.get(digest, ())} - keys
+        if not new:
+            return Reached(frozenset(keys), frozenset(digests))
+        keys |= new
+
+
+def _keys_of(run: RunRecord) -> set[str]:
+    recorded = {stage.stage_key for stage in run.stages.values() if stage.stage_key}
+    return recorded | set(run.used_keys.values())

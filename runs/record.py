@@ -1,0 +1,125 @@
+"""The content of ``run.json``: what is recorded of a run and its stages."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from vantage.schemas.frozen import Frozen
+from vantage.schemas.recipe.fields import is_unset
+from vantage.schemas.recipe.recipe import ResolvedRecipe
+from vantage.schemas.records.approvals import Approval, Question, answer_to
+from vantage.schemas.records.verdicts import Verdict
+
+StageStatus = Literal[
+    "waiting", "running", "reused", "completed", "gate_closed", "waiting_approval", "blocked", "failed", "resumable",
+]  # fmt: skip
+"""``waiting``: for its inputs. ``waiting_approval``: its artifact is made, and a person has to approve of it."""
+RunStatus = Literal[
+    "running", "completed", "gate_closed", "waiting_approval", "failed", "resumable", "removed"
+]
+
+REMOVED: RunStatus = "removed"
+"""Status of a run of which ``vantage gc`` has left only the record and what it published."""
+
+SUCCEEDED: frozenset[str] = frozenset({"reused", "completed"})
+"""Status of a stage after which dependent stages can start."""
+
+UNFINISHED: frozenset[str] = frozenset({"running", "failed", "resumable", "waiting_approval"})
+"""Status of a run that the same command resumes."""
+
+
+class StageRecord(Frozen):
+    """The record of one stage in a run."""
+
+    status: StageStatus = "waiting"
+    attempt: int | None = None
+    stage_key: str | None = None
+    digest: str | None = None
+    metrics: dict[str, float | None] = Field(default_factory=dict)
+    remark: str | None = None
+    """A remark on the artifact: nothing was learned, or a model was compared with itself."""
+    left_out: str | None = None
+    """Data that the stage dropped or truncated, by reason."""
+    warnings: tuple[str, ...] = ()
+    """Warnings about its headline metrics."""
+    verdicts: tuple[Verdict, ...] = ()
+    seconds: float = 0.0
+    """Wall time of the last attempt."""
+    reason: str | None = None
+    """Why the stage was blocked, failed or has to be resumed."""
+    exit_code: int | None = None
+    """For a stage that failed or has to be resumed: one of ``vantage.attempts.exit_codes``."""
+    key_parts: dict[str, Any] = Field(default_factory=dict)
+    """The parts of the stage key, so that a later plan can show changes."""
+    provenance: dict[str, str] = Field(default_factory=dict)
+    """Provenance of the artifact or of the newest attempt."""
+    samples: tuple[dict[str, Any], ...] = ()
+    """A few before/after texts of an evaluation."""
+    microbatch_tokens: int | None = None
+    """The reduced bound after memory ran out; None: the recipe's."""
+    microbatch_size: int | None = Field(None, exclude_if=is_unset)
+    """The reduced size that a version before ``microbatch_tokens`` recorded after memory ran out; None: the recipe's."""
+
+
+class OpenFlowRun(Frozen):
+    """A flow run whose end may not be recorded in Prefect, because its process or the server died."""
+
+    flow_run_id: str
+    server: str
+    """Its server: ``vantage.flows.prefect_server.server.server_name``."""
+    status: str | None = None
+    """Its final status, a key of ``vantage.flows.prefect_server.flow_runs.STATES``; None: running, or its process died."""
+    message: str = ""
+
+
+class PublishedCopy(Frozen):
+    """MLflow's copy of an artifact."""
+
+    location: str
+    digest: str
+
+
+class RunRecord(Frozen):
+    """The content of ``run.json``."""
+
+    run_id: str
+    number: int
+    recipe_digest: str
+    """Of the resolved recipe before registered models were pinned: the same command finds its unfinished run by it."""
+    recipe: ResolvedRecipe
+    """The resolved recipe: defaults filled in, overrides applied, and registered models pinned to a version."""
+    source: str
+    """The recipe as given on the command line."""
+    overrides: tuple[str, ...] = ()
+    """The values of ``--set``."""
+    status: RunStatus = "running"
+    stages: dict[str, StageRecord] = Field(default_factory=dict)
+    used_keys: dict[str, str] = Field(default_factory=dict)
+    """Step → stage key, written before the key is looked up, so that nothing removes what is found there."""
+    mlflow_run_id: str | None = None
+    prefect_flow_run_ids: tuple[str, ...] = ()
+    open_flow_runs: tuple[OpenFlowRun, ...] = ()
+    copies: dict[str, PublishedCopy] = Field(default_factory=dict)
+    """Registered model → MLflow's copy of the model that the run published."""
+    unpublished: dict[str, str] = Field(default_factory=dict)
+    """Registered model → why it was not published."""
+    unsigned: dict[str, str] = Field(default_factory=dict)
+    """Step → why its artifact was not signed, though the recipe asks for it."""
+    refused_aliases: dict[str, str] = Field(default_factory=dict)
+    """``NAME@ALIAS`` → what the policy or a person has against moving it to what the run published; a gate's own no is
+    its verdict."""
+    questions: dict[str, Question] = Field(default_factory=dict, exclude_if=is_unset)
+    """Subject → what a person was asked last about it, answered or not."""
+    approvals: tuple[Approval, ...] = Field((), exclude_if=lambda approvals: not approvals)
+    """The answers of this run, in the order in which they were taken up."""
+    started: str
+    """Local time, for display only."""
+
+    @property
+    def open_questions(self) -> dict[str, Question]:
+        """Subject → question without an answer."""
+        return {
+            subject: question
+            for subject, question in self.questions.items()
+            if answer_to(question, self.approvals) is None
+        }

@@ -1,0 +1,122 @@
+"""Registered models of MLflow that a recipe names: pinned to a version when a run begins, and fetched when it is read."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from vantage.ledger import tracking
+from vantage.runs.workspace import RunError, Workspace
+from vantage.schemas.recipe.inputs import OtherModel
+from vantage.schemas.recipe.recipe import Recipe, ResolvedRecipe
+from vantage.schemas.recipe.sources import Registered
+from vantage.schemas.steps import OTHER_MODEL_PREFIX
+from vantage.storage.measured_file import METRICS_FILE
+from vantage.storage.sealed_folders import MANIFEST
+
+
+def pinned(recipe: ResolvedRecipe, workspace: Workspace) -> ResolvedRecipe:
+    """The recipe, with each registered model as the version that MLflow has now; nothing is written.
+
+    A run keeps to it: its own end may move the alias.
+
+    Raises:
+        RunError: there is no such version and no ``otherwise``, or it is none that stages can sample from.
+        vantage.ledger.to_mlflow.published_models.RegistryUnavailable: MLflow does not answer.
+    """
+    open_ones = {
+        name: model.model_copy(update={"source": str(_pin(name, model, model.origin, workspace))})
+        for name, model in recipe.models.items()
+        if isinstance(model.origin, Registered) and model.origin.pin is None
+    }
+    return recipe.model_copy(update={"models": {**recipe.models, **open_ones}}) if open_ones else recipe
+
+
+def missing_models(recipe: Recipe) -> list[str]:
+    """A sentence for each model of a pinned recipe that MLflow does not have yet."""
+    return [
+        f"models.{name}: MLflow has no {_said(model.origin)} yet; {model.stand_in} stands in for it in this run"
+        for name, model in recipe.models.items()
+        if isinstance(model.origin, Registered) and model.stand_in is not None
+    ]
+
+
+def registered_version(recipe: Recipe, step: str) -> tuple[str, ...]:
+    """What a step of a pinned recipe imports, if it is a registered model."""
+    name = step.removeprefix(OTHER_MODEL_PREFIX)
+    origin = recipe.models[name].origin if name != step else None
+    return (f"{origin.name} version {origin.version}",) if isinstance(origin, Registered) else ()
+
+
+def fetch_registered(registered: Registered, workspace: Workspace, target: Path) -> None:
+    """Write the model's folder to ``target``, every byte of it compared with the pinned digest.
+
+    Raises:
+        RunError: MLflow does not answer, has the version no longer, or its copy is damaged.
+    """
+    assert registered.version is not None and registered.digest is not None, "pinned"
+    tracking.set_up_client()
+    from vantage.ledger.to_mlflow.published_models import (  # imports MLflow
+        DamagedCopy,
+        RegistryUnavailable,
+        UnusableVersion,
+        fetch_policy,
+    )
+
+    shutil.rmtree(target, ignore_errors=True)  # of an attempt that was interrupted
+    with tempfile.TemporaryDirectory(prefix="registered-", dir=target.parent) as temporary:
+        try:
+            folder = fetch_policy(
+                tracking.address(None, workspace.root),
+                registered.name,
+                version=registered.version,
+                digest=registered.digest,
+                target=Path(temporary),
+            )
+        except RegistryUnavailable as error:
+            raise RunError(
+                f"{error}; start it, or set MLFLOW_TRACKING_URI, and run the same command again"
+            ) from error
+        except (DamagedCopy, UnusableVersion) as error:
+            raise RunError(str(error)) from error
+        for ours in (MANIFEST, METRICS_FILE):  # of the artifact that was published; the import has its own
+            (folder / ours).unlink(missing_ok=True)
+        folder.rename(target)
+
+
+def _pin(name: str, model: OtherModel, registered: Registered, workspace: Workspace) -> Registered:
+    field = f"models.{name}.source={model.source!r}"
+    address = tracking.address(None, workspace.root)
+    if tracking.is_missing_database(address):  # MLflow would make one
+        return _without_version(field, registered, model)
+    tracking.set_up_client()
+    from vantage.ledger.to_mlflow.published_models import (  # imports MLflow
+        DamagedCopy,
+        RegistryUnavailable,
+        UnusableVersion,
+        find_policy,
+    )
+
+    try:
+        found = find_policy(address, registered.name, version=registered.version, alias=registered.alias)
+    except RegistryUnavailable as error:
+        raise RegistryUnavailable(f"{field}: {error}; start it, or set MLFLOW_TRACKING_URI") from error
+    except (DamagedCopy, UnusableVersion) as error:
+        raise RunError(f"{field}: {error}") from error
+    if found is None:
+        return _without_version(field, registered, model)
+    return Registered(registered.name, version=found.version, pin=found.digest)
+
+
+def _without_version(field: str, registered: Registered, model: OtherModel) -> Registered:
+    if model.otherwise is None:
+        raise RunError(
+            f"{field}: MLflow has no {_said(registered)}; publish one first, or name the stage that stands in for it as "
+            "`otherwise`"
+        )
+    return registered.as_absent()
+
+
+def _said(registered: Registered) -> str:
+    if registered.alias is not None:
+        return f"registered model {registered.name} with the alias {registered.alias}"
+    return f"version {registered.version} of a registered model {registered.name}"

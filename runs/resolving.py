@@ -1,0 +1,52 @@
+"""Resolves a recipe: fills in the learning rates that depend on the model."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from vantage.models.model_width import UnknownWidth, hidden_size
+from vantage.schemas.loading.recipe_file import load_recipe, parse_recipe
+from vantage.schemas.recipe.learning_rates import unset_rates, with_learning_rates
+from vantage.schemas.recipe.recipe import Recipe, ResolvedRecipe
+from vantage.schemas.sweep import SweepPlan
+
+ChosenRates = Mapping[str, Mapping[str, float]]
+"""Stage → field → default learning rate, for those that the recipe does not set."""
+
+
+def load_resolved(source: str | Path, overrides: Sequence[str] = ()) -> tuple[ResolvedRecipe, ChosenRates]:
+    """The recipe with all learning rates filled in, and the default rates among them.
+
+    Raises:
+        vantage.schemas.problems.RecipeError: the recipe is invalid.
+        ValueError: a rate depends on the model's width, which is unknown.
+    """
+    return resolve_rates(load_recipe(source, overrides))
+
+
+def load_resolved_text(text: str, overrides: Sequence[str]) -> tuple[ResolvedRecipe, ChosenRates]:
+    """As ``load_resolved``, for the text of a recipe; its relative paths start at the current folder."""
+    return resolve_rates(parse_recipe(text, overrides=overrides))
+
+
+def resolve_rates(recipe: Recipe) -> tuple[ResolvedRecipe, ChosenRates]:
+    """As ``load_resolved``, for a loaded recipe."""
+    unset = list(unset_rates(recipe))
+    if not unset:
+        return ResolvedRecipe.of(recipe), {}
+    try:
+        width = hidden_size(recipe.model.whole)
+    except UnknownWidth as error:
+        fields = ", ".join(f"stages.{name}.{field}" for name, field in unset)
+        raise ValueError(
+            f"{fields}: left to the model's width, but {error}; give a number with --set stages.NAME.learning_rate=…"
+        ) from error
+    resolved = with_learning_rates(recipe, width=width)
+    chosen: dict[str, dict[str, float]] = {}
+    for name, field in unset:
+        chosen.setdefault(name, {})[field] = getattr(resolved.stages[name], field)
+    return ResolvedRecipe.of(resolved), chosen
+
+
+def resolve_sweep(swept: SweepPlan) -> SweepPlan[ResolvedRecipe]:
+    """The sweep with the learning rates of every arm filled in."""
+    return SweepPlan(swept.sweep, {arm: resolve_rates(recipe)[0] for arm, recipe in swept.recipes.items()})

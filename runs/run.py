@@ -1,0 +1,365 @@
+"""Runs of recipes, stored as ``runs/<id>/run.json`` in a workspace.
+
+A run is found by the digest of its resolved recipe, so the same command resumes an interrupted run. The process that
+executes a run holds its lock, which the kernel releases when the process ends. Runs are ordered by their numbers; no
+clocks are compared.
+"""
+
+import hashlib
+import json
+import secrets
+import threading
+import time
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterator,
+    Sequence,
+)
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from vantage.attempts.former_recipes import folder_before, folder_now
+from vantage.ledger.operations import RunOutcome
+from vantage.runs.answers import with_answers
+from vantage.runs.record import (
+    UNFINISHED,
+    OpenFlowRun,
+    RunRecord,
+    StageRecord,
+)
+from vantage.runs.registered_models import pinned
+from vantage.runs.run_records import RunLock
+from vantage.runs.workspace import RunError, Workspace
+from vantage.schemas.canonical_json import canonical_json
+from vantage.schemas.recipe.recipe import ResolvedRecipe
+from vantage.schemas.records.approvals import PUBLISH_PREFIX, Approval, Question
+
+_READERS = 8
+
+
+class Run:
+    """A run that this process executes; it holds the run's lock until ``close``."""
+
+    def __init__(self, workspace: Workspace, record: RunRecord, lock: RunLock) -> None:
+        self.workspace = workspace
+        self._record = record
+        self._lock = lock
+        self._writing = threading.Lock()
+
+    @property
+    def record(self) -> RunRecord:
+        """The run as it was last written."""
+        return self._record
+
+    @property
+    def folder(self) -> Path:
+        """The run's own folder: ``run.json``, logs, and the ledger's outbox."""
+        return self.workspace.folder(self._record.run_id)
+
+    def update(self, **changes: Any) -> None:
+        """Change fields of the run and write them."""
+        with self._writing:
+            self._record = self._record.model_copy(update=changes)
+            self.workspace.records.write(self._record)
+
+    def set_stage(self, step: str, stage: StageRecord) -> None:
+        """Replace the record of a stage and write it; thread-safe."""
+        with self._writing:
+            stages = {**self._record.stages, step: stage}
+            self._record = self._record.model_copy(update={"stages": stages})
+            self.workspace.records.write(self._record)
+
+    def use_key(self, step: str, stage_key: str) -> None:
+        """Record which key an attempt at the step is about to look up; thread-safe."""
+        with self._writing:
+            if self._record.used_keys.get(step) != stage_key:
+                used = {**self._record.used_keys, step: stage_key}
+                self._record = self._record.model_copy(update={"used_keys": used})
+                self.workspace.records.write(self._record)
+
+    def set_unsigned(self, step: str, reason: str) -> None:
+        """Record why the artifact of a step was not signed; thread-safe."""
+        with self._writing:
+            self._record = self._record.model_copy(
+                update={"unsigned": {**self._record.unsigned, step: reason}}
+            )
+            self.workspace.records.write(self._record)
+
+    def update_stage(self, step: str, **changes: Any) -> None:
+        """Change fields of a stage and write them."""
+        self.set_stage(step, self._record.stages[step].model_copy(update=changes))
+
+    def add_flow_run(self, flow_run_id: str, *, server: str) -> None:
+        """Add the id of a new flow run in Prefect, which is open until it is closed."""
+        self.update(
+            prefect_flow_run_ids=(
+                *(each for each in self._record.prefect_flow_run_ids if each != flow_run_id),
+                flow_run_id,
+            ),
+            open_flow_runs=(
+                *self._record.open_flow_runs,
+                OpenFlowRun(flow_run_id=flow_run_id, server=server),
+            ),
+        )
+
+    def end_flow_run(self, flow_run_id: str, status: str, message: str) -> None:
+        """Record how a flow run ended, before Prefect records it."""
+        ended = {"status": status, "message": message}
+        self.update(
+            open_flow_runs=tuple(
+                each.model_copy(update=ended) if each.flow_run_id == flow_run_id else each
+                for each in self._record.open_flow_runs
+            )
+        )
+
+    def close_flow_runs(self, flow_run_ids: Collection[str]) -> None:
+        """Remove flow runs whose end Prefect has recorded, or that it no longer knows."""
+        left = (each for each in self._record.open_flow_runs if each.flow_run_id not in flow_run_ids)
+        self.update(open_flow_runs=tuple(left))
+
+    def is_cancel_requested(self) -> bool:
+        """Whether ``vantage cancel`` asked for this run's end since this process executes it."""
+        return self.workspace.records.is_cancel_requested(self._record.run_id)
+
+    def ask(self, question: Question) -> None:
+        """Record what a person is asked; an earlier question about the same subject is replaced; thread-safe."""
+        with self._writing:
+            questions = {**self._record.questions, question.subject: question}
+            self._record = self._record.model_copy(update={"questions": questions})
+            self.workspace.records.write(self._record)
+
+    def withdraw(self, subject: str) -> None:
+        """Nothing is asked about the subject any longer; thread-safe."""
+        with self._writing:
+            if subject in self._record.questions:
+                left = {name: each for name, each in self._record.questions.items() if name != subject}
+                self._record = self._record.model_copy(update={"questions": left})
+                self.workspace.records.write(self._record)
+
+    def take_up_answers(self) -> tuple[Approval, ...]:
+        """Copy new answers into the record; returns them."""
+        with self._writing:
+            known = self._record.approvals
+            self._record = with_answers(self.workspace, self._record)
+            new = self._record.approvals[len(known) :]
+            if new:
+                self.workspace.records.write(self._record)
+        return new
+
+    def outcome(self) -> RunOutcome:
+        """The outcome of the run, from the status of its stages and the aliases that wait for a person."""
+        statuses = {stage.status for stage in self._record.stages.values()}
+        if "failed" in statuses:
+            return "failed"
+        if statuses & {"resumable", "running", "waiting"}:
+            return "resumable"
+        if "waiting_approval" in statuses or any(
+            subject.startswith(PUBLISH_PREFIX) for subject in self._record.open_questions
+        ):
+            return "waiting_approval"
+        return "gate_closed" if "gate_closed" in statuses else "completed"
+
+    def close(self) -> None:
+        """Release the lock."""
+        self._lock.close()
+
+
+def recipe_digest(recipe: ResolvedRecipe) -> str:
+    """sha256 of the resolved recipe as canonical JSON."""
+    return _digest(canonical_json(recipe.model_dump(mode="json")))
+
+
+def recipe_digests(recipe: ResolvedRecipe) -> set[str]:
+    """Digests under which runs of this recipe are recorded: its own, and the one that an earlier version gave it.
+
+    They differ where files lie beside a built-in recipe: a resolved recipe has their full paths.
+    """
+    text = canonical_json(recipe.model_dump(mode="json"))
+    now, before = (json.dumps(f"{folder}/")[:-1] for folder in (folder_now(), folder_before()))
+    return {_digest(text), _digest(text.replace(now, before))}
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@contextmanager
+def acquire_run(
+    workspace: Workspace, recipe: ResolvedRecipe, *, source: str, overrides: Sequence[str] = ()
+) -> Iterator[Run]:
+    """The newest unfinished, inactive run of this recipe, or a new one.
+
+    If another process executes the unfinished run, a new run is created: each stage is then computed by the process
+    that locks its key first, and reused by the other. A new run pins the registered models that it reads.
+    """
+    digest = recipe_digest(recipe)
+    with workspace.records.creation_lock():
+        run = _acquire_unfinished(workspace, recipe_digests(recipe)) or _create(
+            workspace, recipe, digest, source, tuple(overrides)
+        )
+    try:
+        run.update(status="running")
+        yield run
+    finally:
+        run.close()
+
+
+@contextmanager
+def acquire_run_by_id(workspace: Workspace, run_id: str) -> Iterator[Run]:
+    """The run with this id, whatever its status; RunError if another process executes it."""
+    with workspace.records.creation_lock():
+        run = _acquire(workspace, read_run(workspace, run_id))
+    if run is None:
+        raise RunError(
+            f"run {run_id} is being driven by another process; `vantage status` shows how far it is"
+        )
+    try:
+        run.update(status="running")
+        yield run
+    finally:
+        run.close()
+
+
+@contextmanager
+def hold_run(workspace: Workspace, run_id: str) -> Iterator[Run]:
+    """The run with this id and its lock; its status stays. RunError if another process executes it."""
+    run = _acquire(workspace, read_run(workspace, run_id))
+    if run is None:
+        raise RunError(
+            f"run {run_id} is being driven by another process; `vantage status` shows how far it is"
+        )
+    try:
+        yield run
+    finally:
+        run.close()
+
+
+def dead_runs(workspace: Workspace) -> Iterator[Run]:
+    """Runs with status ``running`` that no process executes; each is locked while it is yielded."""
+    return inactive_runs(workspace, lambda record: record.status == "running")
+
+
+def inactive_runs(workspace: Workspace, wanted: Callable[[RunRecord], bool]) -> Iterator[Run]:
+    """The wanted runs that no process executes; each is locked while it is yielded.
+
+    No run is created meanwhile: a new run exists for a moment before it is locked. Whether a process executes a run takes
+    seconds to see in a bucket, so all are looked at together, before others have to wait.
+    """
+    found = [record for record in read_runs(workspace) if wanted(record)]
+    with ThreadPoolExecutor(_READERS) as readers:
+        active = list(readers.map(lambda record: is_active(workspace, record.run_id), found))
+    silent = [record for record, is_executed in zip(found, active, strict=True) if not is_executed]
+    if not silent:
+        return
+    with workspace.records.creation_lock():
+        for record in silent:
+            run = _acquire(workspace, record)
+            if run is not None:
+                try:
+                    if wanted(run.record):
+                        yield run
+                finally:
+                    run.close()
+
+
+def read_runs(workspace: Workspace) -> list[RunRecord]:
+    """All runs of a workspace that can be read, the newest first."""
+    records, _ = _read_all(workspace)
+    return sorted(records, key=lambda record: (record.number, record.run_id), reverse=True)
+
+
+def damaged_runs(workspace: Workspace) -> list[str]:
+    """For each unreadable run (damaged, or of a later version): why, and what to do."""
+    return _read_all(workspace)[1]
+
+
+def run_ids(workspace: Workspace) -> list[str]:
+    """The ids of all runs, readable or not, the oldest first."""
+    return sorted(workspace.records.ids(), key=lambda run_id: (_number(run_id), run_id))
+
+
+def _read_all(workspace: Workspace) -> tuple[list[RunRecord], list[str]]:
+    """The runs that can be read, and why the others cannot."""
+    records, damaged = [], []
+
+    def read(run_id: str) -> RunRecord | RunError:
+        try:
+            return read_run(workspace, run_id)
+        except RunError as error:
+            return error
+
+    with ThreadPoolExecutor(_READERS) as readers:  # a bucket answers each request after a while
+        for found in readers.map(read, sorted(workspace.records.ids())):
+            if isinstance(found, RunError):
+                damaged.append(str(found))
+            else:
+                records.append(found)
+    return records, damaged
+
+
+def read_run(workspace: Workspace, run_id: str) -> RunRecord:
+    """One run, with the answers that people have given; RunError if it does not exist or cannot be read."""
+    return with_answers(workspace, workspace.records.read(run_id))
+
+
+def is_active(workspace: Workspace, run_id: str) -> bool:
+    """Whether a process executes the run; an inactive run with status ``running`` was interrupted."""
+    return workspace.records.is_active(run_id)
+
+
+def next_run(workspace: Workspace, recipe: ResolvedRecipe) -> tuple[ResolvedRecipe, tuple[Approval, ...]]:
+    """What ``acquire_run`` would run, with the approvals that it has; writes nothing.
+
+    The recipe is as its unfinished run has pinned it, or pinned now.
+    """
+    digests = recipe_digests(recipe)
+    for record in read_runs(workspace):
+        if record.recipe_digest in digests and record.status in UNFINISHED:
+            return record.recipe, record.approvals
+    return pinned(recipe, workspace), ()
+
+
+def _acquire_unfinished(workspace: Workspace, digests: set[str]) -> Run | None:
+    for record in read_runs(workspace):
+        if record.recipe_digest in digests and record.status in UNFINISHED:
+            run = _acquire(workspace, record)
+            if run is not None and run.record.status in UNFINISHED:
+                return run
+            if run is not None:  # it was finished between reading and locking
+                run.close()
+    return None
+
+
+def _create(
+    workspace: Workspace, recipe: ResolvedRecipe, digest: str, source: str, overrides: tuple[str, ...]
+) -> Run:
+    number = max((_number(run_id) for run_id in workspace.records.ids()), default=0) + 1
+    run_id = f"{number:04d}-{recipe.recipe}-{secrets.token_hex(3)}"
+    record = RunRecord(
+        run_id=run_id,
+        number=number,
+        recipe_digest=digest,
+        recipe=pinned(recipe, workspace),
+        source=source,
+        overrides=overrides,
+        started=time.strftime("%Y-%m-%d %H:%M:%S"),
+    )
+    workspace.records.create(record)
+    run = _acquire(workspace, record)
+    assert run is not None, "created under the lock"
+    return run
+
+
+def _acquire(workspace: Workspace, record: RunRecord) -> Run | None:
+    """The run with its lock, or None if another process has the lock."""
+    lock = workspace.records.lock(record.run_id)
+    # Read again: the previous holder of the lock may have written since.
+    return None if lock is None else Run(workspace, read_run(workspace, record.run_id), lock)
+
+
+def _number(run_id: str) -> int:
+    """The number that a run id begins with."""
+    return int(run_id.partition("-")[0])

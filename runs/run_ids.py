@@ -1,0 +1,40 @@
+"""Finds a run by its id, a prefix of its id, its number, or ``latest``."""
+
+import re
+
+from vantage.runs.own_commands import program
+from vantage.runs.run import run_ids
+from vantage.runs.workspace import RunError, Workspace
+
+LATEST = "latest"
+
+_MAY_BEGIN_AN_ID = re.compile(r"[0-9a-z_-]+")
+_SHOWN = 5
+
+
+def find_run(workspace: Workspace, named: str) -> str:
+    """The id of the only run that matches ``named``.
+
+    Raises:
+        RunError: no run or several runs match, or ``named`` cannot be part of an id.
+    """
+    listed = f"`{program('vantage')} status` lists the runs"
+    if not _MAY_BEGIN_AN_ID.fullmatch(named):
+        raise RunError(f"run {named!r} is not one of Vantage's; {listed}")
+    known = run_ids(workspace)
+    if named == LATEST:
+        if not known:
+            raise RunError(f"there is no run in {workspace.root} yet")
+        return known[-1]
+    if named in known:
+        return named
+    fitting = [run_id for run_id in known if run_id.startswith(named)]
+    if named.isdecimal():
+        # 1 is run 0001, and not also 1000
+        fitting = [run_id for run_id in known if int(run_id.partition("-")[0]) == int(named)] or fitting
+    if len(fitting) == 1:
+        return fitting[0]
+    if not fitting:
+        raise RunError(f"there is no run {named} in {workspace.root}; {listed}")
+    more = f" and {len(fitting) - _SHOWN} more" if len(fitting) > _SHOWN else ""
+    raise RunError(f"{named} fits {', '.join(fitting[:_SHOWN])}{more}; give more of the id")

@@ -1,0 +1,94 @@
+"""The interface of the records of runs: ``run.json`` of each run, and the locks of those that execute them."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from pydantic import ValidationError
+
+from vantage.runs.record import RunRecord
+from vantage.runs.workspace import RunError
+
+REMEDY = "move the folder away: what its stages made stays in the store, and the same command reuses it"
+
+
+REMOVABLE = ("ledger", "logs")
+"""Folders of a run that end with it; its record stays."""
+
+
+OUTBOX = "ledger/outbox.jsonl"
+"""Of a run's folder (``vantage.ledger.outbox``)."""
+
+
+APPROVALS = "approvals"
+"""Folder of a run with the answers of people; it stays when the run is removed."""
+
+
+class RunLock(Protocol):
+    """The lock of a run that this process executes."""
+
+    def close(self) -> None:
+        """Release it."""
+
+
+class RunRecords(Protocol):
+    """The records and locks of a workspace's runs: ``FolderRecords``, ``BucketRecords``."""
+
+    def ids(self) -> list[str]:
+        """The ids of all runs, readable or not, in no order."""
+
+    def read(self, run_id: str) -> RunRecord:
+        """One run's record; RunError if it does not exist or cannot be read."""
+
+    def write(self, record: RunRecord) -> None:
+        """Replace the record of a run whose lock this process holds."""
+
+    def create(self, record: RunRecord) -> None:
+        """Add a run; the caller holds ``creation_lock``."""
+
+    def lock(self, run_id: str) -> RunLock | None:
+        """The lock of a run; None if another process holds it."""
+
+    def is_active(self, run_id: str) -> bool:
+        """Whether a process executes the run."""
+
+    def ages(self) -> Mapping[str, float]:
+        """Run id → seconds since its record was last written, by the clock of what it is stored on."""
+
+    def remove_files(self, run_id: str) -> None:
+        """Remove the logs and the ledger's outbox of a run whose lock this process holds."""
+
+    def request_cancel(self, run_id: str) -> None:
+        """Ask the process that executes the run, wherever it is, to save and stop."""
+
+    def is_cancel_requested(self, run_id: str) -> bool:
+        """Whether that was asked since the run was last locked."""
+
+    def add_answer(self, run_id: str, question_id: str, data: bytes) -> bool:
+        """Store the answer to a question, whoever executes the run; False: there is one, which stays."""
+
+    def read_answer(self, run_id: str, question_id: str) -> bytes | None:
+        """The answer to a question; None: there is none yet."""
+
+    def read_log(self, run_id: str, step: str) -> bytes | None:
+        """What the step printed where the run's own process computed it; None: nothing."""
+
+    def read_outbox(self, run_id: str) -> bytes | None:
+        """The run's ledger as it was told, one operation a line; None: there is none any longer."""
+
+    def read_ledger_file(self, run_id: str, name: str) -> bytes | None:
+        """Another file beside the outbox: ``sent.json``, ``refused.jsonl``; None: there is none."""
+
+    def creation_lock(self) -> AbstractContextManager[object]:
+        """Let one process at a time find or create a run."""
+
+
+def parse_record(data: bytes, *, run_id: str, where: str) -> RunRecord:
+    """The content of a ``run.json``; RunError if it cannot be read or is another run's."""
+    try:
+        record = RunRecord.model_validate_json(data)
+    except ValidationError as error:
+        raise RunError(f"{where} cannot be read ({type(error).__name__}); {REMEDY}") from error
+    if record.run_id != run_id:
+        raise RunError(f"{where} is that of run {record.run_id}; {REMEDY}")
+    return record

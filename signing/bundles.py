@@ -1,0 +1,63 @@
+"""Signatures by OpenSSF's ``model_signing``: a Sigstore bundle over a statement's file, made and checked offline.
+
+The library signs files, so a statement is written to a temporary folder. Anyone with the library checks the same two files:
+``model_signing verify key statement.json --signature signature.sigstore.json --public_key KEY.pub``.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from vantage.signing.keys import SigningKey, require_packages
+from vantage.storage.signatures import SIGNATURE, STATEMENT
+
+
+def sign(statement: bytes, key: SigningKey) -> bytes:
+    """The bundle with the signature; it differs each time, as signatures by elliptic curves do.
+
+    Raises:
+        MissingPackages: the library is not installed.
+        OSError, ValueError: the key's file is gone, or is another by now.
+    """
+    require_packages()
+    from model_signing import signing
+
+    with tempfile.TemporaryDirectory(prefix="vantage-sign-") as folder:
+        file, signature = Path(folder, STATEMENT), Path(folder, SIGNATURE)
+        file.write_bytes(statement)
+        # bytes, in spite of the library's annotation: cryptography takes nothing else
+        password: Any = key.password
+        config = signing.Config().use_elliptic_key_signer(private_key=key.path, password=password)
+        config.sign(file, signature)
+        made = signature.read_bytes()
+    problem = problem_of(statement, made, key.public.pem or b"")
+    if problem is not None:  # the file was replaced since the key was read
+        raise ValueError(f"{key.path} does not hold the key {key.public.short} any longer; sign again")
+    return made
+
+
+def problem_of(statement: bytes, signature: bytes, public_key: bytes) -> str | None:
+    """Why the signature is not one of this key over this statement; None: it is.
+
+    Raises:
+        MissingPackages: the library is not installed.
+    """
+    require_packages()
+    from model_signing import hashing, verifying
+
+    with tempfile.TemporaryDirectory(prefix="vantage-verify-") as folder:
+        names = (STATEMENT, SIGNATURE, "key.pub")
+        for name, data in zip(names, (statement, signature, public_key), strict=True):
+            Path(folder, name).write_bytes(data)
+        file, bundle, key = (Path(folder, name) for name in names)
+        try:
+            if not json.loads(signature)["verificationMaterial"]["publicKey"]["hint"]:
+                return "it does not say which key made it"  # the library would print, and go on
+            whole_files = hashing.Config().use_file_serialization(hashing_algorithm="sha256")
+            config = verifying.Config().set_hashing_config(whole_files)
+            config.use_elliptic_key_verifier(public_key=key).verify(file, bundle)
+        except Exception as error:  # whatever a library says of bytes that anyone may have written
+            said = str(error).partition(":")[0].strip()
+            return said if said in ("Key mismatch", "Signature mismatch") else type(error).__name__
+    return None

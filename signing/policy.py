@@ -1,0 +1,171 @@
+"""Whether the policy on publishing lets an alias move.
+
+The policy is in the file that ``VANTAGE_PUBLISH_POLICY`` names, else in ``policy.yaml`` of the workspace. Without either,
+nothing is held back. A policy that cannot be read holds everything back.
+"""
+
+import os
+import pwd
+from dataclasses import replace
+from pathlib import Path
+
+from vantage.runs.record import RunRecord
+from vantage.runs.workspace import Workspace
+from vantage.schemas.loading import plain_yaml
+from vantage.schemas.loading.field_errors import validated
+from vantage.schemas.problems import Problem, RecipeError
+from vantage.schemas.publish_policy import AliasRule, PublishPolicy
+from vantage.signing.keys import PublicKey, required_key
+from vantage.signing.lineage import lineage, refs_of
+from vantage.signing.statements import judged_by
+from vantage.signing.verification import signature_checks
+
+VARIABLE = "VANTAGE_PUBLISH_POLICY"
+FILE = "policy.yaml"
+
+
+class BadPolicy(ValueError):
+    """The policy cannot be read; the message names the file, the field and the rule."""
+
+
+def check_publish_policy(
+    workspace: Workspace, record: RunRecord, step: str, *, model: str, alias: str, after: str | None = None
+) -> str | None:
+    """Why the policy keeps an alias from moving to a run's model, with the rule and what to do; None: it may move.
+
+    Args:
+        record: the run's, as it is now.
+        step: the step whose artifact the alias would name.
+        model: the registered model.
+        alias: its alias.
+        after: the stage whose gate the alias waits for.
+    """
+    try:
+        policy = read_policy(workspace)
+        if policy is None:
+            return None
+        for path, rule in policy.rules.rules_for(model, alias):
+            why = _why_not(workspace, record, step, after, rule, policy.folder)
+            if why is not None:
+                return f"{policy.name}, {path}: {why}"
+    except (
+        ValueError,
+        OSError,
+    ) as error:  # a policy, a key or an artifact that cannot be read allows nothing
+        return f"the policy on publishing cannot be checked: {error}"
+    return None
+
+
+class Policy:
+    """A policy that was read, and where from."""
+
+    def __init__(self, rules: PublishPolicy, name: str, folder: Path) -> None:
+        """Keys are files from ``folder`` on; ``name`` names the policy in messages."""
+        self.rules = rules
+        self.name = name
+        self.folder = folder
+
+
+def read_policy(workspace: Workspace) -> Policy | None:
+    """The policy of this workspace; None: there is none.
+
+    Raises:
+        BadPolicy: it is there, or was named, and cannot be read.
+    """
+    named = os.environ.get(VARIABLE)
+    if named:
+        try:
+            path = Path(named).expanduser().absolute()
+            return _parsed(_read(path), f"{VARIABLE}={named}", path.parent)
+        except (OSError, RuntimeError) as error:  # RuntimeError: ~USER of nobody
+            raise BadPolicy(
+                f"{VARIABLE}={named} cannot be read ({_why(error)}); correct it, or unset it"
+            ) from None
+    if workspace.uri is not None:
+        from vantage.storage.bucket import open_bucket
+        from vantage.storage.records import read_record
+
+        data, _ = read_record(open_bucket(workspace.uri), FILE)
+        return None if data is None else _parsed(data, f"{workspace.uri}/{FILE}", Path.cwd())
+    path = workspace.root / FILE
+    if not os.path.lexists(path):  # a link that leads nowhere is a policy that cannot be read
+        return None
+    try:
+        return _parsed(_read(path), str(path), path.parent)
+    except OSError as error:
+        raise BadPolicy(
+            f"{path} cannot be read ({_why(error)}); correct it, or move it away, and no policy holds"
+        ) from None
+
+
+def _read(path: Path) -> bytes:
+    """The policy's bytes, at most one more than a policy may have; a pipe or a device, which may have no end, is refused."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError("it is no file")
+    with path.open("rb") as file:
+        return file.read(plain_yaml.MAX_BYTES + 1)
+
+
+def _why(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _parsed(data: bytes, name: str, folder: Path) -> Policy:
+    try:
+        document = plain_yaml.read(plain_yaml.decode(data))
+    except RecipeError as error:
+        raise BadPolicy(_told(name, error.problems)) from None
+    found = validated(PublishPolicy, document.value)
+    problems = [*document.problems, *found.problems]
+    if found.value is None or problems:
+        lines = document.lines
+        raise BadPolicy(
+            _told(name, [replace(each, line=each.line or lines.get(each.path)) for each in problems])
+        )
+    for rules in found.value.models.values():
+        for rule in rules.aliases.values():
+            keys_of(rule, folder)  # one that is gone is told now, and not when a model is to be published
+    return Policy(found.value, name, folder)
+
+
+def _told(name: str, problems: "list[Problem] | tuple[Problem, ...]") -> str:
+    return "; ".join(str(replace(each, source=name)) for each in problems)
+
+
+def _why_not(
+    workspace: Workspace, record: RunRecord, step: str, after: str | None, rule: AliasRule, folder: Path
+) -> str | None:
+    if rule.users is not None and (user := present_user()) not in rule.users:
+        allowed = ", ".join(rule.users) or "nobody"
+        return f"users: {user} may not move this alias ({allowed} may); have one of them run `vantage publish {record.run_id}`"
+    required = keys_of(rule, folder)
+    if not required:
+        return None
+    judged_steps = [step] if after is None else [step, after]
+    made_from = lineage(record, step)
+    for name, ref in refs_of(workspace.existing_storage, record, lineage(record, *judged_steps)).items():
+        judged = judged_by(record, name)
+        checks = signature_checks(
+            workspace.storage, ref, required=required, judged=judged, with_verdicts=True
+        )
+        for check in checks:
+            if check.outcome != "ok":
+                target = record.run_id if name not in made_from else f"{record.run_id}/{step}"
+                return (
+                    f"keys: {name} of run {record.run_id}: {check.detail}; sign it (`vantage sign {target} --key FILE`), then "
+                    f"`vantage publish {record.run_id}`"
+                )
+    return None
+
+
+def keys_of(rule: AliasRule, folder: Path) -> list[PublicKey]:
+    """The keys that a rule asks for; BadKey: one of them cannot be read."""
+    return [required_key(named, folder) for named in rule.keys or ()]
+
+
+def present_user() -> str:
+    """The user of the operating system, whatever the environment says."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container's user without a name
+        return str(os.getuid())

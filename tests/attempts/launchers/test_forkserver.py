@@ -1,0 +1,68 @@
+"""What the fork server preloads, what it leaves to the stages that want it, and how long torch's threads wait."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+PROBE = """
+import gc, sys
+import vantage.attempts.launchers.forkserver as forkserver
+from vantage.attempts.launchers.quick_imports import LEFT_OUT
+
+missing = [name for name in forkserver.PRELOADED if name not in sys.modules]
+assert not missing, missing
+loaded = {name for name in sys.modules if name.partition(".")[0] in LEFT_OUT}
+assert not loaded, loaded
+from scipy.optimize import linear_sum_assignment
+from sklearn.metrics import roc_curve
+from boto3 import client
+assert client
+assert linear_sum_assignment and roc_curve
+assert gc.isenabled(), "stages collect as ever"
+assert gc.get_freeze_count() > 100_000, gc.get_freeze_count()
+sys.stdout.flush()
+import os
+os._exit(0)  # not through the fork server's own exit, which ends its process group's descendants
+"""
+
+
+def test_everything_is_preloaded_but_what_no_stage_uses_and_that_can_still_be_imported() -> None:
+    probed = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=120)
+    assert probed.returncode == 0, probed.stderr
+
+
+LOAD_TORCH = """
+from vantage.attempts.launchers.quick_imports import quick_imports
+with quick_imports():
+    import torch
+"""
+
+
+@pytest.mark.parametrize(
+    ("own", "spins"),
+    [
+        ({}, "2000"),
+        ({"GOMP_SPINCOUNT": "7"}, "7"),
+        ({"OMP_WAIT_POLICY": "active"}, "30000000000"),
+        ({"OMP_WAIT_POLICY": "passive"}, "0"),
+    ],
+)
+def test_threads_leave_their_cpu_to_others_unless_the_user_wants_it_otherwise(
+    own: dict[str, str], spins: str
+) -> None:
+    """What libgomp itself says that it has read."""
+    inherited = {
+        name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    }
+    probed = subprocess.run(
+        [sys.executable, "-c", LOAD_TORCH],
+        env={**inherited, "OMP_DISPLAY_ENV": "verbose", "OMP_NUM_THREADS": "2", **own},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert probed.returncode == 0, probed.stderr
+    assert set(re.findall(r"GOMP_SPINCOUNT = '(\d+)'", probed.stderr)) == {spins}

@@ -1,0 +1,246 @@
+"""Stages of several nodes: a real Ray cluster of this machine, gloo ranks; what they compute is in ``ranked_stages``."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.attempts.launchers.test_torchrun import (
+    ROOT,
+    TRAIN,
+    is_misbehaving,
+    job_in,
+    misbehaves,
+    weights,
+    work_of,
+)
+from tests.support.ranked_stages import MISBEHAVES_AFTER, STEPS
+from vantage.attempts import machine
+from vantage.attempts.exit_codes import ExitCode
+from vantage.attempts.launchers import local_process
+from vantage.attempts.launchers.launcher import StageFailed
+from vantage.attempts.launchers.local_process import LocalProcess
+from vantage.attempts.machine import Machine, check_ray, num_ranks
+from vantage.schemas.recipe.stage import Resources
+from vantage.schemas.recipe.stages import ValuePretraining
+from vantage.schemas.records.attempt import Share
+from vantage.schemas.records.job import StageResult
+from vantage.tasks.training.scratch import read_committed
+
+pytest.importorskip("ray", reason="pip install -e '.[ray]'")
+
+
+class RayCluster:
+    """``tests.support.ray_cluster`` as a child process."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.ray_cluster"],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.address = self._answer()
+
+    def say(self, command: str) -> int:
+        assert self.process.stdin is not None
+        print(command, file=self.process.stdin, flush=True)
+        return int(self._answer())
+
+    def end(self) -> None:
+        self.process.communicate("end\n", timeout=60)
+
+    def _answer(self) -> Any:
+        """The next line that is an answer: Ray prints others."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            try:
+                return json.loads(line)
+            except ValueError:
+                continue
+        raise AssertionError("the cluster's process has ended")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    """Two nodes of one CPU."""
+    found = RayCluster()
+    try:
+        found.say("add")
+        found.say("add")
+        yield found
+    finally:
+        found.end()
+
+
+@pytest.fixture
+def at_cluster(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> RayCluster:
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    return cluster
+
+
+def launch(folder: Path, *, nodes: int | None = 2, **options: Any) -> StageResult:
+    job = job_in(folder, ranks=1, attempt=options.pop("attempt", 1))
+    job = job.model_copy(update={"work": work_of(1, nodes=nodes)})
+    launcher = LocalProcess(grace=options.pop("grace", 20.0))
+    return launcher.launch(job, log=folder / "log.txt", function=TRAIN, **options)
+
+
+def failure(folder: Path, **options: Any) -> tuple[str, int, str]:
+    with pytest.raises(StageFailed) as caught:
+        launch(folder, **options)
+    found = caught.value.failure
+    return found.cause, found.exit_code, found.message
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> StageResult:
+    """The stage in one process."""
+    return launch(tmp_path_factory.mktemp("alone"), nodes=None)
+
+
+def test_asked_to_stop_it_saves_and_goes_on_as_one_process(
+    alone: StageResult, at_cluster: RayCluster, tmp_path: Path
+) -> None:
+    misbehaves(tmp_path, "waits to be stopped")
+    stop = threading.Event()
+    cause, code, message = failure(
+        tmp_path, stop=stop, on_poll=lambda: stop.set() if is_misbehaving(tmp_path) else None
+    )
+    assert (cause, code) == ("preempted", ExitCode.RESUME)
+    saved, _ = read_committed(tmp_path / "scratch")
+    assert saved == MISBEHAVES_AFTER + 1
+    assert f"after step {saved} of {STEPS}" in message
+    goes_on_as_one_process(tmp_path, alone, saved)
+
+
+def test_a_lost_node_is_a_killed_rank_and_another_takes_its_place(
+    alone: StageResult, at_cluster: RayCluster, tmp_path: Path
+) -> None:
+    misbehaves(tmp_path, "hangs")
+    nodes = 2
+
+    def lose_a_node_once() -> None:
+        nonlocal nodes
+        if nodes == 2 and is_misbehaving(tmp_path) and read_committed(tmp_path / "scratch")[0] == 5:
+            nodes = at_cluster.say("lose")
+
+    try:
+        cause, code, _ = failure(tmp_path, on_poll=lose_a_node_once)
+    finally:
+        if nodes == 1:
+            at_cluster.say("add")
+    assert (cause, code) == ("killed", ExitCode.RESUME)
+    goes_on_as_one_process(tmp_path, alone, 5)
+
+
+def goes_on_as_one_process(folder: Path, alone: StageResult, step: int) -> None:
+    result = launch(folder, attempt=2)
+    assert (alone.metrics["ranks"], result.metrics["ranks"]) == (1, 2)
+    assert result.metrics["began"] == step
+    assert weights(result) == pytest.approx(weights(alone), abs=1e-5)
+
+
+def test_the_driver_writes_where_all_ranks_stand(at_cluster: RayCluster, tmp_path: Path) -> None:
+    """On the signal that the watchdog sends before it kills."""
+    misbehaves(tmp_path, "hangs")
+    log, stop = tmp_path / "log.txt", threading.Event()
+    asked_at = 0.0
+
+    def ask_until_both_are_seen() -> None:
+        nonlocal asked_at
+        if is_misbehaving(tmp_path) and time.monotonic() - asked_at > 5.0:
+            asked_at = time.monotonic()
+            [driver] = local_process._stages
+            os.kill(driver, signal.SIGUSR1)
+        # the rank that hangs, and the one that waits for it
+        written = log.read_text() if log.exists() else ""  # the stage's process makes the file
+        if all(function in written for function in ("in misbehave", "in add_gradients")):
+            stop.set()
+
+    cause, _, _ = failure(tmp_path, grace=1.0, stop=stop, on_poll=ask_until_both_are_seen)
+    assert cause == "preempted"
+
+
+def test_the_error_of_one_rank_is_that_of_the_stage(at_cluster: RayCluster, tmp_path: Path) -> None:
+    misbehaves(tmp_path, "refuses")
+    cause, code, message = failure(tmp_path)
+    assert (cause, code) == ("refused", ExitCode.BAD_INPUT)
+    assert message == "data.demonstrations: row 7 has no prompt; remove it"
+
+
+def test_a_node_that_does_not_see_the_folder_or_has_other_versions_is_refused(tmp_path: Path) -> None:
+    from vantage.attempts.launchers import ray_train
+
+    with pytest.raises(ValueError, match=r"does not see .*put the workspace"):
+        ray_train._check_node(tmp_path / "job.json", ray_train._versions())
+    (tmp_path / "job.json").touch()
+    ray_train._check_node(tmp_path / "job.json", ray_train._versions())
+    with pytest.raises(ValueError, match=r"'torch': '1\.0'.*install the same versions on all nodes"):
+        ray_train._check_node(tmp_path / "job.json", {**ray_train._versions(), "torch": "1.0"})
+
+
+def test_without_a_cluster_the_stage_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    cause, code, message = failure(tmp_path)
+    assert (cause, code) == ("refused", ExitCode.BAD_INPUT)
+    assert "resources.nodes=2: this machine reaches no Ray cluster (RAY_ADDRESS=127.0.0.1:9)" in message
+    assert "ray start --head" in message
+
+
+def test_without_ray_a_recipe_that_needs_it_is_refused_before_it_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"resources\.nodes=4 needs Ray .*pip install 'vantage-rlhf\[ray\]'"):
+        check_ray(4)
+
+
+def test_ranks_are_those_of_each_node_and_take_nothing_of_the_machine_that_drives_them() -> None:
+    assert num_ranks(work_of(None, nodes=4, gpus=8), Share(cpus=1)) == 32
+    assert num_ranks(work_of(3, nodes=2), Share(cpus=1, gpus=("0",))) == 6
+    assert num_ranks(work_of(None, nodes=2), None) == 2
+    resources = Resources.model_validate({"nodes": 4, "gpus": 8})
+    assert Machine(cpus=4).share_of(resources) == (1, 0)
+
+
+def test_ray_places_the_ranks_of_a_node_together_and_single_ones_apart() -> None:
+    from vantage.attempts.launchers import ray_train
+
+    def placement(nodes: int, num_ranks: int, **resources: Any) -> tuple[Any, ...]:
+        found = ray_train._placement(
+            Resources.model_validate({"nodes": nodes, **resources}), nodes=nodes, num_ranks=num_ranks
+        )
+        return (
+            found.num_workers,
+            found.use_gpu,
+            (found.resources_per_worker or {})["CPU"],
+            found.placement_strategy,
+        )
+
+    assert placement(4, 32, gpus=8, cpus=64) == (32, True, 8, "PACK")
+    assert placement(2, 2) == (2, False, 1, "STRICT_SPREAD")
+
+
+@pytest.mark.parametrize(("ahead", "threads"), [(0, 4), (1, 2)])
+def test_a_rank_that_samples_ahead_has_half_of_its_threads(ahead: int, threads: int) -> None:
+    """Two nodes of eight CPUs have four ranks."""
+    from vantage.attempts.launchers import ray_train
+
+    names = {"policy": "sft", "init": "reward", "reward": "main", "prompts": "prompts"}
+    resources = {"nodes": 2, "cpus": 8, "distributed": {"ranks": 4}}
+    work = ValuePretraining.model_validate(
+        {"kind": "value_pretraining", **names, "rollout": {"ahead": ahead}, "resources": resources}
+    )
+    assert ray_train._threads(work, nodes=2, num_ranks=4) == threads
+    assert ray_train._threads(work, nodes=2, num_ranks=32) == 1

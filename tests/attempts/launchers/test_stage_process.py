@@ -1,0 +1,85 @@
+"""What an error means; the life of a whole process is tested in ``test_launch``."""
+
+import errno
+
+import pytest
+
+from vantage.attempts.exit_codes import ExitCode
+from vantage.attempts.launchers.stage_process import explain
+from vantage.schemas.records.job import StageResult
+from vantage.tasks.training.optimization import TrainingDiverged
+from vantage.tasks.training.preemption import Preempted
+
+
+def test_only_torchs_own_error_and_pythons_mean_memory() -> None:
+    import torch
+
+    for error in (MemoryError(), torch.OutOfMemoryError("tried to allocate 2 GiB")):
+        assert (explain(error).exit_code, explain(error).cause) == (ExitCode.OUT_OF_MEMORY, "memory")
+    assert explain(RuntimeError("out of memory")).cause == "internal"
+
+
+def test_an_allocator_that_raises_a_plain_error_is_understood() -> None:
+    import torch
+
+    with pytest.raises(RuntimeError) as refused:
+        torch.empty(10**15)
+    assert type(refused.value) is RuntimeError
+    assert explain(refused.value).message.startswith("DefaultCPUAllocator: can't allocate memory: you tried")
+    for error in (
+        refused.value,
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"),
+    ):
+        assert (explain(error).exit_code, explain(error).cause) == (ExitCode.OUT_OF_MEMORY, "memory")
+
+
+def test_what_torch_says_of_memory_is_cut_to_what_happened() -> None:
+    import torch
+
+    told = (
+        "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.10 GiB of which 7.94 MiB is "
+        "free. Including non-PyTorch memory, this process has 79.09 GiB memory in use.\nIf reserved but unallocated "
+        "memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+    )
+    assert explain(torch.OutOfMemoryError(told)).message == told.split(" Including")[0]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.EDQUOT])
+def test_a_disk_that_takes_no_more_is_not_the_users_input(number: int) -> None:
+    assert explain(OSError(number, "sorry")).exit_code == ExitCode.STORAGE
+
+
+def test_divergence_is_told_from_a_refused_recipe() -> None:
+    failure = explain(TrainingDiverged("the gradient's norm is nan at step 7"))
+
+    assert (failure.exit_code, failure.cause) == (ExitCode.BAD_INPUT, "diverged")
+    assert failure.message == "the gradient's norm is nan at step 7"
+    assert "learning_rate" in failure.remedy
+
+
+def test_a_missing_file_and_a_model_that_does_not_validate_are_refused() -> None:
+    with pytest.raises(ValueError) as invalid:
+        StageResult.model_validate({"metrics": {"loss": "x"}})
+
+    assert explain(invalid.value).exit_code == ExitCode.BAD_INPUT
+    missing = explain(FileNotFoundError(errno.ENOENT, "No such file or directory", "/data/x.jsonl"))
+    assert (missing.exit_code, missing.cause) == (ExitCode.BAD_INPUT, "refused")
+    assert "/data/x.jsonl" in missing.message
+
+
+def test_a_preempted_stage_is_to_be_resumed() -> None:
+    assert explain(Preempted("saved at step 3")).exit_code == ExitCode.RESUME
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (KeyError("x"), "KeyError: 'x'"),
+        (AssertionError(), "AssertionError: AssertionError"),
+        (SystemExit(3), "SystemExit: 3"),
+    ],
+)
+def test_everything_else_is_our_fault_and_says_its_type(error: BaseException, message: str) -> None:
+    failure = explain(error)
+    assert (failure.exit_code, failure.cause, failure.message) == (ExitCode.INTERNAL, "internal", message)

@@ -1,0 +1,130 @@
+"""When a process counts as hung; that it is then killed, with its stacks in the log, is tested in ``test_launch``."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vantage.attempts.launchers.watchdog import Watchdog, cpu_seconds_of_session
+from vantage.tasks.training.progress import Progress
+
+
+class Process:
+    """A process with a clock of its own, which uses ``load`` CPUs and reports when it is told to."""
+
+    def __init__(self, folder: Path, *, load: float) -> None:
+        self.now, self.cpu, self.load = 1000.0, 0.0, load
+        self.file = folder / "progress.json"
+
+    def watched(self, *, hang_seconds: float | None) -> Watchdog:
+        return Watchdog(
+            self.file,
+            hang_seconds=hang_seconds,
+            idle_seconds=900.0,
+            clock=lambda: self.now,
+            cpu_seconds=lambda pid: self.cpu,
+        )
+
+    def report(self) -> None:
+        Progress(self.file, total=10, phase="running")
+
+    def first_hang_reason(self, watchdog: Watchdog, *, within: float) -> tuple[float, str] | None:
+        """(Seconds from now, what it says); None where nothing is said."""
+        begun = self.now
+        while self.now < begun + within:
+            self.now += 1.0
+            self.cpu += self.load
+            if hang_reason := watchdog.hang_reason(1):
+                return self.now - begun, hang_reason
+        return None
+
+
+def test_one_that_works_may_be_silent_for_as_long_as_the_recipe_says(tmp_path: Path) -> None:
+    """A rollout or a compilation of hours is no hang."""
+    busy = Process(tmp_path, load=1.0)
+    watchdog = busy.watched(hang_seconds=21600.0)
+    seconds, hang_reason = busy.first_hang_reason(watchdog, within=30_000.0) or (0.0, "")
+    assert seconds == pytest.approx(21600.0, abs=6.0)
+    assert hang_reason == "no progress for 6 h"
+
+
+@pytest.mark.parametrize("load", [0.0, 0.005])
+def test_one_that_neither_reports_nor_works_is_given_up_sooner(tmp_path: Path, load: float) -> None:
+    """Threads that only wake up to look around are no work."""
+    idle = Process(tmp_path, load=load)
+    watchdog = idle.watched(hang_seconds=21600.0)
+    seconds, hang_reason = idle.first_hang_reason(watchdog, within=30_000.0) or (0.0, "")
+    assert seconds == pytest.approx(900.0, abs=15.0)
+    assert hang_reason == "neither progress nor work for 15 min"
+
+
+def test_one_that_falls_idle_is_given_its_time_from_then_on(tmp_path: Path) -> None:
+    process = Process(tmp_path, load=2.0)
+    watchdog = process.watched(hang_seconds=21600.0)
+    assert process.first_hang_reason(watchdog, within=10_000.0) is None
+    process.load = 0.0
+    seconds, _ = process.first_hang_reason(watchdog, within=2_000.0) or (0.0, "")
+    assert seconds == pytest.approx(900.0, abs=15.0)
+
+
+def test_every_report_begins_the_count_anew_however_little_it_works(tmp_path: Path) -> None:
+    """A stage may wait for others, as long as it says so."""
+    process = Process(tmp_path, load=0.0)
+    watchdog = process.watched(hang_seconds=600.0)
+    for _ in range(5):
+        assert process.first_hang_reason(watchdog, within=500.0) is None
+        process.report()
+    assert process.first_hang_reason(watchdog, within=500.0) is None
+    assert process.first_hang_reason(watchdog, within=200.0) is not None
+
+
+def test_the_report_of_an_earlier_attempt_is_no_sign_of_life(tmp_path: Path) -> None:
+    process = Process(tmp_path, load=0.0)
+    process.report()
+    watchdog = process.watched(hang_seconds=60.0)
+    seconds, _ = process.first_hang_reason(watchdog, within=100.0) or (0.0, "")
+    assert seconds == pytest.approx(60.0, abs=7.0)
+
+
+def test_time_in_which_nobody_could_look_is_not_counted(tmp_path: Path) -> None:
+    """The machine was paused, and everything on it."""
+    process = Process(tmp_path, load=0.5)
+    watchdog = process.watched(hang_seconds=21600.0)
+    assert process.first_hang_reason(watchdog, within=100.0) is None
+    process.now += 100_000.0
+    assert process.first_hang_reason(watchdog, within=20_000.0) is None
+
+
+def test_a_recipe_that_asks_for_it_is_never_interrupted(tmp_path: Path) -> None:
+    process = Process(tmp_path, load=0.0)
+    assert process.first_hang_reason(process.watched(hang_seconds=None), within=100_000.0) is None
+
+
+SPIN = "import time\nend = time.process_time() + 0.6\nwhile time.process_time() < end: pass\n"
+WAIT = "import sys\nprint('done', flush=True)\nsys.stdin.read()\n"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        SPIN + WAIT,
+        f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {SPIN!r}])\n" + WAIT,
+        f"import subprocess, sys\nchild = subprocess.Popen([sys.executable, '-c', {SPIN + WAIT!r}])\nchild.wait()\n",
+    ],
+    ids=["its own", "of a program that has ended", "of a program that runs"],
+)
+def test_the_work_of_a_process_is_that_of_all_its_programs(program: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"done\n"
+        assert cpu_seconds_of_session(process.pid) >= 0.6
+    finally:
+        process.communicate()
+    assert cpu_seconds_of_session(process.pid) == 0.0

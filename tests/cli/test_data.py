@@ -1,0 +1,99 @@
+"""``vantage data inspect``: what a stranger's file is, and an entry for a recipe that reads it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import Result
+from typer.testing import CliRunner
+
+from tests.support.small_chat_run import save_chat_model
+from vantage.attempts.exit_codes import ExitCode
+from vantage.cli.main import app
+from vantage.schemas.recipe.inputs import Data
+from vantage.schemas.source_files import data_limit
+from vantage.tasks.data.row_reader import reader_of
+from vantage.tasks.data.source_rows import read_rows_of
+
+
+def inspect(path: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["data", "inspect", str(path), *arguments])
+
+
+def lines(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+JUDGED: list[Any] = [
+    {"question": f"第{n}问 b?", "response_0": "good", "response_1": "bad", "winner": n % 2} for n in range(40)
+]
+
+
+def test_judgments_with_their_problems_lengths_scripts_and_entry(tmp_path: Path) -> None:
+    rows = [*JUDGED, JUDGED[3], {**JUDGED[0], "question": None}, "no row"]
+    path = lines(tmp_path / "votes-1.jsonl", rows)
+    done = inspect(path, "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert (found["content"], found["also"]) == ("preferences", ["prompts"])
+    assert (found["num_rows"], found["num_usable"], found["num_prompts"]) == (43, 40, 40)
+    assert found["problems"] == {
+        "repeats an earlier row": 1,
+        "prompt is missing": 1,
+        "not an object {column: value}": 1,
+    }
+    assert [line.partition(":")[0] for line in found["first_problems"]] == ["row 40", "row 41", "row 42"]
+    assert found["prompt_characters"] == {"least": 6, "median": 7, "most_95": 7, "most": 7}
+    assert set(found["scripts"]) == {"latin", "cjk"}
+    entry = yaml.safe_load(found["recipe"])["data"]["votes_1"]
+    reader, read = reader_of(Data(**entry), "preferences", read_rows_of(path, ".jsonl", data_limit()))
+    made: Any = reader.read(next(read))
+    assert (made["prompt"], made["chosen"]) == ("第0问 b?", "good")
+
+
+def test_rows_are_shown_with_their_roles_and_the_entry_for_a_recipe(tmp_path: Path) -> None:
+    rows = [{"instruction": f"Say {n}.", "input": "", "output": f"it is {n}"} for n in range(30)]
+    done = inspect(lines(tmp_path / "alpaca.jsonl", rows), "--rows", "2")
+    assert done.exit_code == 0, done.output
+    assert "demonstrations: instructions with answers (can be read as prompts, too)" in done.stdout
+    assert "User: Say 15.\nAssistant: it is 15" in done.stdout
+    assert 'prompt: "{instruction}\\n{input}"' in done.stdout
+    assert "problems  none" in done.stdout
+
+
+def test_with_a_model_its_template_and_its_tokens_are_shown(tmp_path: Path) -> None:
+    turns = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
+    talk = [{"role": role, "content": content} for role, content in turns]
+    path = lines(tmp_path / "talks.jsonl", [{"messages": talk}] * 2)
+    save_chat_model(tmp_path / "model")
+    done = inspect(path, "--model", str(tmp_path / "model"), "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    [shown] = found["shown"]
+    assert "".join(text for text, _ in shown["parts"]).count("<|im_start|>") == 4
+    assert [text for text, is_learnt in shown["parts"] if is_learnt] == ["b<|im_end|>", "d<|im_end|>"]
+    assert found["response_tokens"] == {"least": 2, "median": 2, "most_95": 2, "most": 2}
+    assert shown["num_tokens"] == found["prompt_tokens"]["most"] + 2
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("rows.txt", "a", "has none of the suffixes"),
+        (
+            "rows.jsonl",
+            '{"headline": "a"}\n',
+            "rows with the columns headline are in no known format; map them",
+        ),
+        ("rows.jsonl", "[\n", "none of its first"),
+        ("rows.parquet", "no", "cannot be read as .parquet"),
+    ],
+)
+def test_what_cannot_be_read_is_said_in_a_sentence(tmp_path: Path, name: str, text: str, said: str) -> None:
+    (tmp_path / name).write_text(text)
+    done = inspect(tmp_path / name)
+    assert done.exit_code == ExitCode.BAD_INPUT
+    assert said in done.output and "Traceback" not in done.output

@@ -1,0 +1,39 @@
+"""What a command says of errors, and its exit code."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import typer
+from obstore.exceptions import GenericError, NotFoundError, PermissionDeniedError
+
+from vantage.attempts.exit_codes import ExitCode
+from vantage.cli.output import explained
+from vantage.storage.records import BucketNotFound
+
+
+@pytest.mark.parametrize("kind", [GenericError, NotFoundError, PermissionDeniedError, BucketNotFound])
+def test_a_bucket_that_cannot_be_used_is_a_fault_of_the_storage(
+    kind: type[Exception], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as ended, explained(verbose=False):
+        raise kind("error sending request\n\nDebug source:\nGeneric { … }")
+    assert ended.value.exit_code == ExitCode.STORAGE
+    said = capsys.readouterr().err
+    assert "cannot be used: error sending request; look at the bucket's address, its login" in said
+    assert "Debug source" not in said
+
+
+@pytest.mark.parametrize("command", [["worker", "--pool", "gpu", "--gpus", ""], ["deployments"]])
+def test_a_prefect_server_that_does_not_answer_is_named(command: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from vantage.cli.main import main; main()", *command],
+        env={**os.environ, "PREFECT_API_URL": "http://127.0.0.1:1/api"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == ExitCode.UNAVAILABLE, done.stderr
+    assert "PREFECT_API_URL=http://127.0.0.1:1/api does not answer" in done.stderr
+    assert "should not happen" not in done.stderr

@@ -1,0 +1,80 @@
+"""Adapters in an estimate: their number against peft's own, and what a stage holds beside its one base."""
+
+import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.estimates.test_recipe_estimate import EVERY_KIND, stage
+from tests.models.test_adapters import FAMILIES, SMALL
+from vantage.estimates.adapters import adapter_weights
+from vantage.estimates.layouts import Layout, memory_of
+from vantage.estimates.model_shape import model_shape
+from vantage.estimates.recipe_estimate import RecipeEstimate, estimate_recipe
+from vantage.models.adapters import Adaptation, add_adapters, kept_tensors
+from vantage.models.model_config import ModelConfig
+from vantage.schemas.loading.recipe_file import parse_recipe
+from vantage.schemas.recipe.lora import Lora
+
+RANK_8 = "recipe: every_kind\nmodel: {source: 'builtin:tiny', lora: {rank: 8, alpha: 16}}"
+ADAPTER = 8 * 4 * (4 * 2 * 128 + 3 * (128 + 256))
+"""Of the tiny model: rank 8, 4 layers, 4 matrices of 128 × 128 and 3 of 128 × 256."""
+WHOLE = 669_312
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma", "mistral", "gpt2", "gpt_neox"])
+@pytest.mark.parametrize("targets", ["all_linear", ("q_proj", "down_proj")])
+def test_adapters_have_as_many_weights_as_peft_gives_them(family: str, targets: object) -> None:
+    if family.startswith("gpt") and targets != "all_linear":
+        targets = "all_linear"
+    lora = Lora.model_validate({"rank": 4, "targets": targets})
+    config = AutoConfig.for_model(family, **(SMALL | FAMILIES[family]))
+    model = AutoModelForCausalLM.from_config(config)
+    add_adapters(model, Adaptation(lora, seed=1))
+    shape = model_shape(ModelConfig(config.to_dict(), None, None))
+    assert adapter_weights(shape, lora) == sum(each.numel() for each in kept_tensors(model).values())
+
+
+@pytest.fixture(scope="module")
+def adapted() -> RecipeEstimate:
+    text = EVERY_KIND.replace('recipe: every_kind\nmodel: {source: "builtin:tiny"}', RANK_8)
+    return estimate_recipe(parse_recipe(text), gpu="h100")
+
+
+@pytest.fixture(scope="module")
+def full() -> RecipeEstimate:
+    return estimate_recipe(parse_recipe(EVERY_KIND), gpu="h100")
+
+
+def test_four_networks_hold_one_base_and_gradients_of_the_adapters_alone(
+    adapted: RecipeEstimate, full: RecipeEstimate
+) -> None:
+    memory = stage(adapted, "policy").memory
+    heads = 2 * 128  # of the critic and the reward model
+    assert memory.weights == 4 * (WHOLE + 4 * ADAPTER + heads)
+    assert memory.gradients == 4 * (2 * ADAPTER + 128)
+    assert memory.optimizer == 8 * (2 * ADAPTER + 128)
+    assert stage(full, "policy").memory.weights == 4 * (4 * WHOLE + heads)
+    sft = stage(adapted, "sft").memory
+    assert (sft.weights, sft.gradients) == (4 * (WHOLE + ADAPTER), 4 * ADAPTER)
+    evaluation = stage(adapted, "evaluation").memory
+    assert evaluation.weights == 4 * (WHOLE + 2 * ADAPTER + 128)
+
+
+def test_no_gradient_of_frozen_weights_is_computed(adapted: RecipeEstimate, full: RecipeEstimate) -> None:
+    ratio = stage(adapted, "sft").flops / stage(full, "sft").flops
+    assert 2 / 3 < ratio < 1, "two thirds of the layers', and adapters that are a fifth of so small a model"
+
+
+def test_a_stage_with_adapters_is_given_no_layout_that_cuts_weights() -> None:
+    text = EVERY_KIND.replace('{source: "builtin:tiny"}', '{source: "builtin:tiny", lora: {rank: 8}}')
+    found = estimate_recipe(parse_recipe(text), gpu="h100")
+    for each in found.stages:
+        assert each.smallest is not None and not each.smallest[0].is_sharded
+
+
+def test_checkpointed_gradients_keep_the_inputs_of_layers_alone(full: RecipeEstimate) -> None:
+    text = EVERY_KIND.replace("kind: sft, data", "kind: sft, gradient_checkpointing: true, data")
+    sft = stage(estimate_recipe(parse_recipe(text), gpu="h100"), "sft")
+    plain = stage(full, "sft")
+    assert sft.memory.activations < 0.7 * plain.memory.activations
+    assert 1.2 < sft.flops / plain.flops < 1.34
+    assert memory_of(sft.workload, Layout(1), full.device) == sft.memory

@@ -1,0 +1,377 @@
+"""The estimate of whole recipes: every kind of stage, what its numbers rest on, and the command."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from vantage.attempts.exit_codes import ExitCode
+from vantage.cli.main import app
+from vantage.estimates.layouts import Layout
+from vantage.estimates.recipe_estimate import RecipeEstimate, StageEstimate, estimate_recipe
+from vantage.estimates.token_counts import count_data, token_counter
+from vantage.estimates.workload import Workload
+from vantage.models.packing import first_fit_decreasing
+from vantage.schemas.kinds import STAGES
+from vantage.schemas.loading.recipe_file import load_recipe, parse_recipe
+from vantage.tasks.training.data_order import DataOrder
+
+EVERY_KIND = """\
+recipe: every_kind
+model: {source: "builtin:tiny"}
+generation: {max_prompt_tokens: 32, max_response_tokens: 64}
+data:
+  demonstrations: {source: "builtin:arithmetic/demonstrations", rows: 2000}
+  preferences: {source: "builtin:arithmetic/preferences", rows: 1000}
+  prompts: {source: "builtin:arithmetic/prompts", rows: 500, split: {validation: 64, test: 50}}
+rewards: {main: {terms: [{model: reward}]}}
+stages:
+  sft: {kind: sft, data: demonstrations, batch_size: 32}
+  reward: {kind: reward_model, init: sft, data: preferences, batch_size: 16}
+  value:
+    {kind: value_pretraining, policy: sft, init: reward, reward: main, prompts: prompts, iterations: 3,
+     batch_size: 64, minibatch_size: 16, epochs: 2}
+  policy:
+    {kind: policy_optimization, algorithm: vapo, init: sft, critic: value, reward: main, prompts: prompts,
+     iterations: 4, batch_size: 64, minibatch_size: 32}
+  critic_free:
+    {kind: policy_optimization, algorithm: {preset: grpo, samples_per_prompt: 4}, init: sft, reward: main,
+     prompts: prompts, iterations: 4, batch_size: 64, minibatch_size: 32}
+  raft: {kind: best_of_n, init: sft, reward: main, prompts: prompts, iterations: 2, minibatch_size: 8}
+  pairs: {kind: preference_collection, policy: sft, prompts: prompts, judge: {reward: main}, batch_size: 32}
+  dpo: {kind: dpo, init: sft, data: pairs, batch_size: 32}
+  collected:
+    {kind: rollout_collection, policy: sft, prompts: prompts, reward: main, samples_per_prompt: 4,
+     held_out_samples_per_prompt: 2, batch_size: 32}
+  checked: {kind: reward_evaluation, reward_model: reward, data: preferences}
+  evaluation:
+    {kind: evaluation, candidate: policy, baseline: sft, judge: {reward: main}, prompts: prompts,
+     samples_per_prompt: 2}
+"""
+
+
+@pytest.fixture(scope="module")
+def every_kind() -> RecipeEstimate:
+    return estimate_recipe(parse_recipe(EVERY_KIND), gpu="h100", price=2.0)
+
+
+def stage(found: RecipeEstimate, name: str) -> StageEstimate:
+    return next(each for each in found.stages if each.name == name)
+
+
+def weights(found: RecipeEstimate, name: str) -> dict[str, tuple[int, bool]]:
+    return {each.role: (each.weights, each.is_trained) for each in stage(found, name).workload.networks}
+
+
+def test_every_kind_of_stage_is_estimated(every_kind: RecipeEstimate) -> None:
+    texts_in_files = {kind.name for kind in STAGES.values() if kind.benchmarks}  # which a note says
+    assert {each.kind for each in every_kind.stages} == STAGES.keys() - texts_in_files
+    for each in every_kind.stages:
+        assert each.fits and each.seconds > 0 and each.flops > 0 and each.memory.peak > 0, each.name
+
+
+def test_a_stage_holds_its_networks(every_kind: RecipeEstimate) -> None:
+    language, scalar = 669_312, 669_312 + 128  # a tied head: the trunk is the whole model
+    assert weights(every_kind, "sft") == {"policy": (language, True)}
+    assert weights(every_kind, "reward") == {"reward": (scalar, True)}
+    assert weights(every_kind, "value") == {
+        "policy": (language, False), "critic": (scalar, True), "reward": (scalar, False),
+    }  # fmt: skip
+    assert weights(every_kind, "policy") == {
+        "policy": (language, True), "reference": (language, False), "critic": (scalar, True),
+        "reward": (scalar, False),
+    }  # fmt: skip
+    assert "critic" not in weights(every_kind, "critic_free")
+    memory = stage(every_kind, "policy").memory
+    assert memory.weights == 4 * (2 * language + 2 * scalar)
+    assert memory.optimizer == 8 * (language + scalar)
+    assert memory.gradients == 4 * (language + scalar)
+
+
+def test_what_is_sampled_ahead_is_sampled_from_a_copy() -> None:
+    plain, ahead = (
+        stage(
+            estimate_recipe(
+                parse_recipe(EVERY_KIND, overrides=[f"stages.policy.rollout.ahead={each}"]), gpu="h100"
+            ),
+            "policy",
+        ).memory
+        for each in (0, 1)
+    )
+    assert ahead.weights == plain.weights + 4 * 669_312
+    assert (ahead.optimizer, ahead.gradients) == (plain.optimizer, plain.gradients)
+
+
+def test_responses_and_steps_are_those_of_the_loops(every_kind: RecipeEstimate) -> None:
+    assert stage(every_kind, "policy").workload.counts["optimizer_steps"] == 4 * 2
+    assert stage(every_kind, "value").workload.counts["optimizer_steps"] == 3 * 2 * 4
+    assert stage(every_kind, "raft").workload.counts["optimizer_steps"] == 2 * (256 // 8 // 8)
+    assert stage(every_kind, "evaluation").workload.counts["responses"] == 2 * (50 * 2 + 50)
+    assert stage(every_kind, "pairs").workload.counts["responses"] == 2 * (500 + 64 + 50)
+    assert stage(every_kind, "collected").workload.counts["responses"] == 4 * 500 + 2 * (64 + 50)
+
+
+@pytest.mark.parametrize(("epochs", "batch_size"), [(1.0, 64), (0.3, 7), (2.5, 33)])
+def test_optimizer_steps_are_those_of_the_data_order(epochs: float, batch_size: int) -> None:
+    overrides = [f"stages.sft.epochs={epochs}", f"stages.sft.batch_size={batch_size}"]
+    found = estimate_recipe(parse_recipe(EVERY_KIND, overrides=overrides), gpu="h100")
+    counts = stage(found, "sft").workload.counts
+    order = DataOrder(num_examples=int(counts["train_rows"]), batch_size=batch_size, seed=0)
+    assert counts["optimizer_steps"] == order.num_batches(epochs)
+
+
+def test_the_critic_s_steps_and_the_passes_that_sao_saves_are_counted() -> None:
+    """4 iterations of 2 steps; validation and test score the policy beside the rollouts."""
+
+    def times(algorithm: str, role: str, does: str) -> float:
+        overrides = [f"stages.policy.algorithm={algorithm}"]
+        found = stage(estimate_recipe(parse_recipe(EVERY_KIND, overrides=overrides), gpu="h100"), "policy")
+        passes = found.workload.passes
+        return sum(each.times for each in passes if (each.role, each.does) == (role, does))
+
+    waits = "{preset: sao, policy_starts_at: 1}"
+    trained = {
+        name: (times(name, "policy", "train"), times(name, "critic", "train")) for name in ("ppo", waits)
+    }
+    assert trained == {"ppo": (8, 8), waits: (6, 16)}
+    assert times("ppo", "critic", "score") == 4
+    assert times(waits, "critic", "score") == 4 + 3
+    assert times("ppo", "policy", "score") - times(waits, "policy", "score") == 4
+    assert times("ppo", "reference", "score") == times(waits, "reference", "score")
+    guarded = "{preset: ppo, trust_region_kl: 0.1}"
+    steered = "{preset: ppo, kl_penalty_coef: 1.0, kl_penalty_target: 0.01}"
+    once_more = {
+        name: times(name, "policy", "score") - times("ppo", "policy", "score") for name in (guarded, steered)
+    }
+    assert once_more == {guarded: 8, steered: 4}, "after each step, and after each rollout's update"
+    joint = "{preset: ppo, shared_trunk: true, old_logprobs: sampler}"
+    assert times(joint, "policy", "score") == times("ppo", "policy", "score"), "it reads the values"
+
+
+def test_what_was_collected_is_not_sampled_or_scored_again() -> None:
+    """Value pretraining: 3 iterations of 64 responses, 512 held out twice. Only the held-out ones pass the policy."""
+
+    def workload(*overrides: str, name: str = "value") -> Workload:
+        return stage(
+            estimate_recipe(parse_recipe(EVERY_KIND, overrides=overrides), gpu="h100"), name
+        ).workload
+
+    def passes(found: Workload, role: str) -> float:
+        return sum(each.times for each in found.passes if (each.role, each.does) == (role, "score"))
+
+    offline = workload("stages.value.rollouts=collected")
+    mixed = workload("stages.value.rollouts=collected", "stages.value.fresh_share=0.25")
+    assert [each.times * each.count for each in offline.samplings] == []
+    assert [each.times * each.count for each in mixed.samplings] == [3 * 16]
+    assert (passes(offline, "policy"), passes(mixed, "policy")) == (2, 5)
+    assert (passes(offline, "reward"), passes(mixed, "reward"), passes(workload(), "reward")) == (0, 3, 5)
+    assert "reward" not in {each.role for each in offline.networks}
+    best = workload("stages.raft.rollouts=collected", "stages.raft.samples_per_prompt=4", name="raft")
+    assert passes(workload(name="raft"), "reward") - passes(best, "reward") == 2
+    pairs = ["stages.dpo.data=null", "stages.dpo.rollouts=collected"]
+    assert workload(*pairs, name="dpo").counts == workload(name="dpo").counts
+
+
+def test_a_budget_of_positions_bounds_passes_sampling_and_memory(every_kind: RecipeEstimate) -> None:
+    """Of every stage but ``raft``, whose budget holds all that it does: as many rows as fit with the longest."""
+    room = {name: 10**7 if name == "raft" else 400 for name in (each.name for each in every_kind.stages)}
+    overrides = [f"stages.{name}.microbatch_tokens={tokens}" for name, tokens in room.items()]
+    found = estimate_recipe(parse_recipe(EVERY_KIND, overrides=overrides), gpu="h100")
+    for each in found.stages:
+        before = stage(every_kind, each.name)
+        for part in (one.sequences for one in each.workload.passes):
+            assert part.at_once * part.longest <= room[each.name], each.name
+        for sampling in each.workload.samplings:
+            assert sampling.at_once == min(sampling.count, room[each.name] // sampling.longest), each.name
+        if each.name == "raft":
+            assert each.workload == before.workload
+        else:
+            assert each.memory.peak < before.memory.peak, each.name
+    [longest] = {one.sequences.longest for one in stage(found, "sft").workload.passes}
+    in_rows = [f"stages.sft.microbatch_size={400 // longest}"]
+    same = stage(estimate_recipe(parse_recipe(EVERY_KIND, overrides=in_rows), gpu="h100"), "sft")
+    assert stage(found, "sft").workload == same.workload
+    too_few = [f"stages.sft.microbatch_tokens={longest - 1}"]
+    alone = stage(estimate_recipe(parse_recipe(EVERY_KIND, overrides=too_few), gpu="h100"), "sft")
+    assert alone.workload.at_once == 1, "a row that is longer makes a pass by itself"
+
+
+def test_bfloat16_halves_the_reward_model_and_shrinks_activations() -> None:
+    found = {
+        precision: stage(
+            estimate_recipe(
+                parse_recipe(EVERY_KIND, overrides=[f"stages.policy.precision={precision}"]), gpu="h100"
+            ),
+            "policy",
+        )
+        for precision in ("float32", "bfloat16")
+    }
+    full, half = found["float32"].memory, found["bfloat16"].memory
+    assert full.weights - half.weights == 2 * (669_312 + 128)
+    assert half.activations < full.activations
+    assert found["bfloat16"].seconds < found["float32"].seconds
+
+
+def test_a_stage_is_estimated_on_its_own_resources_unless_others_are_asked_for() -> None:
+    recipe = parse_recipe(
+        EVERY_KIND.replace("batch_size: 32}", "batch_size: 32, resources: {nodes: 2, gpus: 4}}", 1).replace(
+            "batch_size: 16}", "batch_size: 16, resources: {gpus: 2, distributed: {strategy: fsdp2}}}", 1
+        )
+    )
+    own = estimate_recipe(recipe, gpu="h100")
+    assert [stage(own, name).layout for name in ("sft", "reward", "value")] == [
+        Layout(4, 2, "ddp"),
+        Layout(2, 1, "fsdp2"),
+        Layout(1),
+    ]
+    asked = estimate_recipe(recipe, gpu="h100", gpus=8, nodes=1)
+    assert {each.layout for each in asked.stages} == {Layout(8, 1, "ddp")}
+
+
+def test_a_price_is_of_every_gpu(every_kind: RecipeEstimate) -> None:
+    told = every_kind.as_json()
+    assert told["cost"] == pytest.approx(told["seconds"] / 3600 * 2.0)
+    many = estimate_recipe(parse_recipe(EVERY_KIND), gpu="h100", gpus=8, nodes=2, price=2.0).as_json()
+    assert many["cost"] == pytest.approx(many["seconds"] / 3600 * 2.0 * 16)
+    assert {each["layout"]["strategy"] for each in many["stages"]} == {"ddp"}
+
+
+def test_a_response_is_as_long_as_the_demonstrations_or_the_limit(every_kind: RecipeEstimate) -> None:
+    assert every_kind.response_basis == "responses are as long as those of data.demonstrations"
+    removed = (
+        '  demonstrations: {source: "builtin:arithmetic/demonstrations", rows: 2000}\n',
+        "  sft: {kind: sft, data: demonstrations, batch_size: 32}\n",
+    )
+    without = EVERY_KIND
+    for line in removed:
+        without = without.replace(line, "")
+    found = estimate_recipe(parse_recipe(without.replace("sft", "model")), gpu="h100")
+    assert found.response_basis == "responses are as long as generation.max_response_tokens=64"
+    assert stage(found, "policy").flops > stage(every_kind, "policy").flops
+
+
+def test_other_models_have_their_own_size_and_those_of_an_evaluation_are_held_in_turn(
+    tmp_path: Path,
+) -> None:
+    """A Llama by hand, tied: V·h + 2 layers of 4h² + 3·h·i + 2h, and the last norm h."""
+    llama = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "vocab_size": 1000,
+             "num_hidden_layers": 2, "num_attention_heads": 4, "tie_word_embeddings": True}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(llama))
+    large = 1000 * 256 + 2 * (4 * 256**2 + 3 * 256 * 512 + 2 * 256) + 256
+    own = 669_312
+    text = EVERY_KIND.replace("data:\n", f"models: {{large: {{source: {tmp_path}}}}}\ndata:\n", 1)
+    overrides = [
+        "stages.pairs.policy=large", "stages.evaluation.baseline=large", "stages.evaluation.judge={verifier: arithmetic}",
+        "stages.evaluation.also={model: large}",
+    ]  # fmt: skip
+    found = estimate_recipe(parse_recipe(text, overrides=overrides), gpu="h100")
+    assert weights(found, "pairs")["policy"] == (large, False)
+    assert weights(found, "evaluation") == {
+        "candidate": (own, False), "baseline": (large, False), "also": (large, False),
+    }  # fmt: skip
+    assert stage(found, "evaluation").memory.weights == 4 * large
+    assert weights(found, "dpo") == {"policy": (own, True), "reference": (own, False)}
+    same = estimate_recipe(parse_recipe(EVERY_KIND), gpu="h100")
+    assert stage(same, "evaluation").memory.weights == 4 * (own + own + 128), "one of the two, and the reward"
+    assert stage(found, "evaluation").flops > stage(same, "evaluation").flops
+
+
+@pytest.mark.parametrize("batch_size", [32, 64, 128])
+def test_packing_is_counted_in_rows_of_a_pass(batch_size: int) -> None:
+    """Beside batches drawn from the same lengths and packed by the code that packs them."""
+    overrides = [f"stages.sft.batch_size={batch_size}", "stages.sft.group_by_length=false"]
+    recipes = {
+        packing: parse_recipe(EVERY_KIND, overrides=[*overrides, f"stages.sft.packing={packing}"])
+        for packing in ("true", "false")
+    }
+    found = {
+        packing: stage(estimate_recipe(recipe, gpu="h100"), "sft") for packing, recipe in recipes.items()
+    }
+    packed, padded = (found[each].workload.passes[0].sequences for each in ("true", "false"))
+    assert padded.count == batch_size
+    counter, counted_by = token_counter(None, is_character_model=True)
+    lengths = count_data(recipes["true"], "demonstrations", counter, counted_by=counted_by).whole.tokens
+    draw = random.Random(3)
+    tokens = []
+    for _ in range(200):
+        batch = [draw.choice(lengths) for _ in range(batch_size)]
+        tokens.append(len(first_fit_decreasing(batch, capacity=max(batch))) * max(batch))
+    assert packed.count * packed.tokens == pytest.approx(sum(tokens) / len(tokens), rel=0.12)
+    assert packed.count * packed.tokens < 0.9 * padded.count * padded.tokens
+    assert packed.count * packed.logit_tokens == pytest.approx(padded.count * padded.logit_tokens)
+    assert found["true"].flops < found["false"].flops
+    assert found["true"].memory.activations < found["false"].memory.activations
+
+
+def test_rows_of_like_length_leave_nothing_to_pack() -> None:
+    both = [
+        stage(estimate_recipe(parse_recipe(EVERY_KIND, overrides=[f"stages.sft.packing={each}"]), gpu="h100"), "sft")
+        for each in ("true", "false")
+    ]  # fmt: skip
+    assert both[0].workload == both[1].workload
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["estimate", *arguments])
+
+
+def test_the_command_prints_a_row_for_each_stage() -> None:
+    done = run("quickstart", "--gpu", "h200", "--gpus", "8", "--nodes", "2", "--price", "3.5")
+    assert done.exit_code == ExitCode.OK, done.output
+    assert "472,704 weights · H200 SXM (NVIDIA H200 data sheet)" in done.output
+    for name in ("sft", "reward", "value", "policy", "evaluation"):
+        assert f" {name} " in done.output
+    assert "2 × 8 ddp" in done.output
+    assert "demonstrations: 20,000 generated rows, tokens one a character" in done.output
+
+
+def test_the_command_prints_json_and_measures_this_cpu() -> None:
+    done = run("quickstart", "--json")
+    told = json.loads(done.stdout)
+    assert [each["stage"] for each in told["stages"]] == ["sft", "reward", "value", "policy", "evaluation"]
+    assert told["device"]["is_cpu"] and told["device"]["float32"] > 1e9
+    assert told["cost"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["quickstart", "--gpu", "h300"], "--gpu=h300 is not known; use one of h100, h200, a100, l40s, 4090, cpu"),
+        (["quickstart", "--set", f"model.source=hub:some/model@{'0' * 40}"], "not in the local cache"),
+        (["quickstart", "--set", "data.preferences.source=no_such.jsonl", "--set", "data.preferences.rows=null"],
+         "no_such.jsonl' is not a file here, so its rows cannot be counted"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_estimated_is_refused_with_the_remedy(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    done = run(*arguments)
+    assert done.exit_code == ExitCode.BAD_INPUT, done.output
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_data_that_is_elsewhere_is_taken_to_be_as_long_as_the_limits() -> None:
+    done = run("quickstart", "--set", "data.preferences.source=no_such.jsonl", "--gpu", "h100")
+    assert done.exit_code == ExitCode.OK, done.output
+    assert (
+        "no_such.jsonl is not here: 12,000 rows as the recipe says, all as long as its limits" in done.output
+    )
+
+
+def test_a_quickstart_for_seven_billion_weights_names_the_gpus_that_it_needs(tmp_path: Path) -> None:
+    llama = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "vocab_size": 32000,
+             "num_hidden_layers": 32, "num_attention_heads": 32}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(llama))
+    recipe = load_recipe("quickstart", [f"model.source={tmp_path}"])
+    found = estimate_recipe(recipe, gpu="h100", gpus=8)
+    policy = stage(found, "policy")
+    # policy and critic are trained (16 bytes), reference and reward model are held (4): 40 bytes · 6.7 billion
+    held = policy.memory.weights + policy.memory.optimizer + policy.memory.gradients
+    assert held == pytest.approx(40 * 6.7e9 / 8, rel=0.02)
+    assert (policy.layout.strategy, policy.fits) == ("fsdp2", True)
+    assert policy.smallest is not None and policy.smallest[0].world in (4, 8)

@@ -1,0 +1,119 @@
+"""A finished run with gates, parents and registered models, made once; each test tampers with a copy of its own."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.review.audit.tampering import Case
+from tests.support.orchestrated import attempt_all, orchestrated
+from vantage.attempts.energy import EnergyMeter
+from vantage.flows.publishing.publishing import publish
+from vantage.runs.record import RunRecord
+from vantage.runs.run import read_runs
+from vantage.runs.workspace import Workspace
+from vantage.schemas.records.energy import Energy
+
+RECIPE = """\
+recipe: fake
+seed: 17
+model: {source: "builtin:tiny"}
+data:
+  demonstrations: {source: demonstrations.jsonl}
+  preferences: {source: "builtin:arithmetic/preferences"}
+  prompts: {source: "builtin:arithmetic/prompts"}
+rewards:
+  main: {terms: [{model: reward}]}
+stages:
+  sft: {kind: sft, data: demonstrations}
+  reward: {kind: reward_model, init: sft, data: preferences, gate: {metric: pair_accuracy, at_least: 0.75}}
+  value:
+    kind: value_pretraining
+    policy: sft
+    init: reward
+    reward: main
+    prompts: prompts
+    gate: {metric: explained_variance, at_least: 0.3}
+  policy:
+    kind: policy_optimization
+    algorithm: {preset: vapo, length_adaptive_alpha: 1.0}
+    init: sft
+    critic: value
+    reward: main
+    prompts: prompts
+  evaluation:
+    kind: evaluation
+    candidate: policy
+    baseline: sft
+    critic: value
+    judge: {verifier: arithmetic}
+    prompts: prompts
+    gate: {metric: accuracy_gain, at_least: 0.0}
+  strict:
+    kind: evaluation
+    candidate: policy
+    baseline: sft
+    judge: {verifier: arithmetic}
+    prompts: prompts
+    samples_per_prompt: 2
+    gate: {metric: accuracy_gain, at_least: 0.9, on_fail: continue}
+publish:
+  - {stage: policy, registered_model: fake, alias: champion, after: evaluation}
+  - {stage: policy, registered_model: fake-strict, alias: best, after: strict}
+  - {stage: reward, registered_model: fake-reward}
+"""
+STAGES = "tests.review.audit.audited_work.run_stage"
+
+
+def run_once(workspace: Workspace, recipe: Path, *overrides: str, until: str | None = None) -> None:
+    """What ``vantage run`` does, without Prefect; ``until``: the process ends before this step."""
+    with orchestrated(workspace, recipe, *overrides, stage_function=STAGES) as orchestrator:
+        attempt_all(orchestrator, until=until)
+        if until is None:
+            for publication in orchestrator.recipe.publish:
+                publish(publication, orchestrator)
+            orchestrator.end()
+        orchestrator.ledger.flush()
+        orchestrator.ledger.close()
+
+
+def write_recipe(folder: Path) -> Path:
+    """The recipe with its one file of data."""
+    (folder / "demonstrations.jsonl").write_text('{"prompt": "1+1?", "response": "2"}\n' * 40)
+    recipe = folder / "fake.yaml"
+    recipe.write_text(RECIPE)
+    return recipe
+
+
+@pytest.fixture(scope="session")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a recipe, its data, and the workspace of a run of it; for reading only."""
+
+    folder = tmp_path_factory.mktemp("audited")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.delenv("MLFLOW_TRACKING_URI", raising=False)
+        patched.setattr(EnergyMeter, "finish", lambda self: Energy(gpu_joules=7.25, cpu_joules=3.5))
+        run_once(Workspace(folder / "workspace"), write_recipe(folder))
+    return folder
+
+
+@pytest.fixture
+def case(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+    """A copy of the workspace on another path."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    shutil.copytree(original / "workspace", tmp_path / "copy", symlinks=True)
+    workspace = Workspace(tmp_path / "copy")
+    [record] = read_runs(workspace)
+    return Case(workspace, record, original)
+
+
+@pytest.fixture
+def again() -> Callable[[Case], RunRecord]:
+    """A second run of the same recipe in the copy, which reuses all."""
+
+    def run(case: Case) -> RunRecord:
+        run_once(case.workspace, case.original / "fake.yaml")
+        return read_runs(case.workspace)[0]
+
+    return run

@@ -1,0 +1,93 @@
+"""Each check against something that is really wrong."""
+
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vantage.attempts.identity.package import package_folder
+from vantage.runs.findings import (
+    Finding,
+    _processes,
+    _runs,
+    _servers,
+    _sqlite,
+    _storage,
+    run_checks,
+)
+from vantage.runs.workspace import Workspace
+
+
+@pytest.fixture
+def healthy_server() -> Iterator[str]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/api/health" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_healthy_machine_is_found_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    findings = list(run_checks(Workspace(tmp_path / "workspace")))
+    assert [finding for finding in findings if finding.verdict == "broken"] == []
+    assert {"python", "torch", "packages", "workspace", "sqlite", "processes", "machine"} <= {
+        finding.subject for finding in findings
+    }
+
+
+def test_folders_that_are_called_like_our_packages_are_no_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    [packages] = [each for each in run_checks(Workspace(tmp_path)) if each.subject == "packages"]
+    assert packages == Finding("packages", "fine", str(package_folder()))
+
+
+def test_a_workspace_that_cannot_be_written_is_broken(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    [finding] = _storage(Workspace(tmp_path / "file"))
+    assert finding.verdict == "broken"
+    assert "use --workspace DIR" in finding.message
+    assert _sqlite(Workspace(tmp_path / "nowhere")).verdict == "broken"
+
+
+def test_a_damaged_run_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "0001-fake-0a1b2c"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text("{")
+    [finding] = _runs(Workspace(tmp_path))
+    assert (finding.verdict, "0001-fake-0a1b2c" in finding.message) == ("warning", True)
+
+
+def test_configured_servers_are_asked(healthy_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setenv("PREFECT_API_URL", f"{healthy_server}/api")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{healthy_server}/nothing")
+    prefect, mlflow = _servers()
+    assert prefect == Finding("Prefect", "fine", "PREFECT_API_URL answers (200)")
+    assert mlflow.verdict == "broken"
+    assert "start that server, or unset it" in mlflow.message
+
+
+def test_children_that_cannot_load_our_packages_are_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "vantage").mkdir()
+    (tmp_path / "vantage" / "__init__.py").write_text("raise RuntimeError('not ours')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    finding = _processes()
+    assert finding.verdict == "broken"
+    assert "not ours" in finding.message

@@ -1,0 +1,110 @@
+"""What is printed after a gate has closed can be pasted, and does what it says."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.orchestrated import attempt_all, orchestrated
+from vantage.runs.next_steps import _threshold_met_by, after_closed_gates
+from vantage.runs.record import RunRecord
+from vantage.runs.run import read_runs
+from vantage.runs.workspace import Workspace
+from vantage.schemas.recipe.stage import Gate
+from vantage.schemas.records.uncertainty import Uncertainty
+from vantage.schemas.records.verdicts import check_gate
+
+ROOT = Path(__file__).parents[2]
+SETS = ("stages.value.gate.at_least=0.9",)
+
+
+@pytest.fixture
+def closed(workspace: Workspace, recipe_file: Path) -> RunRecord:
+    """A run whose critic (0.4) did not pass its gate (0.9)."""
+    with orchestrated(workspace, recipe_file, *SETS) as orchestrator:
+        attempt_all(orchestrator)
+        orchestrator.run.update(status=orchestrator.run.outcome(), source=str(recipe_file), overrides=SETS)
+    return read_runs(workspace)[0]
+
+
+def commands(lines: list[str]) -> list[list[str]]:
+    """What follows ``vantage`` in each command."""
+    return [shlex.split(line)[1:] for line in lines if line.startswith("      ")]
+
+
+def test_it_names_the_fields_what_is_reused_and_what_runs_again(
+    closed: RunRecord, workspace: Workspace
+) -> None:
+    lines = after_closed_gates(closed, workspace.address)
+    text = "\n".join(lines)
+    assert "value did not pass explained_variance >= 0.9" in text
+    assert "stages.value.iterations=100" in text
+    assert "stages.value.gate.at_least" in text
+    assert "stages.value.gate.on_fail" in text
+    assert commands(lines)[0] == ["critic", f"{closed.run_id}/value", "--workspace", workspace.address]
+    reused = "model, data.demonstrations, data.preferences, data.prompts, sft, reward are reused"
+    assert f"{reused}; value, policy, evaluation run again" in text
+
+
+def test_no_closed_gate_no_advice(workspace: Workspace, recipe_file: Path) -> None:
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        attempt_all(orchestrator)
+    assert after_closed_gates(read_runs(workspace)[0], workspace.address) == []
+
+
+def planned(words: list[str]) -> dict[str, str]:
+    """Step → action of the plan of a command that would run."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.fake_vantage", "plan", *words[1:], "--json"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(re.findall(r'"name": "([^"]+)", "kind": "[^"]+", "action": "([^"]+)"', done.stdout))
+
+
+def test_each_command_does_what_it_is_said_to_do(closed: RunRecord, workspace: Workspace) -> None:
+    _, otherwise, lower, all_the_same = commands(after_closed_gates(closed, workspace.address))
+    again = planned(otherwise)
+    assert [step for step, action in again.items() if action != "reuse"] == ["value", "policy", "evaluation"]
+    assert again["value"] == "run"
+    for words in (lower, all_the_same):
+        plan = planned(words)
+        assert plan["value"] == "reuse"
+        assert plan["policy"] == "run", "nothing is in its way any more"
+
+
+@pytest.mark.parametrize("measured", [0.172, 0.4722, 0.9964, -3.21, 12.74, 0.0, 0.1, 1e-5, 0.999])
+@pytest.mark.parametrize("side", ["at_least", "at_most"])
+def test_the_threshold_that_is_offered_would_be_met(measured: float, side: str) -> None:
+    far = measured + 1 if side == "at_least" else measured - 1
+    verdict = check_gate(Gate.model_validate({"metric": "m", side: far}), {"m": measured})
+    assert not verdict.passed
+    offered = float(_threshold_met_by(verdict))
+    assert check_gate(Gate.model_validate({"metric": "m", side: offered}), {"m": measured}).passed
+    assert abs(offered - measured) <= 0.1 * abs(measured) + 1e-9
+
+
+@pytest.mark.parametrize("side", ["at_least", "at_most"])
+def test_of_a_gate_with_confidence_the_bound_of_the_interval_would_meet_it(side: str) -> None:
+    """0.583 of 35 prompts, far from sure: a threshold of 0.58 would stay closed."""
+    metrics, uncertainty = {"win_rate": 0.583}, {"win_rate": Uncertainty(n=35, rows=35, standard_error=0.083)}
+    gate = {"metric": "win_rate", side: 0.9 if side == "at_least" else 0.1, "confidence": 0.95}
+    verdict = check_gate(Gate.model_validate(gate), metrics, uncertainty)
+    assert not verdict.passed
+    offered = float(_threshold_met_by(verdict))
+    assert check_gate(Gate.model_validate(gate | {side: offered}), metrics, uncertainty).passed
+
+
+def test_of_equal_models_less_is_not_asked_for() -> None:
+    """Their difference is 0 by construction: no threshold opens the gate."""
+    gate = Gate.model_validate({"metric": "win_rate", "at_least": 0.6})
+    verdict = check_gate(gate, {"win_rate": 0.5}, equal="policy holds the weights of sft")
+    assert verdict.judged is None
+    assert check_gate(gate, {"win_rate": 0.5}).judged == 0.5

@@ -1,0 +1,60 @@
+"""A run as a person names it."""
+
+from pathlib import Path
+
+import pytest
+
+from vantage.runs.run_ids import find_run
+from vantage.runs.workspace import RunError, Workspace
+
+RUNS = ("0001-quickstart-59aaf7", "0002-instruct-0a1b2c", "0010-quickstart-59aaf8", "1000-quickstart-000000")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Workspace:
+    """A workspace with four runs, of which nothing but the names is read, and something else beside them."""
+    place = Workspace(tmp_path)
+    for name in (*RUNS, ".creating-0011-x-000000", "notes"):
+        (place.runs / name).mkdir(parents=True)
+    return place
+
+
+@pytest.mark.parametrize(
+    "named, run_id",
+    [
+        ("0001-quickstart-59aaf7", "0001-quickstart-59aaf7"),
+        ("0001", "0001-quickstart-59aaf7"),
+        ("1", "0001-quickstart-59aaf7"),
+        ("0002-i", "0002-instruct-0a1b2c"),
+        ("10", "0010-quickstart-59aaf8"),
+        ("001", "0001-quickstart-59aaf7"),
+        ("0010-quick", "0010-quickstart-59aaf8"),
+        ("1000", "1000-quickstart-000000"),
+        ("latest", "1000-quickstart-000000"),
+    ],
+)
+def test_one_run_is_found(named: str, run_id: str, place: Workspace) -> None:
+    assert find_run(place, named) == run_id
+
+
+@pytest.mark.parametrize(
+    "named, said",
+    [
+        ("00", "00 fits 0001-quickstart-59aaf7, 0002-instruct-0a1b2c, 0010-quickstart-59aaf8; give more"),
+        ("7", "there is no run 7 in"),
+        ("quickstart", "there is no run quickstart in"),
+        ("../../etc", "is not one of Vantage's"),
+        ("", "is not one of Vantage's"),
+        ("0001*", "is not one of Vantage's"),
+        ("LATEST", "is not one of Vantage's"),
+    ],
+)
+def test_none_or_several_are_refused(named: str, said: str, place: Workspace) -> None:
+    with pytest.raises(RunError) as refused:
+        find_run(place, named)
+    assert said in str(refused.value)
+
+
+def test_an_empty_workspace_has_no_latest_run(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="there is no run in .* yet"):
+        find_run(Workspace(tmp_path / "nothing"), "latest")

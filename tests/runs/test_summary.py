@@ -1,0 +1,86 @@
+"""The end of a run: what was compared, where models lie, and how to ask the policy."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.support.orchestrated import attempt_all, orchestrated
+from vantage.runs.console import headline_of
+from vantage.runs.record import RunRecord, StageRecord
+from vantage.runs.run import read_runs
+from vantage.runs.summary import (
+    commands_for_policy,
+    comparison,
+    model_folders,
+    samples_heading,
+)
+from vantage.runs.workspace import Workspace
+
+EVALUATED = {
+    "accuracy": 0.9112,
+    "baseline_accuracy": 0.6,
+    "accuracy_gain": 0.3112,
+    "accuracy_gain_standard_error": 0.0123,
+    "greedy_accuracy": 0.9961,
+    "baseline_greedy_accuracy": 1.0,
+}
+
+
+def test_an_evaluation_shows_both_models_and_their_difference() -> None:
+    told = "accuracy 0.911 against 0.600 (+0.311 ± 0.012); greedy 0.996 against 1.000"
+    stage = StageRecord(status="completed", metrics=EVALUATED)
+    assert comparison(stage) == headline_of(stage) == told
+    by_score = {name.replace("accuracy", "score"): value for name, value in EVALUATED.items()}
+    assert comparison(StageRecord(metrics=by_score)) == told.replace("accuracy", "score")
+    assert comparison(StageRecord(metrics={"loss": 1.0})) == ""
+    asked = StageRecord(metrics={"win_rate": 0.54, "tied_pairs": 0.3, "order_disagreement": 0.21})
+    assert comparison(asked) == headline_of(asked) == "win rate 0.540 (orders disagree 0.210)"
+    beside = {"win_rate": 0.9, "preference_win_rate": 0.54, "order_disagreement": None}
+    both = StageRecord(metrics={**stage.metrics, **beside})
+    assert comparison(both) == f"{told}  win rate 0.540 (orders disagree undefined)"
+    by_two = StageRecord(metrics={**by_score, **EVALUATED})
+    assert comparison(by_two) == f"{told}  {told.replace('accuracy', 'score')}"
+
+
+@pytest.fixture
+def record(workspace: Workspace, recipe_file: Path) -> RunRecord:
+    """A run of fake stages that has ended."""
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        attempt_all(orchestrator)
+        orchestrator.run.update(status=orchestrator.run.outcome())
+    return read_runs(workspace)[0]
+
+
+def test_every_trained_model_has_a_folder_that_is_there(record: RunRecord, workspace: Workspace) -> None:
+    folders = model_folders(record, workspace.storage)
+    assert list(folders) == ["sft", "reward", "value", "policy"]
+    assert all((folder / "manifest.json").is_file() for folder in folders.values())
+
+
+def test_the_policy_is_asked_and_exported_where_there_is_one(record: RunRecord) -> None:
+    with_prompt = StageRecord(samples=({"prompt": "it's 1+1?"},))
+    told = record.model_copy(update={"stages": {**record.stages, "evaluation": with_prompt}})
+    ask, export = commands_for_policy(told, "my runs").values()
+    assert shlex.split(ask)[1:] == ["sample", record.run_id, "it's 1+1?", "--workspace", "my runs"]
+    assert shlex.split(export)[1:] == ["export", record.run_id, "FOLDER", "--workspace", "my runs"]
+    nothing = dict.fromkeys(record.stages, StageRecord())
+    assert commands_for_policy(record.model_copy(update={"stages": nothing}), "my runs") == {}
+
+
+@pytest.mark.parametrize("prompt", ["two\nlines", "-1+2?", "long " * 20])
+def test_a_prompt_that_is_no_short_line_is_left_out_of_the_command(record: RunRecord, prompt: str) -> None:
+    with_prompt = StageRecord(samples=({"prompt": prompt},))
+    told = record.model_copy(update={"stages": {**record.stages, "evaluation": with_prompt}})
+    assert shlex.split(commands_for_policy(told, "w")["ask"])[1:] == [
+        "sample",
+        record.run_id,
+        "--workspace",
+        "w",
+    ]
+
+
+def test_samples_say_whose_they_are(record: RunRecord) -> None:
+    assert samples_heading(record, "evaluation").startswith(
+        "evaluation: sft (baseline) and policy (candidate)"
+    )

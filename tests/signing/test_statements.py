@@ -1,0 +1,96 @@
+"""Statements: in-toto's and SLSA's own classes read them, and the same artifact gives the same bytes."""
+
+import base64
+import hashlib
+import json
+import socket
+
+from google.protobuf import json_format
+from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
+from in_toto_attestation.v1 import statement_pb2
+from in_toto_attestation.v1.statement import Statement
+
+from tests.signing.conftest import STEPS, Ended, Keys, run_recipe
+from vantage.schemas.canonical_json import canonical_json
+from vantage.signing.statements import judged_by, read_statement
+from vantage.storage.sealed_folders import read_manifest
+from vantage.storage.signatures import read_signatures
+
+
+def statements(ended: Ended) -> dict[str, bytes]:
+    """Step → its only statement."""
+    found = {}
+    for step in STEPS:
+        [stored] = read_signatures(ended.workspace.storage, str(ended.record.stages[step].stage_key))
+        found[step] = stored.statement
+    return found
+
+
+def test_in_totos_classes_take_them(ended: Ended) -> None:
+    """Unknown fields and wrong types are refused by the parser, missing digests by ``validate``."""
+    for text in statements(ended).values():
+        parsed = Statement.copy_from_pb(json_format.Parse(text, statement_pb2.Statement()))
+        parsed.validate()
+        assert parsed.pb.predicate_type == "https://slsa.dev/provenance/v1"
+        predicate = json_format.Parse(json.dumps(json.loads(text)["predicate"]), provenance_pb2.Provenance())
+        assert predicate.build_definition.build_type and predicate.run_details.builder.id
+        assert predicate.run_details.metadata.invocation_id == f"{ended.record.run_id}/attempts/1"
+
+
+def test_what_it_says_is_what_is_stored(ended: Ended) -> None:
+    said = read_statement(statements(ended)["reward"])
+    record, storage = ended.record, ended.workspace.storage
+    stage = record.stages["reward"]
+    folder = storage.local_folder(str(stage.digest))
+    assert folder is not None
+    names = [each["name"] for each in said["subject"]]
+    assert names == ["manifest.json", *sorted(read_manifest(folder))]
+    for each in said["subject"]:
+        assert each["digest"]["sha256"] == hashlib.sha256((folder / each["name"]).read_bytes()).hexdigest()
+    definition = said["predicate"]["buildDefinition"]
+    assert {each["name"]: each["digest"]["sha256"] for each in definition["resolvedDependencies"]} == {
+        "init": record.stages["sft"].digest,
+        "data": record.stages["data.preferences"].digest,
+    }
+    assert definition["externalParameters"]["stage"]["configuration"] == stage.key_parts["configuration"]
+    recipe = canonical_json(record.recipe.model_dump(mode="json")).encode()
+    assert definition["externalParameters"]["recipe"]["sha256"] == hashlib.sha256(recipe).hexdigest()
+    assert definition["internalParameters"]["provenance"] == stage.provenance
+    measured, verdicts = said["predicate"]["runDetails"]["byproducts"]
+    assert measured["annotations"]["metrics"] == {"pair_accuracy": 0.8}
+    [verdict] = json.loads(base64.b64decode(verdicts["content"]))
+    assert (verdict["passed"], verdict["threshold"], verdict["measured"]) == (True, 0.75, 0.8)
+
+
+def test_no_clock_no_host_and_no_path_is_in_it(ended: Ended, keys: Keys) -> None:
+    for text in statements(ended).values():
+        said = text.decode()
+        for word in (
+            str(ended.workspace.root),
+            str(keys.folder),
+            socket.gethostname(),
+            "started",
+            "finished",
+            "time",
+        ):
+            assert word not in said
+        assert said == canonical_json(json.loads(said))
+
+
+def test_another_run_of_the_same_recipe_says_the_same_but_for_its_name(
+    ended: Ended, keys: Keys, copied: Ended
+) -> None:
+    """The artifacts are reused, so only who judged them differs."""
+    again = run_recipe(copied.workspace, keys.recipe)
+    assert again.record.run_id != ended.record.run_id
+    for step in STEPS:
+        stored = read_signatures(copied.workspace.storage, str(ended.record.stages[step].stage_key))
+        texts = sorted(each.statement.decode().replace(again.record.run_id, "RUN") for each in stored)
+        assert len(texts) == 2
+        first = statements(ended)[step].decode()
+        judged = judged_by(ended.record, step)
+        assert first in {each.statement.decode() for each in stored}
+        assert first.count(judged.run_id) == 3
+        assert (
+            texts[0].count("RUN") + texts[1].count("RUN") == 2
+        )  # the recipe's run and the verdicts', not the maker

@@ -1,0 +1,15 @@
+"""Has a process compute every stage with a fake one; to be called before anything of ``flows`` is imported."""
+
+from multiprocessing import forkserver
+
+import vantage.schemas.records.attempt
+
+
+def compute_with(function: str) -> None:
+    """Let ``function`` (``MODULE.NAME``) stand for ``vantage.tasks.stages.run_stage``."""
+    vantage.schemas.records.attempt.RUN_STAGE = function
+    forkserver.set_forkserver_preload = _no_preload
+
+
+def _no_preload(modules_names: list[str]) -> None:
+    """Fake stages need no torch, which takes seconds to load."""

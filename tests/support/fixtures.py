@@ -1,0 +1,120 @@
+"""A small recipe, a workspace, one MLflow database and one Prefect server, for all tests of runs."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.support.real_runs import prefect_at, wait_for
+from vantage.flows.prefect_server.server import _end, _server_process, free_port, is_healthy, new_database
+from vantage.runs.workspace import Workspace
+
+ROOT = Path(__file__).parents[2]
+
+RECIPE = """\
+recipe: fake
+seed: 17
+model: {source: "builtin:tiny"}
+data:
+  demonstrations: {source: "builtin:arithmetic/demonstrations"}
+  preferences: {source: "builtin:arithmetic/preferences"}
+  prompts: {source: "builtin:arithmetic/prompts"}
+rewards:
+  main: {terms: [{model: reward}]}
+stages:
+  sft: {kind: sft, data: demonstrations}
+  reward: {kind: reward_model, init: sft, data: preferences, gate: {metric: pair_accuracy, at_least: 0.75}}
+  value:
+    kind: value_pretraining
+    policy: sft
+    init: reward
+    reward: main
+    prompts: prompts
+    gate: {metric: explained_variance, at_least: 0.3}
+  policy:
+    kind: policy_optimization
+    algorithm: {preset: vapo, length_adaptive_alpha: 1.0}
+    init: sft
+    critic: value
+    reward: main
+    prompts: prompts
+  evaluation:
+    kind: evaluation
+    candidate: policy
+    baseline: sft
+    judge: {verifier: arithmetic}
+    prompts: prompts
+    gate: {metric: accuracy_gain, at_least: 0.0}
+"""
+
+
+@pytest.fixture(scope="session")
+def ledger_database(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of an MLflow database that the first test to use it makes."""
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, ledger_database: str, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """An empty workspace whose ledger writes to the shared database."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", ledger_database)
+    return Workspace(tmp_path / "workspace")
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path) -> Path:
+    """The small recipe as a file."""
+    path = tmp_path / "fake.yaml"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.fixture(scope="session")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The API's URL of a Prefect server as a user has one, started once for all tests; nothing is pointed at it yet."""
+    home, port = tmp_path_factory.mktemp("prefect-server"), free_port()
+    url = f"http://127.0.0.1:{port}/api"
+    with new_database(home):
+        process = _server_process(home, port, home / "server.log")
+        wait_for(lambda: is_healthy(url))
+    try:
+        yield url
+    finally:
+        _end(process)
+
+
+@pytest.fixture(scope="module")
+def prefect_url(shared_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The session's Prefect server, named to us and to our children as a user would name one."""
+    with prefect_at(shared_server, PREFECT_HOME=str(tmp_path_factory.mktemp("home"))):
+        yield shared_server
+
+
+@pytest.fixture
+def start_vantage(workspace: Workspace, recipe_file: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start the command line with fake stages, in a process group of its own, which does not outlive the test."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start_one(*options: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "tests.support.fake_vantage", "run", str(recipe_file), "--workspace"]
+        process = subprocess.Popen(
+            [*command, str(workspace.root), *options],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        processes.append(process)
+        return process
+
+    yield start_one
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        print(*process.communicate())

@@ -1,0 +1,98 @@
+"""Runs of fake stages without Prefect: what the tests of several modules drive."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vantage.attempts.jobs import resources_of
+from vantage.attempts.machine import Machine, available_cpus
+from vantage.flows.notifying import notified
+from vantage.flows.orchestrator import Orchestrator
+from vantage.ledger.run_ledger import Ledger
+from vantage.runs.record import StageRecord
+from vantage.runs.resolving import load_resolved
+from vantage.runs.run import acquire_run
+from vantage.runs.workspace import Workspace
+from vantage.schemas.records.attempt import Share
+from vantage.tasks.training.progress import StageProgress
+
+
+class Witness:
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.seen: list[tuple[str, int]] = []
+
+    def say(self, text: str, style: str = "") -> None:
+        self.lines.append(text)
+
+    def started(self, step: str, attempt: int) -> None:
+        self.lines.append(f"{step} started {attempt}")
+
+    def progressed(self, step: str, report: StageProgress) -> None:
+        self.seen.append((step, report.step))
+
+    def ended(self, step: str, stage: StageRecord) -> None:
+        self.lines.append(f"{step} {stage.status}")
+
+
+@contextmanager
+def orchestrated(
+    workspace: Workspace,
+    recipe: Path,
+    *overrides: str,
+    stage_function: str = "tests.support.fake_work.run_stage",
+    makes_report: bool = True,
+) -> Iterator[Orchestrator]:
+    """A run of the recipe, opened as ``vantage run`` opens it."""
+    resolved, _ = load_resolved(str(recipe), overrides)
+    with (
+        acquire_run(workspace, resolved, source=str(recipe)) as run,
+        notified(run, Witness()) as watcher,
+    ):
+        ledger = Ledger(None, workspace.root, resolved.recipe)
+        orchestrator = Orchestrator(
+            run,
+            store=workspace.storage,
+            ledger=ledger,
+            watcher=watcher,
+            stage_function=stage_function,
+            makes_report=makes_report,
+        )
+        orchestrator.begin()
+        yield orchestrator
+
+
+def attempt(
+    orchestrator: Orchestrator, step: str, share: Share | None = None, *, only_reuse: bool = False
+) -> StageRecord:
+    """One attempt at the step, from its request to its record."""
+    request = orchestrator.request(step, share, only_reuse=only_reuse)
+    return orchestrator.run.record.stages[step] if request is None else orchestrator.attempt(request)
+
+
+def attempt_all(orchestrator: Orchestrator, *, until: str | None = None) -> dict[str, StageRecord]:
+    """Every step in order, as a run that has nothing to compute does it; up to and without ``until``."""
+    for step in orchestrator.inputs:
+        if step == until:
+            break
+        obstacle = orchestrator.obstacle(step)
+        if obstacle:
+            orchestrator.block(step, obstacle)
+        else:
+            cpus, _ = Machine(cpus=available_cpus()).share_of(resources_of(orchestrator.recipe, step))
+            attempt(orchestrator, step, Share(cpus=cpus))
+    return orchestrator.run.record.stages
+
+
+def events(workspace: Workspace) -> list[str]:
+    """Which computations there were, as ``fake_work`` wrote them down."""
+    path = workspace.root / "events.txt"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def pace(workspace: Workspace, seconds: float) -> None:
+    """How long a step of a fake stage takes from now on."""
+    workspace.root.mkdir(parents=True, exist_ok=True)
+    (workspace.root / "seconds.txt").write_text(str(seconds))

@@ -1,0 +1,73 @@
+"""Runs with fake stages under a real Prefect server, in this process or in one of their own, and what Prefect shows of them."""
+
+import io
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from rich.console import Console
+
+from vantage.flows.execution import execute
+from vantage.flows.prefect_server.server import _set_environment
+from vantage.runs.console import Screen
+from vantage.runs.record import RunRecord
+from vantage.runs.resolving import load_resolved
+from vantage.runs.run import acquire_run
+from vantage.runs.workspace import Workspace
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import FlowRun, TaskRun
+
+Starter = Callable[..., subprocess.Popen[str]]
+
+
+def run_recipe(workspace: Workspace, recipe: Path, *overrides: str) -> tuple[RunRecord, str]:
+    """What ``vantage run`` does in this process, and what it printed."""
+    printed = io.StringIO()
+    screen = Screen(Console(file=printed, width=200))
+    resolved, _ = load_resolved(str(recipe), overrides)
+    with acquire_run(workspace, resolved, source=str(recipe)) as run:
+        record = execute(run, screen, stage_function="tests.support.fake_work.run_stage")
+    return record, printed.getvalue()
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 300.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.05)
+
+
+def prefect_shows(flow_run_id: str) -> tuple["FlowRun", dict[str, str | None]]:
+    """A flow run, and name → state of each of its task runs once the server has heard of their ends."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+    from prefect.client.schemas.objects import StateType
+
+    with get_client(sync_client=True) as client:
+        chosen = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(flow_run_id)]))
+        task_runs: list[TaskRun] = []
+
+        def all_ended() -> bool:
+            task_runs[:] = client.read_task_runs(flow_run_filter=chosen)
+            return bool(task_runs) and all(
+                each.state_type not in (None, StateType.PENDING, StateType.RUNNING) for each in task_runs
+            )
+
+        wait_for(all_ended)  # task runs arrive as events, a moment after the flow has ended
+        flow_run = client.read_flow_run(UUID(flow_run_id))
+    return flow_run, {each.name: each.state_name for each in task_runs}
+
+
+@contextmanager
+def prefect_at(url: str | None, **others: str) -> Iterator[None]:
+    """The address that a user names, to us and to our children; None: none is named."""
+    before = _set_environment({"PREFECT_API_URL": url, **others})
+    try:
+        yield
+    finally:
+        _set_environment(before)
