@@ -16,19 +16,18 @@ from vantage.flows.open_runs import opened
 from vantage.flows.orchestrator import Orchestrator
 from vantage.flows.prefect_server import server as servers
 from vantage.flows.publishing.publishing import publish
-from vantage.ledger import tracking
+from vantage.flows.shown_plan import planned
 from vantage.ledger.run_ledger import Ledger
-from vantage.runs.console import Screen, show_plan, show_result
+from vantage.runs.console import Screen, show_result
 from vantage.runs.next_steps import after_closed_gates, after_questions
 from vantage.runs.own_commands import program
-from vantage.runs.planning import PlannedStep, check_drift, needs_work, plan, plan_warnings, steps_in_store
+from vantage.runs.planning import needs_work, steps_in_store
 from vantage.runs.record import RunRecord
 from vantage.runs.resolving import ChosenRates
 from vantage.runs.run import Run, is_active, read_runs
 from vantage.runs.summary import commands_for_policy, model_folders, samples_heading
-from vantage.runs.workspace import Workspace
 from vantage.schemas.records.attempt import RUN_STAGE
-from vantage.signing.before_runs import check_signing, signing_warnings
+from vantage.signing.before_runs import check_signing
 
 QUIET = {
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
@@ -112,37 +111,6 @@ def execute(
     if lost is not None:
         raise lost
     return run.record
-
-
-def planned(run: Run, screen: Screen, *, strict: bool, chosen: ChosenRates | None) -> list[PlannedStep]:
-    """Plan the run and show the plan; see ``execute``."""
-    recipe = run.record.recipe
-    steps = plan(
-        recipe,
-        run.workspace.existing_storage,
-        read_runs(run.workspace),
-        approvals=run.record.approvals,
-    )
-    heading = f"{recipe.recipe} · run {run.record.run_id}"
-    warnings = [
-        *plan_warnings(recipe, steps),
-        *ledger_warnings(run.workspace),
-        *signing_warnings(recipe, run.workspace),
-    ]
-    show_plan(screen.console, steps, heading=heading, warnings=warnings, chosen=chosen)
-    if strict:
-        check_drift(steps)
-    return steps
-
-
-def ledger_warnings(workspace: Workspace) -> list[str]:
-    """A warning if several machines may use the workspace, and MLflow's database lies on this one."""
-    if workspace.uri is None or tracking.address(None, workspace.root).startswith("http"):
-        return []
-    return [
-        "MLFLOW_TRACKING_URI is not set: MLflow's records of this run are on this machine alone, and another machine that "
-        "goes on with it writes its own; set it to a server that all machines reach"
-    ]
 
 
 def exit_code(record: RunRecord) -> int:

@@ -6,11 +6,11 @@ from contextlib import ExitStack
 
 from vantage.attempts.launchers.local_process import warm_up
 from vantage.attempts.machine import check_resources
-from vantage.flows.execution import planned
 from vantage.flows.notifying import notified
 from vantage.flows.open_runs import opened
 from vantage.flows.orchestrator import Orchestrator
 from vantage.flows.pools.deployments import require_pools
+from vantage.flows.shown_plan import planned
 from vantage.ledger.run_ledger import Ledger
 from vantage.runs.console import Screen, open_console
 from vantage.runs.planning import steps_in_store

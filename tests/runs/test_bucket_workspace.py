@@ -12,7 +12,7 @@ import pytest
 from obstore.exceptions import PermissionDeniedError
 
 from tests.support.orchestrated import attempt_all, orchestrated
-from vantage.flows.execution import ledger_warnings
+from vantage.flows.shown_plan import ledger_warnings
 from vantage.runs.bucket_records import BucketRecords
 from vantage.runs.resolving import load_resolved
 from vantage.runs.run import acquire_run, acquire_run_by_id, dead_runs, is_active, read_runs, run_ids
