@@ -1,5 +1,6 @@
 """``vantage doctor``: whether this machine can run recipes."""
 
+import os
 from dataclasses import asdict
 
 import typer
@@ -15,6 +16,10 @@ def doctor(workspace: Place = DEFAULT_WORKSPACE, as_json: AsJson = False) -> Non
     from vantage.runs.findings import run_checks
 
     findings = list(run_checks(workspace_at(workspace)))
+    if os.environ.get("PREFECT_API_URL"):
+        from vantage.flows.pools.deployments import deployment_findings
+
+        findings += deployment_findings()
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:

@@ -53,10 +53,12 @@ def by_git(checkout: Path) -> Revision | None:
     # No variable of a hook that this process may run in; nothing is written, and no program of the repository is run.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environment |= {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+    # git reports nothing of what lies behind a link: the folders that ours lead to are named
+    folders = [folder.name for folder in (package_folder(), *packages())]
     command = [git, "-c", "core.fsmonitor=false", "-C", str(checkout), "status", "--porcelain=v2", "--branch"]
     try:
         told = subprocess.run(
-            [*command, "--untracked-files=all", "--ignore-submodules", "--", *_folders(checkout)],
+            [*command, "--untracked-files=all", "--ignore-submodules", "--", *folders],
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -70,13 +72,6 @@ def by_git(checkout: Path) -> Revision | None:
     if told.returncode or not _COMMIT.fullmatch(commit):
         return None
     return Revision(commit, "yes" if any(not line.startswith("#") for line in lines) else "no")
-
-
-def _folders(checkout: Path) -> list[str]:
-    """Our folders, from the checkout's root: git reports nothing of what lies behind a link."""
-    return [
-        str(folder.relative_to(checkout.resolve())) for folder in (package_folder().resolve(), *packages())
-    ]
 
 
 def by_files(git: Path) -> str | None:

@@ -30,6 +30,7 @@ from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
 
 from vantage.attempts.exit_codes import ExitCode, code_of_signal
+from vantage.attempts.identity.package import package_digest, package_version
 from vantage.attempts.launchers import stage_process
 from vantage.schemas.recipe.stage import Resources, Stage
 from vantage.schemas.recipe.stages import threads_for_each
@@ -199,7 +200,12 @@ def _check_node(job_file: Path, versions: dict[str, str]) -> None:
 
 
 def _versions() -> dict[str, str]:
-    return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
+    ours = f"{package_version()} ({package_digest()[:12]})"  # two checkouts may have one version
+    return {
+        "python": platform.python_version(),
+        "vantage": ours,
+        **{name: version(name) for name in LIBRARIES},
+    }
 
 
 @contextmanager

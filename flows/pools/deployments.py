@@ -1,5 +1,6 @@
 """The deployment that makes attempts runnable on a work pool."""
 
+from collections.abc import Iterator
 from contextlib import suppress
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -8,7 +9,8 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.utilities.callables import parameter_schema
 
-from vantage.flows.prefect_server.server import configured_url
+from vantage.flows.prefect_server.server import configured_url, is_healthy
+from vantage.runs.findings import Finding
 from vantage.schemas.recipe.recipe import Recipe
 from vantage.schemas.steps import pool_of
 
@@ -77,6 +79,23 @@ def with_former_entrypoints(client: SyncPrefectClient) -> list[DeploymentRespons
     return sorted(
         (each for each in deployments if each.entrypoint in FORMER_ENTRYPOINTS), key=lambda each: each.name
     )
+
+
+def deployment_findings() -> Iterator[Finding]:
+    """What ``vantage doctor`` says of the deployments of the configured Prefect server; nothing if it does not answer."""
+    url = configured_url()
+    if url is None or not is_healthy(url):
+        return
+    with get_client(sync_client=True) as client:
+        former = with_former_entrypoints(client)
+    if former:
+        names = ", ".join(each.name for each in former)
+        remedy = "start `vantage worker` on their pools, which renews them, or deploy them again with `vantage deploy`"
+        yield Finding(
+            "deployments", "warning", f"{names}: registered by an earlier version of Vantage; {remedy}"
+        )
+    else:
+        yield Finding("deployments", "fine", "workers with this version can import all of them")
 
 
 def renew_entrypoints(client: SyncPrefectClient, pool: str) -> list[str]:

@@ -188,6 +188,12 @@ def test_a_node_that_does_not_see_the_folder_or_has_other_versions_is_refused(tm
     ray_train._check_node(tmp_path / "job.json", ray_train._versions())
     with pytest.raises(ValueError, match=r"'torch': '1\.0'.*install the same versions on all nodes"):
         ray_train._check_node(tmp_path / "job.json", {**ray_train._versions(), "torch": "1.0"})
+    with pytest.raises(
+        ValueError, match=r"'vantage': '0\.1\.0 \(0{12}\)'.*install the same versions on all nodes"
+    ):
+        ray_train._check_node(
+            tmp_path / "job.json", {**ray_train._versions(), "vantage": f"0.1.0 ({'0' * 12})"}
+        )
 
 
 def test_without_a_cluster_the_stage_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

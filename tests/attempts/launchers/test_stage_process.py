@@ -5,8 +5,9 @@ import errno
 import pytest
 
 from vantage.attempts.exit_codes import ExitCode
-from vantage.attempts.launchers.stage_process import explain
+from vantage.attempts.launchers.stage_process import _import_function, explain
 from vantage.schemas.records.job import StageResult
+from vantage.tasks.stages import run_stage
 from vantage.tasks.training.optimization import TrainingDiverged
 from vantage.tasks.training.preemption import Preempted
 
@@ -83,3 +84,8 @@ def test_a_preempted_stage_is_to_be_resumed() -> None:
 def test_everything_else_is_our_fault_and_says_its_type(error: BaseException, message: str) -> None:
     failure = explain(error)
     assert (failure.exit_code, failure.cause, failure.message) == (ExitCode.INTERNAL, "internal", message)
+
+
+@pytest.mark.parametrize("name", ["vantage.tasks.stages.run_stage", "tasks.stages.run_stage"])
+def test_a_request_that_was_queued_before_modules_had_a_prefix_is_understood(name: str) -> None:
+    assert _import_function(name) is run_stage

@@ -188,3 +188,41 @@ def test_prefect_deploy_reads_what_is_written(recipe_file: Path) -> None:
     assert deployment["schedules"][0]["cron"] == "0 2 * * *"
     assert deployment["work_pool"]["name"] == "orders"
     assert deployment["entrypoint"] == "vantage.flows.pipeline.pipeline"
+
+
+def test_what_an_earlier_version_registered_is_named_and_renewed(
+    client: "SyncPrefectClient", prefect_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its entrypoints are modules without the prefix, which no worker of this version can import."""
+    from prefect.client.schemas.actions import DeploymentUpdate
+
+    from vantage.flows.pools.deployments import (
+        attempt_deployment,
+        deploy_attempts,
+        deployment_findings,
+        renew_entrypoints,
+    )
+
+    deploy_attempts(client, "gpu")
+    attempts = client.read_deployment_by_name(attempt_deployment("gpu"))
+    assert attempts.entrypoint == "vantage.flows.pools.attempt_flow.attempt"
+    client.update_deployment(attempts.id, DeploymentUpdate(entrypoint="flows.pools.attempt_flow.attempt"))
+    deploy_attempts(client, "gpu")
+    assert client.read_deployment(attempts.id).entrypoint == attempts.entrypoint
+
+    made = register(client, pipeline("quickstart", name="nightly"))
+    client.update_deployment(made, DeploymentUpdate(entrypoint="flows.pipeline.pipeline"))
+    monkeypatch.setenv("PREFECT_API_URL", prefect_url)
+    [before] = deployment_findings()
+    assert (before.verdict, before.message.startswith("nightly: registered by an earlier")) == (
+        "warning",
+        True,
+    )
+    assert renew_entrypoints(client, "gpu") == []
+    assert renew_entrypoints(client, "orders") == ["nightly"]
+    renewed = client.read_deployment(made)
+    assert renewed.entrypoint == "vantage.flows.pipeline.pipeline"
+    assert (renewed.parameters["recipe"], renewed.work_pool_name) == ("quickstart", "orders")
+    [after] = deployment_findings()
+    assert after.verdict == "fine"
+    remove(client, "nightly")
