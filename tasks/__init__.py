@@ -1,1 +1,1 @@
-"""The stages, one a file, with the training loop, the artifact store and the ledger they share."""
+"""The stages, one per file, with the code that they share for updates, rollouts, rewards, training and data."""

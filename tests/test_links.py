@@ -36,3 +36,14 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# Two words, and more\n[a](page.md#two-words-and-more) [b](#none) [c](gone.md)\n")
     assert list(broken_links(page)) == ["page.md: #none", "page.md: gone.md#"]
+
+
+def test_the_log_lists_each_of_its_pages_once_and_they_are_in_the_order_of_time() -> None:
+    log = ROOT / "docs" / "log"
+    listed = re.findall(r"\(log/(\w+\.md)\)", (ROOT / "docs" / "LOG.md").read_text(encoding="utf-8"))
+    assert sorted(listed) == sorted(page.name for page in log.glob("*.md"))
+    for page in log.glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        dates = re.findall(r"^## (\d{4}-\d\d-\d\d) · \S", text, re.MULTILINE)
+        assert len(dates) == text.count("\n## ") > 0, page.name
+        assert dates == sorted(dates), page.name

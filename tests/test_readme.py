@@ -9,6 +9,7 @@ from textwrap import indent
 import pytest
 import yaml
 
+from tests.mutations.mutations import load as load_mutations
 from tests.schemas.critic_samples import diagnosis
 from vantage.ledger.critic_page.tables import diagnosis_tables
 from vantage.schemas.loading.recipe_file import parse_recipe
@@ -67,6 +68,19 @@ def test_the_recipe_as_shown_loads_and_extracts(folder: Path) -> None:
 
 def test_the_readme_shows_the_same_rule() -> None:
     assert f"```python\n{block('python')}```" in README
+
+
+def test_the_tree_lists_every_folder_of_the_package_and_those_beside_it() -> None:
+    tree = README.partition("## The tree\n\n```\n")[2].partition("```")[0]
+    packages = {each.name for each in (README_FILE.parent / "vantage").iterdir() if each.is_symlink()}
+    assert {line.split("/")[0] for line in tree.splitlines()} == {
+        *packages, "vantage", "deploy", "tests", "benchmarks", "docs"
+    }  # fmt: skip
+
+
+def test_the_number_of_mutations_is_about_the_one_named() -> None:
+    named = int(re.findall(r"in more than (\d+) ways", README)[0])
+    assert named < len(load_mutations()) < named + 100
 
 
 def functions_to_an_optimiser_step() -> list[tuple[str, ast.AST]]:

@@ -24,8 +24,8 @@ class StageFailed(Exception):
 class Launcher(Protocol):
     """Starts the computation of one attempt, waits for it, and returns its result.
 
-    The only implementation is a child process of this machine (``vantage.attempts.launchers.local_process.LocalProcess``), which
-    starts others where the stage has several ranks.
+    Vantage has one, ``vantage.attempts.launchers.local_process.LocalProcess``: a child process of this machine. It starts the
+    ranks of a stage with torchrun, or with Ray if the stage has several nodes. Tests pass launchers of their own.
     """
 
     def launch(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.critic_boundary.setting import Responses, Setting
+from docs.critic_boundary.study.setting import Responses, Setting
 from vantage.algorithms.value_loss import value_loss
 from vantage.models.heads import ScalarModel, load_critic, values
 from vantage.models.sequences import Sequences

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from benchmarks.critic_boundary.arms import MEAN, OTHERS, WHITE_EARLY
-from benchmarks.critic_boundary.critics import FRESH, ORACLE, PRETRAINED, REWARD_MODEL
-from benchmarks.critic_boundary.tables import LEARNED, MEASURES, keys_of
+from docs.critic_boundary.study.arms import MEAN, OTHERS, WHITE_EARLY
+from docs.critic_boundary.study.critics import FRESH, ORACLE, PRETRAINED, REWARD_MODEL
+from docs.critic_boundary.study.tables import LEARNED, MEASURES, keys_of
 
 Row = dict[str, Any]
 MEASURE_NAMES = {

@@ -1,4 +1,4 @@
-"""The formulas of benchmarks/critic_boundary against hand-worked cases and plain autograd, and its page against its data."""
+"""The formulas of docs/critic_boundary/study against hand-worked cases and plain autograd, and its page against its data."""
 
 import json
 from pathlib import Path
@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.critic_boundary.gradients import (
+from docs.critic_boundary.study.gradients import (
     LAST_BLOCK,
     all_gradients,
     last_block_gradients,
     last_block_scores,
     squared_norms,
 )
-from benchmarks.critic_boundary.report import tables_of
-from benchmarks.critic_boundary.summary import summary
-from benchmarks.critic_boundary.variance import (
+from docs.critic_boundary.study.report import tables_of
+from docs.critic_boundary.study.summary import summary
+from docs.critic_boundary.study.variance import (
     covariance_trace,
     crossing,
     gradient_moments,

@@ -12,10 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from benchmarks.critic_boundary.arms import OTHERS, WHITE_EARLY
-from benchmarks.critic_boundary.critics import ORACLE, PRETRAINED, REWARD_MODEL
-from benchmarks.critic_boundary.summary import summary
-from benchmarks.critic_boundary.tables import (
+from docs.critic_boundary.study.arms import OTHERS, WHITE_EARLY
+from docs.critic_boundary.study.critics import ORACLE, PRETRAINED, REWARD_MODEL
+from docs.critic_boundary.study.summary import summary
+from docs.critic_boundary.study.tables import (
     MEASURES,
     agreement_table,
     arm_table,

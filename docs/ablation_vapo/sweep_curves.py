@@ -1,6 +1,6 @@
 """Curves of a stage, arm by arm, from the MLflow runs of a sweep: what an ablation's differences come from.
 
-    python benchmarks/sweep_curves.py --workspace DIR --sweep ablation_vapo-20cade --stage policy \
+    python -m docs.ablation_vapo.sweep_curves --workspace DIR --sweep ablation_vapo-20cade --stage policy \
         --metric explained_variance --metric clip_fraction
 
 Prints a Markdown table: for each metric the first value, the last, and the mean over the whole curve, each a mean over the

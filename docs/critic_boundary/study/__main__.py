@@ -1,6 +1,6 @@
 """Does a critic lower the variance of the policy's gradient where its explained variance is above 0? Measured, with plots.
 
-    python -m benchmarks.critic_boundary --workspace DIR --output docs/critic_boundary --seeds 1 2 3 4 5
+    python -m docs.critic_boundary.study --workspace DIR --output docs/critic_boundary --seeds 1 2 3 4 5
 
 For every seed it runs `recipes/study_critic_boundary.yaml` (a policy and a reward model of their own), trains critics of
 that policy, draws rollouts at its fixed weights and takes the policy's gradient of each with every baseline: the trace of
@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.critic_boundary.measure import measure
-from benchmarks.critic_boundary.report import write_report
-from benchmarks.critic_boundary.setting import prepare
+from docs.critic_boundary.study.measure import measure
+from docs.critic_boundary.study.report import write_report
+from docs.critic_boundary.study.setting import prepare
 
 DIGITS = 7
 """Significant digits of the numbers that are kept."""

@@ -30,7 +30,7 @@ from vantage.tasks.rollout.engine import RolloutEngine, load_engine
 from vantage.tasks.rollout.rollouts import Sampled, sample_responses
 from vantage.tasks.training.seeds import derive_seed, generator
 
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+RECIPES = Path(__file__).resolve().parents[3] / "recipes"
 RECIPE = RECIPES / "study_critic_boundary.yaml"
 RESEEDED = ("sft", "reward")
 VERIFIER, WRONG = "arithmetic_long", -1.0

@@ -1,6 +1,6 @@
 """The same ratios of the gradient of all parameters, in fewer rollouts and for fewer baselines.
 
-    python -m benchmarks.critic_boundary.all_parameters --workspace DIR --output docs/critic_boundary --seeds 1 2 3 4 5
+    python -m docs.critic_boundary.study.all_parameters --workspace DIR --output docs/critic_boundary --seeds 1 2 3 4 5
 
 Two backward passes for each basic baseline and rollout: of Σ c_t·log π_t, and of Σ ±c_t·log π_t with a random sign for each token,
 whose squared norm has the mean Σ c_t²·‖∇ log π_t‖². So the gradient-weighted measure needs no token's own gradient. The rollouts are
@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.critic_boundary.__main__ import rounded
-from benchmarks.critic_boundary.arms import MEAN
-from benchmarks.critic_boundary.critics import (
+from docs.critic_boundary.study.__main__ import rounded
+from docs.critic_boundary.study.arms import MEAN
+from docs.critic_boundary.study.critics import (
     NUM_ROLLOUTS,
     ORACLE,
     PRETRAINED,
@@ -30,10 +30,10 @@ from benchmarks.critic_boundary.critics import (
     pretrain,
     training_rollouts,
 )
-from benchmarks.critic_boundary.gradients import LAST_BLOCK, all_gradients
-from benchmarks.critic_boundary.measure import NUM_PROMPTS, SAMPLES
-from benchmarks.critic_boundary.setting import Setting, prepare
-from benchmarks.critic_boundary.variance import gradient_moments
+from docs.critic_boundary.study.gradients import LAST_BLOCK, all_gradients
+from docs.critic_boundary.study.measure import NUM_PROMPTS, SAMPLES
+from docs.critic_boundary.study.setting import Setting, prepare
+from docs.critic_boundary.study.variance import gradient_moments
 from vantage.algorithms.advantages import mean_return
 from vantage.tasks.training.seeds import generator
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.critic_boundary.critics import ORACLE, PRETRAINED
+from docs.critic_boundary.study.critics import ORACLE, PRETRAINED
 from vantage.algorithms.diagnostics import blended_weight, switched_weight
 
 ONE, MEAN, OTHERS = "one", "batch mean", "others' mean"

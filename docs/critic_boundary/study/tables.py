@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.critic_boundary.variance import (
+from docs.critic_boundary.study.variance import (
     GradientMoments,
     crossing,
     jackknife_error,

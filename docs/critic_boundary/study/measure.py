@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.critic_boundary.arms import (
+from docs.critic_boundary.study.arms import (
     EARLY_TOKENS,
     MEAN,
     NOISES,
@@ -19,7 +19,7 @@ from benchmarks.critic_boundary.arms import (
     ArmMaker,
     Tokens,
 )
-from benchmarks.critic_boundary.critics import (
+from docs.critic_boundary.study.critics import (
     FRESH,
     NUM_ROLLOUTS,
     ORACLE,
@@ -33,14 +33,14 @@ from benchmarks.critic_boundary.critics import (
     pretrain,
     training_rollouts,
 )
-from benchmarks.critic_boundary.gradients import (
+from docs.critic_boundary.study.gradients import (
     all_gradients,
     last_block_gradients,
     last_block_scores,
     squared_norms,
 )
-from benchmarks.critic_boundary.setting import Responses, Setting
-from benchmarks.critic_boundary.variance import gradient_moments, judge_baseline
+from docs.critic_boundary.study.setting import Responses, Setting
+from docs.critic_boundary.study.variance import gradient_moments, judge_baseline
 from vantage.algorithms.advantages import leave_one_out, mean_return, over_tokens
 from vantage.models.heads import ScalarModel
 from vantage.tasks.training.seeds import generator
