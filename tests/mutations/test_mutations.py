@@ -68,8 +68,8 @@ def test_the_script_tells_what_is_noticed_from_what_is_not(tmp_path: Path) -> No
     script.parent.mkdir(parents=True)
     shutil.copy(ROOT / "tests/mutations/mutations.py", script)
     (script.parent / "small.yaml").write_text(SMALL_LIST)
-    (tmp_path / "schemas").mkdir()
-    (tmp_path / "schemas/__init__.py").touch()
+    (tmp_path / "vantage").mkdir()
+    (tmp_path / "vantage/__init__.py").touch()
     code = "import math\n\ndoubled = 2\nunused = 1\n"
     (tmp_path / "small.py").write_text(code)
     test = "import small\n\ndef test_small():\n    assert small.doubled == 2\n"
