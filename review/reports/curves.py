@@ -5,7 +5,7 @@ from math import isfinite
 from statistics import fmean
 
 from vantage.review.reports.gathered import Curve, Point, StageCurves
-from vantage.runs.told import Row
+from vantage.runs.history import Row
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.records.metric import Metric
 from vantage.schemas.records.metrics import METRICS
