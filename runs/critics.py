@@ -163,7 +163,7 @@ def _drift(
 
 def _curves(run: RunView, step: str) -> dict[int, dict[str, float]]:
     """Return iteration → metric → value of a step, from the run's outbox; DamagedDiagnosis: that cannot be read."""
-    history = run.history()
+    history = run.history
     if isinstance(history, Broken):
         raise DamagedDiagnosis(f"{history}; look for the curves of {step} in MLflow")
     curves: dict[int, dict[str, float]] = {}

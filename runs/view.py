@@ -164,24 +164,18 @@ class RunView:
 
     # The outbox
 
-    def history(self) -> RunHistory | Missing | Broken:
-        """Return the curves, attempts and publications that the outbox has."""
-        return self._history
-
-    def replay(self) -> Replay | Missing | Broken:
-        """Return the outbox, operation by operation; its operations must be possible in their order."""
-        return self._replay
-
     @cached_property
-    def _history(self) -> RunHistory | Missing | Broken:
-        replay = self._replay
+    def history(self) -> RunHistory | Missing | Broken:
+        """The curves, attempts and publications that the outbox has."""
+        replay = self.replay
         if isinstance(replay, Broken):
             said = f"{OUTBOX} of run {self.run_id} cannot be read ({replay.cause})"
             return Broken(said, cause=replay.cause)
         return replay if isinstance(replay, Missing) else history_of(each.operation for each in replay.told)
 
     @cached_property
-    def _replay(self) -> Replay | Missing | Broken:
+    def replay(self) -> Replay | Missing | Broken:
+        """The outbox, operation by operation; Broken too if they cannot have happened in their order."""
         try:
             data = self._workspace.records.read_outbox(self.run_id)
         except RunError as error:

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from vantage.runs.evidence import contradictions
+from vantage.runs.contradictions import contradictions
 from vantage.runs.named_models import DamagedModel
 from vantage.runs.record import RunRecord
 from vantage.runs.workspace import Workspace

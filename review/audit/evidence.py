@@ -165,7 +165,7 @@ class Evidence:
     def replay(self, run_id: str) -> Replay | Missing | Broken:
         """The run's outbox, read again."""
         run = self._run(run_id)
-        return run if isinstance(run, Missing) else run.replay()
+        return run if isinstance(run, Missing) else run.replay
 
     def _run(self, run_id: str) -> RunView | Missing:
         if run_id not in self.run_ids:

@@ -105,7 +105,7 @@ class _Gathering:
     def history(self, run: RunView) -> RunHistory:
         """Return a run's curves and attempts; none, and a line on the page, if its outbox cannot be read."""
         if run.run_id not in self._histories:
-            match run.history():
+            match run.history:
                 case RunHistory() as history:
                     self._histories[run.run_id] = history
                 case Missing():

@@ -65,7 +65,7 @@ def test_it_is_that_of_the_command_and_waits_for_mlflow(tmp_path: Path, recipe_f
         run_id = orchestrator.run.record.run_id
     assert file == workspace.folder(run_id) / REPORT
     assert file.read_text() == page_of(workspace, read_run(workspace, run_id))
-    history = RunView(workspace, run_id).history()
+    history = RunView(workspace, run_id).history
     assert isinstance(history, RunHistory) and history.openings == 1
     lines = (workspace.records.read_outbox(run_id) or b"").splitlines()
     assert b'"log_report"' in lines[-1] and str(file).encode() in lines[-1]
