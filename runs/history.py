@@ -57,8 +57,9 @@ class RunHistory:
                 curves = self.curves.setdefault(operation.stage, {})
                 for name, value, time, step in operation.rows:
                     curves.setdefault(name, []).append((step, time, value))
+                times = [time for _, _, time, _ in operation.rows]
                 for attempt in self.attempts.get(operation.stage, [])[-1:]:
-                    attempt.last_measured = max(time for _, _, time, _ in operation.rows)
+                    attempt.last_measured = max(times, default=attempt.last_measured)
             case FinishStage():
                 for attempt in self.attempts.get(operation.stage, [])[-1:]:
                     attempt.ended, attempt.energy = operation.time, operation.energy
