@@ -66,14 +66,16 @@ def export(
                 stored = [] if storage is None else read_signatures(storage, model.origin.stage_key)
                 signatures = [each for each in stored if is_about(each.statement, model.origin.digest)]
                 entry = _entry_of(place, model.origin)
-                told = export_model(model, opened, target, merged=merged, signatures=signatures, entry=entry)
+                written = export_model(
+                    model, opened, target, merged=merged, signatures=signatures, entry=entry
+                )
         if as_json:
-            print_json(told | {"folder": str(target)})
+            print_json(written | {"folder": str(target)})
             return
         print(f"{model.label} → {target}")
         compared = "compared with the store" if merged is None else "of adapters merged into their model"
-        print(f"digest {told['digest'][:12]}, {len(told['files'])} files {compared}")
-        for folders in told.get("signatures", {}).values():
+        print(f"digest {written['digest'][:12]}, {len(written['files'])} files {compared}")
+        for folders in written.get("signatures", {}).values():
             _print_check(target, folders[0])
         if opened is not None:
             _print_use(target, uses_chat=opened.uses_chat)
