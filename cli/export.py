@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from vantage.ledger.entries import RunEntry
     from vantage.runs.named_models import Origin
     from vantage.runs.workspace import Workspace
-    from vantage.storage.storage import Storage
 
 
 def export(
@@ -66,29 +65,28 @@ def export(
                 storage = place.existing_storage
                 stored = [] if storage is None else read_signatures(storage, model.origin.stage_key)
                 signatures = [each for each in stored if is_about(each.statement, model.origin.digest)]
-                entry = None if storage is None else _entry_of(place, model.origin, storage)
-                told = export_model(model, opened, target, merged=merged, signatures=signatures, entry=entry)
+                entry = _entry_of(place, model.origin)
+                written = export_model(
+                    model, opened, target, merged=merged, signatures=signatures, entry=entry
+                )
         if as_json:
-            print_json(told | {"folder": str(target)})
+            print_json(written | {"folder": str(target)})
             return
         print(f"{model.label} → {target}")
         compared = "compared with the store" if merged is None else "of adapters merged into their model"
-        print(f"digest {told['digest'][:12]}, {len(told['files'])} files {compared}")
-        for folders in told.get("signatures", {}).values():
+        print(f"digest {written['digest'][:12]}, {len(written['files'])} files {compared}")
+        for folders in written.get("signatures", {}).values():
             _print_check(target, folders[0])
         if opened is not None:
             _print_use(target, uses_chat=opened.uses_chat)
 
 
-def _entry_of(place: "Workspace", origin: "Origin", storage: "Storage") -> "RunEntry | None":
-    """The run that made the model, if it is in this workspace and has made it."""
-    from vantage.runs.recorded_entry import recorded_entry
-    from vantage.runs.run import read_run
-    from vantage.runs.workspace import RunError
+def _entry_of(place: "Workspace", origin: "Origin") -> "RunEntry | None":
+    """Return the run that made the model, if it is in this workspace and has made it."""
+    from vantage.runs.view import Broken, Missing, RunView
 
-    try:
-        entry = recorded_entry(read_run(place, origin.run_id), storage)
-    except RunError:
+    entry = RunView(place, origin.run_id).entry()
+    if isinstance(entry, Missing | Broken):
         return None
     stage = entry.stages.get(origin.stage)
     known = stage is not None and stage.artifact is not None and stage.artifact.stage_key == origin.stage_key

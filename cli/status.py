@@ -31,14 +31,14 @@ def status(
         from vantage.runs.console import open_console, show_run, show_runs
         from vantage.runs.run import damaged_runs, read_run, read_runs
         from vantage.runs.run_ids import find_run
-        from vantage.runs.status import view_run
+        from vantage.runs.status import run_state
 
         place = workspace_at(workspace)
         run_id = None if run_id is None else find_run(place, run_id)
         damaged = damaged_runs(place)
         warn(damaged, skip=run_id)
         records = [read_run(place, run_id)] if run_id else read_runs(place)
-        views = [view_run(place, record, verify=verify) for record in records]
+        views = [run_state(place, record, verify=verify) for record in records]
         if as_json:
             runs = {"runs": [view.as_json() for view in views], "damaged": damaged}
             print_json(views[0].as_json() if run_id else runs)

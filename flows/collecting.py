@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from vantage.ledger.outbox import Outbox
+from vantage.runs.needed_artifacts import needed_artifacts
 from vantage.runs.origin import user
-from vantage.runs.reached import reached
 from vantage.runs.record import REMOVED, RunRecord
 from vantage.runs.run import damaged_runs, inactive_runs, is_active, read_runs
 from vantage.runs.workspace import RunError, Workspace
@@ -158,7 +158,7 @@ class _Collector:
         removals += (Removal("ref", key) for key in sorted(gone))
         busy += (f"refs/{key}" for key in sorted(unneeded - gone))
         left = {key: ref for key, ref in self._garbage.refs().items() if key not in gone}
-        needed = reached(self._runs(), left).digests | _digests(left)
+        needed = needed_artifacts(self._runs(), left).digests | _digests(left)
         for digest in sorted(set(sizes) - needed):
             if self._dry_run or self._garbage.remove_object(
                 digest, needed=lambda: needed | _digests(self._garbage.refs())
@@ -186,13 +186,13 @@ class _Collector:
         return self._keys_of_active_runs if leftover.is_committed else self._needed_keys
 
     def _needed_keys(self) -> frozenset[str]:
-        return reached(self._runs(), self._garbage.refs()).stage_keys
+        return needed_artifacts(self._runs(), self._garbage.refs()).stage_keys
 
     def _keys_of_active_runs(self) -> frozenset[str]:
         """Stage keys of the runs that are being executed: those may still read a journal on this machine."""
         kept = (run for run in self._runs() if run.status != REMOVED)
         active = [run for run in kept if is_active(self._workspace, run.run_id)]
-        return reached(active, {}).stage_keys
+        return needed_artifacts(active, {}).stage_keys
 
     def _runs(self) -> list[RunRecord]:
         records = _read_all(self._workspace)

@@ -122,7 +122,7 @@ class Recording:
         try:
             key = key_of(self.recipe)
             assert key is not None, "the recipe names one"
-            sign_step(self.run.record, step, self.store, key)
+            sign_step(self.run.workspace, self.run.record, step, key)
         except Exception as error:  # a lost key, a full disk: the stage is worth more than its signature
             reason = safe_text(str(error) or type(error).__name__)
             self.run.set_unsigned(step, reason)

@@ -36,7 +36,7 @@ def _entry(answer: str | None) -> dict[str, Any]:
         entry["metadata"]["source_dataset"]
     except (ValueError, TypeError, KeyError):
         raise ValueError(
-            "the answer is no entry of Reasoning Gym as JSON; write the file with python -m vantage.recipes.reasoning_gym_tasks, "
+            "the answer is no entry of Reasoning Gym as JSON; write the file with python -m recipes.reasoning_gym_tasks, "
             "and map it with columns: {prompt: question, answer: entry}"
         ) from None
     return dict(entry)

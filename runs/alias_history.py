@@ -47,14 +47,14 @@ def pointed_to(history: list[Pointed]) -> list[Pointed]:
 
 def _movement(run_id: str, line: bytes, name: str, alias: str) -> list[Pointed]:
     try:
-        told = json.loads(line)
+        value = json.loads(line)
         if (
-            told.get("operation") not in _KINDS
-            or told.get("registered_model") != name
-            or told["alias"] != alias
+            value.get("operation") not in _KINDS
+            or value.get("registered_model") != name
+            or value["alias"] != alias
         ):
             return []
-        operation = from_json(told)
+        operation = from_json(value)
     except (ValueError, KeyError, AttributeError):  # half-written, or of another version
         return []
     match operation:

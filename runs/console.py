@@ -37,7 +37,7 @@ from vantage.runs.findings import Finding
 from vantage.runs.planning import PlannedStep
 from vantage.runs.record import SUCCEEDED, RunRecord, StageRecord
 from vantage.runs.resolving import ChosenRates
-from vantage.runs.status import RunView
+from vantage.runs.status import RunState
 from vantage.runs.summary import comparison
 from vantage.schemas.records.verdicts import Verdict
 from vantage.schemas.safe_text import safe_text
@@ -313,7 +313,7 @@ def show_result(
         console.print(Text(line), soft_wrap=True)
 
 
-def show_runs(console: Console, views: Sequence[RunView], workspace: str) -> None:
+def show_runs(console: Console, views: Sequence[RunState], workspace: str) -> None:
     """Print all runs of a workspace, the newest first."""
     if not views:
         console.print(f"no runs in {workspace}", soft_wrap=True)
@@ -335,7 +335,7 @@ def show_runs(console: Console, views: Sequence[RunView], workspace: str) -> Non
         _show_contradictions(console, view)
 
 
-def show_run(console: Console, view: RunView) -> None:
+def show_run(console: Console, view: RunState) -> None:
     """Print one run: its stages, with the progress of running ones."""
     console.print(Text.assemble((view.record.run_id, "bold"), "  ", _status(view.status)))
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
@@ -384,7 +384,7 @@ def _show_approvals(console: Console, record: RunRecord) -> None:
         console.print(Text(f"  {subject} waits for a person", style="yellow"), soft_wrap=True)
 
 
-def _show_contradictions(console: Console, view: RunView) -> None:
+def _show_contradictions(console: Console, view: RunState) -> None:
     for each in view.contradictions:
         console.print(Text(f"{view.record.run_id}: not borne out: {each}", style="red"), soft_wrap=True)
 

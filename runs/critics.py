@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from vantage.runs.record import REMOVED, RunRecord, StageRecord
 from vantage.runs.run import is_active
-from vantage.runs.told import DamagedOutbox, maker_of, told_by
+from vantage.runs.view import Broken, Maker, Missing, RunView
 from vantage.runs.watching import journal_entries
 from vantage.runs.workspace import RunError, Workspace
 from vantage.schemas.recipe.stage import Stage
@@ -140,9 +140,10 @@ def _drift(
     if done.stage_key is None:
         return f"{step} is {done.status.replace('_', ' ')} and has no iteration yet"
     is_running = done.status == "running"
-    curves = _curves(workspace, record.run_id, step)
-    if not curves and not is_running and (maker := maker_of(workspace, record, done.stage_key)):
-        curves = _curves(workspace, *maker)
+    run = RunView.of(workspace, record)
+    curves = _curves(run, step)
+    if not curves and not is_running and isinstance(maker := run.maker(step), Maker):
+        curves = _curves(maker.run, maker.step)
     if done.digest is None:  # what is not in the ledger yet
         for entry in journal_entries(workspace.storage.reports(done.stage_key, REPORTS)):
             curves.setdefault(entry.step, {}).update(entry.metrics)
@@ -160,14 +161,14 @@ def _drift(
     )
 
 
-def _curves(workspace: Workspace, run_id: str, step: str) -> dict[int, dict[str, float]]:
-    """Iteration → metric → value, as the run told its ledger of the step; DamagedDiagnosis: that cannot be read."""
-    try:
-        told = told_by(workspace, run_id).curves.get(step, {})
-    except DamagedOutbox as error:
-        raise DamagedDiagnosis(f"{error}; look for the curves of {step} in MLflow") from error
+def _curves(run: RunView, step: str) -> dict[int, dict[str, float]]:
+    """Return iteration → metric → value of a step, from the run's outbox; DamagedDiagnosis: that cannot be read."""
+    history = run.history
+    if isinstance(history, Broken):
+        raise DamagedDiagnosis(f"{history}; look for the curves of {step} in MLflow")
     curves: dict[int, dict[str, float]] = {}
-    for name, rows in told.items():
+    measured = {} if isinstance(history, Missing) else history.curves.get(step, {})
+    for name, rows in measured.items():
         for iteration, _, value in rows:
             curves.setdefault(iteration, {})[name] = value
     return curves

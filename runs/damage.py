@@ -6,8 +6,9 @@ from urllib.parse import unquote, urlsplit
 from vantage.ledger import tracking
 from vantage.ledger.published_copies import problems_in
 from vantage.runs.record import REMOVED, PublishedCopy, RunRecord, StageRecord
+from vantage.runs.view import Broken, Missing, NotMade, Replaced, RunView
 from vantage.runs.workspace import Workspace
-from vantage.storage.refs import DamagedRef
+from vantage.storage.refs import Ref
 from vantage.storage.storage import Storage
 
 
@@ -25,24 +26,23 @@ def damage_of(workspace: Workspace, record: RunRecord, *, verify: bool) -> dict[
     if store is None:
         return {}
     stages = {} if record.status == REMOVED else record.stages
-    found = {step: _of_stage(store, stage, verify=verify) for step, stage in stages.items()}
+    run = RunView.of(workspace, record)
+    found = {step: _of_stage(store, run, step, stage, verify=verify) for step, stage in stages.items()}
     found |= {name: _of_copy(workspace, copy, verify=verify) for name, copy in record.copies.items()}
     return {what: tuple(problems) for what, problems in found.items() if problems}
 
 
-def _of_stage(store: Storage, stage: StageRecord, *, verify: bool) -> list[str]:
-    if stage.digest is None or stage.stage_key is None:
-        return []
-    try:
-        ref = store.find(stage.stage_key)
-    except DamagedRef as error:
-        return [str(error)]
-    if ref is None:
-        return [f"the store has no artifact for its key {stage.stage_key[:12]} any longer"]
-    if ref.artifact.digest != stage.digest:
-        return []  # computed again since, with other bits: this run's own are not kept
-    problems = store.verify(ref.artifact) if verify else store.check_sizes(ref.artifact)
-    return [f"{ref.artifact.uri}: {problem}" for problem in problems]
+def _of_stage(store: Storage, run: RunView, step: str, stage: StageRecord, *, verify: bool) -> list[str]:
+    match run.ref(step):
+        case NotMade() | Replaced():
+            return []  # what was computed again since, with other bits, is not kept
+        case Missing():
+            return [f"the store has no artifact for its key {str(stage.stage_key)[:12]} any longer"]
+        case Broken(cause=cause):
+            return [cause]
+        case Ref(artifact=artifact):
+            problems = store.verify(artifact) if verify else store.check_sizes(artifact)
+            return [f"{artifact.uri}: {problem}" for problem in problems]
 
 
 def _of_copy(workspace: Workspace, copy: PublishedCopy, *, verify: bool) -> list[str]:

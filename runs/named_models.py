@@ -19,6 +19,7 @@ from vantage.ledger import tracking
 from vantage.runs.record import REMOVED, RunRecord
 from vantage.runs.run import read_run, read_runs
 from vantage.runs.run_ids import find_run
+from vantage.runs.view import Broken, Missing, RunView
 from vantage.runs.workspace import RunError, Workspace
 from vantage.schemas.kind import ArtifactKind
 from vantage.schemas.kinds import KINDS
@@ -27,7 +28,6 @@ from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.sources import LocalPath, Registered, model_source
 from vantage.schemas.records.artifacts import Artifact, StoredModel
 from vantage.schemas.steps import OTHER_MODEL_PREFIX, dependencies
-from vantage.storage.refs import DamagedRef
 
 PROVENANCE_FILE = "vantage.json"
 """In an exported folder: where it came from, and how it is sampled from."""
@@ -176,24 +176,15 @@ def _base(workspace: Workspace, record: RunRecord, step: str, digest: str) -> Ar
 
 
 def _artifact(workspace: Workspace, record: RunRecord, step: str) -> Artifact:
-    stage, storage = record.stages[step], workspace.existing_storage
-    again = "run the same recipe again, which makes it anew"
-    assert stage.stage_key is not None, "it has an artifact"
-    try:
-        ref = None if storage is None else storage.find(stage.stage_key)
-    except DamagedRef as error:
-        raise DamagedModel(f"{step} of run {record.run_id} is damaged ({error}); {again}") from error
-    if storage is None or ref is None or not storage.has_object(ref.artifact.digest):
-        raise DamagedModel(f"the store has no artifact of {step} of run {record.run_id} any longer; {again}")
-    if ref.artifact.digest != stage.digest:
-        raise DamagedModel(
-            f"{step} of run {record.run_id} was computed again since, with other bits (its artifact was "
-            f"{str(stage.digest)[:12]}, and is {ref.artifact.digest[:12]} now): name the run that did, {ref.run_id}"
-        )
-    problems = storage.check_sizes(ref.artifact)
+    artifact = RunView.of(workspace, record).artifact(step)
+    if isinstance(artifact, Missing | Broken):
+        raise DamagedModel(artifact)
+    problems = workspace.storage.check_sizes(artifact)
     if problems:
-        raise DamagedModel(f"{step} of run {record.run_id} is damaged: {'; '.join(problems)}; {again}")
-    return ref.artifact
+        raise DamagedModel(
+            f"{step} of run {record.run_id} is damaged: {'; '.join(problems)}; run the same recipe again, which makes it anew"
+        )
+    return artifact
 
 
 def other_model_steps(recipe: ResolvedRecipe) -> list[str]:

@@ -74,7 +74,7 @@ class RunRecords(Protocol):
         """What the step printed where the run's own process computed it; None: nothing."""
 
     def read_outbox(self, run_id: str) -> bytes | None:
-        """The run's ledger as it was told, one operation a line; None: there is none any longer."""
+        """Return the run's outbox, one operation a line; None if there is none any longer."""
 
     def read_ledger_file(self, run_id: str, name: str) -> bytes | None:
         """Another file beside the outbox: ``sent.json``, ``refused.jsonl``; None: there is none."""

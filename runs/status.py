@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vantage.attempts.jobs import gates_of
+from vantage.runs.contradictions import contradictions
 from vantage.runs.damage import damage_of
-from vantage.runs.evidence import contradictions
 from vantage.runs.record import RunRecord
 from vantage.runs.run import is_active, read_run
 from vantage.runs.workspace import Workspace
@@ -14,7 +14,7 @@ from vantage.tasks.training.scratch import PROGRESS
 
 
 @dataclass(frozen=True)
-class RunView:
+class RunState:
     """The current state of a run."""
 
     record: RunRecord
@@ -66,7 +66,7 @@ class RunView:
         }
 
 
-def view_run(workspace: Workspace, record: RunRecord, *, verify: bool = False) -> RunView:
+def run_state(workspace: Workspace, record: RunRecord, *, verify: bool = False) -> RunState:
     """The current state of a run: its record, the progress of running stages, and damage.
 
     ``verify`` reads every byte of its artifacts (``vantage.runs.damage``).
@@ -81,7 +81,7 @@ def view_run(workspace: Workspace, record: RunRecord, *, verify: bool = False) -
     if interrupted:  # or it has ended since its record was read
         record = read_run(workspace, record.run_id)
         interrupted = record.status == "running"
-    return RunView(
+    return RunState(
         record,
         interrupted,
         progress,

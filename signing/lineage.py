@@ -3,10 +3,10 @@
 from collections.abc import Collection
 
 from vantage.runs.record import RunRecord
-from vantage.runs.workspace import RunError
+from vantage.runs.view import Broken, Missing, NotMade, Replaced, RunView
+from vantage.runs.workspace import RunError, Workspace
 from vantage.schemas.steps import dependencies, ordered_steps
-from vantage.storage.refs import DamagedRef, Ref
-from vantage.storage.storage import Storage
+from vantage.storage.refs import Ref
 
 
 class NotStored(RunError):
@@ -33,36 +33,44 @@ def made_steps(record: RunRecord) -> list[str]:
     ]
 
 
-def refs_of(storage: Storage | None, record: RunRecord, steps: Collection[str]) -> dict[str, Ref]:
-    """Step → ref of the artifact that the run's record names.
+def refs_of(workspace: Workspace, record: RunRecord, steps: Collection[str]) -> dict[str, Ref]:
+    """Return step → ref of the artifact that the run's record names.
 
     Raises:
         NotStored: there is none, or it is another one, or it was made from another input than the record says.
     """
-    return {step: _ref(storage, record, step) for step in steps}
+    run = RunView.of(workspace, record)
+    return {step: _ref(run, record, step) for step in steps}
 
 
-def _ref(storage: Storage | None, record: RunRecord, step: str) -> Ref:
-    stage, what = record.stages.get(step), f"{step} of run {record.run_id}"
-    if stage is None or stage.stage_key is None or stage.digest is None:
-        raise NotStored(f"{what} has no artifact yet; `vantage status {record.run_id}` shows how far it is")
-    try:
-        ref = None if storage is None else storage.find(stage.stage_key)
-    except (DamagedRef, ValueError) as error:  # ValueError: what the record has is no key
-        raise NotStored(f"{what} is damaged ({error}); run the recipe again") from error
-    if ref is None:
-        raise NotStored(
-            f"the store has no artifact of {what} any longer; run the recipe again, which makes it anew"
-        )
-    if ref.artifact.digest != stage.digest:
-        raise NotStored(
-            f"{what} is {stage.digest[:12]} in the run's record and {ref.artifact.digest[:12]} in the store; it was made "
-            f"again by run {ref.run_id}, or one of the two was edited: `vantage audit {record.run_id}`"
-        )
+def _ref(run: RunView, record: RunRecord, step: str) -> Ref:
+    what = f"{step} of run {record.run_id}"
+    match run.ref(step):
+        case NotMade() as why:
+            raise NotStored(why)
+        case Replaced(ref=other):
+            raise NotStored(
+                f"{what} is {str(record.stages[step].digest)[:12]} in the run's record and {other.artifact.digest[:12]} in "
+                f"the store; it was made again by run {other.run_id}, or one of the two was edited: `vantage audit "
+                f"{record.run_id}`"
+            )
+        case Missing():
+            raise NotStored(
+                f"the store has no artifact of {what} any longer; run the recipe again, which makes it anew"
+            )
+        case Broken(cause=cause):
+            raise NotStored(f"{what} is damaged ({cause}); run the recipe again")
+        case Ref() as ref:
+            _check_parents(ref, record, step)
+            return ref
+
+
+def _check_parents(ref: Ref, record: RunRecord, step: str) -> None:
+    """Raise NotStored if the artifact was made from another input than the record says."""
     for role, read in dependencies(record.recipe)[step].items():
         digest = record.stages[read].digest if read in record.stages else None
         if ref.artifact.parents.get(role, digest) != digest:
             raise NotStored(
-                f"{what} was made from another {role} than {read} of this run; `vantage audit {record.run_id}` shows which"
+                f"{step} of run {record.run_id} was made from another {role} than {read} of this run; `vantage audit "
+                f"{record.run_id}` shows which"
             )
-    return ref

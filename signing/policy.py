@@ -143,7 +143,7 @@ def _why_not(
         return None
     judged_steps = [step] if after is None else [step, after]
     made_from = lineage(record, step)
-    for name, ref in refs_of(workspace.existing_storage, record, lineage(record, *judged_steps)).items():
+    for name, ref in refs_of(workspace, record, lineage(record, *judged_steps)).items():
         judged = judged_by(record, name)
         checks = signature_checks(
             workspace.storage, ref, required=required, judged=judged, with_verdicts=True

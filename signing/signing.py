@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from vantage.runs.evidence import contradictions
+from vantage.runs.contradictions import contradictions
 from vantage.runs.named_models import DamagedModel
 from vantage.runs.record import RunRecord
 from vantage.runs.workspace import Workspace
@@ -29,7 +29,7 @@ class Signed:
     """False: the same statement had been signed with this key before."""
 
 
-def sign_step(record: RunRecord, step: str, storage: Storage, key: SigningKey) -> Signed:
+def sign_step(workspace: Workspace, record: RunRecord, step: str, key: SigningKey) -> Signed:
     """Sign the artifact of one step; its files were hashed when it was made or looked up.
 
     Raises:
@@ -37,8 +37,8 @@ def sign_step(record: RunRecord, step: str, storage: Storage, key: SigningKey) -
         DamagedModel: its manifest is not the one of its digest.
         OSError, ValueError: the key, the disk or the bucket.
     """
-    ref = refs_of(storage, record, [step])[step]
-    return _sign(record, step, ref, storage, key)
+    ref = refs_of(workspace, record, [step])[step]
+    return _sign(record, step, ref, workspace.storage, key)
 
 
 def sign_all(
@@ -51,7 +51,7 @@ def sign_all(
         DamagedModel: files differ from a manifest, or the record from what was measured. Then nothing is signed.
     """
     storage = workspace.storage
-    refs = refs_of(storage, record, steps)
+    refs = refs_of(workspace, record, steps)
     differing = contradictions(workspace, record)
     if differing:
         raise DamagedModel(

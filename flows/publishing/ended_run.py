@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from vantage.ledger.run_ledger import Ledger
 from vantage.runs.run import Run, hold_run
+from vantage.runs.view import RunView
 from vantage.runs.watching import Watcher
 from vantage.runs.workspace import Workspace
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.steps import dependencies
-from vantage.storage.refs import DamagedRef
 from vantage.storage.storage import Storage
 
 
@@ -41,20 +41,8 @@ def ended_run(workspace: Workspace, run_id: str, watcher: Watcher) -> Iterator[E
                 run=run,
                 recipe=record.recipe,
                 inputs=dependencies(record.recipe),
-                artifacts=_artifacts(run, workspace.storage),
+                artifacts=RunView.of(workspace, record).artifacts(),
                 store=workspace.storage,
                 ledger=ledger,
                 watcher=watcher,
             )
-
-
-def _artifacts(run: Run, store: Storage) -> dict[str, Artifact]:
-    found = {}
-    for step, stage in run.record.stages.items():
-        try:
-            ref = None if stage.stage_key is None else store.find(stage.stage_key)
-        except (DamagedRef, ValueError):  # ValueError: what the record has is no key
-            continue
-        if ref is not None and ref.artifact.digest == stage.digest:
-            found[step] = ref.artifact
-    return found

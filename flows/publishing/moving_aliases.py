@@ -16,7 +16,7 @@ from vantage.flows.publishing.publishing import (
 )
 from vantage.ledger import tracking
 from vantage.runs.alias_history import Pointed, movements, pointed_to
-from vantage.runs.evidence import contradictions
+from vantage.runs.contradictions import contradictions
 from vantage.runs.origin import user
 from vantage.runs.record import REMOVED, RunRecord
 from vantage.runs.run import read_run

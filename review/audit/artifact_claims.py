@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vantage.attempts.jobs import BASE_SUFFIX
-from vantage.review.audit.evidence import Broken, Evidence, Missing, check_of
+from vantage.review.audit.evidence import Evidence, check_of
+from vantage.runs.view import Broken, Missing
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.records.artifacts import StoredModel
 from vantage.schemas.records.audit import Check

@@ -6,11 +6,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from vantage.ledger import tracking
-from vantage.ledger.replay import DamagedOutbox, Replay, read_replay
-from vantage.runs.answers import with_answers
+from vantage.ledger.replay import Replay
 from vantage.runs.record import RunRecord
 from vantage.runs.run import run_ids
-from vantage.runs.workspace import RunError, Workspace
+from vantage.runs.view import Broken, Missing, RunView
+from vantage.runs.workspace import Workspace
 from vantage.schemas.records.audit import Check
 from vantage.storage.environments import read_environment
 from vantage.storage.hashed_files import HashClock
@@ -24,14 +24,6 @@ if TYPE_CHECKING:
     from vantage.signing.keys import PublicKey
 
 _Found = TypeVar("_Found")
-
-
-class Missing(str):
-    """Why something is not there: it could not be checked."""
-
-
-class Broken(str):
-    """Why something that is there cannot be what was written: it is wrong."""
 
 
 def check_of(subject: str, problem: Missing | Broken) -> Check:
@@ -63,8 +55,7 @@ class Evidence:
         self._report_hashing = hashed
         self._refs: dict[str, Ref | Broken | None] = {}
         self._sealed: dict[str, Sealed | Missing | Broken] = {}
-        self._records: dict[str, RunRecord | Missing | Broken] = {}
-        self._replays: dict[str, Replay | Missing | Broken] = {}
+        self._runs: dict[str, RunView] = {}
         self._hashed: dict[str, Hashed] = {}
         self._mlflow_runs: dict[str, dict[str | None, list[MlflowRun]] | Missing] = {}
         self._kept: dict[object, Any] = {}
@@ -168,44 +159,20 @@ class Evidence:
 
     def record(self, run_id: str) -> RunRecord | Missing | Broken:
         """``run.json`` of a run."""
-        if run_id not in self._records:
-            self._records[run_id] = self._read_record(run_id)
-        return self._records[run_id]
+        run = self._run(run_id)
+        return run if isinstance(run, Missing) else run.record
 
     def replay(self, run_id: str) -> Replay | Missing | Broken:
         """The run's outbox, read again."""
-        if run_id not in self._replays:
-            self._replays[run_id] = self._read_replay(run_id)
-        return self._replays[run_id]
+        run = self._run(run_id)
+        return run if isinstance(run, Missing) else run.replay
 
-    def _read_record(self, run_id: str) -> RunRecord | Missing | Broken:
+    def _run(self, run_id: str) -> RunView | Missing:
         if run_id not in self.run_ids:
             return Missing(f"{self.workspace.address} has no run {run_id}")
-        try:
-            return with_answers(self.workspace, self.workspace.records.read(run_id))
-        except (RunError, OSError) as error:
-            return Broken(error)
-
-    def _read_replay(self, run_id: str) -> Replay | Missing | Broken:
-        if run_id not in self.run_ids:
-            return Missing(f"{self.workspace.address} has no run {run_id}")
-        try:
-            data = self.workspace.records.read_outbox(run_id)
-        except OSError as error:
-            return Broken(f"run {run_id}: its outbox cannot be read ({error.strerror or error})")
-        if data is None:
-            record = self.record(run_id)
-            removed = isinstance(record, RunRecord) and record.status == "removed"
-            why = (
-                "its outbox went with it, when `vantage gc` removed the run"
-                if removed
-                else "it has no outbox"
-            )
-            return Missing(f"run {run_id}: {why}")
-        try:
-            return read_replay(data, run_id=run_id)
-        except DamagedOutbox as error:
-            return Broken(f"run {run_id}: {error}")
+        if run_id not in self._runs:
+            self._runs[run_id] = RunView(self.workspace, run_id)
+        return self._runs[run_id]
 
     # MLflow
 

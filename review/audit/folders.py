@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vantage.ledger.published_copies import EXAMPLES, TOKENIZER, WEIGHTS, belongs_to_tokenizer
-from vantage.review.audit.evidence import Evidence, Missing
+from vantage.review.audit.evidence import Evidence
 from vantage.review.audit.exported_signatures import exported_signature_checks, signature_files
 from vantage.review.audit.mlflow_copies import problems_of_folder
 from vantage.review.audit.mlflow_descriptions import (
@@ -22,6 +22,7 @@ from vantage.review.audit.walk import Walk
 from vantage.review.exports.exporting import GENERATION
 from vantage.runs.named_models import PROVENANCE_FILE
 from vantage.runs.record import RunRecord
+from vantage.runs.view import Missing
 from vantage.runs.workspace import RunError
 from vantage.schemas.records.audit import Check
 from vantage.storage.hashed_files import FileToHash, chunks_of, hash_all

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from vantage.attempts.jobs import gates_of
 from vantage.ledger.operations import Input
 from vantage.ledger.remarks import compared_with_itself
-from vantage.review.audit.evidence import Broken, Evidence, Missing, check_of
+from vantage.review.audit.evidence import Evidence, check_of
+from vantage.runs.view import Broken, Missing
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.records.artifacts import is_same
 from vantage.schemas.records.audit import Check, Outcome

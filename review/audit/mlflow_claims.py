@@ -5,9 +5,10 @@ from collections.abc import Iterator, Mapping, Set
 from typing import TYPE_CHECKING
 
 from vantage.ledger import tracking
-from vantage.review.audit.evidence import Broken, Evidence, Missing, check_of
+from vantage.review.audit.evidence import Evidence, check_of
 from vantage.review.audit.sent import SentTo, sent_to
 from vantage.runs.record import RunRecord
+from vantage.runs.view import Broken, Missing
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.audit import Check
 

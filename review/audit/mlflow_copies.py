@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vantage.ledger.published_copies import EXAMPLES, TOKENIZER, WEIGHTS, problems_in
-from vantage.review.audit.evidence import Evidence, Missing
+from vantage.review.audit.evidence import Evidence
 from vantage.review.audit.mlflow_descriptions import (
     DESCRIPTION,
     description_problems,
     example_problems,
     kinds_of,
 )
+from vantage.runs.view import Missing
 from vantage.storage.hashed_files import FileToHash, chunks_of
 from vantage.storage.read_only import Hashed, Listed, hash_listed, list_folder
 from vantage.storage.sealed_folders import MANIFEST

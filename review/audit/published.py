@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from vantage.ledger.replay import Replay
-from vantage.review.audit.evidence import Evidence, Missing
+from vantage.review.audit.evidence import Evidence
 from vantage.review.audit.publications import is_published
+from vantage.runs.view import Missing
 from vantage.schemas.records.audit import Check
 
 

@@ -5,10 +5,11 @@ from collections.abc import Iterator, Mapping
 from vantage.attempts.jobs import BASE_SUFFIX, key_parts_of, work_of
 from vantage.ledger.operations import Input
 from vantage.ledger.replay import Replay
-from vantage.review.audit.evidence import Broken, Evidence, Missing, check_of
+from vantage.review.audit.evidence import Evidence, check_of
 from vantage.review.audit.judging import gate_checks, judge_again
 from vantage.runs.gates import standing
 from vantage.runs.record import REMOVED, SUCCEEDED, RunRecord, StageRecord
+from vantage.runs.view import Broken, Missing
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.records.artifacts import Artifact

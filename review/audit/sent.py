@@ -8,7 +8,8 @@ from typing import Any
 
 from vantage.ledger.operations import to_json
 from vantage.ledger.replay import Replay, Told
-from vantage.review.audit.evidence import Evidence, Missing
+from vantage.review.audit.evidence import Evidence
+from vantage.runs.view import Missing
 from vantage.schemas.records.audit import Check
 
 _CLOCKS_DIFFER_SECONDS = 3600

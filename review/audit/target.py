@@ -4,13 +4,14 @@ import re
 from pathlib import Path
 
 from vantage.ledger.replay import Replay
-from vantage.review.audit.evidence import Broken, Evidence, Missing
+from vantage.review.audit.evidence import Evidence
 from vantage.review.audit.folders import add_folder
 from vantage.review.audit.publications import moved_away, publications, required_steps, version_checks
 from vantage.review.audit.walk import Walk
 from vantage.review.audit.whole_runs import run_checks
 from vantage.runs.record import RunRecord
 from vantage.runs.run_ids import LATEST, find_run
+from vantage.runs.view import Broken, Missing
 from vantage.runs.workspace import RunError
 from vantage.schemas.records.audit import AuditReport, Check, Hashing
 

@@ -8,13 +8,14 @@ from vantage.ledger import tracking
 from vantage.ledger.operations import OpenRun, RecordApproval
 from vantage.ledger.remarks import remark_on
 from vantage.ledger.replay import Replay
-from vantage.review.audit.evidence import Broken, Evidence, Missing, check_of
+from vantage.review.audit.evidence import Evidence, check_of
 from vantage.review.audit.mlflow_claims import mlflow_check
 from vantage.review.audit.published import published_checks
 from vantage.review.audit.run_claims import ENDED
 from vantage.review.audit.sent import order_checks
 from vantage.runs.record import REMOVED, RunRecord
 from vantage.runs.run import recipe_digest
+from vantage.runs.view import Broken, Missing
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.sources import Registered
 from vantage.schemas.records.audit import AuditedRun, Check

@@ -11,6 +11,7 @@ from vantage.runs.record import RunRecord, StageRecord
 from vantage.runs.resolving import load_resolved
 from vantage.runs.run import read_run
 from vantage.runs.run_ids import find_run
+from vantage.runs.view import Broken, Missing, RunView
 from vantage.runs.workspace import RunError, Workspace
 from vantage.schemas.loading.recipe_file import builtin_recipes
 from vantage.schemas.recipe.recipe import ResolvedRecipe
@@ -19,7 +20,6 @@ from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.difference import ComparedSide
 from vantage.schemas.records.stage_key import stage_key
 from vantage.schemas.steps import dependencies, ordered_steps
-from vantage.storage.refs import DamagedRef
 
 _RECIPE_FILES = (".yaml", ".yml")
 
@@ -163,7 +163,7 @@ def _around(recipe: ResolvedRecipe, step: str | None, record: RunRecord) -> list
 
 
 def _step(workspace: Workspace, record: RunRecord, name: str) -> Step:
-    stage = record.stages[name]
+    stage, artifact = record.stages[name], RunView.of(workspace, record).artifact(name)
     return Step(
         name=name,
         kind=work_of(record.recipe, name).kind,
@@ -171,22 +171,8 @@ def _step(workspace: Workspace, record: RunRecord, name: str) -> Step:
         key=stage.stage_key,
         parts=stage.key_parts,
         record=stage,
-        artifact=_artifact(workspace, stage),
+        artifact=None if isinstance(artifact, Missing | Broken) else artifact,
     )
-
-
-def _artifact(workspace: Workspace, stage: StageRecord) -> Artifact | None:
-    """The artifact that the stage's record names, if the store has it."""
-    storage = workspace.existing_storage
-    if storage is None or stage.stage_key is None or stage.digest is None:
-        return None
-    try:
-        ref = storage.find(stage.stage_key)
-    except (DamagedRef, ValueError):  # ValueError: what the record has is no key
-        return None
-    if ref is None or ref.artifact.digest != stage.digest or not storage.has_object(stage.digest):
-        return None
-    return ref.artifact
 
 
 def _of_model(workspace: Workspace, named: str, *, unknown: RunError | None = None) -> Side:

@@ -19,12 +19,12 @@ def main() -> None:
     collect_rarely()
     run_id, place = sys.argv[1:]
     workspace = Workspace.at(place)
-    told = ""
-    while told != WRITE:
-        with suppress(Exception):  # whatever is wrong is wrong again below, and told there
+    word = ""
+    while word != WRITE:
+        with suppress(Exception):  # what is wrong now is wrong again below, and is reported there
             page_of(workspace, read_run(workspace, run_id))
-        told = sys.stdin.readline().rstrip("\n")
-        if not told:
+        word = sys.stdin.readline().rstrip("\n")
+        if not word:
             return
     write_report(workspace, run_id)
 

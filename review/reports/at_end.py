@@ -21,7 +21,7 @@ LONGEST_SECONDS = 120.0
 """After that the run goes without. It takes 3 s of a free core; of a machine that computes other things too, its share."""
 
 DRAW, WRITE = "draw", "write"
-"""What the process is told, a line each: that there is more to draw, and that the run's end is recorded."""
+"""Words that the process reads, a line each: there is more to draw; the run's end is recorded."""
 VARIABLE = "VANTAGE_REPORT"
 """Environment variable: ``0`` for runs without a report at their end; ``vantage report`` makes it all the same."""
 

@@ -5,7 +5,7 @@ from math import isfinite
 from statistics import fmean
 
 from vantage.review.reports.gathered import Curve, Point, StageCurves
-from vantage.runs.told import Row
+from vantage.runs.history import Row
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.records.metric import Metric
 from vantage.schemas.records.metrics import METRICS
@@ -58,17 +58,17 @@ _TABLE: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
 
 
 def stage_curves(
-    step: str, kind: str, told: Mapping[str, Sequence[Row]], *, most: int, made_by: str | None = None
+    step: str, kind: str, measured: Mapping[str, Sequence[Row]], *, most: int, made_by: str | None = None
 ) -> StageCurves | None:
-    """The curves of one stage; None: it has none."""
-    found = [name for name in ORDER if told.get(name)]
+    """Return the curves of one stage, or None if it has none. ``measured``: metric → its rows."""
+    found = [name for name in ORDER if measured.get(name)]
     if kind not in _BY_ROLLOUT + _BY_BATCH:  # of a reward model, the mean score says little
         found.sort(key="score_mean".__eq__)
-    drawn = tuple(filter(None, (_curve(name, told[name]) for name in found[:most])))
+    drawn = tuple(filter(None, (_curve(name, measured[name]) for name in found[:most])))
     if not drawn:
         return None
     shown = {each.metric for each in drawn}
-    others = tuple(sorted(name for name in told if name not in shown))
+    others = tuple(sorted(name for name in measured if name not in shown))
     by = "iteration" if kind in _BY_ROLLOUT else "batch" if kind in _BY_BATCH else "optimiser step"
     return StageCurves(step=step, kind=kind, by=by, curves=drawn, others=others, made_by=made_by)
 
@@ -118,14 +118,14 @@ def has_curves(kind: str) -> bool:
     return kind in KINDS and bool(KINDS[kind].curves)
 
 
-def tokens_of(told: Mapping[str, Sequence[Row]], starts: Iterable[int]) -> float | None:
-    """About how many tokens a stage computed: speed at each step × time since the step before it.
+def tokens_of(measured: Mapping[str, Sequence[Row]], starts: Iterable[int]) -> float | None:
+    """Estimate how many tokens a stage computed: the sum of speed at each step × time since the step before it.
 
     Args:
-        told: the stage's curves.
+        measured: metric → its rows, of the stage.
         starts: when its attempts began (milliseconds), since an attempt measures nothing of the time between them.
     """
-    rows = told.get("tokens_per_second")
+    rows = measured.get("tokens_per_second")
     if not rows:
         return None
     begun = sorted(starts)

@@ -5,7 +5,6 @@ A part that cannot be read is named on the page, and the others are still there.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TypeVar
 
 from vantage.attempts.jobs import gates_of, work_of
@@ -22,10 +21,11 @@ from vantage.review.reports.gathered import (
     StageCurves,
     Step,
 )
+from vantage.runs.history import RunHistory
 from vantage.runs.next_steps import after_closed_gates
 from vantage.runs.own_commands import program
 from vantage.runs.record import REMOVED, RunRecord, StageRecord
-from vantage.runs.told import DamagedOutbox, Told, maker_of, told_by
+from vantage.runs.view import Broken, Maker, Missing, RunView
 from vantage.runs.workspace import Workspace
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
 from vantage.schemas.records.energy import Energy
@@ -56,14 +56,6 @@ def gather_report(workspace: Workspace, record: RunRecord, *, is_active: bool = 
     return _Gathering(workspace, record, is_active).report()
 
 
-@dataclass(frozen=True)
-class _Maker:
-    """The run and step that made a reused artifact."""
-
-    run_id: str
-    step: str
-
-
 class _Gathering:
     """Reads what the report needs, and remembers what could not be read."""
 
@@ -72,14 +64,15 @@ class _Gathering:
         self.record = record
         self.is_active = is_active
         self.missing: list[str] = []
-        self._told: dict[str, Told] = {}
+        self.run = RunView.of(workspace, record)
+        self._histories: dict[str, RunHistory] = {}
         self.reads = dependencies(record.recipe)
         order = [step for step in ordered_steps(record.recipe) if step in record.stages]
         self.steps = {step: record.stages[step] for step in [*order, *sorted({*record.stages} - {*order})]}
-        self.makers = {step: self._maker(done) for step, done in self.steps.items()}
+        self.makers = {step: self._maker(step, done) for step, done in self.steps.items()}
 
     def report(self) -> Report:
-        record, own = self.record, self.told(self.record.run_id)
+        record, own = self.record, self.history(self.run)
         return Report(
             run_id=record.run_id,
             recipe=record.recipe.recipe,
@@ -109,15 +102,18 @@ class _Gathering:
 
     # -- sources
 
-    def told(self, run_id: str) -> Told:
-        """What a run told its ledger; nothing, and a line on the page, if that cannot be read."""
-        if run_id not in self._told:
-            try:
-                self._told[run_id] = told_by(self.workspace, run_id)
-            except DamagedOutbox as error:
-                self.missing.append(f"Curves and attempts: {error}.")
-                self._told[run_id] = Told()
-        return self._told[run_id]
+    def history(self, run: RunView) -> RunHistory:
+        """Return a run's curves and attempts; none, and a line on the page, if its outbox cannot be read."""
+        if run.run_id not in self._histories:
+            match run.history:
+                case RunHistory() as history:
+                    self._histories[run.run_id] = history
+                case Missing():
+                    self._histories[run.run_id] = RunHistory()
+                case Broken() as problem:
+                    self.missing.append(f"Curves and attempts: {problem}.")
+                    self._histories[run.run_id] = RunHistory()
+        return self._histories[run.run_id]
 
     def _part(self, what: str, gather: Callable[[], Part], otherwise: Part) -> Part:
         """A part of the report; an error of its files leaves it out, and says so."""
@@ -127,12 +123,13 @@ class _Gathering:
             self.missing.append(f"{what} cannot be shown ({type(error).__name__}: {error}).")
             return otherwise
 
-    def _maker(self, done: StageRecord) -> _Maker | None:
-        if done.status != "reused" or done.stage_key is None or self.workspace.existing_storage is None:
+    def _maker(self, step: str, done: StageRecord) -> Maker | None:
+        """Return the other run that made a reused artifact; None if this run made it, or nothing is known of it."""
+        if done.status != "reused":
             return None
         with suppress(OSError):
-            found = maker_of(self.workspace, self.record, done.stage_key)
-            return _Maker(*found) if found else None
+            maker = self.run.maker(step)
+            return maker if isinstance(maker, Maker) and maker.run is not self.run else None
         return None
 
     def _read(self, digest: str) -> Callable[[str], bytes | None]:
@@ -165,7 +162,7 @@ class _Gathering:
             seconds=done.seconds,
             reads=tuple(self.reads.get(name, {}).items()),
             outcome=_outcome(done),
-            made_by=maker.run_id if maker else None,
+            made_by=maker.run.run_id if maker else None,
             is_implicit=name not in self.record.recipe.stages,
         )
 
@@ -177,10 +174,10 @@ class _Gathering:
         return tuple(line.replace(command, "vantage") for line in lines)
 
     def _publications(self) -> tuple[Publication, ...]:
-        told, record = self.told(self.record.run_id).published, self.record
+        published, record = self.history(self.run).published, self.record
         found = []
         for wanted in record.recipe.publish:
-            name, said = wanted.registered_model, told.get(wanted.registered_model)
+            name, said = wanted.registered_model, published.get(wanted.registered_model)
             copy = record.copies.get(name)
             alias = f"@{said.alias}" if said and said.alias else ""
             if why := record.unpublished.get(name):
@@ -227,11 +224,11 @@ class _Gathering:
         most, found = most_of_each(len(stages)), []
         for name in stages:
             maker = self.makers.get(name)
-            told = self.told(self.record.run_id).curves.get(name)
-            if not told and maker:
-                told = self.told(maker.run_id).curves.get(maker.step)
+            measured = self.history(self.run).curves.get(name)
+            if not measured and maker:
+                measured = self.history(maker.run).curves.get(maker.step)
             if curves := stage_curves(
-                name, kinds[name], told or {}, most=most, made_by=maker.run_id if maker else None
+                name, kinds[name], measured or {}, most=most, made_by=maker.run.run_id if maker else None
             ):
                 found.append(curves)
             elif self.steps[name].digest:
@@ -274,15 +271,15 @@ class _Gathering:
         return {}
 
     def _costs(self) -> tuple[Cost, ...]:
-        told = self.told(self.record.run_id)
+        history = self.history(self.run)
         found = []
         for name, done in self.steps.items():
-            attempts = told.attempts.get(name, [])
+            attempts = history.attempts.get(name, [])
             if done.status == "reused" or not (attempts or done.seconds):
                 continue
             device = done.provenance.get("device", "unknown")
             ranks = int(done.provenance.get("world_size", "1"))
-            curves = told.curves.get(name, {})
+            curves = history.curves.get(name, {})
             padding = [value for _, _, value in curves.get("padding_share", [])]
             earlier = sum(each.seconds for each in attempts[:-1])
             last = done.seconds or (attempts[-1].seconds if attempts else 0.0)

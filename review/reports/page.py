@@ -125,12 +125,12 @@ def _curves(report: Report) -> str:
         )
     if not parts:
         return ""
-    told = (
+    explained = (
         '<p class="soft">Under each title: the first value and the last, and what to look for. Of a curve with many points, the '
         "first and last are drawn, and of each of equal parts between them the lowest and the highest (thin line), so that no "
         "spike is lost; the thick line shows means of 25 parts.</p>"
     )
-    return "\n".join([told, curve_meanings(report.curves), *parts])
+    return "\n".join([explained, curve_meanings(report.curves), *parts])
 
 
 def _remarks(report: Report) -> str:

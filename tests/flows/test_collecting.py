@@ -20,7 +20,7 @@ from vantage.ledger.outbox import Outbox
 from vantage.runs.record import PublishedCopy, RunRecord, StageRecord
 from vantage.runs.resolving import load_resolved
 from vantage.runs.run import acquire_run, read_run, read_runs, recipe_digest
-from vantage.runs.status import view_run
+from vantage.runs.status import run_state
 from vantage.runs.workspace import RunError, Workspace
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.job import StageJob, StageResult
@@ -275,7 +275,7 @@ def test_a_removed_run_leaves_its_record_and_shows_no_damage(quick: Workspace) -
         "completed",
         "completed",
     ]
-    view = view_run(quick, read_run(quick, first))
+    view = run_state(quick, read_run(quick, first))
     assert (view.status, view.damage, view.contradictions) == ("removed", {}, ())
     assert read_run(quick, first).stages["sft"].digest == old.digest, "what it made is still recorded"
     assert not (quick.folder(first) / "logs").exists()

@@ -21,7 +21,7 @@ from vantage.attempts.exit_codes import ExitCode
 from vantage.flows.execution import exit_code
 from vantage.flows.prefect_server.server import prefect_server
 from vantage.runs.run import read_runs
-from vantage.runs.status import view_run
+from vantage.runs.status import run_state
 from vantage.runs.workspace import Workspace
 
 CANARY = "hf_canary_that_nobody_writes_down"
@@ -208,7 +208,7 @@ def test_killed_in_the_middle_of_a_stage_the_same_command_goes_on(
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     [record] = read_runs(workspace)
-    view = view_run(workspace, record)
+    view = run_state(workspace, record)
     assert (view.status, view.status_of("policy")) == ("interrupted", "interrupted")
 
     pace(workspace, 0.0)

@@ -11,7 +11,7 @@ from vantage.attempts.exit_codes import ExitCode
 from vantage.flows.execution import exit_code
 from vantage.ledger.operations import MoveAlias, RecordApproval, from_json, to_json
 from vantage.runs.approving import answer
-from vantage.runs.evidence import contradictions
+from vantage.runs.contradictions import contradictions
 from vantage.runs.planning import plan
 from vantage.runs.run import hold_run, next_run, read_run, read_runs
 from vantage.runs.workspace import RunError, Workspace

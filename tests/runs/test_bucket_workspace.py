@@ -16,7 +16,7 @@ from vantage.flows.shown_plan import ledger_warnings
 from vantage.runs.bucket_records import BucketRecords
 from vantage.runs.resolving import load_resolved
 from vantage.runs.run import acquire_run, acquire_run_by_id, dead_runs, is_active, read_runs, run_ids
-from vantage.runs.status import view_run
+from vantage.runs.status import run_state
 from vantage.runs.workspace import RunError, Workspace
 from vantage.storage.leases import RemoteLeases
 
@@ -64,7 +64,7 @@ def test_a_run_goes_on_on_another_machine_and_makes_what_a_folder_makes(
     assert {step: stage.digest for step, stage in ended.items()} == {
         step: stage.digest for step, stage in expected.items()
     }
-    view = view_run(machine(), read_runs(there)[0], verify=True)
+    view = run_state(machine(), read_runs(there)[0], verify=True)
     assert (view.status, view.contradictions, view.damage) == ("completed", (), {})
 
 

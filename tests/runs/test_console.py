@@ -23,7 +23,7 @@ from vantage.runs.console import (
 from vantage.runs.planning import PlannedStep
 from vantage.runs.record import RunRecord, RunStatus, StageRecord, StageStatus
 from vantage.runs.resolving import load_resolved
-from vantage.runs.status import RunView
+from vantage.runs.status import RunState
 from vantage.schemas.recipe.stage import Gate
 from vantage.schemas.records.verdicts import check_gate
 from vantage.tasks.training.progress import StageProgress
@@ -215,7 +215,7 @@ def test_what_was_left_out_and_warnings_stand_at_the_stages_end_at_the_runs_end_
     show_result(screen.console, record, models={}, pages={}, commands={})
     assert "warning: reward: 52 % of the rows were left out" in printed.getvalue()
     screen, printed = plain()
-    view = RunView(record, interrupted=False, progress={})
+    view = RunState(record, interrupted=False, progress={})
     show_run(screen.console, view)
     assert "reward: left out: 137 prompts too long (52 %)" in printed.getvalue()
     assert "warning: reward: 52 % of the rows were left out" in printed.getvalue()

@@ -9,7 +9,7 @@ from vantage.runs.console import show_run
 from vantage.runs.record import StageRecord
 from vantage.runs.resolving import load_resolved
 from vantage.runs.run import acquire_run, read_run
-from vantage.runs.status import RunView, view_run
+from vantage.runs.status import RunState, run_state
 from vantage.runs.workspace import Workspace
 from vantage.tasks.training.progress import Progress
 from vantage.tasks.training.scratch import PROGRESS
@@ -26,11 +26,11 @@ def test_a_running_stage_shows_how_far_it_is_and_a_dead_run_that_it_is_dead(
     with acquire_run(workspace, load_resolved(recipe_file)[0], source="a") as run:
         run.set_stage("model", StageRecord(status="completed", digest="b" * 64))
         run.set_stage("sft", StageRecord(status="running", attempt=1, stage_key=KEY))
-        view = view_run(workspace, read_run(workspace, run.record.run_id))
+        view = run_state(workspace, read_run(workspace, run.record.run_id))
         assert (view.status, view.status_of("sft")) == ("running", "running")
         assert view.progress["sft"].step == 400
 
-    view = view_run(workspace, read_run(workspace, run.record.run_id))
+    view = run_state(workspace, read_run(workspace, run.record.run_id))
     assert (view.status, view.status_of("sft"), view.status_of("model")) == (
         "interrupted",
         "interrupted",
@@ -49,7 +49,7 @@ def test_a_run_that_ends_while_it_is_looked_at_is_not_shown_as_interrupted(
         before = read_run(workspace, run.record.run_id)
         run.update(status="completed")
     assert before.status == "running"
-    assert view_run(workspace, before).status == "completed"
+    assert run_state(workspace, before).status == "completed"
 
 
 def test_status_shows_the_thresholds_of_gates_that_are_still_to_be_judged(
@@ -64,9 +64,9 @@ def test_status_shows_the_thresholds_of_gates_that_are_still_to_be_judged(
         for step in range(4):
             progress.update(step)
         run.set_stage("reward", StageRecord(status="running", attempt=1, stage_key=KEY))
-        view = view_run(workspace, read_run(workspace, run.record.run_id))
+        view = run_state(workspace, read_run(workspace, run.record.run_id))
     report = view.progress["reward"].model_copy(update={"seconds_left": 495.0})
-    view = RunView(view.record, view.interrupted, {"reward": report})
+    view = RunState(view.record, view.interrupted, {"reward": report})
     for width in (80, 160):
         printed = io.StringIO()
         show_run(Console(file=printed, width=width), view)

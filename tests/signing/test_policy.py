@@ -205,7 +205,7 @@ def test_a_run_whose_recipe_dropped_the_gate_needs_a_signature_of_its_own(copied
     )
     why = check_publish_policy(copied.workspace, other, "reward", model="tiny-reward", alias="champion")
     assert "but not the verdicts of run 0002-signed-123456, which has no gate on it; sign it" in str(why)
-    sign_step(other, "reward", copied.workspace.storage, keys.own)
+    sign_step(copied.workspace, other, "reward", keys.own)
     why = check_publish_policy(copied.workspace, other, "reward", model="tiny-reward", alias="champion")
     assert why is None
 

@@ -49,7 +49,7 @@ def outcomes(ended: Ended, keys: Keys, *required: str) -> dict[str, set[str]]:
     """Step → outcomes of its checks, with these keys required."""
     named = {"own": keys.own.public, "other": keys.other.public}
     storage, record = ended.workspace.storage, ended.record
-    refs = refs_of(storage, record, STEPS)
+    refs = refs_of(ended.workspace, record, STEPS)
     return {
         step: {
             each.outcome
@@ -188,7 +188,7 @@ def test_what_was_cut_off_or_damaged_is_signed_again(copied: Ended, keys: Keys, 
 
 def test_a_removed_artifact_leaves_its_signed_statement(copied: Ended, keys: Keys) -> None:
     stage, storage = copied.record.stages["reward"], copied.workspace.storage
-    ref = refs_of(storage, copied.record, ["reward"])["reward"]
+    ref = refs_of(copied.workspace, copied.record, ["reward"])["reward"]
     garbage = StoreGarbage(storage, Cause(when="now", why="a test", by="a test"))  # type: ignore[arg-type]
     assert garbage.remove_object(str(stage.digest), needed=lambda: ())
     [check] = signature_checks(storage, ref, required=[keys.own.public])

@@ -331,7 +331,7 @@ def test_without_the_library_nothing_is_checked_and_it_is_named(
 
 def test_each_step_has_its_own(ended: Ended, keys: Keys) -> None:
     storage = ended.workspace.storage
-    for step, ref in refs_of(storage, ended.record, ended.record.stages).items():
+    for step, ref in refs_of(ended.workspace, ended.record, ended.record.stages).items():
         judged = judged_by(ended.record, step)
         assert [
             each.outcome for each in signature_checks(storage, ref, required=[keys.own.public], judged=judged)

@@ -102,7 +102,7 @@ def test_an_artifact_that_was_made_of_another_is_not_that_of_the_run(copied: End
     """The ref says that another model was trained on than the one that the run's record has."""
     edit_ref(copied, "reward", lambda artifact: artifact["parents"].update(init="0" * 64))
     with pytest.raises(NotStored, match="reward of run .* was made from another init than sft of this run"):
-        refs_of(copied.workspace.storage, copied.record, STEPS)
+        refs_of(copied.workspace, copied.record, STEPS)
     with pytest.raises(NotStored):
         sign_all(copied.workspace, copied.record, STEPS, keys.other)
 

@@ -19,7 +19,7 @@ from tests.support.real_runs import run_recipe, wait_for
 from vantage.flows.cancelling import attempts_under_way, cancel_run
 from vantage.flows.open_runs import orchestrator_of
 from vantage.runs.run import is_active, read_run, read_runs
-from vantage.runs.status import view_run
+from vantage.runs.status import run_state
 from vantage.runs.workspace import Workspace
 
 ROOT = Path(__file__).parents[3]
@@ -204,7 +204,7 @@ def test_a_cancelled_run_is_saved_by_its_worker_and_goes_on(
         soon(lambda: is_under_way(tmp_path), running)
         third = Workspace(tmp_path / "third", here.uri)  # nothing but the address
         [seen] = read_runs(third)
-        view = view_run(third, seen)
+        view = run_state(third, seen)
         assert (view.status, view.status_of("sft")) == ("running", "running")
         [told] = cancel_run(third, seen)
         assert "asked to stop" in told

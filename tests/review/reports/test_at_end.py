@@ -10,8 +10,9 @@ from tests.support.orchestrated import Witness, attempt_all, orchestrated
 from vantage.review.reports import at_end
 from vantage.review.reports.at_end import ReportProcess
 from vantage.review.reports.files import REPORT, page_of
+from vantage.runs.history import RunHistory
 from vantage.runs.run import read_run
-from vantage.runs.told import told_by
+from vantage.runs.view import RunView
 from vantage.runs.workspace import Workspace
 
 
@@ -64,8 +65,8 @@ def test_it_is_that_of_the_command_and_waits_for_mlflow(tmp_path: Path, recipe_f
         run_id = orchestrator.run.record.run_id
     assert file == workspace.folder(run_id) / REPORT
     assert file.read_text() == page_of(workspace, read_run(workspace, run_id))
-    told = told_by(workspace, run_id)
-    assert told.openings == 1
+    history = RunView(workspace, run_id).history
+    assert isinstance(history, RunHistory) and history.openings == 1
     lines = (workspace.records.read_outbox(run_id) or b"").splitlines()
     assert b'"log_report"' in lines[-1] and str(file).encode() in lines[-1]
     assert b'"finish_run"' in lines[-2], "the run's end is recorded first"

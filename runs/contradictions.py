@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterator
 
 from vantage.attempts.jobs import gates_of
 from vantage.runs.record import REMOVED, RunRecord, StageRecord
+from vantage.runs.view import Replaced, RunView
 from vantage.runs.workspace import Workspace
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.records.verdicts import Verdict, check_gate
 from vantage.schemas.steps import dependencies
 from vantage.storage.measured_file import Sealed, differences
-from vantage.storage.refs import DamagedRef
 
 _CHECKED = frozenset({"completed", "reused", "gate_closed", "waiting_approval"})
 _COMPARED = ("passed", "metric", "measured", "relation", "threshold", "n", "interval", "confidence")
@@ -30,8 +30,11 @@ def contradictions(
         return []
     sealed: dict[str, Sealed] = {}
     found: list[str] = []
+    run = RunView.of(workspace, record)
     for step, stage in record.stages.items():
-        if stage.status not in _CHECKED or stage.digest is None or _made_again(workspace, stage):
+        if stage.status not in _CHECKED or stage.digest is None:
+            continue
+        if _made_again(workspace, run, step, stage.digest):
             continue
         try:
             sealed[step] = workspace.storage.sealed(stage.digest)
@@ -44,15 +47,9 @@ def contradictions(
     return found
 
 
-def _made_again(workspace: Workspace, stage: StageRecord) -> bool:
-    """Whether the stage key has another artifact by now, with other bits, and the run's own is no longer kept."""
-    if stage.stage_key is None or workspace.storage.has_object(str(stage.digest)):
-        return False
-    try:
-        ref = workspace.storage.find(stage.stage_key)
-    except DamagedRef:
-        return False
-    return ref is not None and ref.artifact.digest != stage.digest
+def _made_again(workspace: Workspace, run: RunView, step: str, digest: str) -> bool:
+    """Return whether the stage key has another artifact by now, and the run's own is no longer kept."""
+    return not workspace.storage.has_object(digest) and isinstance(run.ref(step), Replaced)
 
 
 def _of_stage(

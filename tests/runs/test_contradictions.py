@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from tests.support.orchestrated import attempt_all, orchestrated
 from vantage.attempts.exit_codes import ExitCode
 from vantage.cli.main import app
-from vantage.runs.evidence import contradictions
+from vantage.runs.contradictions import contradictions
 from vantage.runs.run import read_run
-from vantage.runs.status import view_run
+from vantage.runs.status import run_state
 from vantage.runs.workspace import Workspace
 
 
@@ -25,9 +25,9 @@ def finished(workspace: Workspace, recipe_file: Path) -> tuple[Workspace, str]:
     return workspace, orchestrator.run.record.run_id
 
 
-def told(workspace: Workspace, run_id: str) -> list[str]:
+def contradictions_of(workspace: Workspace, run_id: str) -> list[str]:
     record = read_run(workspace, run_id)
-    view = view_run(workspace, record)
+    view = run_state(workspace, record)
     assert view.as_json()["contradictions"] == list(view.contradictions) == contradictions(workspace, record)
     return contradictions(workspace, record)
 
@@ -43,12 +43,12 @@ def edit(workspace: Workspace, run_id: str, stage: str, *path: str | int, value:
 
 
 def test_a_run_as_it_was_written_is_borne_out(finished: tuple[Workspace, str]) -> None:
-    assert told(*finished) == []
+    assert contradictions_of(*finished) == []
 
 
 def test_an_edited_metric_is_named(finished: tuple[Workspace, str]) -> None:
     edit(*finished, "evaluation", "metrics", "accuracy_gain", value=0.9)
-    assert told(*finished) == [
+    assert contradictions_of(*finished) == [
         "evaluation: metrics.accuracy_gain is 0.9, metrics.json of the artifact says 0.1"
     ]
 
@@ -65,13 +65,13 @@ def test_an_edited_verdict_is_named(
     finished: tuple[Workspace, str], field: str, value: Any, said: str
 ) -> None:
     edit(*finished, "evaluation", "verdicts", 0, field, value=value)
-    [found] = told(*finished)
+    [found] = contradictions_of(*finished)
     assert found.startswith(f"evaluation: the verdict is recorded as {said}")
 
 
 def test_a_verdict_that_was_taken_out_is_missed(finished: tuple[Workspace, str]) -> None:
     edit(*finished, "evaluation", "verdicts", value=[])
-    assert told(*finished) == ["evaluation: run.json has 0 verdicts, the recipe 1 gates"]
+    assert contradictions_of(*finished) == ["evaluation: run.json has 0 verdicts, the recipe 1 gates"]
 
 
 def test_a_pass_of_a_model_compared_with_itself_is_not_borne_out(
@@ -83,9 +83,9 @@ def test_a_pass_of_a_model_compared_with_itself_is_not_borne_out(
         attempt_all(orchestrator)
         orchestrator.run.update(status=orchestrator.run.outcome())
     run_id = orchestrator.run.record.run_id
-    assert told(workspace, run_id) == []
+    assert contradictions_of(workspace, run_id) == []
     edit(workspace, run_id, "evaluation", "verdicts", 0, "passed", value=True)
-    assert len(told(workspace, run_id)) == 1
+    assert len(contradictions_of(workspace, run_id)) == 1
 
 
 def test_an_artifact_that_is_gone_or_edited_cannot_bear_anything_out(finished: tuple[Workspace, str]) -> None:
@@ -94,7 +94,7 @@ def test_an_artifact_that_is_gone_or_edited_cannot_bear_anything_out(finished: t
     file = workspace.store / "objects" / str(digest) / "metrics.json"
     file.chmod(0o644)
     file.write_text(file.read_text().replace("0.8", "0.9"))
-    [found] = told(workspace, run_id)
+    [found] = contradictions_of(workspace, run_id)
     assert found.startswith("reward: what was measured cannot be looked up: metrics.json: sha256 is")
 
 
@@ -106,7 +106,7 @@ def test_an_artifact_that_was_made_again_with_other_bits_says_nothing_of_the_run
     ref = workspace.store / "refs" / f"{stage.stage_key}.json"
     ref.write_text(ref.read_text().replace(str(stage.digest), "f" * 64))
     shutil.rmtree(workspace.store / "objects" / str(stage.digest))
-    assert told(workspace, run_id) == []
+    assert contradictions_of(workspace, run_id) == []
 
 
 def test_status_ends_with_the_code_of_damage_where_the_run_is_not_borne_out(

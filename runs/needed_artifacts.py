@@ -1,4 +1,4 @@
-"""What runs and registered models still need of a storage."""
+"""Finds the artifacts of a storage that runs and registered models still need."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ from vantage.storage.refs import Ref
 
 
 @dataclass(frozen=True)
-class Reached:
+class NeededArtifacts:
     """What must stay in the storage."""
 
     stage_keys: frozenset[str]
@@ -17,14 +17,14 @@ class Reached:
     """Of objects."""
 
 
-def reached(runs: Iterable[RunRecord], refs: Mapping[str, Ref]) -> Reached:
-    """All that is reached from runs that are kept, and from the models that any run has published.
+def needed_artifacts(runs: Iterable[RunRecord], refs: Mapping[str, Ref]) -> NeededArtifacts:
+    """Return what is needed by runs that are kept, and by the models that any run has published.
 
-    A kept run reaches the keys of its stages, their refs, and the objects of both. A published model reaches its own
+    A kept run needs the keys of its stages, their refs, and the objects of both. A published model needs its own
     object and all that it was made from, so that its lineage can be audited when its run is gone.
 
     Args:
-        runs: all runs; those with status ``removed`` reach only what they have published.
+        runs: all runs; those with status ``removed`` need only what they have published.
         refs: stage key → ref, of the whole storage.
     """
     records = list(runs)
@@ -36,14 +36,14 @@ def reached(runs: Iterable[RunRecord], refs: Mapping[str, Ref]) -> Reached:
     for key, ref in refs.items():
         made_by[ref.artifact.digest].add(key)
     while True:
-        reached_refs = [refs[key].artifact for key in keys if key in refs]
-        more = {artifact.digest for artifact in reached_refs}
-        more |= {parent for artifact in reached_refs for parent in artifact.parents.values()}
+        artifacts = [refs[key].artifact for key in keys if key in refs]
+        more = {artifact.digest for artifact in artifacts}
+        more |= {parent for artifact in artifacts for parent in artifact.parents.values()}
         digests |= more
         # All that made equal content: one of them alone may have made it from itself, which explains nothing.
         new = {key for digest in digests for key in made_by.get(digest, ())} - keys
         if not new:
-            return Reached(frozenset(keys), frozenset(digests))
+            return NeededArtifacts(frozenset(keys), frozenset(digests))
         keys |= new
 
 
