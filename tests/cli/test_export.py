@@ -420,7 +420,7 @@ def test_nothing_is_written_over(small_chat_run: Workspace, tmp_path: Path) -> N
         ),
         ("latest/value", "value of run {run} is a critic, which is not what this command takes"),
         ("latest/nosuch", "run {run} has no stage nosuch; there are model, sft, reward, policy"),
-        ("./nosuch", "has no config.json that can be read"),
+        ("./nosuch", "./nosuch is a path; "),
         ("nosuch@champion", "MLflow has no registered model nosuch with the alias champion"),
     ],
 )
