@@ -202,7 +202,10 @@ class AmbiguousName(NameRefused):
 
     def __init__(self, text: str, command: Command, meanings: Collection[Named], several: str = "") -> None:
         described = [*(each.described() for each in meanings), *([several] if several else [])]
-        self.spellings = [*(spelling(text, each) for each in meanings), *([f"run:{text}"] if several else [])]
+        self.spellings = [
+            *(spelling(text, each) for each in meanings),
+            *(["more of the run's id"] if several else []),
+        ]
         super().__init__(
             text,
             command,
@@ -264,6 +267,10 @@ def registered(text: str) -> RegisteredNamed:
     """
     parsed = model_source(f"models:/{text}")
     assert isinstance(parsed, Registered), "by its beginning"
+    if parsed.pin is not None:
+        raise BadName(
+            f"{text}: a digest after # stands in the recipe of a run alone; give NAME@ALIAS or NAME/VERSION"
+        )
     if not parsed.name or set(parsed.name) & set("/:'\"`\\"):
         raise BadName(
             f"{text}: {parsed.name!r} is no name of a registered model: it is empty, or has a slash, a colon, a quotation mark "

@@ -116,10 +116,10 @@ def open_named_model(
     try:
         found = Names(workspace, registry=registry).resolve(named, command)
     except UnknownName:
-        raise RunError(_nothing_found(workspace, named, kinds)) from None
+        raise RunError(_nothing_found(workspace, named, command, kinds)) from None
     if isinstance(found, SourceNamed):
         generation = Generation(max_response_tokens=_DEFAULT_TOKENS)
-        yield NamedModel(named, "policy", None, generation, source=str(found.source))
+        yield NamedModel(named, "policy", None, generation, source=named)
     elif isinstance(found, FolderNamed):
         yield _checked(_in_folder(found.path), named, kinds)
     elif isinstance(found, RegisteredNamed):
@@ -368,7 +368,9 @@ def _published(
         )
 
 
-def _nothing_found(workspace: Workspace, named: str, kinds: Collection[ArtifactKind]) -> str:
+def _nothing_found(
+    workspace: Workspace, named: str, command: Command, kinds: Collection[ArtifactKind]
+) -> str:
     runs = read_runs(workspace)
     policies: tuple[ArtifactKind, ...] = ("policy",)
     wanted = kinds or policies
@@ -381,8 +383,8 @@ def _nothing_found(workspace: Workspace, named: str, kinds: Collection[ArtifactK
     )
     more = f"; and {len(runs) - _RUNS_SHOWN} older ones" if len(runs) > _RUNS_SHOWN else ""
     return (
-        f"{named} is no run, no folder, and no model that MLflow has; {there}{more}. Give RUN/STAGE, a folder, or "
-        "NAME@ALIAS of a registered model (--workspace PLACE: where the runs are)"
+        f"{named} is no run, no folder, and no model that MLflow has; {there}{more}. Give "
+        f"{command.forms} (--workspace PLACE: where the runs are)"
     )
 
 
