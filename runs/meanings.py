@@ -126,7 +126,7 @@ class RecipeNamed:
 
     def described(self) -> str:
         """Say what it is."""
-        return "a recipe, of which nothing was computed"
+        return "a recipe"
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,8 @@ class NotAccepted(NameRefused):
 
     def __init__(self, text: str, command: Command, meaning: Named) -> None:
         self.meaning = meaning
-        said = f"{text} is {meaning.described()}; {command} accepts {command.forms}"
+        note = ", of which nothing was computed" if isinstance(meaning, RecipeNamed) else ""
+        said = f"{text} is {meaning.described()}{note}; {command} accepts {command.forms}"
         if set(command.accepts) <= {RunNamed, StageNamed}:
             said = (
                 f"run {text!r} is not one of Vantage's: {said} (`{program('vantage')} status` lists the runs)"
