@@ -270,13 +270,10 @@ def test_a_name_of_two_things_is_refused_and_its_spellings_are_taken(
         f"sft means sft of run {record.run_id} and a folder; write run:{record.run_id}/sft or folder:sft"
         in refused.stderr
     )
-    found = told(
-        asked(small_chat_run, "run:latest", "say it 81", "--against", "folder:latest", "--greedy", "--json")
-    )
-    of_run, of_folder = (
-        told(asked(small_chat_run, named, "say it 81", "--greedy", "--json"))
-        for named in ("1/sft", "1/model")
-    )
+    options = ["say it 81", "--greedy", "--max-tokens", "8", "--json"]
+    found = told(asked(small_chat_run, "run:latest", "--against", "folder:latest", *options))
+    of_run = told(asked(small_chat_run, "1/sft", *options))
+    of_folder = told(asked(small_chat_run, "1/model", *options))
     texts = [
         answer["text"] for each in (found, of_run, of_folder) for answer in each["prompts"][0]["answers"]
     ]
