@@ -132,6 +132,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
         ("/nowhere", SAMPLE, None, NO_MODELS, FolderNamed(Path("/nowhere"))),
         ("folder:latest", SAMPLE, "latest", NO_MODELS, FolderNamed(Path("latest"))),
         ("x.yaml", AUDIT, "x.yaml", NO_MODELS, FolderNamed(Path("x.yaml"))),
+        ("./x.yaml", AUDIT, "x.yaml", NO_MODELS, FolderNamed(Path("x.yaml"))),
         ("./builtin:tiny", SAMPLE, None, NO_MODELS, FolderNamed(Path("builtin:tiny"))),
         # recipes
         ("quickstart", DIFF, None, NO_MODELS, RecipeNamed("quickstart")),
