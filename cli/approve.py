@@ -79,12 +79,12 @@ def _answer(
 ) -> None:
     with explained(verbose):
         from vantage.runs.approving import answer
+        from vantage.runs.names import named_run
         from vantage.runs.own_commands import own_command
         from vantage.runs.run import is_active
-        from vantage.runs.run_ids import find_run
 
         place = workspace_at(workspace)
-        run_id = find_run(place, run_id)
+        run_id = named_run(place, run_id, "approve" if approved else "reject")
         given, sent = answer(place, run_id, subject, approved=approved, by=by, reason=reason)
         if as_json:
             print_json({"run_id": run_id, "in_mlflow": sent, **given.model_dump(mode="json")})

@@ -18,11 +18,11 @@ def cancel(
     """Stop a run, on whatever machines it is; running stages save their state, and the same command resumes it."""
     with explained(verbose):
         from vantage.flows.cancelling import attempts_under_way, cancel_run
+        from vantage.runs.names import named_run
         from vantage.runs.run import is_active, read_run
-        from vantage.runs.run_ids import find_run
 
         place = workspace_at(workspace)
-        record = read_run(place, find_run(place, run_id))
+        record = read_run(place, named_run(place, run_id, "cancel"))
         asked = cancel_run(place, record)
         for line in asked or [f"nothing of run {record.run_id} is running"]:
             typer.echo(line)

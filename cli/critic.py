@@ -39,12 +39,15 @@ def critic(
     with explained(verbose):
         from vantage.runs.console import open_console
         from vantage.runs.critics import read_critics
+        from vantage.runs.meanings import Command, OfRun, RunNamed, StageNamed
+        from vantage.runs.names import Names
         from vantage.runs.run import read_run
-        from vantage.runs.run_ids import find_run
 
         place = workspace_at(workspace)
-        run, _, step = named.partition("/")
-        found = read_critics(place, read_run(place, find_run(place, run)), step or None)
+        of_run = Names(place).resolve(named, Command("critic", (RunNamed, StageNamed)))
+        assert isinstance(of_run, OfRun), "it accepts nothing else"
+        step = None if isinstance(of_run, RunNamed) else of_run.step
+        found = read_critics(place, read_run(place, of_run.run_id), step)
         if html is not None:
             from vantage.ledger.critic_page.page import critic_page
 

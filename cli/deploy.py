@@ -51,9 +51,10 @@ def deploy(
     with explained(verbose):
         _quiet(verbose)
         from vantage.flows.pools.pipelines import as_prefect_yaml, pipeline_of, register
+        from vantage.runs.names import recipe_source
 
         pipeline = pipeline_of(
-            recipe,
+            recipe_source(recipe, "deploy"),
             overrides or [],
             workspace=workspace_at(workspace).address,
             pool=pool,

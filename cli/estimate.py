@@ -39,10 +39,11 @@ def estimate(
     """Estimate memory, time and cost of each stage, and the fewest GPUs that it fits in. Runs nothing."""
     with explained(verbose):
         from vantage.estimates.recipe_estimate import estimate_recipe
+        from vantage.runs.names import recipe_source
         from vantage.schemas.loading.recipe_file import load_recipe
 
         found = estimate_recipe(
-            load_recipe(recipe, overrides or [], needs_files=False),
+            load_recipe(recipe_source(recipe, "estimate"), overrides or [], needs_files=False),
             gpu=gpu,
             gpus=gpus,
             nodes=nodes,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vantage.ledger.entries import RunEntry
     from vantage.runs.named_models import Origin
     from vantage.runs.workspace import Workspace
+    from vantage.schemas.kind import ArtifactKind
 
 
 def export(
@@ -37,8 +38,8 @@ def export(
         from vantage.attempts.launchers.sampling_process import open_model
         from vantage.review.exports.exporting import check_adapters, check_target
         from vantage.review.exports.exporting import export as export_model
+        from vantage.runs.meanings import MADE, Command
         from vantage.runs.named_models import open_named_model
-        from vantage.runs.workspace import RunError
         from vantage.schemas.records.sampling import OpenModel
         from vantage.signing.statements import is_about
         from vantage.storage.signatures import read_signatures
@@ -46,9 +47,9 @@ def export(
         target = folder.expanduser()
         check_target(target)
         place = workspace_at(workspace)
-        with open_named_model(place, named, kinds=("policy", "reward_model")) as model:
-            if model.origin is None:
-                raise RunError(f"{named} was made by no run, and is not exported; copy the folder")
+        kinds: tuple[ArtifactKind, ...] = ("policy", "reward_model")
+        with open_named_model(place, named, Command("export", MADE), kinds=kinds) as model:
+            assert model.origin is not None, "runs made it"
             with ExitStack() as stack:
                 opened = merged = None
                 if model.kind == "policy" or model.base is not None:

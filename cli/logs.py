@@ -28,11 +28,11 @@ def logs(
     with explained(verbose):
         from vantage.attempts.launchers.safe_stream import SafeStream
         from vantage.runs.logs import read_log
+        from vantage.runs.names import named_run
         from vantage.runs.run import is_active, read_run
-        from vantage.runs.run_ids import find_run
 
         place = workspace_at(workspace)
-        found = find_run(place, run_id)
+        found = named_run(place, run_id, "logs")
         record = read_run(place, found)
         if step is not None and step not in record.stages:
             raise ValueError(f"{step} is no step of run {found}; it has {', '.join(record.stages)}")

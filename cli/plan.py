@@ -19,12 +19,14 @@ def plan(
     with explained(verbose):
         from vantage.attempts.machine import check_extras
         from vantage.runs.console import open_console, show_plan
+        from vantage.runs.names import recipe_source
         from vantage.runs.planning import check_drift, damage, plan_warnings
         from vantage.runs.planning import plan as plan_steps
         from vantage.runs.resolving import load_resolved
         from vantage.runs.run import damaged_runs, next_run, read_runs
         from vantage.signing.before_runs import check_signing, signing_warnings
 
+        recipe = recipe_source(recipe, "plan")
         resolved, chosen = load_resolved(recipe, overrides or [])
         check_extras(resolved)
         place = workspace_at(workspace)

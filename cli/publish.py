@@ -27,13 +27,13 @@ def publish(
     with explained(verbose):
         from vantage.flows.publishing.moving_aliases import publish_again
         from vantage.runs.console import Screen, open_console
+        from vantage.runs.names import named_run
         from vantage.runs.next_steps import after_questions
         from vantage.runs.own_commands import own_command
         from vantage.runs.run import read_run
-        from vantage.runs.run_ids import find_run
 
         place = workspace_at(workspace)
-        run_id = find_run(place, run_id)
+        run_id = named_run(place, run_id, "publish")
         screen = Screen(open_console(sys.stderr if as_json else sys.stdout))
         outcomes = publish_again(place, run_id, screen, model=model, alias=alias)
         if as_json:
@@ -68,11 +68,9 @@ def rollback(
         from vantage.flows.publishing.moving_aliases import roll_back
         from vantage.runs.approving import text_of
         from vantage.runs.console import Screen, open_console
-        from vantage.runs.workspace import RunError
+        from vantage.runs.names import registered_alias
 
-        name, at, alias = target.partition("@")
-        if not (name and at and alias):
-            raise RunError(f"{target!r} is not MODEL@ALIAS, as in quickstart@champion")
+        name, alias = registered_alias(target, "rollback")
         said = text_of("--reason", reason)
         screen = Screen(open_console(sys.stderr if as_json else sys.stdout))
         moved = roll_back(

@@ -23,10 +23,10 @@ def report(
     """Write one HTML page about a run: lineage, gates, curves, samples, cost. It needs no other file and no network."""
     with explained(verbose):
         from vantage.review.reports.files import write_report
-        from vantage.runs.run_ids import find_run
+        from vantage.runs.names import named_run
 
         place = workspace_at(workspace)
-        file = write_report(place, find_run(place, named), to).absolute()
+        file = write_report(place, named_run(place, named, "report"), to).absolute()
         if as_json:
             print_json({"report": str(file)})
         else:

@@ -19,11 +19,11 @@ def resume(
     """Go on with one run, whatever its status, from the recipe that it was started with."""
     with explained(verbose):
         from vantage.flows.execution import execute
+        from vantage.runs.names import named_run
         from vantage.runs.run import acquire_run_by_id, damaged_runs
-        from vantage.runs.run_ids import find_run
 
         place = workspace_at(workspace)
-        run_id = find_run(place, run_id)
+        run_id = named_run(place, run_id, "resume")
         warn(damaged_runs(place), skip=run_id)
         with acquire_run_by_id(place, run_id) as taken:
             record = execute(taken, screen_of(as_json), strict=strict, verbose=verbose)

@@ -24,10 +24,12 @@ def run(
     """Run a recipe, or go on with its unfinished run; what is already made is reused."""
     with explained(verbose):
         from vantage.flows.execution import execute
+        from vantage.runs.names import recipe_source
         from vantage.runs.resolving import load_resolved
         from vantage.runs.run import acquire_run
         from vantage.signing.before_runs import check_signing
 
+        recipe = recipe_source(recipe, "run")
         resolved, chosen = load_resolved(recipe, overrides or [])
         place = workspace_at(workspace)
         check_signing(resolved, place)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from vantage.attempts.launchers.sampling_process import SamplingProcess
+    from vantage.runs.meanings import Command
     from vantage.runs.named_models import NamedModel
     from vantage.runs.workspace import Workspace
     from vantage.schemas.kind import ArtifactKind
@@ -140,7 +141,7 @@ def sample(
         if asked is not None:
             asked = _not_empty(asked)  # a file that cannot be read is refused before a model is loaded
         place = workspace_at(workspace)
-        names = [named] if against is None else [named, _other(place, named, against)]
+        names = [named] if against is None else [named, _beside(place, named, against)]
         models = _open_all(stack, place, names, against)
         from vantage.runs.console import open_console
 
@@ -160,7 +161,7 @@ def _open_all(stack: ExitStack, place: "Workspace", names: list[str], against: s
     from vantage.schemas.records.sampling import OpenModel
 
     kinds: tuple[ArtifactKind, ...] = ("policy",)
-    found = [stack.enter_context(open_named_model(place, name, kinds=kinds)) for name in names]
+    found = [stack.enter_context(open_named_model(place, name, _accepted(), kinds=kinds)) for name in names]
     started = [
         stack.enter_context(
             open_model(
@@ -187,21 +188,17 @@ def _open_all(stack: ExitStack, place: "Workspace", names: list[str], against: s
     ]
 
 
-def _other(place: "Workspace", named: str, against: str) -> str:
-    """``--against sft`` is a stage of the same run, if the run has one of that name; else a model like any other."""
-    from vantage.runs.named_models import other_model_steps
-    from vantage.runs.run import read_run
-    from vantage.runs.run_ids import find_run
-    from vantage.runs.workspace import RunError
-    from vantage.schemas.recipe.inputs import MODEL
+def _beside(place: "Workspace", named: str, against: str) -> str:
+    """``--against sft`` means a stage of the same run, if the run has one of that name; else a model like any other."""
+    from vantage.runs.named_models import stage_beside
 
-    run = named.partition("/")[0]
-    try:
-        record = read_run(place, find_run(place, run))
-    except RunError:
-        return against
-    steps = (MODEL, *other_model_steps(record.recipe), *record.recipe.stages)
-    return f"{run}/{against}" if against in steps else against
+    return stage_beside(place, named, against, _accepted()) or against
+
+
+def _accepted() -> "Command":
+    from vantage.runs.meanings import MADE, Command, FolderNamed, SourceNamed
+
+    return Command("sample", (*MADE, FolderNamed, SourceNamed))
 
 
 # What is asked

@@ -45,13 +45,13 @@ def sbom(
 def _bill(place: "Workspace", named: str) -> str:
     from vantage.review.diff.sides import find_side
     from vantage.review.exports.bills import bill_of
+    from vantage.runs.meanings import MADE, Command
     from vantage.runs.workspace import RunError
 
-    side = find_side(place, named)
-    if side.is_recipe:
-        raise RunError(f"{named} is a recipe, of which nothing was computed; name a run, a stage or a model")
+    accepted = Command("sbom", MADE)
+    side = find_side(place, named, command=accepted)
     if side.told.stage is None:
-        side = find_side(place, f"{side.told.run_id}/{_main_stage(side)}")
+        side = find_side(place, f"run:{side.told.run_id}/{_main_stage(side)}", command=accepted)
     step, run_id = side.told.stage or "", str(side.told.run_id)
     artifacts = {name: each.artifact for name, each in side.steps.items() if each.artifact is not None}
     if step not in artifacts:

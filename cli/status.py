@@ -29,12 +29,12 @@ def status(
     """Show the runs of a workspace, or the stages of one run and how far they are; say what is damaged."""
     with explained(verbose):
         from vantage.runs.console import open_console, show_run, show_runs
+        from vantage.runs.names import named_run
         from vantage.runs.run import damaged_runs, read_run, read_runs
-        from vantage.runs.run_ids import find_run
         from vantage.runs.status import run_state
 
         place = workspace_at(workspace)
-        run_id = None if run_id is None else find_run(place, run_id)
+        run_id = None if run_id is None else named_run(place, run_id, "status")
         damaged = damaged_runs(place)
         warn(damaged, skip=run_id)
         records = [read_run(place, run_id)] if run_id else read_runs(place)

@@ -4,7 +4,6 @@ Models that runs have made, and copies of them in MLflow, come with how their re
 """
 
 import json
-import re
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,16 +15,28 @@ from pydantic import ValidationError
 
 from vantage.attempts.jobs import gates_of
 from vantage.ledger import tracking
+from vantage.runs.meanings import (
+    AmbiguousName,
+    Command,
+    FolderNamed,
+    OfRun,
+    RegisteredNamed,
+    RunNamed,
+    SourceNamed,
+    StageNamed,
+    UnknownName,
+    spelling,
+)
+from vantage.runs.names import Names
 from vantage.runs.record import REMOVED, RunRecord
+from vantage.runs.registry import MlflowRegistry
 from vantage.runs.run import read_run, read_runs
-from vantage.runs.run_ids import find_run
 from vantage.runs.view import Broken, Missing, RunView
 from vantage.runs.workspace import RunError, Workspace
 from vantage.schemas.kind import ArtifactKind
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.inputs import MODEL, Generation
 from vantage.schemas.recipe.recipe import ResolvedRecipe
-from vantage.schemas.recipe.sources import LocalPath, Registered, model_source
 from vantage.schemas.records.artifacts import Artifact, StoredModel
 from vantage.schemas.steps import OTHER_MODEL_PREFIX, dependencies
 
@@ -87,37 +98,57 @@ class NamedModel:
 
 @contextmanager
 def open_named_model(
-    workspace: Workspace, named: str, *, kinds: Collection[ArtifactKind]
+    workspace: Workspace, named: str, command: Command, *, kinds: Collection[ArtifactKind]
 ) -> Iterator[NamedModel]:
     """The model that ``named`` means; its files stay while the block runs.
 
     Args:
-        named: ``RUN``, ``RUN/STAGE``, ``RUN/model``, ``RUN/models.NAME``, ``NAME``, ``NAME@ALIAS`` or ``NAME/VERSION`` of a model in MLflow (also with
-            ``models:/`` before it), a folder's path, or a source as in ``model.source``.
+        workspace: with the runs.
+        named: as docs/names.md says.
+        command: what accepts steps of runs, registered models, folders or sources.
         kinds: what may be meant.
 
     Raises:
         RunError: there is no such thing, or it is of another kind; the message says what there is.
         DamagedModel, DamagedCopy: its files cannot be used.
     """
-    path = Path(named).expanduser()
-    if not isinstance(model_source(named), LocalPath | Registered):
-        yield NamedModel(named, "policy", None, Generation(max_response_tokens=_DEFAULT_TOKENS), source=named)
-    elif path.is_dir() or named.startswith(("/", ".", "~")):
-        yield _checked(_in_folder(path), named, kinds)
-    elif "@" in named or named.startswith("models:/"):
-        with _published(workspace, named.removeprefix("models:/")) as published:
+    registry = MlflowRegistry(workspace)
+    try:
+        found = Names(workspace, registry=registry).resolve(named, command)
+    except UnknownName:
+        raise RunError(_nothing_found(workspace, named, command, kinds)) from None
+    if isinstance(found, SourceNamed):
+        generation = Generation(max_response_tokens=_DEFAULT_TOKENS)
+        yield NamedModel(named, "policy", None, generation, source=named)
+    elif isinstance(found, FolderNamed):
+        yield _checked(_in_folder(found.path), named, kinds)
+    elif isinstance(found, RegisteredNamed):
+        with _published(workspace, registry, found) as published:
             yield _checked(published, named, kinds)
     else:
-        run, _, step = named.partition("/")
-        try:
-            run_id = find_run(workspace, run)
-        except RunError as unknown:
-            with _published(workspace, named, unknown=unknown, kinds=kinds) as published:
-                yield _checked(published, named, kinds)
-        else:
-            record = read_run(workspace, run_id)
-            yield model_of(workspace, record, step or _main_step(record, kinds), kinds)
+        assert isinstance(found, OfRun), "no other meaning is accepted"
+        record = read_run(workspace, found.run_id)
+        step = _main_step(record, kinds) if isinstance(found, RunNamed) else found.step
+        yield model_of(workspace, record, step, kinds)
+
+
+def stage_beside(workspace: Workspace, named: str, other: str, command: Command) -> str | None:
+    """Spell ``other`` as a stage or model of the run that ``named`` means; None: the run has none of that name, or it is no run.
+
+    Raises:
+        AmbiguousName: there is also a folder of that name.
+    """
+    try:
+        found = Names(workspace).resolve(named, command)
+        record = read_run(workspace, found.run_id) if isinstance(found, OfRun) else None
+    except RunError:  # to open ``named`` says why
+        return None
+    if record is None or other not in (MODEL, *other_model_steps(record.recipe), *record.recipe.stages):
+        return None
+    stage = StageNamed(record.run_id, other)
+    if Path(other).is_dir():
+        raise AmbiguousName(other, command, [stage, FolderNamed(Path(other))])
+    return spelling(other, stage)
 
 
 def model_of(
@@ -295,38 +326,13 @@ def _json_in(path: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def _published(
-    workspace: Workspace,
-    named: str,
-    *,
-    unknown: RunError | None = None,
-    kinds: Collection[ArtifactKind] = (),
+    workspace: Workspace, registry: MlflowRegistry, named: RegisteredNamed
 ) -> Iterator[NamedModel]:
-    """MLflow's copy of a registered model, in a temporary folder.
+    """MLflow's copy of a registered model, in a temporary folder."""
+    found = registry.published(named)
+    from vantage.ledger.to_mlflow.published_models import fetch_copy  # imports MLflow
 
-    Args:
-        unknown: why it is no run, if it could have been one.
-        kinds: of the models to list where nothing was found.
-    """
-    name, _, alias = named.partition("@")
-    name, _, version = name.partition("/")
-    if version and not version.isdecimal():
-        raise RunError(_nothing_found(workspace, named, unknown, kinds))
     address = tracking.address(None, workspace.root)
-    if tracking.is_missing_database(address):
-        raise RunError(_nothing_found(workspace, named, unknown, kinds))
-    tracking.set_up_client()
-    from vantage.ledger.to_mlflow.published_models import (  # imports MLflow
-        NoSuchModel,
-        fetch_copy,
-        find_published,
-    )
-
-    try:
-        found = find_published(address, name, version=version or None, alias=alias or None)
-    except NoSuchModel as error:
-        if unknown is None:
-            raise RunError(str(error)) from None
-        raise RunError(_nothing_found(workspace, named, unknown, kinds)) from None
     with tempfile.TemporaryDirectory(prefix="vantage-model-") as temporary:
         folder = fetch_copy(found, tracking_uri=address, target=Path(temporary))
         plain = _in_folder(folder)
@@ -354,10 +360,8 @@ def _published(
 
 
 def _nothing_found(
-    workspace: Workspace, named: str, why: RunError | None, kinds: Collection[ArtifactKind]
+    workspace: Workspace, named: str, command: Command, kinds: Collection[ArtifactKind]
 ) -> str:
-    if why is not None and re.search(r" fits .*give more", str(why)):
-        return str(why)
     runs = read_runs(workspace)
     policies: tuple[ArtifactKind, ...] = ("policy",)
     wanted = kinds or policies
@@ -370,8 +374,8 @@ def _nothing_found(
     )
     more = f"; and {len(runs) - _RUNS_SHOWN} older ones" if len(runs) > _RUNS_SHOWN else ""
     return (
-        f"{named} is no run, no folder, and no model that MLflow has; {there}{more}. Give RUN/STAGE, a folder, or "
-        "NAME@ALIAS of a registered model (--workspace PLACE: where the runs are)"
+        f"{named} is no run, no folder, and no model that MLflow has; {there}{more}. Give "
+        f"{command.forms} (--workspace PLACE: where the runs are)"
     )
 
 

@@ -12,19 +12,28 @@ _MAY_BEGIN_AN_ID = re.compile(r"[0-9a-z_-]+")
 _SHOWN = 5
 
 
+class NoSuchRun(RunError):
+    """No run matches a text."""
+
+
+class SeveralRuns(RunError):
+    """A text is the beginning of the ids of several runs."""
+
+
 def find_run(workspace: Workspace, named: str) -> str:
     """The id of the only run that matches ``named``.
 
     Raises:
-        RunError: no run or several runs match, or ``named`` cannot be part of an id.
+        NoSuchRun: no run matches, or ``named`` cannot be part of an id.
+        SeveralRuns: several runs match.
     """
     listed = f"`{program('vantage')} status` lists the runs"
     if not _MAY_BEGIN_AN_ID.fullmatch(named):
-        raise RunError(f"run {named!r} is not one of Vantage's; {listed}")
+        raise NoSuchRun(f"run {named!r} is not one of Vantage's; {listed}")
     known = run_ids(workspace)
     if named == LATEST:
         if not known:
-            raise RunError(f"there is no run in {workspace.root} yet")
+            raise NoSuchRun(f"there is no run in {workspace.root} yet")
         return known[-1]
     if named in known:
         return named
@@ -35,6 +44,6 @@ def find_run(workspace: Workspace, named: str) -> str:
     if len(fitting) == 1:
         return fitting[0]
     if not fitting:
-        raise RunError(f"there is no run {named} in {workspace.root}; {listed}")
+        raise NoSuchRun(f"there is no run {named} in {workspace.root}; {listed}")
     more = f" and {len(fitting) - _SHOWN} more" if len(fitting) > _SHOWN else ""
-    raise RunError(f"{named} fits {', '.join(fitting[:_SHOWN])}{more}; give more of the id")
+    raise SeveralRuns(f"{named} fits {', '.join(fitting[:_SHOWN])}{more}; give more of the id")

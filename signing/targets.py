@@ -2,11 +2,15 @@
 
 from dataclasses import dataclass
 
+from vantage.runs.meanings import MADE, Command, OfRun, RegisteredNamed, RunNamed
+from vantage.runs.names import Names
 from vantage.runs.record import REMOVED, RunRecord
+from vantage.runs.registry import MlflowRegistry
 from vantage.runs.run import read_run
-from vantage.runs.run_ids import find_run
 from vantage.runs.workspace import RunError, Workspace
 from vantage.signing.lineage import lineage, made_steps
+
+SIGN = Command("sign", MADE)
 
 
 @dataclass(frozen=True)
@@ -18,28 +22,23 @@ class Target:
 
 
 def find_target(workspace: Workspace, named: str) -> Target:
-    """The steps that ``named`` means.
+    """Find the steps that ``named`` means.
 
     Args:
         workspace: with the run.
-        named: ``RUN`` (every step with an artifact), ``RUN/STAGE``, or ``NAME``, ``NAME@ALIAS``, ``NAME/VERSION`` of a
-            registered model (also with ``models:/`` before it): the step, the evaluations on which its aliases wait, and all
-            that these were made from.
+        named: as docs/names.md says. A run means every step with an artifact; a stage, all that it was made from too; a
+            registered model, the evaluations on which its aliases wait, and all that these were made from.
 
     Raises:
         RunError: there is no such thing, or it has no artifact yet.
         vantage.ledger.to_mlflow.published_models.RegistryUnavailable: MLflow does not answer.
     """
-    if "@" in named or named.startswith("models:/"):
-        return _registered(workspace, named.removeprefix("models:/"))
-    run, _, step = named.partition("/")
-    try:
-        run_id = find_run(workspace, run)
-    except RunError as unknown:
-        try:
-            return _registered(workspace, named)
-        except RunError:
-            raise unknown from None
+    registry = MlflowRegistry(workspace)
+    found = Names(workspace, registry=registry).resolve(named, SIGN)
+    if isinstance(found, RegisteredNamed):
+        return _registered(workspace, registry, found)
+    assert isinstance(found, OfRun), "it accepts nothing else"
+    run_id, step = found.run_id, None if isinstance(found, RunNamed) else found.step
     record = read_run(workspace, run_id)
     if record.status == REMOVED:
         raise RunError(f"run {run_id} was removed by `vantage gc`; run its recipe again")
@@ -52,22 +51,9 @@ def find_target(workspace: Workspace, named: str) -> Target:
     return Target(record, lineage(record, step) if step else made)
 
 
-def _registered(workspace: Workspace, named: str) -> Target:
+def _registered(workspace: Workspace, registry: MlflowRegistry, named: RegisteredNamed) -> Target:
     """The step that made a registered model, what its aliases wait for, and all that these were made from."""
-    from vantage.ledger import tracking
-
-    name, _, alias = named.partition("@")
-    name, _, version = name.partition("/")
-    address = tracking.address(None, workspace.root)
-    if tracking.is_missing_database(address) or (version and not version.isdecimal()):
-        raise RunError(f"{named} is no run, and no model that MLflow has; `vantage status` lists the runs")
-    tracking.set_up_client()
-    from vantage.ledger.to_mlflow.published_models import NoSuchModel, find_published  # imports MLflow
-
-    try:
-        found = find_published(address, name, version=version or None, alias=alias or None)
-    except NoSuchModel as error:
-        raise RunError(str(error)) from None
+    found, name = registry.published(named), named.name
     record = read_run(workspace, found.run_id)
     for step in made_steps(record):
         if record.stages[step].digest == found.digest and record.stages[step].stage_key == found.stage_key:

@@ -1,22 +1,51 @@
 """What ``vantage audit TARGET`` means: a registered model, one of MLflow's runs, a run, a digest, a folder."""
 
-import re
-from pathlib import Path
+from typing import TYPE_CHECKING
 
+from vantage.ledger import tracking
 from vantage.ledger.replay import Replay
 from vantage.review.audit.evidence import Evidence
 from vantage.review.audit.folders import add_folder
 from vantage.review.audit.publications import moved_away, publications, required_steps, version_checks
 from vantage.review.audit.walk import Walk
 from vantage.review.audit.whole_runs import run_checks
+from vantage.runs.meanings import (
+    MADE,
+    Command,
+    DigestNamed,
+    FolderNamed,
+    MlflowRunNamed,
+    ModelOfRun,
+    RegisteredNamed,
+    RunNamed,
+    StageNamed,
+)
+from vantage.runs.names import Names
 from vantage.runs.record import RunRecord
-from vantage.runs.run_ids import LATEST, find_run
 from vantage.runs.view import Broken, Missing
 from vantage.runs.workspace import RunError
 from vantage.schemas.records.audit import AuditReport, Check, Hashing
 
-_MLFLOW_RUN = re.compile(r"[0-9a-f]{32}")
-_DIGEST_PREFIX = re.compile(r"[0-9a-f]{8,64}")
+if TYPE_CHECKING:
+    from vantage.ledger.to_mlflow.audited_runs import MlflowVersion
+
+AUDIT = Command("audit", (*MADE, MlflowRunNamed, DigestNamed, FolderNamed))
+
+
+class _Registry:
+    """The registered models of the server that is audited."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._evidence = evidence
+
+    def has(self, named: RegisteredNamed) -> bool:
+        """Whether there is such a version; ConnectionError: MLflow does not answer."""
+        if tracking.is_missing_database(tracking.address(None, self._evidence.workspace.root)):
+            return False
+        version = _version(self._evidence, named)
+        if isinstance(version, Missing):
+            raise ConnectionError(f"{version}; start it, or set MLFLOW_TRACKING_URI")
+        return version is not None
 
 
 def audit(evidence: Evidence, target: str) -> AuditReport:
@@ -50,29 +79,23 @@ def audit(evidence: Evidence, target: str) -> AuditReport:
 
 def _begin(evidence: Evidence, walk: Walk, target: str) -> tuple[str, list[Check]]:
     """Add what the target means to the walk; what it is in words, and the checks of the target itself."""
-    path = Path(target).expanduser()
-    if target.startswith(("/", "./", "../", "~")) or target in (".", "..") or path.is_dir():
-        return add_folder(evidence, walk, path)
-    if "@" in target or target.startswith("models:/"):
-        return _registered(evidence, walk, target.removeprefix("models:/"))
-    if _MLFLOW_RUN.fullmatch(target):
-        return _mlflow_run(evidence, walk, target)
-    if _DIGEST_PREFIX.fullmatch(target):
-        digests = [each for each in _known_digests(evidence) if each.startswith(target)]
-        if len(digests) > 1:
-            shown = ", ".join(each[:20] for each in digests[:5])
-            raise RunError(f"{target} fits {len(digests)} artifacts ({shown}); give more of the digest")
-        if digests:
-            walk.add_digest(digests[0])
-            return f"artifact {digests[0]}", []
-    run, _, step = target.partition("/")
-    try:
-        run_id = find_run(evidence.workspace, run)
-    except RunError as unknown:
-        if run == LATEST or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}(/[0-9]+)?", target):
-            raise
-        return _registered(evidence, walk, target, unknown=unknown)
-    return _run(evidence, walk, run_id, step)
+    names = Names(evidence.workspace, registry=_Registry(evidence), digests=lambda: _known_digests(evidence))
+    match names.resolve(target, AUDIT):
+        case FolderNamed(path):
+            return add_folder(evidence, walk, path)
+        case RegisteredNamed() as named:
+            return _registered(evidence, walk, named)
+        case MlflowRunNamed(mlflow_run_id):
+            return _mlflow_run(evidence, walk, mlflow_run_id)
+        case DigestNamed(digest):
+            walk.add_digest(digest)
+            return f"artifact {digest}", []
+        case RunNamed(run_id):
+            return _run(evidence, walk, run_id, "")
+        case StageNamed(run_id, step) | ModelOfRun(run_id, step):
+            return _run(evidence, walk, run_id, step)
+        case other:
+            raise AssertionError(f"{other} is not accepted")
 
 
 def _run(evidence: Evidence, walk: Walk, run_id: str, step: str) -> tuple[str, list[Check]]:
@@ -159,15 +182,17 @@ def _is_its_entry(evidence: Evidence, run_id: str, step: str, mlflow_run_id: str
     return [Check(subject="MLflow's run", outcome="wrong", detail=said)]
 
 
-def _registered(
-    evidence: Evidence, walk: Walk, named: str, *, unknown: RunError | None = None
-) -> tuple[str, list[Check]]:
-    name, _, alias = named.partition("@")
-    name, _, number = name.partition("/")
-    version = evidence.ask(lambda server: server.version(name, number or None, alias or None))
+def _version(evidence: Evidence, named: RegisteredNamed) -> "MlflowVersion | Missing | None":
+    """The version that is named, which MLflow is asked about once; None: there is none."""
+    return evidence.once(
+        named, lambda: evidence.ask(lambda server: server.version(named.name, named.version, named.alias))
+    )
+
+
+def _registered(evidence: Evidence, walk: Walk, named: RegisteredNamed) -> tuple[str, list[Check]]:
+    name, alias = named.name, named.alias
+    version = _version(evidence, named)
     if isinstance(version, Missing):
-        if unknown is not None:
-            raise RunError(f"{unknown}; and {version}") from None
         raise ConnectionError(f"{version}; start it, or set MLFLOW_TRACKING_URI")
     if version is None:
         raise RunError(

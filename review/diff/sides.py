@@ -1,19 +1,17 @@
 """One side of a comparison: a run, a stage of it, a registered model, or a recipe, by the names that people give them."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from vantage.attempts.jobs import gates_of, key_parts_of, work_of
-from vantage.ledger import tracking
+from vantage.runs.meanings import MADE, Command, OfRun, RecipeNamed, RegisteredNamed, RunNamed
+from vantage.runs.names import Names
 from vantage.runs.record import RunRecord, StageRecord
+from vantage.runs.registry import MlflowRegistry
 from vantage.runs.resolving import load_resolved
 from vantage.runs.run import read_run
-from vantage.runs.run_ids import find_run
 from vantage.runs.view import Broken, Missing, RunView
 from vantage.runs.workspace import RunError, Workspace
-from vantage.schemas.loading.recipe_file import builtin_recipes
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.stage import Gate
 from vantage.schemas.records.artifacts import Artifact
@@ -21,7 +19,7 @@ from vantage.schemas.records.difference import ComparedSide
 from vantage.schemas.records.stage_key import stage_key
 from vantage.schemas.steps import dependencies, ordered_steps
 
-_RECIPE_FILES = (".yaml", ".yml")
+DIFF = Command("diff", (*MADE, RecipeNamed))
 
 
 @dataclass(frozen=True)
@@ -55,34 +53,31 @@ class Side:
         return self.told.kind == "recipe"
 
 
-def find_side(workspace: Workspace, named: str, overrides: Sequence[str] = ()) -> Side:
-    """The side that ``named`` means.
+def find_side(
+    workspace: Workspace, named: str, overrides: Sequence[str] = (), *, command: Command = DIFF
+) -> Side:
+    """Find the side that ``named`` means.
 
     Args:
         workspace: where runs are, and whose MLflow has the registered models.
-        named: a recipe's file, ``RUN``, ``RUN/STAGE``, the name of a built-in recipe, or ``NAME``, ``NAME@ALIAS`` or
-            ``NAME/VERSION`` of a registered model (also with ``models:/`` before it); in this order.
+        named: as docs/names.md says.
         overrides: ``KEY=VALUE`` of a recipe; nothing else has any.
+        command: what accepts runs, steps of them, registered models or recipes.
 
     Raises:
         RunError: it is none of these, or a model whose run is not in the workspace.
         vantage.schemas.problems.RecipeError, ValueError: the recipe is invalid.
         vantage.ledger.to_mlflow.published_models.RegistryUnavailable: MLflow does not answer.
     """
-    if Path(named).suffix in _RECIPE_FILES:
-        return _of_recipe(named, overrides)
-    if "@" in named or named.startswith("models:/"):
-        return _of_model(workspace, named)
-    run, _, step = named.partition("/")
-    try:
-        run_id = find_run(workspace, run)
-    except RunError as unknown:
-        if re.search(r" fits .*give more", str(unknown)):
-            raise
-        if named in builtin_recipes():
-            return _of_recipe(named, overrides)
-        return _of_model(workspace, named, unknown=unknown)
-    return _of_run(workspace, read_run(workspace, run_id), named, step or None)
+    registry = MlflowRegistry(workspace)
+    found = Names(workspace, registry=registry).resolve(named, command)
+    if isinstance(found, RecipeNamed):
+        return _of_recipe(found.source, overrides)
+    if isinstance(found, RegisteredNamed):
+        return _of_model(workspace, registry, found, named)
+    assert isinstance(found, OfRun), "no other meaning is accepted"
+    step = None if isinstance(found, RunNamed) else found.step
+    return _of_run(workspace, read_run(workspace, found.run_id), named, step)
 
 
 def find_sides(workspace: Workspace, a: str, b: str, overrides: Sequence[str]) -> tuple[Side, Side]:
@@ -175,24 +170,9 @@ def _step(workspace: Workspace, record: RunRecord, name: str) -> Step:
     )
 
 
-def _of_model(workspace: Workspace, named: str, *, unknown: RunError | None = None) -> Side:
+def _of_model(workspace: Workspace, registry: MlflowRegistry, model: RegisteredNamed, named: str) -> Side:
     """The stage of the run that published a registered model."""
-    name, _, alias = named.removeprefix("models:/").partition("@")
-    name, _, version = name.partition("/")
-    address = tracking.address(None, workspace.root)
-    nothing = RunError(
-        f"{named} is no recipe, no run of {workspace.address}, and no model that MLflow has; give a recipe's file, RUN, "
-        "RUN/STAGE or NAME@ALIAS (--workspace PLACE: where the runs are)"
-    )
-    if tracking.is_missing_database(address) or (version and not version.isdecimal()):
-        raise nothing
-    tracking.set_up_client()
-    from vantage.ledger.to_mlflow.published_models import NoSuchModel, find_published  # imports MLflow
-
-    try:
-        found = find_published(address, name, version=version or None, alias=alias or None)
-    except NoSuchModel as error:
-        raise nothing if unknown is not None else RunError(str(error)) from None
+    found = registry.published(model)
     what = f"{found.name} version {found.version}"
     try:
         record = read_run(workspace, found.run_id)

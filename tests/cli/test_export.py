@@ -71,7 +71,7 @@ def sha256(path: Path) -> str:
 def policy(small_chat_run: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The trained policy, exported."""
     folder = tmp_path_factory.mktemp("exported") / "policy"
-    done = exported(small_chat_run, "latest", str(folder))
+    done = exported(small_chat_run, "run:latest", str(folder))
     assert done.exit_code == 0, done.output
     assert f"transformers serve {folder}" in done.stdout
     assert "/v1/chat/completions" in done.stdout
@@ -420,7 +420,9 @@ def test_nothing_is_written_over(small_chat_run: Workspace, tmp_path: Path) -> N
         ),
         ("latest/value", "value of run {run} is a critic, which is not what this command takes"),
         ("latest/nosuch", "run {run} has no stage nosuch; there are model, sft, reward, policy"),
-        ("./nosuch", "has no config.json that can be read"),
+        ("./nosuch", "./nosuch is a path; "),
+        ("folder:nosuch", "export` accepts RUN, RUN/STAGE, RUN/model, or NAME, NAME@ALIAS or NAME/VERSION"),
+        ("recipe:quickstart", "recipe:quickstart is a recipe, of which nothing was computed; "),
         ("nosuch@champion", "MLflow has no registered model nosuch with the alias champion"),
     ],
 )

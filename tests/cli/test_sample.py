@@ -252,6 +252,34 @@ def test_what_cannot_be_asked_is_said_before_a_model_is_loaded(
     assert "Traceback" not in done.output
 
 
+def test_a_name_of_two_things_is_refused_and_its_spellings_are_taken(
+    small_chat_run: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(tmp_path)
+    [record] = read_runs(small_chat_run)
+    (tmp_path / "latest").symlink_to(folder_of(small_chat_run, "model"), target_is_directory=True)
+    (tmp_path / "sft").mkdir()
+    refused = asked(small_chat_run, "latest", "x")
+    assert (refused.exit_code, refused.stdout) == (ExitCode.BAD_INPUT, "")
+    assert (
+        f"latest means a folder and run {record.run_id}; write folder:latest or run:latest" in refused.stderr
+    )
+    refused = asked(small_chat_run, "run:latest/model", "x", "--against", "sft")
+    assert (
+        f"sft means sft of run {record.run_id} and a folder; write run:{record.run_id}/sft or folder:sft"
+        in refused.stderr
+    )
+    options = ["say it 81", "--greedy", "--max-tokens", "8", "--json"]
+    found = told(asked(small_chat_run, "run:latest", "--against", "folder:latest", *options))
+    of_run = told(asked(small_chat_run, "1/sft", *options))
+    of_folder = told(asked(small_chat_run, "1/model", *options))
+    texts = [
+        answer["text"] for each in (found, of_run, of_folder) for answer in each["prompts"][0]["answers"]
+    ]
+    assert texts[:2] == texts[2:] and texts[0] != texts[1]
+
+
 def test_a_line_that_is_no_prompt_is_named_with_its_number(small_chat_run: Workspace, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": 3}\n')

@@ -167,9 +167,7 @@ def try_mutation(mutation: Mutation | None, tests: Sequence[str], original: Path
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutation-") as temporary:
         folder = Path(temporary).resolve() / "tree"
-        shutil.copytree(
-            original, folder, symlinks=True
-        )  # a copied link would lead to code without the mutation
+        shutil.copytree(original, folder, symlinks=True)  # a link's target would be code without the mutation
         if mutation is not None:
             try:
                 (folder / mutation.file).write_text(mutated(mutation, original), encoding="utf-8")

@@ -80,6 +80,23 @@ def test_what_cannot_be_signed_is_one_sentence(
     assert "Traceback" not in done.output
 
 
+def test_sign_takes_the_run_beside_a_folder_of_its_name(
+    copied: Ended, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--key", keys.folder / "other.pem", "--workspace", copied.workspace.root, "--json")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "latest").mkdir()
+    told = [json.loads(vantage("sign", named, *options).stdout) for named in ("latest", "run:latest")]
+    assert [each["run_id"] for each in told] == [copied.record.run_id] * 2
+    for named, said in {
+        "folder:latest": "folder:latest is a folder; ",
+        "recipe:quickstart": "recipe:quickstart is a recipe, of which nothing was computed; ",
+    }.items():
+        refused = vantage("sign", named, *options)
+        assert (refused.exit_code, said in refused.stderr) == (ExitCode.BAD_INPUT, True)
+        assert "sign` accepts RUN, RUN/STAGE, RUN/model, or NAME, NAME@ALIAS" in refused.stderr
+
+
 def test_where_the_statements_are_is_told_of_any_workspace(copied: Ended, keys: Keys, tmp_path: Path) -> None:
     place = tmp_path / "signatures" / "workspace"
     place.parent.mkdir()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -63,6 +64,38 @@ def test_what_is_not_there_is_refused_in_one_sentence(case: Case, tmp_path: Path
         code, printed, error = run(target, *at)
         assert (code, printed) == (ExitCode.BAD_INPUT, ""), target
         assert said in error and "Traceback" not in error, (target, error)
+
+
+def test_a_name_of_two_things_is_refused_with_the_spelling_of_each(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = ("--workspace", str(case.workspace.root))
+    monkeypatch.chdir(tmp_path)
+    digest = str(case.record.stages["sft"].digest)
+    for name in ("latest", "fake"):
+        shutil.copytree(case.object("sft"), tmp_path / name)
+    code, printed, error = run("latest", *at)
+    assert (code, printed) == (ExitCode.BAD_INPUT, "")
+    assert f"latest means a folder and run {case.record.run_id}; write folder:latest or run:latest" in error
+    code, printed, error = run("fake", *at)
+    assert (code, printed) == (ExitCode.BAD_INPUT, "")
+    assert "fake means a folder and a registered model; write folder:fake or registered:fake" in error
+    for target, described in {
+        "folder:latest": "folder latest",
+        "run:latest": f"run {case.record.run_id} of fake, completed",
+        "run:latest/sft": f"sft of run {case.record.run_id}",
+        "registered:fake": "fake version 1",
+        f"digest:{digest[:8]}": f"artifact {digest}",
+    }.items():
+        code, printed, error = run(target, *at)
+        assert (code, printed.splitlines()[0]) == (0, described), (target, error)
+
+
+def test_a_recipe_is_no_target_and_a_registered_model_of_its_name_is(case: Case) -> None:
+    code, _, error = run("quickstart", "--workspace", str(case.workspace.root))
+    assert code == ExitCode.BAD_INPUT
+    assert "quickstart is a recipe, of which nothing was computed; " in error
+    assert "audit` accepts RUN, RUN/STAGE, RUN/model, NAME, NAME@ALIAS or NAME/VERSION" in error
 
 
 def test_a_run_whose_record_or_outbox_cannot_be_read_is_wrong_and_told_so(case: Case) -> None:

@@ -197,7 +197,7 @@ def test_an_override_that_a_gate_alone_reads_shares_every_stage(two: Two) -> Non
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("1", "nothing"), "nothing is no recipe, no run of"),
+        (("1", "nothing"), "nothing is no recipe, no run, and no registered model of MLflow"),
         (("1", "1/nope"), "has no stage nope; there are model, data.demonstrations"),
         (("1", "gone.yaml"), "gone.yaml"),
         (("1", "some@champion"), "no model that MLflow has"),
@@ -233,7 +233,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         except KeyError:
             raise NoSuchModel(f"MLflow has no registered model {name}") from None
 
-    monkeypatch.setattr("vantage.review.diff.sides.tracking.is_missing_database", lambda address: False)
+    monkeypatch.setattr("vantage.ledger.tracking.is_missing_database", lambda address: False)
     monkeypatch.setattr(published_models, "find_version", find)
     return known
 

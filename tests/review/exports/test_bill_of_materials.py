@@ -139,7 +139,7 @@ def test_what_was_read_at_any_depth_is_in_it_with_its_licence(tmp_path: Path) ->
     [
         ("quickstart", "quickstart is a recipe, of which nothing was computed"),
         ("latest/nope", "has no stage nope"),
-        ("gone", "gone is no recipe, no run of"),
+        ("gone", "gone is no run and no registered model of MLflow"),
     ],
 )
 def test_what_has_no_bill_is_told(made: tuple[Workspace, RunRecord], named: str, message: str) -> None:
