@@ -444,7 +444,7 @@ class TestOrchestrator:
 
         result = (attempt_folder(job_in(tmp_path)) / "result.json").read_bytes()
         told = StageResult.model_validate_json(result).samples[0]
-        assert told["models"] == str(ROOT / "models" / "__init__.py")
+        assert told["models"] == str(ROOT / "vantage" / "models" / "__init__.py")
         assert "" not in told["path"]
         assert str(tmp_path) not in told["path"]
         assert (tmp_path / "main-ran").read_text() == "x"

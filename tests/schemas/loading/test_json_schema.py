@@ -245,4 +245,4 @@ def _replace(plain: Any, path: tuple[str | int, ...], value: Any) -> None:
 
 def test_the_schemas_are_package_data() -> None:
     patterns = (Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8")
-    assert 'recipes = ["*.yaml", "*.json", "**/*.jsonl"]' in patterns
+    assert '"vantage.recipes" = ["*.yaml", "*.json", "**/*.jsonl"]' in patterns
