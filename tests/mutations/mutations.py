@@ -3,6 +3,11 @@
     python tests/mutations/mutations.py              every mutation of the lists beside this file
     python tests/mutations/mutations.py 'store/*'    those whose name matches
     python tests/mutations/mutations.py --list
+    python tests/mutations/mutations.py --results FILE --shard 1/8
+
+With --results, outcomes are appended to a file as they become known, and a later call goes on after what the file
+holds; an entry counts as long as the mutation is the same. --shard tries every eighth, from the first on. --fast runs only
+the tests of ``make test``; --only-slow lists the mutations that name none of these.
 
 Each is applied to a copy of the tree, never to the tree itself, and the tests that its list names for it run there until
 one fails. A mutation that no test notices is a hole in the tests: the script ends with 1 and names it. So it does for
@@ -13,6 +18,8 @@ First the same tests run on an unchanged copy, and have to pass.
 import argparse
 import ast
 import fnmatch
+import hashlib
+import json
 import os
 import shutil
 import signal
@@ -22,7 +29,8 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -46,6 +54,11 @@ class Mutation:
     new: str
     tests: tuple[str, ...]
     """Arguments of pytest; one of these tests has to fail."""
+
+    @property
+    def digest(self) -> str:
+        """sha256 of all fields: another text or another test makes another mutation."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
 def load(folder: Path = LISTS) -> list[Mutation]:
@@ -82,9 +95,14 @@ def mutated(mutation: Mutation, root: Path = ROOT) -> str:
     if count != 1:
         raise ValueError(f"{mutation.name}: its text stands {count} times in {mutation.file}, not once")
     changed = text.replace(mutation.old, mutation.new)
-    if ast.dump(ast.parse(changed)) == ast.dump(ast.parse(text)):
+    if ast.dump(ast.parse(changed)) == _dumped(text):
         raise ValueError(f"{mutation.name}: the code of {mutation.file} is the same with it")
     return changed
+
+
+@cache
+def _dumped(text: str) -> str:
+    return ast.dump(ast.parse(text))
 
 
 def copy_tree(target: Path) -> None:
@@ -117,7 +135,7 @@ def warm_up() -> None:
 
 
 def run_tests(folder: Path, tests: Sequence[str], log: Path) -> int:
-    """pytest's exit code for the tests in a copy of the tree, in a process of its own; killed by time: −1."""
+    """Return pytest's exit code for the tests in a copy of the tree, run in a process of its own; −1 if it ran out of time."""
     process = os.fork()
     if not process:
         code = 99
@@ -176,34 +194,132 @@ def try_mutation(mutation: Mutation | None, tests: Sequence[str], original: Path
         log = Path(temporary) / "log"
         code = run_tests(folder, tests, log)
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    # 1: a test failed; −1: it hung; all else but 0 says that the tests never ran
-    outcome = {0: SURVIVED, 1: KILLED, -1: KILLED}.get(code, BROKEN)
+    # 1: a test failed; −1: it hung; 5: no test is in the chosen tier; all else but 0 says that the tests never ran
+    outcome = {0: SURVIVED, 1: KILLED, -1: KILLED, 5: SURVIVED}.get(code, BROKEN)
     failed = [line.removeprefix("FAILED ").split(" - ")[0] for line in lines if line.startswith("FAILED ")]
     end = {KILLED: [], SURVIVED: lines[-1:], BROKEN: lines[-12:]}[outcome]
     told = "\n".join([*failed, *end])
     return Tried(outcome, time.monotonic() - start, told or f"nothing after {SECONDS} s")
 
 
-def run_all(mutations: Sequence[Mutation], *, jobs: int) -> int:
-    """Exit code: 0 where every mutation is killed."""
+class Results:
+    """Outcomes in a file of JSON Lines, appended in the order of the lists; without a file, they are kept in memory only.
+
+    Args:
+        tier: ``all`` or ``fast``, the tests that run. Entries of the other tier are not read.
+    """
+
+    def __init__(self, path: Path | None, tier: str) -> None:
+        self._path = path
+        self._tier = tier
+        self.tried: dict[str, Tried] = {}
+        """Digest of a mutation → its outcome."""
+        self.passed: set[str] = set()
+        """Arguments of pytest whose tests pass on the unchanged tree."""
+        for line in path.read_text().splitlines() if path is not None and path.exists() else ():
+            entry = json.loads(line)
+            if entry["tier"] != tier:
+                continue
+            if "passed" in entry:
+                self.passed.add(entry["passed"])
+            else:
+                self.tried[entry["digest"]] = Tried(entry["outcome"], entry["seconds"], entry["told"])
+
+    def add_passed(self, test: str) -> None:
+        """Record that a test passes without mutations."""
+        self.passed.add(test)
+        self._append({"passed": test})
+
+    def add(self, mutation: Mutation, tried: Tried) -> None:
+        """Record an outcome."""
+        self.tried[mutation.digest] = tried
+        self._append({"name": mutation.name, "digest": mutation.digest, **asdict(tried)})
+
+    def _append(self, entry: dict[str, object]) -> None:
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps({"tier": self._tier, **entry}) + "\n")
+
+
+def run_all(
+    mutations: Sequence[Mutation], *, jobs: int, results: Results, options: Sequence[str] = ()
+) -> int:
+    """Try those that have no result yet. Returns the exit code: 0 if every mutation is killed.
+
+    Args:
+        options: of pytest, before the tests.
+    """
     warm_up()
-    left: list[str] = []
     with tempfile.TemporaryDirectory(prefix="mutations-") as temporary:
         original = Path(temporary).resolve()
         copy_tree(original)  # once: who goes on working on the tree changes nothing here
-        tests = list(dict.fromkeys(test for mutation in mutations for test in mutation.tests))
-        without = try_mutation(None, tests, original)
-        if without.outcome != SURVIVED:
-            print(f"the tests fail without any mutation:\n{without.told}", file=sys.stderr)
-            return 1
+        left = [each for each in mutations if each.digest not in results.tried]
+        for test in dict.fromkeys(test for mutation in left for test in mutation.tests):
+            if test not in results.passed:
+                without = try_mutation(None, [*options, test], original)
+                if without.outcome != SURVIVED:
+                    print(f"{test} fails without any mutation:\n{without.told}", file=sys.stderr)
+                    return 1
+                results.add_passed(test)
         with ThreadPoolExecutor(jobs) as workers:
-            tried = workers.map(lambda mutation: try_mutation(mutation, mutation.tests, original), mutations)
-            for mutation, each in zip(mutations, tried, strict=True):
-                print(f"{each.outcome:8} {each.seconds:5.0f} s  {mutation.name}  {each.told}", flush=True)
-                if each.outcome != KILLED:
-                    left.append(mutation.name)
-    print(f"{len(mutations) - len(left)} of {len(mutations)} mutations killed")
-    return 1 if left else 0
+
+            def attempt(mutation: Mutation) -> Tried:
+                return try_mutation(mutation, [*options, *mutation.tests], original)
+
+            for mutation, tried in zip(left, workers.map(attempt, left), strict=True):
+                results.add(mutation, tried)
+                print(f"{tried.outcome:8} {tried.seconds:5.0f} s  {mutation.name}  {tried.told}", flush=True)
+    not_killed = [each.name for each in mutations if results.tried[each.digest].outcome != KILLED]
+    print(f"{len(mutations) - len(not_killed)} of {len(mutations)} mutations killed")
+    return 1 if not_killed else 0
+
+
+@cache
+def fast_functions(path: Path) -> frozenset[str] | None:
+    """Return the names of the file's tests that ``make test`` runs; None if the whole file is marked as slow."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in tree.body:
+        if (
+            isinstance(node, ast.Assign)
+            and ast.unparse(node.targets[0]) == "pytestmark"
+            and _is_slow(node.value)
+        ):
+            return None
+    return frozenset(
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and node.name.startswith("test")
+        and not any(map(_is_slow, node.decorator_list))
+    )
+
+
+def _is_slow(marks: ast.expr) -> bool:
+    return any(ast.unparse(each) == "pytest.mark.slow" for each in ast.walk(marks))
+
+
+def names_fast_tests(mutation: Mutation, root: Path = ROOT) -> bool:
+    """Return whether ``make test`` runs one of the mutation's tests."""
+    for test in mutation.tests:
+        name, _, function = test.partition("::")
+        path = root / name
+        for file in sorted(path.rglob("test_*.py")) if path.is_dir() else [path]:
+            fast = fast_functions(file)
+            if fast and (not function or function in fast):
+                return True
+    return False
+
+
+def shard(mutations: Sequence[Mutation], text: str) -> list[Mutation]:
+    """Return every n-th mutation, starting with the i-th, for the text ``i/n``.
+
+    Raises:
+        ValueError: it has another form, or i is not in 1 … n.
+    """
+    first, separator, count = text.partition("/")
+    if not (separator and first.isdecimal() and count.isdecimal() and 1 <= int(first) <= int(count)):
+        raise ValueError(f"--shard {text}: write i/n with 1 ≤ i ≤ n, such as 1/8")
+    return list(mutations[int(first) - 1 :: int(count)])
 
 
 def selected(mutations: Iterable[Mutation], patterns: Sequence[str]) -> list[Mutation]:
@@ -215,17 +331,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("patterns", nargs="*", metavar="NAME", help="names or patterns such as 'updates/*'")
     parser.add_argument("--jobs", type=int, default=1, help="mutations tried side by side")
-    parser.add_argument("--list", action="store_true", help="only say what there is")
+    parser.add_argument("--list", action="store_true", help="only print the mutations")
+    parser.add_argument(
+        "--only-slow", action="store_true", help="only print those that name no test of `make test`"
+    )
+    parser.add_argument("--fast", action="store_true", help="run only the tests of `make test`")
+    parser.add_argument(
+        "--results", type=Path, metavar="FILE", help="append outcomes, and skip those it holds"
+    )
+    parser.add_argument(
+        "--shard", default="1/1", metavar="I/N", help="try every N-th mutation, from the I-th on"
+    )
     options = parser.parse_args(arguments)
-    mutations = selected(load(), options.patterns)
-    if options.list:
+    try:
+        mutations = shard(selected(load(), options.patterns), options.shard)
+    except ValueError as error:
+        parser.error(str(error))
+    if options.only_slow:
+        mutations = [mutation for mutation in mutations if not names_fast_tests(mutation)]
+    if options.list or options.only_slow:
         for mutation in mutations:
             print(f"{mutation.name}  ({mutation.file}; {' '.join(mutation.tests)})")
         return 0
     if not mutations:
         print("no mutation has such a name; --list shows them", file=sys.stderr)
         return 1
-    return run_all(mutations, jobs=options.jobs)
+    results = Results(options.results, "fast" if options.fast else "all")
+    return run_all(
+        mutations, jobs=options.jobs, results=results, options=["-m", "not slow"] if options.fast else []
+    )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The lists of mutations still fit the code, and the script tells a mutation that is noticed from one that is not."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from tests.mutations.mutations import (
     Mutation,
     load,
     mutated,
+    names_fast_tests,
     selected,
+    shard,
 )
 
 ALL = load()
@@ -25,14 +28,70 @@ def test_there_are_enough_and_none_hides_another() -> None:
     assert len(ALL) == len({mutation.name for mutation in ALL}) == written >= 300
 
 
-@pytest.mark.parametrize("mutation", ALL, ids=lambda mutation: mutation.name)
-def test_it_still_applies(mutation: Mutation) -> None:
+def test_each_still_applies() -> None:
     """Its text stands once in its file, and what it makes of it is other code; its tests are there."""
-    mutated(mutation)
-    for test in mutation.tests:
-        file, _, function = test.partition("::")
-        assert (ROOT / file).exists()
-        assert not function or f"def {function}(" in (ROOT / file).read_text()
+    misses = []
+    for mutation in ALL:
+        try:
+            mutated(mutation)
+        except (ValueError, SyntaxError, OSError) as error:
+            misses.append(f"{mutation.name}: {error}")
+        for test in mutation.tests:
+            file, _, function = test.partition("::")
+            if not (ROOT / file).exists():
+                misses.append(f"{mutation.name}: there is no {file}")
+            elif function and f"def {function}(" not in (ROOT / file).read_text():
+                misses.append(f"{mutation.name}: there is no {test}")
+    assert not misses, "\n".join(misses)
+
+
+def test_make_test_runs_a_test_of_nearly_every_mutation() -> None:
+    only_slow = [mutation.name for mutation in ALL if not names_fast_tests(mutation)]
+    assert len(only_slow) <= 24, "\n".join(only_slow)
+
+
+SLOW_AND_FAST = """
+import pytest
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [1, 2])
+def test_slow(number): ...
+
+def test_fast(): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("tests", "expected"),
+    [
+        (("tests/test_whole.py",), False),
+        (("tests/test_whole.py::test_one",), False),
+        (("tests/test_parts.py::test_slow",), False),
+        (("tests/test_parts.py::test_fast",), True),
+        (("tests/test_whole.py", "tests/test_parts.py"), True),
+        (("tests",), True),
+    ],
+)
+def test_the_tier_of_a_mutations_tests_is_read_from_their_marks(
+    tests: tuple[str, ...], expected: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "tests").mkdir()
+    marks = "pytestmark = [pytest.mark.timeout(9), pytest.mark.slow]"
+    (tmp_path / "tests/test_whole.py").write_text(f"import pytest\n\n{marks}\n\ndef test_one(): ...\n")
+    (tmp_path / "tests/test_parts.py").write_text(SLOW_AND_FAST)
+    assert names_fast_tests(Mutation("list/name", "code.py", "", "", tests), tmp_path) is expected
+
+
+def test_shards_share_the_mutations_out() -> None:
+    parts = [shard(ALL, f"{number}/7") for number in range(1, 8)]
+    assert sorted(each.name for part in parts for each in part) == sorted(each.name for each in ALL)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/0"])
+def test_what_is_no_shard_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=f"--shard {text}: write i/n"):
+        shard(ALL, text)
 
 
 @pytest.mark.parametrize(
@@ -62,22 +121,35 @@ mutations:
 """
 
 
-def test_the_script_tells_what_is_noticed_from_what_is_not(tmp_path: Path) -> None:
-    """On a tree of one module and one test, which stays as it is."""
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A copy of the script in a tree of one module and one test."""
     script = tmp_path / "tests/mutations/mutations.py"
     script.parent.mkdir(parents=True)
     shutil.copy(ROOT / "tests/mutations/mutations.py", script)
     (script.parent / "small.yaml").write_text(SMALL_LIST)
     (tmp_path / "vantage").mkdir()
     (tmp_path / "vantage/__init__.py").touch()
-    code = "import math\n\ndoubled = 2\nunused = 1\n"
-    (tmp_path / "small.py").write_text(code)
+    (tmp_path / "small.py").write_text("import math\n\ndoubled = 2\nunused = 1\n")
     test = "import small\n\ndef test_small():\n    assert small.doubled == 2\n"
     (tmp_path / "tests/test_small.py").write_text(test)
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    ran = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
-    outcomes = {line.split()[3]: line.split()[0] for line in ran.stdout.splitlines() if " small/" in line}
-    assert outcomes == {
+    return script
+
+
+def run_script(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(script), *arguments]
+    return subprocess.run(command, cwd=script.parents[2], capture_output=True, text=True)
+
+
+def outcomes(ran: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    return {line.split()[3]: line.split()[0] for line in ran.stdout.splitlines() if " small/" in line}
+
+
+@pytest.mark.slow
+def test_the_script_tells_what_is_noticed_from_what_is_not(script: Path) -> None:
+    ran = run_script(script)
+    assert outcomes(ran) == {
         "small/small/noticed": "killed",
         "small/small/unnoticed": "SURVIVED",
         "small/small/not-importable": "BROKEN",
@@ -86,3 +158,18 @@ def test_the_script_tells_what_is_noticed_from_what_is_not(tmp_path: Path) -> No
     assert ran.returncode == 1
     assert "small/small/noticed  tests/test_small.py::test_small\n" in ran.stdout
     assert "1 of 4 mutations killed" in ran.stdout
+
+
+@pytest.mark.slow
+def test_the_script_goes_on_where_a_file_of_results_ends(script: Path, tmp_path: Path) -> None:
+    file = str(tmp_path / "results.jsonl")
+    first = run_script(script, "--results", file, "--shard", "1/2")
+    assert set(outcomes(first)) == {"small/small/noticed", "small/small/not-importable"}
+    rest = run_script(script, "--results", file)
+    assert set(outcomes(rest)) == {"small/small/unnoticed", "small/small/gone"}
+    assert "1 of 4 mutations killed" in rest.stdout
+    changed = SMALL_LIST.replace("doubled = 3", "doubled = 4")
+    (script.parent / "small.yaml").write_text(changed)
+    assert set(outcomes(run_script(script, "--results", file))) == {"small/small/noticed"}, "another mutation"
+    passed = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert [each["passed"] for each in passed if "passed" in each] == ["tests/test_small.py"], "tried once"

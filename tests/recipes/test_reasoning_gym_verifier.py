@@ -3,14 +3,11 @@
 import json
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HAS_PACKAGE = find_spec("reasoning_gym") is not None
-needs_package = pytest.mark.skipif(not HAS_PACKAGE, reason="the package reasoning-gym is not installed")
 
 
 def without_the_package(code: str) -> str:
@@ -31,7 +28,6 @@ def test_without_the_package_both_files_say_what_to_install() -> None:
     assert remedy in without_the_package("from vantage.recipes.reasoning_gym_tasks import rows; rows(3, 1)")
 
 
-@needs_package
 def test_tasks_differ_and_are_the_same_every_time() -> None:
     from vantage.recipes.reasoning_gym_tasks import TASKS, rows
 
@@ -43,7 +39,6 @@ def test_tasks_differ_and_are_the_same_every_time() -> None:
     assert {kind: kinds.count(kind) for kind in TASKS} == dict.fromkeys(TASKS, 20)
 
 
-@needs_package
 def test_the_answer_is_right_and_others_are_not() -> None:
     from vantage.recipes.reasoning_gym_tasks import rows
     from vantage.recipes.reasoning_gym_verifier import verify
@@ -56,7 +51,6 @@ def test_the_answer_is_right_and_others_are_not() -> None:
         assert not verify(question, "", entry)
 
 
-@needs_package
 @pytest.mark.parametrize("answer", [None, "5", "[]", "{}", '{"metadata": {}}'])
 def test_what_is_no_entry_is_refused(answer: str | None) -> None:
     from vantage.recipes.reasoning_gym_verifier import verify

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,6 @@ def test_without_the_package_it_says_what_to_install() -> None:
     assert "pip install 'vantage-rlhf[recipes]'" in done.stderr.strip().splitlines()[-1]
 
 
-@pytest.mark.skipif(find_spec("vaderSentiment") is None, reason="the package vaderSentiment is not installed")
 @pytest.mark.parametrize(
     "response, steps",
     [

@@ -19,8 +19,6 @@ from vantage.tasks.benchmark_evaluation import asked_within
 from vantage.tasks.data.benchmark_tasks import UnusableTasks
 from vantage.tasks.stages import run_stage
 
-lm_eval = pytest.importorskip("lm_eval", reason="pip install -e '.[lm-eval]'")
-
 CHOICE = """
 task: sums
 dataset_path: json

@@ -1,7 +1,6 @@
 """Stages whose layers are compiled, beside the same stages whose layers run as they are written."""
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -116,7 +115,7 @@ def test_cut_weights_are_refused() -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+@pytest.mark.needs("g++")
 def test_compiled_code_learns_the_same_and_goes_on_exactly_in_another_process(
     pipeline: Any, contents: Contents, tmp_path: Path
 ) -> None:

@@ -35,7 +35,7 @@ from vantage.schemas.records.attempt import Share
 from vantage.schemas.records.job import StageResult
 from vantage.tasks.training.scratch import read_committed
 
-pytest.importorskip("ray", reason="pip install -e '.[ray]'")
+pytestmark = pytest.mark.slow
 
 
 class RayCluster:

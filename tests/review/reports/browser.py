@@ -1,8 +1,6 @@
 """Headless Chromium, driven over its own protocol: what a page is when it is really drawn."""
 
 import json
-import os
-import shutil
 import subprocess
 import tempfile
 import time
@@ -15,14 +13,9 @@ from typing import Any
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+from tests.support.needs import chromium
+
 SECONDS = 60.0
-
-
-def binary() -> str | None:
-    """The browser: ``$VANTAGE_CHROMIUM``, or one on the search path."""
-    named = os.environ.get("VANTAGE_CHROMIUM")
-    return named or next(filter(None, map(shutil.which, NAMES)), None)
 
 
 class Tab:
@@ -158,7 +151,7 @@ class Tab:
 @contextmanager
 def opened_tab() -> Iterator[Tab]:
     """A browser with one page; it ends with the block."""
-    program = binary()
+    program = chromium()
     assert program is not None
     with tempfile.TemporaryDirectory(prefix="vantage-chromium-", ignore_cleanup_errors=True) as profile:
         command = [program, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0"]

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.review.reports.browser import Tab, binary, opened_tab
+from tests.review.reports.browser import Tab, opened_tab
 from tests.review.reports.samples import report
 from vantage.review.reports.page import report_page
 
-pytestmark = pytest.mark.skipif(binary() is None, reason="no Chromium: set VANTAGE_CHROMIUM to its binary")
+pytestmark = [pytest.mark.slow, pytest.mark.needs("chromium")]
 
 PHONE, DESK = 390, 1280
 SIZES = (
