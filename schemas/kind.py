@@ -33,7 +33,7 @@ class Kind:
     content: Content | None = None
     """Content of the dataset that it makes; None: it makes none, or ``work.content`` says."""
     revision: int
-    """Part of every stage key; raised when the kind's numbers change (``tests/attempts/code_record.py`` asks)."""
+    """Part of every stage key; raised when the kind's numbers change (``tests/attempts/golden_digests.py`` asks)."""
     imports: str | None = None
     """Implicit steps only: the field whose ``source`` it copies into the store."""
     merges: bool = False
