@@ -13,20 +13,11 @@ Metrics = Mapping[str, float | None]
 
 
 def assert_alike(measured: Metrics, expected: Metrics, *, rel: float, abs: float) -> None:
-    """Assert that the same metrics are undefined, which pytest.approx cannot compare, and that the others are equal up to rounding.
-
-    Rounding changes a share of explained variance by a part of 1 − share, Var(G − V)/Var(G), which is what is compared: next to 0 the
-    share itself has no digits that all CPUs agree on.
-    """
+    """The same metrics are undefined, which pytest.approx cannot compare, and the others are equal up to rounding."""
     undefined, others = ({name for name, each in of.items() if each is None} for of in (measured, expected))
     assert undefined == others
     numbers, sought = (
-        {
-            name: 1 - each if name.startswith("explained_variance") else each
-            for name, each in of.items()
-            if each is not None
-        }
-        for of in (measured, expected)
+        {name: each for name, each in of.items() if each is not None} for of in (measured, expected)
     )
     assert numbers == pytest.approx(sought, rel=rel, abs=abs, nan_ok=True)
 
