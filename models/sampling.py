@@ -1,7 +1,8 @@
 """Sampling responses: left-padded batches with a key-value cache, rows leaving the batch as they end."""
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -94,20 +95,10 @@ def sample(
         [wanted[place] for place in batch]
         for batch in batches([len(prompts[i]) for i in wanted], limits, max_new_tokens=max_new_tokens)
     ]
+    drawing = _Drawing(max_new_tokens, temperature, eos_token_ids, pad_token_id, stop_strings, in_step)
     responses: dict[int, Response] = {}
-    was_training = model.training
-    model.eval()
-    replayed = None
-    try:
-        if in_step is None:
-            replayed = replayed_steps(
-                model,
-                most=max_new_tokens,
-                temperature=temperature,
-                pad_token_id=pad_token_id,
-                is_beside_another=is_beside_another,
-            )
-        started = 0
+    started = 0
+    with _without_dropout(model), _replayed(model, drawing, is_beside_another=is_beside_another) as replayed:
         for number in range(len(of_batches) if in_step is None else in_step.num_batches):
             # where none is left, the first prompt keeps step with the other ranks: sampled, and left out
             batch = of_batches[number] if number < len(of_batches) else [0]
@@ -115,12 +106,8 @@ def sample(
                 model,
                 [prompts[i] for i in batch],
                 None if greedy else uniform[batch],
-                in_step=in_step,
-                max_new_tokens=max_new_tokens,
-                temperature=temperature,
-                endings=Endings(eos_token_ids, stop_strings, len(batch), model.device),
-                pad_token_id=pad_token_id,
-                on_token=None if on_token is None else partial(_shift, on_token, started),
+                drawing,
+                on_token=_nothing if on_token is None else partial(_shift, on_token, started),
                 replayed=replayed,
             )
             for place, response in zip(batch, sampled, strict=True):
@@ -128,11 +115,59 @@ def sample(
             started += len(batch)
             if on_batch is not None and number + 1 < len(of_batches):
                 on_batch(batch, [ids for ids, _, _ in sampled])
+    return _samples_of([responses[i] for i in wanted])
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    """How tokens are drawn, and what ends a response, in all batches alike."""
+
+    max_new_tokens: int
+    temperature: float
+    eos_token_ids: Collection[int]
+    pad_token_id: int
+    stop_strings: StopStrings | None
+    in_step: InStep | None
+
+
+@contextmanager
+def _without_dropout(model: PreTrainedModel) -> Iterator[None]:
+    """Hold this while the model samples; it trains afterwards if it did before."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+@contextmanager
+def _replayed(
+    model: PreTrainedModel, drawing: _Drawing, *, is_beside_another: bool
+) -> Iterator[ReplayedSteps | None]:
+    """Yield what captures the model's steps as graphs and replays them; None if that is not possible here."""
+    replayed = None
+    if drawing.in_step is None:
+        replayed = replayed_steps(
+            model,
+            most=drawing.max_new_tokens,
+            temperature=drawing.temperature,
+            pad_token_id=drawing.pad_token_id,
+            is_beside_another=is_beside_another,
+        )
+    try:
+        yield replayed
     finally:
         if replayed is not None:
             replayed.close()
-        model.train(was_training)
-    found = [responses[i] for i in wanted]
+
+
+def _samples_of(found: list[Response]) -> Samples:
+    """Return the responses as one value.
+
+    Raises:
+        FloatingPointError: a log-probability is not finite.
+    """
     if not all(math.isfinite(value) for *_, logprobs in found for value in logprobs):
         raise FloatingPointError("the model's logits are not finite; go back to weights that are")
     return Samples(
@@ -165,27 +200,21 @@ def _sample_batch(
     model: PreTrainedModel,
     prompts: list[list[int]],
     uniform: Tensor | None,
+    drawing: _Drawing,
     *,
-    in_step: InStep | None,
-    max_new_tokens: int,
-    temperature: float,
-    endings: Endings,
-    pad_token_id: int,
-    on_token: Callable[[int, int], None] | None,
-    replayed: ReplayedSteps | None = None,
+    on_token: Callable[[int, int], None],
+    replayed: ReplayedSteps | None,
 ) -> list[Response]:
-    """The response to each prompt; `uniform` (B, max_new_tokens) in [0, 1), None: greedy."""
-    device = model.device
-    batch = PartialResponses.of(
-        prompts, uniform, most=max_new_tokens, pad_token_id=pad_token_id, device=device
-    )
+    """Return the response to each prompt; `uniform` (B, max_new_tokens) in [0, 1), None: greedy."""
+    device, most, in_step = model.device, drawing.max_new_tokens, drawing.in_step
+    batch = PartialResponses.of(prompts, uniform, most=most, pad_token_id=drawing.pad_token_id, device=device)
+    endings = Endings(drawing.eos_token_ids, drawing.stop_strings, len(batch.ids), device)
     forward = (model if replayed is None else replayed.forward) if in_step is None else in_step.forward
     # a prompt is read once, whatever number of responses it has
     distinct = {prompt: place for place, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
     prompt_of = torch.tensor([distinct[tuple(prompt)] for prompt in prompts], device=device)
-    input_ids, attention_mask = _left_pad(list(distinct), pad_token_id, device)
+    input_ids, attention_mask = _left_pad(list(distinct), drawing.pad_token_id, device)
     count_prompts(input_ids.numel(), sum(map(len, distinct)))
-    on_token = on_token or _nothing
     on_token(0, 1)
     output = forward(
         input_ids=input_ids,
@@ -196,21 +225,13 @@ def _sample_batch(
         logits_to_keep=1,
     )
     cache = output.past_key_values
-    batch.draw(output.logits[:, -1][prompt_of], temperature=temperature, endings=endings)
+    batch.draw(output.logits[:, -1][prompt_of], temperature=drawing.temperature, endings=endings)
     del output
     taken = replayed is not None and replayed.go_on(batch, cache, prompt_of, endings, on_token)
     if not taken:
-        make_room(cache, prompt_of, most=max_new_tokens - 1)
+        make_room(cache, prompt_of, most=most - 1)
     if not taken or not batch.is_done:
-        _go_on(
-            model,
-            batch,
-            cache,
-            in_step=in_step,
-            temperature=temperature,
-            endings=endings,
-            on_token=on_token,
-        )
+        _go_on(model, batch, cache, drawing, endings=endings, on_token=on_token)
     return batch.responses()
 
 
@@ -218,14 +239,13 @@ def _go_on(
     model: PreTrainedModel,
     batch: PartialResponses,
     cache: Cache,
+    drawing: _Drawing,
     *,
-    in_step: InStep | None,
-    temperature: float,
     endings: Endings,
     on_token: Callable[[int, int], None],
 ) -> None:
     """Draw token after token until all responses have ended, or have all their tokens."""
-    device, count = model.device, len(batch.ids)
+    device, count, in_step = model.device, len(batch.ids), drawing.in_step
     starts = on_device([batch.width - length for length in batch.prompt_lengths], device)
     columns = torch.arange(batch.width + batch.drawn - 1, device=device)
     attention_mask = (columns >= starts[:, None]).long()
@@ -258,7 +278,7 @@ def _go_on(
             logits_to_keep=1,
         )
         cache = output.past_key_values
-        batch.draw(output.logits[:, -1], temperature=temperature, endings=endings)
+        batch.draw(output.logits[:, -1], temperature=drawing.temperature, endings=endings)
 
 
 def _positions(is_told: bool, attention_mask: Tensor, width: int) -> dict[str, Tensor]:
@@ -267,7 +287,7 @@ def _positions(is_told: bool, attention_mask: Tensor, width: int) -> dict[str, T
 
 
 def _nothing(ended: int, token: int) -> None:
-    """Nobody is told."""
+    """Tell nobody."""
 
 
 def _shift(on_token: Callable[[int, int], None], before: int, ended: int, token: int) -> None:

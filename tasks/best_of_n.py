@@ -22,11 +22,11 @@ from vantage.tasks.rollout.rollouts import (
 from vantage.tasks.rollout.sampler_check import compare_with_sampler
 from vantage.tasks.rollout.selection import Selection
 from vantage.tasks.training.attempt import Attempt
-from vantage.tasks.training.found_limits import Taken, found_limits, longest_response, within_memory
+from vantage.tasks.training.found_limits import Taken, longest_response
 from vantage.tasks.training.likelihood import accumulate_nll
 from vantage.tasks.training.measured import uncertainty_of, values_of
 from vantage.tasks.training.metric_sums import means_of
-from vantage.tasks.training.networks import put_back, trained_policy, write_policy
+from vantage.tasks.training.networks import trained_policy, write_policy
 from vantage.tasks.training.optimization import (
     make_optimizer,
     training_device,
@@ -54,21 +54,22 @@ def run(job: StageJob[ResolvedBestOfN]) -> StageResult:
         [optimizer],
         models.sampler,
     )
-    found = found_limits(job, taken, device=policy.device)
-    models, job = models.within(found, job), within_memory(job, found)
+    models, job = models.ready(job, taken)
     work = job.work
     collected = read_training_responses(job, codec)
     selection = Selection(models, validation, num_samples=work.validation_samples, seed=stage_seed(job))
 
-    with Attempt(
-        job,
-        total=work.iterations,
-        modules={"policy": policy.causal_lm},
-        optimizers={"policy": optimizer},
-        state=BestSoFar(),
-        keeps_best=True,
-    ) as attempt:
-        models.sync_engine()  # an earlier attempt may have left other weights
+    with (
+        Attempt(
+            job,
+            total=work.iterations,
+            modules={"policy": policy.causal_lm},
+            optimizers={"policy": optimizer},
+            state=BestSoFar(),
+            keeps_best=True,
+        ) as attempt,
+        models.sampling(),
+    ):
         if not attempt.best:
             selection.keep_if_best(attempt, iteration=0)
         for iteration in attempt.remaining():
@@ -86,15 +87,14 @@ def run(job: StageJob[ResolvedBestOfN]) -> StageResult:
             models.sync_engine()
 
             # 5. Keep the policy that scores best on validation prompts
-            if (iteration + 1) % work.validate_every == 0 or iteration + 1 == work.iterations:
+            if attempt.is_due(work.validate_every):
                 metrics |= selection.keep_if_best(attempt, iteration=iteration + 1)
             attempt.finish_step(
                 metrics,
                 num_tokens=int(scored.sampled.sequences.attention_mask.sum()),
                 headline="best_score_mean",
             )
-        put_back(policy.causal_lm, attempt.best)
-        models.sync_engine()
+        selection.put_back_best(attempt)
 
     # 6. What the best policy is like
     measured = selection.measure(test, num_samples=work.test_samples or work.validation_samples)

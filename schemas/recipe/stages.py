@@ -272,8 +272,12 @@ def _reader_of_kl_to_old(algorithm: Algorithm) -> str | None:
 
 def threads_for_each(work: object, cpus: int) -> int:
     """Threads for each of what a stage computes side by side on its CPUs: half of them where it samples beside its training."""
-    ahead = isinstance(work, ValuePretraining | PolicyOptimization) and work.rollout.ahead > 0
-    return max(1, cpus // 2) if ahead else max(1, cpus)
+    return max(1, cpus // 2) if samples_ahead(work) else max(1, cpus)
+
+
+def samples_ahead(work: object) -> bool:
+    """Return whether a stage samples one rollout while another trains."""
+    return isinstance(work, ValuePretraining | PolicyOptimization) and work.rollout.ahead > 0
 
 
 class PolicyOptimization(Rollouts):

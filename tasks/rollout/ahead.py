@@ -19,7 +19,6 @@ from vantage.models.pass_counts import PassCounts, add_counts, taken_counts
 from vantage.models.policy import PolicyModel
 from vantage.models.sampling import Samples
 from vantage.tasks.rollout.engine import Listener, LocalEngine, of_all_ranks
-from vantage.tasks.rollout.rollout_models import RolloutModels
 from vantage.tasks.training import progress, ranks
 
 TOLD_EVERY_SECONDS = 1.0
@@ -49,21 +48,20 @@ class _Begun:
 class AheadEngine:
     """A `RolloutEngine` whose next responses may have been begun before they are asked for.
 
-    What was not begun is sampled at once, from the policy as it is.
+    What was not begun is sampled at once, from the policy as it is. Nothing is begun before its context, or after it.
     """
 
-    def __init__(self, models: RolloutModels) -> None:
-        """Beside the engine of these models, which samples from the policy itself."""
-        engine = models.engine
-        assert isinstance(engine, LocalEngine), "another kind of engine samples beside the training by itself"
-        self._now = replace(engine, is_beside_another=True)
-        self._copy = replace(self._now, policy=_copied(engine.policy))
+    def __init__(self, engine: LocalEngine) -> None:
+        """Sample beside this engine, which samples from the policy itself."""
+        self._now = engine
+        self._copy = replace(engine, policy=_copied(engine.policy), is_beside_another=True)
         self._begun: _Begun | None = None
         self._is_stopped = threading.Event()
         self.took_begun = False
         """Whether responses since the last `begin` were those that had been begun, by the policy before its last update."""
 
     def __enter__(self) -> Self:
+        self._now = replace(self._now, is_beside_another=True)
         return self
 
     def __exit__(
@@ -72,6 +70,7 @@ class AheadEngine:
         self._is_stopped.set()
         if self._begun is not None and self._begun.thread is not None:
             self._begun.thread.join()
+        self._now = replace(self._now, is_beside_another=False)
 
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """The policy's own tensors, which `generate` reads; the copy has its weights from `begin`."""

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -26,7 +27,22 @@ class Listener(Protocol):
 
 
 class RolloutEngine(Protocol):
-    """Samples from a policy, in this process or in another."""
+    """Samples from a policy, in this process or in another; within its context perhaps ahead of what is asked for."""
+
+    @property
+    def took_begun(self) -> bool:
+        """Whether responses since the last ``begin`` were those that had been begun, by the policy before its last update."""
+
+    def __enter__(self) -> Self:
+        """Sample beside other work from now on, where ``begin`` does anything."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop what was begun."""
+
+    def begin(self, prompts: Sequence[list[int]], *, count: int, seed: int) -> None:
+        """Begin with responses that ``generate`` will be asked for; an engine that samples only when asked does nothing."""
 
     def generate(
         self,
@@ -46,10 +62,16 @@ class RolloutEngine(Protocol):
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Sample from these weights (name → tensor of the causal language model) from now on."""
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what a checkpoint has to keep of responses that were begun; nothing if none ever are."""
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Have what ``tensors`` gave."""
+
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """Samples in this process, from the very tensors that train or from a copy of them."""
+    """Samples in this process, from the very tensors that train or from a copy of them, and only when asked."""
 
     policy: PolicyModel
     codec: Codec
@@ -59,6 +81,29 @@ class LocalEngine:
     """Of the arithmetic: that of training, where the policy learns from what is sampled."""
     is_beside_another: bool = False
     """Whether another thread uses the device while this one samples."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    @property
+    def took_begun(self) -> bool:
+        """See ``RolloutEngine``; nothing is ever begun."""
+        return False
+
+    def begin(self, prompts: Sequence[list[int]], *, count: int, seed: int) -> None:
+        """See ``RolloutEngine``; does nothing."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See ``RolloutEngine``; nothing is ever begun."""
+        return {}
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """See ``RolloutEngine``; ``tensors`` is empty."""
 
     def generate(
         self,

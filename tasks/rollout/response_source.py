@@ -1,19 +1,22 @@
 """Where value pretraining's scored responses come from: sampled here, collected beforehand, or some of both."""
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+from torch.optim import Optimizer
 
 from vantage.models.folders import tokenizer_digest
+from vantage.models.heads import ScalarModel, values
 from vantage.schemas.recipe.resolved import ResolvedValuePretraining
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.data.examples import Prompts, read_prompts
 from vantage.tasks.data.splits import TEST, TRAIN
-from vantage.tasks.rollout.ahead import AheadEngine
 from vantage.tasks.rollout.collected import Collected, read_collected
 from vantage.tasks.rollout.group_sampling import join_scored
 from vantage.tasks.rollout.rollout_models import RolloutModels
 from vantage.tasks.rollout.rollouts import Scored, prompts_of_iteration, sample_and_score
 from vantage.tasks.training.data_order import DataOrder
+from vantage.tasks.training.found_limits import Taken, longest_response
 from vantage.tasks.training.seeds import derive_seed, stage_seed
 
 
@@ -26,8 +29,21 @@ class ResponseSource:
     prompts: Prompts
     """Of the training split."""
 
-    def for_iteration(self, iteration: int, sampling: RolloutModels) -> Scored:
-        """The responses of one training rollout: collected ones first, then those that ``sampling`` samples."""
+    def ready(self, critic: ScalarModel, optimizer: Optimizer) -> "ResponseSource":
+        """Return the source with what ``RolloutModels.ready`` gives, for a critic that learns from its responses."""
+        work = self.job.work
+        taken = Taken(
+            longest_response(self.prompts, self.job.generation, shares_prompt=work.pass_limits.share_prompts),
+            [partial(values, critic)],
+            work.precision,
+            [optimizer],
+            self.models.sampler,
+        )
+        models, job = self.models.ready(self.job, taken)
+        return replace(self, job=job, models=models)
+
+    def for_iteration(self, iteration: int) -> Scored:
+        """Return the responses of one training rollout: collected ones first, then those that are sampled here."""
         work = self.job.work
         parts = []
         if collected_count := work.batch_size - work.fresh_responses:
@@ -39,14 +55,16 @@ class ResponseSource:
         if work.fresh_responses:
             indices, seed = self._fresh(iteration)
             parts.append(
-                sample_and_score(sampling, self.prompts, indices, count=work.samples_per_prompt, seed=seed)
+                sample_and_score(self.models, self.prompts, indices, count=work.samples_per_prompt, seed=seed)
             )
         return join_scored(parts, pad_token_id=self.models.codec.pad_token_id)
 
-    def begin(self, engine: AheadEngine, iteration: int) -> None:
-        """Have the engine sample what a training rollout will need, beside whatever else is computed."""
-        indices, seed = self._fresh(iteration)
-        engine.begin(
+    def begin_next(self, iteration: int) -> None:
+        """Have the engine begin with the rollout of the next iteration, where it samples ahead and there is one."""
+        if not self.models.ahead or iteration + 1 == self.job.work.iterations:
+            return
+        indices, seed = self._fresh(iteration + 1)
+        self.models.engine.begin(
             [self.prompts.ids[index] for index in indices], count=self.job.work.samples_per_prompt, seed=seed
         )
 

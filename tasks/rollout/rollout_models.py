@@ -1,18 +1,30 @@
 """The models that sample a rollout, score it and shape its rewards."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from vantage.models.policy import PolicyModel
-from vantage.schemas.recipe.pass_limits import FoundLimits, PassLimits
+from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.stage import Stage
-from vantage.schemas.recipe.stages import RolloutCollection, Rollouts
+from vantage.schemas.recipe.stages import RolloutCollection, Rollouts, samples_ahead
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.data.examples import Codec, codec_of
 from vantage.tasks.rewards.scoring import Scorer, load_scorer
+from vantage.tasks.rollout.ahead import AheadEngine
 from vantage.tasks.rollout.engine import LocalEngine, RolloutEngine, load_engine
-from vantage.tasks.training.found_limits import Sampler, sampling_limits, within_memory
+from vantage.tasks.training.found_limits import (
+    Sampler,
+    Taken,
+    found_limits,
+    sampling_limits,
+    within_memory,
+)
 from vantage.tasks.training.networks import fixed_policy
 from vantage.tasks.training.optimization import Precision, frozen_dtype
+
+Job = TypeVar("Job", bound=StageJob[Stage])
 
 
 @dataclass(frozen=True)
@@ -30,22 +42,37 @@ class RolloutModels:
     limits: PassLimits
     precision: Precision
     """Of the arithmetic that policy, engine and reference share."""
+    ahead: bool = False
+    """Whether a rollout is sampled while another trains."""
 
     @property
     def sampler(self) -> Sampler | None:
         """What samples here; None: nothing does, and nothing is scored."""
         if self.scorer is None:
             return None
-        return Sampler(self.policy, self.precision, self.codec.pad_token_id)
+        return Sampler(self.policy, self.precision, self.codec.pad_token_id, beside_training=self.ahead)
 
-    def within(self, found: FoundLimits | None, job: StageJob[Stage]) -> "RolloutModels":
-        """The same, bounded by what the stage of the job has found."""
-        if found is None:
-            return self
-        assert isinstance(self.engine, LocalEngine), "another kind of engine has memory of its own"
-        given, limits = job.work.microbatch_tokens, within_memory(job, found).work.pass_limits
-        engine = replace(self.engine, limits=sampling_limits(limits, found, given=given))
-        return replace(self, limits=limits, engine=engine)
+    def ready(self, job: Job, taken: Taken) -> "tuple[RolloutModels, Job]":
+        """Return the models with an engine that samples as the recipe says, and the job, both bounded by the memory here.
+
+        Args:
+            taken: what the stage's passes take.
+        """
+        engine, limits = self.engine, self.limits
+        assert isinstance(engine, LocalEngine), "another kind of engine has memory of its own"
+        found = found_limits(job, taken, device=self.policy.device)
+        if found is not None:
+            given, limits = job.work.microbatch_tokens, within_memory(job, found).work.pass_limits
+            engine = replace(engine, limits=sampling_limits(limits, found, given=given))
+        ready = replace(self, limits=limits, engine=AheadEngine(engine) if self.ahead else engine)
+        return ready, within_memory(job, found)
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Hold this around the loop: the engine begins with the policy's weights, and what it samples ahead ends with the loop."""
+        with self.engine:
+            self.sync_engine()  # an earlier attempt may have left other weights
+            yield
 
     def sync_engine(self) -> None:
         """Give the engine the policy's weights; call it whenever they have changed, before anything is sampled."""
@@ -82,4 +109,5 @@ def load_rollout_models(
         codec=codec,
         limits=work.pass_limits,
         precision=work.precision,
+        ahead=samples_ahead(work),
     )

@@ -16,6 +16,7 @@ from vantage.tasks.training import progress
 from vantage.tasks.training.attempt import Attempt
 from vantage.tasks.training.best_weights import Best, keep_if_best
 from vantage.tasks.training.measured import clusters_of
+from vantage.tasks.training.networks import put_back
 from vantage.tasks.training.seeds import derive_seed
 
 
@@ -72,6 +73,11 @@ class Selection:
         metric, measured = "validation_score", self.score()
         keep_if_best(attempt, self.models.policy.causal_lm, measured, metric=metric, iteration=iteration)
         return {metric: measured}
+
+    def put_back_best(self, attempt: Attempt[Best]) -> None:
+        """Give the policy and the engine the weights that scored best."""
+        put_back(self.models.policy.causal_lm, attempt.best)
+        self.models.sync_engine()
 
     def _respond(self, prompts: Prompts, num_samples: int, *, stream: str, phase: str) -> Scored:
         indices = [index % len(prompts) for index in range(num_samples)]

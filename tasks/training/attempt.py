@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from math import isfinite
 from types import TracebackType
-from typing import Any, Generic, NoReturn, Self, cast
+from typing import Any, Generic, NoReturn, Protocol, Self, cast
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -31,12 +31,22 @@ from vantage.tasks.training.writer import writes_files
 log = logging.getLogger(__name__)
 
 
+class Ahead(Protocol):
+    """Computes ahead of the loop what its next step needs."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what a checkpoint keeps of it; nothing if nothing is ever computed ahead."""
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Have what ``tensors`` gave."""
+
+
 class Attempt(Generic[State]):
     """Drives a stage's loop so that it can stop anywhere and go on bitwise the same.
 
     The loop asks ``remaining()`` for the steps to do, calls ``finish_step`` in each, and keeps everything that moves
-    in the given modules and optimisers, in ``state``, in ``best`` (the best weights so far) and in ``carried``. All else,
-    random numbers and data order included, has to be a function of the step.
+    in the given modules and optimisers, in ``state``, in ``best`` (the best weights so far) and in what is ``ahead`` of it. All
+    else, random numbers and data order included, has to be a function of the step.
     """
 
     def __init__(
@@ -48,7 +58,7 @@ class Attempt(Generic[State]):
         optimizers: Mapping[str, Optimizer],
         state: State,
         keeps_best: bool = False,
-        carries: bool = False,
+        ahead: Ahead | None = None,
     ) -> None:
         """Start from the newest intact checkpoint, or from nothing.
 
@@ -58,17 +68,17 @@ class Attempt(Generic[State]):
                 name.
             state: a frozen dataclass of the JSON values that move with the checkpoints, as before the first step.
             keeps_best: the loop sets ``best`` before its first step, so no checkpoint may lack it.
-            carries: the loop sets ``carried`` in each step: tensors of any shape that the next one needs.
+            ahead: what computes ahead of the loop from weights that a checkpoint no longer has.
 
         Raises:
             IncompleteCheckpoint: the newest checkpoint lacks something that training needs.
         """
         self.state: State = state
         self.best: dict[str, Tensor] = {}
-        self.carried: dict[str, Tensor] = {}
         self.step = 0
         self._total = total
-        self._keeps_best, self._carries = keeps_best, carries
+        self._keeps_best, self._ahead = keeps_best, ahead
+        self._carried: dict[str, Tensor] = {} if ahead is None else ahead.tensors()
         self._stopped = False
         self._modules, self._optimizers = modules, optimizers
         self._sharded = {
@@ -134,6 +144,10 @@ class Attempt(Generic[State]):
         except preemption.Requested:
             self._save_and_stop()
 
+    def is_due(self, every: int) -> bool:
+        """Return whether the step that runs now is one of each ``every``, or the last of all."""
+        return (self.step + 1) % every == 0 or self.step + 1 == self._total
+
     def stop(self) -> None:
         """End the loop after this step, before its total."""
         self._stopped = True
@@ -149,6 +163,8 @@ class Attempt(Generic[State]):
         Raises:
             TrainingDiverged: the headline metric is not finite.
         """
+        if self._ahead is not None:
+            self._carried = self._ahead.tensors()
         if not isfinite(metrics[headline]):
             raise TrainingDiverged(
                 f"{headline} is {metrics[headline]} at step {self.step}; lower the learning rate, or look at the data"
@@ -199,7 +215,7 @@ class Attempt(Generic[State]):
         for name, optimizer in self._optimizers.items():
             named = self._modules[name].named_parameters()
             checkpoints.restore_optimizer(optimizer, named, loaded.tensors, part=f"{name}.optimizer")
-        self.best, self.carried = (
+        self.best, carried = (
             {
                 name.removeprefix(part): tensor
                 for name, tensor in loaded.tensors.items()
@@ -207,6 +223,9 @@ class Attempt(Generic[State]):
             }
             for part in ("best/", "carried/")
         )
+        if self._ahead is not None and carried:
+            self._carried = carried
+            self._ahead.restore(carried)
         self.state = state
         self._stopped = loaded.state["stopped"]
         self._truncate_journal(loaded.state["journal_offset"])
@@ -232,7 +251,7 @@ class Attempt(Generic[State]):
 
     def _save(self) -> None:
         tensors: dict[str, Tensor] = {f"best/{name}": tensor for name, tensor in self.best.items()}
-        tensors |= {f"carried/{name}": tensor for name, tensor in self.carried.items()}
+        tensors |= {f"carried/{name}": tensor for name, tensor in self._carried.items()}
         for name, module in self._modules.items():
             tensors |= checkpoints.module_tensors(module, part=f"{name}.weights")
         for name, optimizer in self._optimizers.items():
@@ -269,5 +288,5 @@ class Attempt(Generic[State]):
         trained = {f"{name}.weights" for name in self._modules}
         optimized = {f"{name}.optimizer" for name in self._optimizers}
         best = {"best"} if self._keeps_best else set()
-        carried = {"carried"} if self._carries else set()
+        carried = {"carried"} if self._carried else set()
         return trained | optimized | best | carried | {"stage", "stopped", "journal_offset"}

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from vantage.models.adapters import Adaptation, change_nothing, has_adapters, kept_tensors, write_adapters
 from vantage.models.folders import save_policy, save_tokenizer
 from vantage.models.gradient_checkpointing import checkpoint_gradients
+from vantage.models.heads import ScalarModel, load_critic
 from vantage.models.policy import PolicyModel
 from vantage.models.sharding import like, local, read_own_rows, shard, without_weights
 from vantage.models.stored_models import Training, load_stored_policy
@@ -69,6 +70,17 @@ def trained_policy(job: StageJob[stage.Training], device: torch.device) -> Polic
     return trained(
         job,
         lambda training: PolicyModel(load_stored_policy(job.model("init"), training=training)),
+        job.inputs["init"],
+        device,
+    )
+
+
+def trained_critic(job: StageJob[stage.Training], device: torch.device) -> ScalarModel:
+    """Return the critic of ``init``, to be trained; from a policy it has a new head."""
+    seed = derive_seed(stage_seed(job), "init")
+    return trained(
+        job,
+        lambda training: load_critic(job.model("init"), seed=seed, training=training),
         job.inputs["init"],
         device,
     )

@@ -12,9 +12,7 @@ from vantage.models.policy import PolicyModel
 from vantage.models.sequences import Sequences
 from vantage.models.stored_models import Training, load_stored_policy
 from vantage.schemas.recipe.algorithm import Algorithm
-from vantage.schemas.recipe.pass_limits import FoundLimits
 from vantage.schemas.recipe.resolved import ResolvedPolicyOptimization
-from vantage.schemas.recipe.stage import Stage
 from vantage.schemas.records.job import StageJob
 from vantage.schemas.records.model_files import ModelFiles
 from vantage.tasks.data.examples import Prompts
@@ -54,9 +52,12 @@ class ActorCritic:
         """Of the distribution that is sampled, and that learns."""
         return self.models.codec.generation.temperature
 
-    def within(self, found: FoundLimits | None, job: StageJob[Stage]) -> "ActorCritic":
-        """The same, bounded by what the stage of the job has found."""
-        return replace(self, models=self.models.within(found, job))
+    def ready(
+        self, job: StageJob[ResolvedPolicyOptimization], prompts: Prompts
+    ) -> "tuple[ActorCritic, StageJob[ResolvedPolicyOptimization]]":
+        """Return the networks and the job as ``RolloutModels.ready`` does, for updates on responses to these prompts."""
+        models, job = self.models.ready(job, taken_by(self, prompts, job))
+        return replace(self, models=models), job
 
     def values(self, rollout: Rollout) -> Tensor | None:
         """Values (B,T) of the prefixes that chose each token; on a shared trunk those that ``shape`` read in its pass."""
@@ -129,7 +130,7 @@ def taken_by(networks: ActorCritic, prompts: Prompts, job: StageJob[ResolvedPoli
         [read, *critics],
         work.precision,
         list(networks.optimizers.values()),
-        replace(sampler, beside_training=bool(work.rollout.ahead)),
+        sampler,
     )
 
 

@@ -6,8 +6,12 @@ from dataclasses import dataclass, field, replace
 from vantage.algorithms.kl import PenaltyController, ProportionalController
 from vantage.algorithms.rewards import RunningMoments
 from vantage.schemas.recipe.algorithm import Algorithm
+from vantage.schemas.recipe.resolved import ResolvedPolicyOptimization
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.rollout.reward_moments import read_moments
 from vantage.tasks.rollout.rollouts import Rollout, sequence_sums
 from vantage.tasks.training.stage_state import ADDED_LATER, BestSoFar
+from vantage.tasks.updates.actor_critic import critic_folder
 
 
 @dataclass(frozen=True)
@@ -53,3 +57,14 @@ def updated_kl_coef(kl_coef: float, rollout: Rollout, algorithm: Algorithm) -> f
     controller = ProportionalController(kl_coef, target=algorithm.kl_target, horizon=algorithm.kl_horizon)
     per_response = sequence_sums(rollout.log_ratios, rollout.sequences.response_mask)
     return controller.update(per_response.mean().item(), num_sequences=len(per_response)).coef
+
+
+def initial_state(job: StageJob[ResolvedPolicyOptimization]) -> PolicyState:
+    """Return the state before the first iteration; running moments come with the critic that was pretrained with them."""
+    algorithm = job.work.algorithm
+    critic = critic_folder(job) if algorithm.reads_critic else None
+    return PolicyState(
+        kl_coef=algorithm.kl_coef,
+        kl_penalty_coef=algorithm.kl_penalty_coef,
+        moments=read_moments(critic),
+    )

@@ -8,14 +8,15 @@ import torch
 
 from vantage.schemas.recipe.resolved import ResolvedPolicyOptimization
 from vantage.schemas.records.job import StageJob
-from vantage.tasks.data.examples import Completions
+from vantage.tasks.data.examples import Codec, Completions, read_completions
+from vantage.tasks.data.splits import TRAIN
 from vantage.tasks.rollout.minibatches import OptimizerSteps, Step
 from vantage.tasks.rollout.rollouts import Rollout
 from vantage.tasks.rollout.sampler_check import check_gap
 from vantage.tasks.training.data_order import DataOrder
 from vantage.tasks.training.metric_sums import means_of
 from vantage.tasks.training.optimization import update_weights
-from vantage.tasks.training.seeds import stage_seed
+from vantage.tasks.training.seeds import derive_seed, stage_seed
 from vantage.tasks.updates.actor_critic import ActorCritic
 from vantage.tasks.updates.estimates import Estimates
 from vantage.tasks.updates.policy_losses import (
@@ -33,6 +34,18 @@ class Ptx:
 
     examples: Completions
     order: DataOrder
+
+
+def read_ptx(job: StageJob[ResolvedPolicyOptimization], codec: Codec) -> Ptx | None:
+    """Read the demonstrations whose NLL is added to the policy's loss, if any is."""
+    work = job.work
+    if not work.algorithm.ptx_coef:
+        return None
+    examples = read_completions(job.inputs["ptx"], TRAIN, ["response"], codec)
+    order = DataOrder(
+        num_examples=len(examples), batch_size=work.minibatch_size, seed=derive_seed(stage_seed(job), "ptx")
+    )
+    return Ptx(examples, order)
 
 
 def update(

@@ -115,8 +115,8 @@ def test_a_new_run_is_recorded_and_one_that_is_gone_is_not() -> None:
 
 def test_numbers_are_alike_up_to_rounding() -> None:
     recorded = {"loss": 2.0, "gap": 0.0, "texts": "ab", "none": None, "undefined": nan}
-    assert unlike({**recorded, "loss": 2.0019, "gap": 9e-5}, recorded) == []
-    assert unlike({**recorded, "loss": 2.003}, recorded) == ["loss: 2.0 in the record, 2.003 now"]
+    assert unlike({**recorded, "loss": 2.005, "gap": 9e-4}, recorded) == []
+    assert unlike({**recorded, "loss": 2.01}, recorded) == ["loss: 2.0 in the record, 2.01 now"]
     assert unlike({**recorded, "texts": "ac", "none": 0.0}, recorded) == [
         "none: None in the record, 0.0 now",
         "texts: ab in the record, ac now",

@@ -112,7 +112,7 @@ def test_only_what_was_begun_is_taken(pipeline: Any, monkeypatch: pytest.MonkeyP
 
     taken_counts()
     before, cost = models.engine.generate(**asked), taken_counts()
-    with AheadEngine(models) as ahead, monkeypatch.context() as patched:
+    with AheadEngine(models.engine) as ahead, monkeypatch.context() as patched:
         patched.setattr("vantage.tasks.rollout.engine.sample", noted)
         ahead.begin(prompts, count=2, seed=2)
         saved = ahead.tensors()
@@ -139,13 +139,13 @@ def test_only_what_was_begun_is_taken(pipeline: Any, monkeypatch: pytest.MonkeyP
     assert after == models.engine.generate(**asked)
     assert after.responses != before.responses
 
-    resumed = AheadEngine(models)
+    resumed = AheadEngine(models.engine)
     resumed.restore(saved)
     taken_counts()
     assert resumed.generate(**asked) == begun
     assert taken_counts() == cost
     assert resumed.took_begun
-    resumed.restore(AheadEngine(models).tensors())
+    resumed.restore(AheadEngine(models.engine).tensors())
     assert resumed.generate(**asked) == after
 
 
@@ -225,7 +225,7 @@ def test_a_thread_that_ends_leaves_the_autocast_cache_to_the_pass_that_trains(
     )
     in_bfloat16 = replace(models, engine=replace(models.engine, precision="bfloat16"))
     prompts = read_prompts(pipeline.folder("prompts"), "train", models.codec).ids[:2]
-    with AheadEngine(in_bfloat16) as ahead:
+    with AheadEngine(in_bfloat16.engine) as ahead:
         ahead.begin(prompts, count=1, seed=2)
         ahead.generate(prompts, count=1, seed=2)
         assert cleared == []
@@ -329,7 +329,7 @@ def test_whoever_waits_for_the_thread_tells_how_far_it_is(
 
     monkeypatch.setattr(LocalEngine, "sample_own", slowly)
     prompts = read_prompts(pipeline.folder("prompts"), "train", models.codec).ids[:2]
-    with AheadEngine(models) as ahead:
+    with AheadEngine(models.engine) as ahead:
         ahead.begin(prompts, count=2, seed=2)
         ahead.generate(prompts, count=2, seed=2)
     assert told[0] == ("sampling", 1, 4)

@@ -17,6 +17,7 @@ from vantage.tasks import best_of_n, policy_optimization
 from vantage.tasks.data.rows import read_rows
 from vantage.tasks.rollout.rollouts import Rollout, Sampled, Scored
 from vantage.tasks.stages import run_stage
+from vantage.tasks.updates import gathering
 
 VERIFIER = """\
 def verify(prompt: str, response: str, answer: str | None) -> bool:
@@ -157,13 +158,13 @@ def test_a_greedy_baseline_is_paid_by_its_prompts_answer(
     pipeline: Any, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     baselines: list[tuple[Scored, Scored | None]] = []
-    sample_greedy = policy_optimization.sample_greedy
+    sample_greedy = gathering.sample_greedy
 
     def remember(work: Any, models: Any, prompts: Any, scored: Scored) -> Scored | None:
         baselines.append((scored, sample_greedy(work, models, prompts, scored)))
         return baselines[-1][1]
 
-    monkeypatch.setattr(policy_optimization, "sample_greedy", remember)
+    monkeypatch.setattr(gathering, "sample_greedy", remember)
     rollouts_of(policy_job(pipeline, inputs, {"preset": "remax"}, iterations=2), monkeypatch)
     for scored, greedy in baselines:
         assert greedy is not None
@@ -193,13 +194,13 @@ def test_one_prompt_with_two_answers_keeps_both_apart(
     )
     job = policy_job(pipeline, {**inputs, "prompts": demonstrations}, {"preset": "remax"}, iterations=1)
     baselines: list[tuple[Scored, Any]] = []
-    sample_greedy = policy_optimization.sample_greedy
+    sample_greedy = gathering.sample_greedy
 
     def remember(work: Any, models: Any, prompts: Any, scored: Scored) -> Any:
         baselines.append((scored, sample_greedy(work, models, prompts, scored)))
         return baselines[-1][1]
 
-    monkeypatch.setattr(policy_optimization, "sample_greedy", remember)
+    monkeypatch.setattr(gathering, "sample_greedy", remember)
     rollouts_of(job, monkeypatch)
     [(scored, greedy)] = baselines
     for each in (scored, greedy):

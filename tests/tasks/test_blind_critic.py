@@ -10,10 +10,9 @@ import torch
 from tests.tasks.test_presets_run import Case, job_of, preset
 from vantage.ledger.journal import read
 from vantage.tasks import policy_optimization
-from vantage.tasks.policy_optimization import Gathered
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training.scratch import JOURNAL
-from vantage.tasks.updates.actor_critic import ActorCritic
+from vantage.tasks.updates.gathering import Gathered, Source
 
 BLIND_FROM, SEES_AGAIN_FROM, ITERATIONS = 2, 4, 6
 THRESHOLD = -1.0
@@ -39,7 +38,8 @@ def test_a_critic_that_goes_blind_is_left_out_in_the_same_iteration_and_comes_ba
     seeing: dict[str, torch.Tensor] = {}
     gather = policy_optimization.gather
 
-    def with_noise(job: Any, networks: ActorCritic, *others: Any, **named: Any) -> Gathered:
+    def with_noise(source: Source, *others: Any, **named: Any) -> Gathered:
+        networks = source.networks
         assert networks.critic is not None
         if len(gathered) == BLIND_FROM:
             seeing.update({name: tensor.clone() for name, tensor in networks.critic.state_dict().items()})
@@ -49,7 +49,7 @@ def test_a_critic_that_goes_blind_is_left_out_in_the_same_iteration_and_comes_ba
                     weight.copy_(torch.randn(weight.shape, generator=generator))
         if len(gathered) == SEES_AGAIN_FROM:
             networks.critic.load_state_dict(seeing)
-        gathered.append(gather(job, networks, *others, **named))
+        gathered.append(gather(source, *others, **named))
         return gathered[-1]
 
     monkeypatch.setattr(policy_optimization, "gather", with_noise)

@@ -21,7 +21,7 @@ from vantage.tasks.stages import run_stage
 STEPS = {
     "sft": ("vantage.tasks.sft.accumulate_nll", 2),
     "reward": ("vantage.tasks.reward_model.accumulate_preferences", 2),
-    "value": ("vantage.tasks.value_pretraining.accumulate_value_loss", 3),
+    "value": ("vantage.tasks.updates.value_regression.accumulate_value_loss", 3),
     "policy": ("vantage.tasks.updates.policy_update.accumulate_losses", 3),
 }
 """Stage → what adds the gradient of a minibatch, and how often that may wait, whatever number of micro-batches it has."""

@@ -21,9 +21,10 @@ from vantage.tasks.rollout.collected import Collected, PromptNotCollected, promp
 from vantage.tasks.rollout.collected_pairs import best_against_worst
 from vantage.tasks.rollout.engine import LocalEngine
 from vantage.tasks.rollout.response_source import load_source
+from vantage.tasks.rollout.returns import training_rollout
 from vantage.tasks.rollout.sampler_check import SamplerDisagrees
 from vantage.tasks.stages import run_stage
-from vantage.tasks.value_pretraining import run, training_rollout
+from vantage.tasks.value_pretraining import run
 
 
 def value_job(pipeline: Any, folder: Path, **changes: Any) -> StageJob:
@@ -107,8 +108,9 @@ def test_the_sampler_s_log_probabilities_stand_for_the_policy_s(pipeline: Any, t
     job = value_job(pipeline, tmp_path)
     models = models_of(job, role="policy", reference=pipeline.folder("model"))
     source = load_source(job, models)
-    rollout, gap = training_rollout(source, source.models, RunningMoments(), 1)
-    assert gap == {}
+    learned = training_rollout(source, RunningMoments(), 1)
+    rollout = learned.rollout
+    assert learned.gap == {}
     expected = models.policy.logprobs(rollout.sequences, temperature=1.0).logprobs
     mask = rollout.sequences.response_mask
     assert torch.allclose(rollout.logprobs[mask], expected[mask], atol=1e-4)

@@ -8,7 +8,6 @@ import torch
 from vantage.algorithms.rewards import RunningMoments
 from vantage.schemas.recipe.algorithm import Algorithm, Returns
 from vantage.tasks.data.examples import read_prompts
-from vantage.tasks.policy_optimization import Gathered, describe, initial_state
 from vantage.tasks.rewards.verifiers import BUILTIN_FUNCTIONS
 from vantage.tasks.rollout import rollouts
 from vantage.tasks.rollout.group_sampling import Filled
@@ -21,7 +20,9 @@ from vantage.tasks.rollout.rollouts import (
 )
 from vantage.tasks.updates.actor_critic import ActorCritic, load_actor_critic
 from vantage.tasks.updates.estimates import estimate
+from vantage.tasks.updates.gathering import Gathered, describe
 from vantage.tasks.updates.policy_losses import accumulate_losses, minibatch_of
+from vantage.tasks.updates.policy_state import initial_state
 
 CPU = torch.device("cpu")
 MAX_LENGTH = 24
@@ -193,7 +194,7 @@ def test_a_rollout_is_described_in_plain_means(rolled: Rolled) -> None:
     estimates = estimate(rollout, algorithm, old_values=old_values)
     filled = Filled(scored=Scored(rollout.sampled, rollout.scores), rounds=1, uniform_share=0.25)
     gathered = Gathered(filled, RunningMoments(), rollout, None, None, estimates, {})
-    described = describe(gathered, algorithm, initial_state(job, algorithm))
+    described = describe(gathered, algorithm, initial_state(job))
     assert (described["sampling_rounds"], described["uniform_group_share"]) == (1, 0.25)
     assert described["kl_coef"] == algorithm.kl_coef
     lengths = [int(length) for length in rollout.sequences.lengths]

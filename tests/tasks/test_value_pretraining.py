@@ -17,23 +17,19 @@ from vantage.schemas.records.verdicts import check_gate
 from vantage.tasks.data.examples import read_prompts
 from vantage.tasks.data.rows import read_rows
 from vantage.tasks.rollout.response_source import load_source
+from vantage.tasks.rollout.returns import Returned, measured_responses
 from vantage.tasks.rollout.reward_moments import read_moments
 from vantage.tasks.rollout.rollout_models import RolloutModels
 from vantage.tasks.rollout.rollouts import sample_and_score, shape
+from vantage.tasks.rollout.value_measures import diagnose, headline_metrics
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training.scratch import JOURNAL
 from vantage.tasks.training.seeds import derive_seed
-from vantage.tasks.value_pretraining import (
-    HeldOut,
-    accumulate_value_loss,
-    diagnose,
-    headline_metrics,
-    measured_responses,
-)
+from vantage.tasks.updates.value_regression import accumulate_value_loss
 
 
 @pytest.fixture(scope="module")
-def setting(pipeline: Any) -> tuple[Any, RolloutModels, HeldOut]:
+def setting(pipeline: Any) -> tuple[Any, RolloutModels, Returned]:
     job = pipeline.job("value")
     models = models_of(job, role="policy", reference=job.inputs["policy"])
     return job, models, measured_responses(load_source(job, models), RunningMoments(), "test")
@@ -43,7 +39,7 @@ def setting(pipeline: Any) -> tuple[Any, RolloutModels, HeldOut]:
     ("split", "asked", "number"), [("validation", 3, 16), ("test", 3, 3), ("test", None, 16)]
 )
 def test_held_out_prompts_are_those_of_the_split(
-    setting: tuple[Any, RolloutModels, HeldOut], split: str, asked: int | None, number: int
+    setting: tuple[Any, RolloutModels, Returned], split: str, asked: int | None, number: int
 ) -> None:
     job, models, _ = setting
     asking = job.model_copy(update={"work": job.work.model_copy(update={"test_samples": asked})})
@@ -54,7 +50,7 @@ def test_held_out_prompts_are_those_of_the_split(
     assert len(held_out.rollout.sampled.prompts) == number
 
 
-def test_returns_are_what_is_still_to_come(setting: tuple[Any, RolloutModels, HeldOut]) -> None:
+def test_returns_are_what_is_still_to_come(setting: tuple[Any, RolloutModels, Returned]) -> None:
     _, _, held_out = setting
     for row, length in enumerate(held_out.rollout.sequences.lengths.tolist()):
         rewards = held_out.rollout.rewards[row, :length].double().tolist()
@@ -62,14 +58,14 @@ def test_returns_are_what_is_still_to_come(setting: tuple[Any, RolloutModels, He
         assert held_out.returns[row, :length].tolist() == pytest.approx(by_hand, abs=1e-4)
 
 
-def test_held_out_responses_are_the_same_every_time(setting: tuple[Any, RolloutModels, HeldOut]) -> None:
+def test_held_out_responses_are_the_same_every_time(setting: tuple[Any, RolloutModels, Returned]) -> None:
     job, models, held_out = setting
     again = measured_responses(load_source(job, models), RunningMoments(), "test")
     assert again.rollout.sampled.responses == held_out.rollout.sampled.responses
     assert torch.equal(again.returns, held_out.returns)
 
 
-def test_a_random_critic_does_not_pass_the_gate(setting: tuple[Any, RolloutModels, HeldOut]) -> None:
+def test_a_random_critic_does_not_pass_the_gate(setting: tuple[Any, RolloutModels, Returned]) -> None:
     job, models, held_out = setting
     measured = diagnose(value_from_policy(job.inputs["policy"], seed=1), held_out, models)
     verdict = check_gate(Gate(metric="explained_variance", at_least=0.3), headline_metrics(measured))
@@ -79,17 +75,17 @@ def test_a_random_critic_does_not_pass_the_gate(setting: tuple[Any, RolloutModel
 
 
 def test_returns_that_do_not_vary_leave_explained_variance_undefined_and_the_gate_closed(
-    setting: tuple[Any, RolloutModels, HeldOut],
+    setting: tuple[Any, RolloutModels, Returned],
 ) -> None:
     job, models, held_out = setting
-    constant = HeldOut(rollout=held_out.rollout, returns=torch.ones_like(held_out.returns))
+    constant = Returned(rollout=held_out.rollout, returns=torch.ones_like(held_out.returns))
     metrics = headline_metrics(diagnose(load_critic(job.inputs["init"], seed=0), constant, models))
     assert metrics["explained_variance"] is None
     assert not check_gate(Gate(metric="explained_variance", at_least=-9.0), metrics).passed
 
 
 def test_a_critic_from_the_reward_model_starts_as_its_score(
-    setting: tuple[Any, RolloutModels, HeldOut],
+    setting: tuple[Any, RolloutModels, Returned],
 ) -> None:
     job, _, held_out = setting
     sequences = held_out.rollout.sequences
@@ -101,7 +97,7 @@ def test_a_critic_from_the_reward_model_starts_as_its_score(
     torch.testing.assert_close(as_critic, as_reward)
 
 
-def test_micro_batches_leave_the_gradient_unchanged(setting: tuple[Any, RolloutModels, HeldOut]) -> None:
+def test_micro_batches_leave_the_gradient_unchanged(setting: tuple[Any, RolloutModels, Returned]) -> None:
     job, _, held_out = setting
     gradients, losses = [], []
     for size in (None, 3):
@@ -116,7 +112,7 @@ def test_micro_batches_leave_the_gradient_unchanged(setting: tuple[Any, RolloutM
 
 
 def test_the_loss_is_half_the_mean_squared_error_over_tokens(
-    setting: tuple[Any, RolloutModels, HeldOut],
+    setting: tuple[Any, RolloutModels, Returned],
 ) -> None:
     job, models, held_out = setting
     critic = load_critic(job.inputs["init"], seed=0)
@@ -162,7 +158,7 @@ def test_the_gate_judges_responses_to_prompts_that_chose_nothing(pipeline: Any, 
     assert result.metrics["explained_variance"] != result.metrics["validation_explained_variance"]
 
 
-def test_kl_is_part_of_the_return(setting: tuple[Any, RolloutModels, HeldOut], pipeline: Any) -> None:
+def test_kl_is_part_of_the_return(setting: tuple[Any, RolloutModels, Returned], pipeline: Any) -> None:
     """Against a reference that is not the policy, the penalty lowers or raises what each token gets."""
     job, models, _ = setting
     with_other = replace(models, reference=load(pipeline.folder("model")))

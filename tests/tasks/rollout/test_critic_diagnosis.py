@@ -25,7 +25,8 @@ from vantage.tasks.rollout.critic_diagnosis import (
     write_diagnosis,
 )
 from vantage.tasks.rollout.response_source import load_source
-from vantage.tasks.value_pretraining import measured_responses, predict
+from vantage.tasks.rollout.returns import measured_responses
+from vantage.tasks.rollout.value_measures import predict
 
 Batch = tuple[Tensor, Tensor, Tensor, list[str]]
 

@@ -33,7 +33,7 @@ from vantage.schemas.recipe.resolved import (
 )
 from vantage.schemas.recipe.stages import PolicyOptimization
 from vantage.schemas.records.job import StageJob
-from vantage.tasks import dpo, reward_model, value_pretraining
+from vantage.tasks import dpo, reward_model
 from vantage.tasks.data.examples import Codec, Completions, Rankings
 from vantage.tasks.rewards.scoring import Scorer, Scores
 from vantage.tasks.rollout.engine import load_engine
@@ -48,6 +48,7 @@ from vantage.tasks.training.writer import writes_files
 from vantage.tasks.updates.actor_critic import ActorCritic
 from vantage.tasks.updates.estimates import estimate
 from vantage.tasks.updates.policy_losses import accumulate_losses, minibatch_of, surrogate_and_old_kl
+from vantage.tasks.updates.value_regression import accumulate_value_loss
 
 LENGTHS = [5, 1, 7, 2, 3, 9, 4]
 """Tokens of the responses: of those of the three ranks 11, 4 and 16. The first has two passes, the others one."""
@@ -158,7 +159,7 @@ def value_regression(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]
     rollout = rollout_of(folder, rows, Algorithm.model_validate("ppo"))
     returns = NOISE[rows, : rollout.logprobs.shape[1]]
     all_rows = torch.arange(len(rows))
-    return critic, value_pretraining.accumulate_value_loss(critic, rollout, returns, all_rows, work)
+    return critic, accumulate_value_loss(critic, rollout, returns, all_rows, work)
 
 
 @cache

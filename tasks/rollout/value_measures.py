@@ -1,0 +1,42 @@
+"""What a critic's values of held-out responses are like."""
+
+from torch import Tensor
+
+from vantage.algorithms.diagnostics import ValueDiagnostics, value_diagnostics
+from vantage.models.heads import ScalarModel
+from vantage.tasks.rollout.returns import Returned
+from vantage.tasks.rollout.rollout_models import RolloutModels
+from vantage.tasks.rollout.rollouts import rollout_values
+from vantage.tasks.training import progress
+from vantage.tasks.training.measured import defined
+
+POSITIONS = 4
+"""Explained variance is also measured in so many equal parts of the response."""
+
+
+def diagnose(critic: ScalarModel, held_out: Returned, models: RolloutModels) -> ValueDiagnostics:
+    """Explained variance and what it hides, over the whole held-out set at once."""
+    predicted, mask = predict(critic, held_out, models), held_out.rollout.sequences.response_mask
+    return value_diagnostics(predicted, held_out.returns, mask, num_positions=POSITIONS)
+
+
+def predict(critic: ScalarModel, held_out: Returned, models: RolloutModels) -> Tensor:
+    """Values (B,T) of the held-out responses' prefixes."""
+    with progress.within("validation"):
+        return rollout_values(critic, held_out.rollout.sequences, models)
+
+
+def headline_metrics(measured: ValueDiagnostics) -> dict[str, float | None]:
+    """The diagnostics under the names that gates and the ledger use; None where one is undefined."""
+    by_position = {
+        f"explained_variance_position_{number}": defined(part)
+        for number, part in enumerate(measured.explained_variance_by_position, start=1)
+    }
+    return {
+        "explained_variance": defined(measured.explained_variance),
+        "return_variance": measured.return_variance,
+        "value_bias": measured.bias,
+        "value_mse": measured.mse,
+        "constant_mse": measured.constant_mse,
+        **by_position,
+    }

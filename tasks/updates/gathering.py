@@ -1,0 +1,302 @@
+"""What one iteration of policy optimisation learns from: responses, their shaped rewards, and advantages."""
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+
+from vantage.algorithms.importance import ImportanceWeights, truncated_importance_weights
+from vantage.algorithms.rewards import RunningMoments
+from vantage.schemas.recipe.algorithm import Algorithm
+from vantage.schemas.recipe.resolved import ResolvedPolicyOptimization
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.data.examples import Prompts
+from vantage.tasks.rewards.verifier_file import VerifierFunction
+from vantage.tasks.rewards.verifiers import load_verifier
+from vantage.tasks.rollout.group_sampling import Filled, fill, uniform_groups
+from vantage.tasks.rollout.rollout_models import RolloutModels
+from vantage.tasks.rollout.rollouts import (
+    Rollout,
+    Scored,
+    prompts_of_iteration,
+    sample_and_score,
+    scale,
+    sequence_sums,
+    shape,
+)
+from vantage.tasks.rollout.sampler_check import compare_with_sampler
+from vantage.tasks.training.seeds import derive_seed, stage_seed
+from vantage.tasks.updates.actor_critic import ActorCritic
+from vantage.tasks.updates.estimates import Estimates, estimate
+from vantage.tasks.updates.policy_state import PolicyState
+from vantage.tasks.updates.prompt_baselines import PromptBaselines, load_baselines
+
+
+@dataclass(frozen=True)
+class Source:
+    """What responses are sampled from and judged by; each iteration is a pure function of the state and the weights."""
+
+    job: StageJob[ResolvedPolicyOptimization]
+    networks: ActorCritic
+    prompts: Prompts
+    """Of the training split."""
+    positive_verifier: VerifierFunction | None
+    """Says which responses are imitated, where that is a verifier."""
+    baselines: PromptBaselines | None
+    """Of prompts, where they come from collected responses."""
+
+    @property
+    def moving(self) -> dict[str, nn.Module]:
+        """What of it changes in the course of the stage, as checkpoints name it."""
+        return {"baselines": self.baselines} if self.baselines and self.baselines.moves else {}
+
+
+def load_source(job: StageJob[ResolvedPolicyOptimization], networks: ActorCritic, prompts: Prompts) -> Source:
+    """Load what the recipe names beside the networks."""
+    return Source(
+        job,
+        networks,
+        prompts,
+        positive_verifier=load_positive_verifier(job, job.work.algorithm),
+        baselines=load_baselines(job, networks.models),
+    )
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What one iteration learns from; nothing that is saved has moved for it."""
+
+    filled: Filled
+    moments: RunningMoments
+    """Of the reward, this rollout's scores among them."""
+    rollout: Rollout
+    greedy: Scored | None
+    """Greedy responses to the same prompts, where they are the baseline."""
+    prompt_baselines: Tensor | None
+    """(B,): of the responses' prompts, where they come from collected responses."""
+    estimates: Estimates
+    gap: dict[str, float]
+    """Between the policy's log-probabilities and the sampler's."""
+
+
+def gather(source: Source, state: PolicyState, *, has_moved: bool) -> Gathered:
+    """Sample and score responses, shape their rewards, and estimate advantages and the critic's targets.
+
+    Args:
+        has_moved: whether the policy learned in the iteration before.
+
+    Raises:
+        SamplerDisagrees: the policy is not, token by token, the one that sampled.
+    """
+    job, networks, baselines = source.job, source.networks, source.baselines
+    work, algorithm, models = job.work, job.work.algorithm, networks.models
+    has_value_head = networks.policy.value_head is not None
+    filled = sample_rollout(job, models, source.prompts, first_batch=state.batches)
+    moments = updated_moments(state.moments, filled.scored, algorithm)
+    rollout = shape(
+        models,
+        filled.scored,
+        returns=algorithm,
+        moments=moments,
+        kl_coef=state.kl_coef,
+        by_sampler=algorithm.old_logprobs == "sampler",
+        with_values=has_value_head,
+        with_final_values=has_value_head and algorithm.bootstrap_truncated,
+    )
+    is_stale = has_moved and models.engine.took_begun
+    if work.rollout.ahead and algorithm.old_logprobs == "policy":
+        rollout = replace(rollout, importance=importance_of(rollout, cap=work.rollout.importance_cap))
+    elif is_stale:
+        rollout = replace(rollout, is_one_step_old=True)
+    gap = {}
+    if algorithm.old_logprobs == "policy" and not is_stale:  # else the first step's ratio tells it
+        gap = compare_with_sampler(rollout.logprobs, rollout.sampled, precision=work.precision)
+    greedy = sample_greedy(work, models, source.prompts, filled.scored)
+    greedy_scores = scaled_greedy(greedy, algorithm, moments, job)
+    of_prompts = None if baselines is None else baselines.of(rollout.sampled, moments)
+    estimates = estimates_now(
+        source,
+        rollout,
+        state,
+        greedy_scores=greedy_scores,
+        prompt_baselines=of_prompts,
+    )
+    return Gathered(filled, moments, rollout, greedy, of_prompts, estimates, gap)
+
+
+def estimated_anew(source: Source, gathered: Gathered, state: PolicyState) -> Gathered:
+    """Return the same rollout with advantages from the critic's values as they are now; its weight was measured before it learned."""
+    before = gathered.estimates
+    now = estimates_now(source, gathered.rollout, state, critic_weight=before.critic_weight)
+    return replace(gathered, estimates=replace(now, explained_variance=before.explained_variance))
+
+
+def estimates_now(
+    source: Source,
+    rollout: Rollout,
+    state: PolicyState,
+    *,
+    greedy_scores: Tensor | None = None,
+    prompt_baselines: Tensor | None = None,
+    critic_weight: float | None = None,
+) -> Estimates:
+    """Return what the updates learn from, by the critic's values as they are now; ``critic_weight``: None: by them too."""
+    networks, algorithm = source.networks, source.job.work.algorithm
+    old_values, final_values = (
+        networks.values_and_final(rollout)
+        if algorithm.bootstrap_truncated
+        else (networks.values(rollout), None)
+    )
+    return estimate(
+        rollout,
+        algorithm,
+        old_values=old_values,
+        final_values=final_values,
+        greedy_scores=greedy_scores,
+        prompt_baselines=prompt_baselines,
+        critic_was_used=state.critic_is_used,
+        weight=critic_weight,
+        positive_verifier=source.positive_verifier,
+    )
+
+
+def begin_next(source: Source, gathered: Gathered, state: PolicyState, *, iteration: int) -> None:
+    """Have the engine begin with the responses of the next iteration, where it samples ahead and there is one."""
+    job = source.job
+    if not source.networks.models.ahead or iteration + 1 == job.work.iterations:
+        return
+    following = batch_of(job, source.prompts, state.batches + gathered.filled.rounds)
+    source.networks.models.engine.begin(
+        [source.prompts.ids[index] for index in following.indices],
+        count=job.work.algorithm.samples_per_prompt,
+        seed=following.seed,
+    )
+
+
+def load_positive_verifier(job: StageJob, algorithm: Algorithm) -> VerifierFunction | None:
+    """Return what says which responses are imitated, where that is a verifier."""
+    if not algorithm.positive_nll_coef or algorithm.positive_verifier is None:
+        return None
+    return load_verifier(job, algorithm.positive_verifier, role="positive_verifier")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Prompts that are sampled together, a whole rollout's worth."""
+
+    indices: list[int]
+    """Of the training split."""
+    seed: int
+    """Of their responses."""
+
+
+def batch_of(job: StageJob[ResolvedPolicyOptimization], prompts: Prompts, number: int) -> Batch:
+    """A pure function of the number, counted over the whole stage."""
+    work, seed = job.work, stage_seed(job)
+    indices = prompts_of_iteration(
+        number,
+        num_responses=work.batch_size,
+        samples_per_prompt=work.algorithm.samples_per_prompt,
+        num_prompts=len(prompts),
+        seed=seed,
+    )
+    return Batch(indices, seed=derive_seed(seed, "sampling", number))
+
+
+def importance_of(rollout: Rollout, *, cap: float) -> ImportanceWeights:
+    """The weights of the rollout's tokens, which the policy drew as it is now or as it was before its last update."""
+    return truncated_importance_weights(
+        rollout.logprobs, rollout.sampled.sampler_logprobs, rollout.sequences.response_mask, cap=cap
+    )
+
+
+def sample_rollout(
+    job: StageJob[ResolvedPolicyOptimization], models: RolloutModels, prompts: Prompts, *, first_batch: int
+) -> Filled:
+    """One iteration's scored responses; the batches of prompts, and their random numbers, count on from ``first_batch``."""
+    work = job.work
+    group = work.algorithm.samples_per_prompt
+
+    def draw(number: int) -> Scored:
+        batch = batch_of(job, prompts, first_batch + number)
+        return sample_and_score(models, prompts, batch.indices, count=group, seed=batch.seed)
+
+    if work.algorithm.drop_uniform_groups:
+        return fill(
+            draw,
+            samples_per_prompt=group,
+            max_rounds=work.algorithm.max_sampling_rounds,
+            pad_token_id=models.codec.pad_token_id,
+        )
+    scored = draw(0)
+    uniform = uniform_groups(scored.scores.weighted_sum, samples_per_prompt=group)
+    return Filled(scored=scored, rounds=1, uniform_share=uniform.float().mean().item())
+
+
+def sample_greedy(
+    work: ResolvedPolicyOptimization, models: RolloutModels, prompts: Prompts, scored: Scored
+) -> Scored | None:
+    """The likeliest response to the prompt of each response, scored; None where no baseline is made of them."""
+    if work.algorithm.advantage != "greedy_baseline":
+        return None
+    # Demonstrations may have one prompt in several rows, with an answer of its own in each
+    index_of = {case: index for index, case in enumerate(zip(prompts.texts, prompts.answers, strict=True))}
+    cases = list(zip(scored.sampled.prompts, scored.sampled.answers, strict=True))
+    distinct = list(dict.fromkeys(cases))
+    greedy = sample_and_score(models, prompts, [index_of[case] for case in distinct], seed=0, greedy=True)
+    row = {case: number for number, case in enumerate(distinct)}
+    return greedy.select([row[case] for case in cases])
+
+
+def scaled_greedy(
+    greedy: Scored | None, algorithm: Algorithm, moments: RunningMoments, job: StageJob
+) -> Tensor | None:
+    """The greedy responses' scores (B,), scaled as the sampled ones are."""
+    if greedy is None:
+        return None
+    return scale(greedy, algorithm, moments, max_length=job.generation.max_response_tokens)
+
+
+def updated_moments(before: RunningMoments, scored: Scored, algorithm: Algorithm) -> RunningMoments:
+    """The moments of all scores so far, a rollout's included before it is scaled by them."""
+    return before if algorithm.reward_scaling == "none" else before.update(scored.scores.total)
+
+
+def describe(gathered: Gathered, algorithm: Algorithm, state: PolicyState) -> dict[str, float]:
+    """What a rollout was like, before its updates, and the coefficients of its rewards."""
+    rollout, estimates, filled = gathered.rollout, gathered.estimates, gathered.filled
+    mask = rollout.sequences.response_mask
+    advantages = estimates.advantages[estimates.policy_mask]
+    terms = {f"score_mean_{name}": term.mean().item() for name, term in rollout.scores.by_term.items()}
+    metrics = {
+        "score_mean": rollout.scores.total.mean().item(),
+        **terms,
+        "scaled_score_mean": rollout.scaled_scores.mean().item(),
+        "reward_mean": sequence_sums(rollout.rewards, mask).mean().item(),
+        "kl_to_reference": sequence_sums(rollout.log_ratios, mask).mean().item(),
+        "kl_coef": state.kl_coef,
+        "advantage_mean": advantages.mean().item(),
+        "advantage_std": advantages.std(correction=0).item(),
+        "positive_share": estimates.is_positive.float().mean().item(),
+        "response_length_mean": rollout.sequences.lengths.float().mean().item(),
+        "truncated_share": (~rollout.sampled.ended).float().mean().item(),
+        "uniform_group_share": filled.uniform_share,
+        "sampling_rounds": filled.rounds,
+        **gathered.gap,
+    }
+    if gathered.greedy is not None:
+        metrics["greedy_score_mean"] = gathered.greedy.scores.total.mean().item()
+    if rollout.importance is not None:
+        metrics["importance_weight"] = rollout.importance.importance_weight.mean()
+        metrics["importance_capped"] = rollout.importance.importance_capped.mean()
+    if gathered.prompt_baselines is not None:
+        metrics["baseline_mean"] = gathered.prompt_baselines.mean().item()
+    if estimates.explained_variance is not None:
+        metrics["explained_variance"] = estimates.explained_variance
+    if algorithm.weighs_critic:
+        metrics["critic_weight"] = estimates.critic_weight
+    if algorithm.reward_scaling != "none":
+        moments = gathered.moments
+        metrics |= {"reward_moments_mean": moments.mean, "reward_moments_std": moments.std}
+    if algorithm.kl_penalty_coef:
+        metrics["kl_penalty_coef"] = state.kl_penalty_coef
+    return metrics

@@ -1,0 +1,52 @@
+"""The critic's regression on returns: all optimiser steps of one rollout."""
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from vantage.algorithms.value_loss import value_loss
+from vantage.models.heads import ScalarModel, values
+from vantage.schemas.recipe.resolved import ResolvedValuePretraining
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.rollout.minibatches import OptimizerSteps
+from vantage.tasks.rollout.returns import Returned
+from vantage.tasks.rollout.rollouts import Rollout
+from vantage.tasks.training.metric_sums import LossSums, MetricSums
+from vantage.tasks.training.optimization import autocast, update_weights
+from vantage.tasks.training.passes import passes_of
+from vantage.tasks.training.seeds import stage_seed
+
+
+def regress(
+    critic: ScalarModel,
+    optimizer: Optimizer,
+    learned: Returned,
+    job: StageJob[ResolvedValuePretraining],
+    *,
+    iteration: int,
+) -> dict[str, float]:
+    """Make all optimiser steps of one rollout; returns the metrics of the last."""
+    work, rollout = job.work, learned.rollout
+    metrics: dict[str, float] = {}
+    for step in OptimizerSteps(rollout.sequences, work, seed=stage_seed(job), iteration=iteration):
+        metrics = accumulate_value_loss(critic, rollout, learned.returns, step.rows, work)
+        metrics |= update_weights(optimizer, critic, work, step=step.number, total_steps=step.total)
+    return metrics
+
+
+def accumulate_value_loss(
+    critic: ScalarModel, rollout: Rollout, returns: Tensor, rows: Tensor, work: ResolvedValuePretraining
+) -> dict[str, float]:
+    """Add the gradient of one minibatch's value loss, micro-batch by micro-batch; returns its metrics."""
+    sums, losses = MetricSums(), LossSums()
+    minibatch, of_minibatch = rollout.sequences.select(rows), returns[rows]
+    denominator = sum(minibatch.known.responses)
+    for part in passes_of(minibatch, work.pass_limits):
+        micro = part.select(minibatch)
+        targets = of_minibatch[part.rows, : micro.response_ids.shape[1]]
+        with autocast(work.precision, targets.device):
+            predicted = values(critic, micro)
+        result = value_loss(predicted.float(), None, targets, micro.response_mask, denominator=denominator)
+        (part.weight * result.loss).backward()
+        sums.add(result, part.weight)
+        losses.add("value_loss", result.loss, part.weight)
+    return {**losses.totals(), "value_bias": sums.means()["value_bias"]}
