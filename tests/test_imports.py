@@ -97,6 +97,7 @@ def test_algorithms_load_torch_and_nothing_that_knows_a_recipe_a_file_or_a_serve
     assert loaded_by(modules_of("algorithms"), forbidden | SERVERS) == {}
 
 
+@pytest.mark.slow
 def test_models_load_no_server_and_no_tables() -> None:
     assert loaded_by(modules_of("models"), SERVERS | {"pandera"}) == {}
 

@@ -192,6 +192,7 @@ def test_every_recipe_is_tried() -> None:
     assert set(CASES) == {name for name in builtin_recipes() if is_tried(name)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe_name", CASES)
 def test_it_plans_and_two_iterations_of_each_stage_run(recipe_name: str, store: Path, files: Path) -> None:
     recipe, _ = load_resolved(recipe_name, overrides(recipe_name, files))

@@ -150,6 +150,7 @@ def test_float32_is_enough_and_half_precision_is_widened(case):
     assert torch.autograd.grad(half_loss, half)[0].isfinite().all()
 
 
+@pytest.mark.slow
 def test_two_ranks_that_average_gradients_equal_one_process(tmp_path):
     root = Path(__file__).parents[2]
     environment = dict(os.environ, PYTHONPATH=str(root), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")

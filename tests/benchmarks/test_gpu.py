@@ -228,6 +228,7 @@ main(sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 def test_the_whole_script_runs_with_torch_and_transformers_alone(tmp_path: Path) -> None:
     settings = "--device cpu --size tiny --precision float32 --warmup 0 --measured 2 --minibatches 2"
     sizes = "--prompts 2 --samples 2 --prompt-tokens 5 --response-tokens 4"

@@ -169,6 +169,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_pair_of_processes_counts_whole_iterations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """2 measured iterations, each of 2 steps on responses of 2 and 1 tokens to prompts of 2, 8 positions with padding; 5 sampled, 4
     read."""
@@ -190,6 +191,7 @@ def test_a_side_that_fails_is_named_with_what_it_said(tmp_path: Path) -> None:
         run_pair(tmp_path / "material.json", ours=failing, peer=failing, cores=CORES)
 
 
+@pytest.mark.slow
 def test_a_large_vocabulary_counts_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of SmolLM2's shape but for fewer layers: tokens that stand for no state are never sampled."""
 

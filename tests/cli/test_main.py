@@ -1,4 +1,4 @@
-"""The command line as a user has it; in processes of its own, with fake stages, where any are run."""
+"""The command line as a user has it; in processes of its own where the process itself is looked at."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from tests.support.orchestrated import attempt_all, orchestrated
@@ -22,7 +23,13 @@ ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "prefect", "mlflow", "pandera", "datasets", "pyarrow")
 
 
-def vantage(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def vantage(*arguments: str | Path) -> Result:
+    """Run a command in this process."""
+    return CliRunner().invoke(app, [*map(str, arguments)])
+
+
+def vantage_process(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "tests.support.fake_vantage", *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -76,7 +83,7 @@ def test_answers_load_no_framework(arguments: list[str], recipe_file: Path, tmp_
 
 def test_a_finished_recipe_run_again_is_one_line_of_json(finished: Workspace, recipe_file: Path) -> None:
     done = vantage("run", recipe_file, "--workspace", finished.root, "--json")
-    assert done.returncode == 0
+    assert done.exit_code == 0, done.stderr
     [line] = done.stdout.splitlines()
     told = json.loads(line)
     assert set(told) == {"run_id", "status", "stages"}
@@ -113,7 +120,7 @@ def test_the_second_run_starts_neither_prefect_nor_a_child(finished: Workspace, 
 
 
 def test_what_is_printed_to_a_file_has_no_control_codes(finished: Workspace, recipe_file: Path) -> None:
-    done = vantage("run", recipe_file, "--workspace", finished.root)
+    done = vantage_process("run", recipe_file, "--workspace", finished.root)
     assert "\x1b" not in done.stdout + done.stderr
     assert "gate explained_variance 0.400 >= 0.3: passed" in done.stdout
     assert "--backend-store-uri" in done.stdout
@@ -122,7 +129,7 @@ def test_what_is_printed_to_a_file_has_no_control_codes(finished: Workspace, rec
 def test_a_closed_gate_has_an_exit_code_of_its_own(finished: Workspace, recipe_file: Path) -> None:
     options = ["--workspace", str(finished.root), "--set", "stages.value.gate.at_least=0.9", "--json"]
     done = vantage("run", recipe_file, *options)
-    assert done.returncode == ExitCode.GATE_CLOSED
+    assert done.exit_code == ExitCode.GATE_CLOSED
     told = json.loads(done.stdout)
     assert told["status"] == "gate_closed"
     assert told["stages"]["policy"]["status"] == "blocked"
@@ -207,7 +214,7 @@ def test_more_gpus_than_there_are_is_refused_before_anything_begins(
     done = vantage(
         "run", recipe_file, "--workspace", workspace.root, "--set", "stages.policy.resources.gpus=64"
     )
-    assert done.returncode == ExitCode.BAD_INPUT
+    assert done.exit_code == ExitCode.BAD_INPUT
     assert "stages.policy.resources.gpus=64 is more than this machine's" in done.stderr
     assert not (workspace.root / "events.txt").exists()
 
@@ -215,7 +222,7 @@ def test_more_gpus_than_there_are_is_refused_before_anything_begins(
 def test_resume_goes_on_with_the_run_that_is_named(finished: Workspace, recipe_file: Path) -> None:
     [run_id] = [path.name for path in finished.runs.iterdir() if path.is_dir()]
     done = vantage("resume", run_id, "--workspace", finished.root, "--json")
-    assert done.returncode == 0
+    assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout)["run_id"] == run_id
 
 
@@ -340,7 +347,7 @@ def test_a_run_may_be_named_shortly(named: str, finished: Workspace) -> None:
     told = json.loads(CliRunner().invoke(app, ["status", named, "--json", *folder]).stdout)
     assert told["run_id"].startswith("0001-fake-")
     done = vantage("resume", named, "--json", *folder)
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout)["run_id"] == told["run_id"]
 
 

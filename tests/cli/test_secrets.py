@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 CANARY = "canary"
 
 
+@pytest.mark.slow
 def test_a_run_writes_no_secret_down_and_steers_no_terminal(
     workspace: Workspace, recipe_file: Path, prefect_url: str
 ) -> None:
@@ -119,6 +120,7 @@ SECRETS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # two runs and a server of MLflow
 def test_with_a_bucket_and_servers_a_failure_and_its_resume_leave_no_secret_anywhere(
     bucket: str,

@@ -22,6 +22,8 @@ from deploy.servers.postgres import (
 )
 from deploy.servers.settings import Settings, free_port
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:

@@ -17,6 +17,8 @@ from tests.deploy.conftest import ROOT, Servers
 from tests.support.fixtures import RECIPE
 from tests.support.real_runs import wait_for
 
+pytestmark = pytest.mark.slow
+
 ENDED = "postgres does not run"
 
 

@@ -24,6 +24,8 @@ from vantage.runs.run import read_runs
 from vantage.runs.status import run_state
 from vantage.runs.workspace import Workspace
 
+pytestmark = pytest.mark.slow
+
 CANARY = "hf_canary_that_nobody_writes_down"
 
 

@@ -16,6 +16,8 @@ from vantage.ledger.run_ledger import Ledger
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 KILLS = 20
 DRIVER = """

@@ -125,6 +125,7 @@ def test_a_server_that_fails_then_costs_the_run_nothing(monkeypatch: pytest.Monk
     assert told == [], "nothing is known of the flow run"
 
 
+@pytest.mark.slow
 def test_a_recipe_by_name_of_its_file(workspace: Workspace, recipe_file: Path, start: Start) -> None:
     overrides = ["stages.value.gate.at_least=0.2"]
     flow_run_id = start(
@@ -141,6 +142,7 @@ def test_a_recipe_by_name_of_its_file(workspace: Workspace, recipe_file: Path, s
     assert task_runs == {f"{step} · attempt 1": "Completed" for step in record.stages}
 
 
+@pytest.mark.slow
 def test_a_recipe_as_a_text_and_then_its_run_by_id(
     workspace: Workspace, recipe_file: Path, start: Start
 ) -> None:
@@ -163,6 +165,7 @@ def test_a_recipe_as_a_text_and_then_its_run_by_id(
     assert sum(line.startswith("sft started") for line in events(workspace)) == 1
 
 
+@pytest.mark.slow
 def test_a_worker_that_ends_leaves_a_crashed_flow_run_for_another_to_go_on_with(
     workspace: Workspace, recipe_file: Path, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +192,7 @@ def test_a_worker_that_ends_leaves_a_crashed_flow_run_for_another_to_go_on_with(
     assert (record.status, record.stages["sft"].attempt) == ("completed", 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [

@@ -176,6 +176,7 @@ def losing_proxy(port: int, to_port: int) -> Iterator[list[str]]:
         proxy.server_close()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_down_comes_goes_and_loses_answers_ends_up_with_everything_once(
     workspace: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

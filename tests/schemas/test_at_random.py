@@ -7,6 +7,8 @@ import pytest
 
 from tests.schemas.at_random import try_one
 
+pytestmark = pytest.mark.slow
+
 BLOCK = 60
 BLOCKS = 10
 """600 in all; benchmarks/hostile_inputs.py tries as many as one likes."""

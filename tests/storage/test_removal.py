@@ -232,7 +232,7 @@ def remove_and_die(machine: Machine, number: int) -> None:
     remove_what_is_not_needed(storage)
 
 
-@pytest.mark.parametrize("kind", ["folder", "bucket"])
+@pytest.mark.parametrize("kind", ["folder", pytest.param("bucket", marks=pytest.mark.slow)])
 def test_a_kill_at_any_moment_loses_nothing_and_the_next_removes_the_rest(
     kind: str, tmp_path: Path, forker: Forker, request: pytest.FixtureRequest
 ) -> None:

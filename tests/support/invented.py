@@ -144,31 +144,32 @@ def write_chinese_preferences(path: Path, rows: int = 300) -> Path:
 
 
 def _instruction(number: int) -> dict[str, str]:
-    rng = random.Random(number - number % 50 if number % 50 == 1 else number)  # row 51 is row 50 again
+    line = number - 1 if number % 100 == 1 else number  # row 101 is row 100 again
+    rng = random.Random(line)
     name, adjective, noun = rng.choice(NAMES), rng.choice(ADJECTIVES), rng.choice(NOUNS)
     first, second = rng.randint(1, 99), rng.randint(1, 99)
     match rng.randrange(4):
         case 0:
             return {
-                "instruction": "Turn the words around.",
+                "instruction": f"Turn the words of line {line} around.",
                 "input": f"{adjective} {noun}",
                 "output": f"The words are: {noun} {adjective}.",
             }
         case 1:
             return {
-                "instruction": f"Write a sentence about a {noun} and {name} with the number {first}.",
+                "instruction": f"Write sentence {line} about a {noun} and {name}.",
                 "input": "",
                 "output": f"{name} {rng.choice(VERBS)} the {adjective} {noun}.",
             }
         case 2:
             return {
-                "instruction": "Which of the two numbers is larger?",
+                "instruction": f"Line {line}: which of the two numbers is larger?",
                 "input": f"{first} and {second}",
                 "output": f"The larger number is {max(first, second)}.",
             }
         case _:
             return {
-                "instruction": f"Tell a story with {name} and number {second}.",
+                "instruction": f"Tell story {line} with {name}.",
                 "input": "",
                 "output": story(rng),
             }

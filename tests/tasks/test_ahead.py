@@ -259,6 +259,7 @@ def test_which_is_done_first_changes_no_bit(
     assert curve(job) == curve(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", "dapo"])
 @pytest.mark.parametrize("step", [1, 2])
 def test_a_killed_stage_ends_with_the_same_bytes(
@@ -418,6 +419,7 @@ def models_of_policy(pipeline: Any) -> nn.Module:
     return models_of(job, rewarded=False).policy.causal_lm
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collected", [False, True])
 def test_a_killed_critic_ends_with_the_same_bytes(
     collected: bool, pipeline: Any, tmp_path: Path, contents: Contents, monkeypatch: pytest.MonkeyPatch

@@ -192,6 +192,7 @@ def test_the_policy_that_scores_best_on_validation_prompts_is_the_artifact(
     assert all(torch.equal(tensor, start[name]) for name, tensor in kept.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 3])
 def test_killed_and_run_again_it_gives_the_same_bytes(
     step: int,
@@ -205,6 +206,7 @@ def test_killed_and_run_again_it_gives_the_same_bytes(
     )
 
 
+@pytest.mark.slow
 def test_out_of_memory_it_ends_with_the_same_weights_in_half_the_micro_batch(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

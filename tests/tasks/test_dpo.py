@@ -198,6 +198,7 @@ def test_training_widens_the_gap_and_reports_exactly_the_metrics_of_the_page(
     assert load_policy(job.output).config.vocab_size == load_policy(job.inputs["init"]).config.vocab_size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 3])
 def test_killed_and_run_again_it_gives_the_same_bytes(
     step: int,
@@ -211,6 +212,7 @@ def test_killed_and_run_again_it_gives_the_same_bytes(
     )
 
 
+@pytest.mark.slow
 def test_out_of_memory_it_ends_with_the_same_weights_in_half_the_micro_batch(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

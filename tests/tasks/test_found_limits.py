@@ -39,7 +39,15 @@ def memory(limit: int, monkeypatch: pytest.MonkeyPatch, *, device: str = DEVICE)
             yield live
 
 
-@pytest.mark.parametrize("name", ["sft", "reward", "value", "policy"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sft",
+        "reward",
+        pytest.param("value", marks=pytest.mark.slow),
+        pytest.param("policy", marks=pytest.mark.slow),
+    ],
+)
 def test_where_all_fits_the_search_leaves_no_trace(
     name: str, pipeline: Any, tmp_path: Path, contents: Contents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,7 +68,13 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
 
 
 @pytest.mark.parametrize(
-    ("name", "share", "copies"), [("sft", 0.6, 0), ("reward", 0.6, 0), ("value", 0.85, 1), ("policy", 0.9, 1)]
+    ("name", "share", "copies"),
+    [
+        ("sft", 0.6, 0),
+        ("reward", 0.6, 0),
+        pytest.param("value", 0.85, 1, marks=pytest.mark.slow),
+        pytest.param("policy", 0.9, 1, marks=pytest.mark.slow),
+    ],
 )
 def test_passes_fill_the_memory_that_there_is_and_change_no_weight(
     name: str, share: float, copies: int, wide: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -109,6 +123,7 @@ def test_an_attempt_that_goes_on_has_the_limits_of_the_one_before(
     assert found.tokens < 200, "no more than one row, where there is too little memory for the weights"
 
 
+@pytest.mark.slow
 def test_all_ranks_have_the_limit_of_the_one_with_least_memory(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def test_a_stage_writes_adapters_alone_and_says_what_they_stand_on(name: str, lo
         assert all((old[key] - new[key]).abs().max() < 0.1 for key in old)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_stage_with_adapters_that_is_killed_and_run_again_gives_the_same_bytes(
     name: str, lora_pipeline: Any, contents: Contents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -141,6 +142,7 @@ def share_no_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Training, "pass_limits", property(limits))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sft", "policy"])
 def test_checkpointed_layers_change_no_byte(
     name: str, lora_pipeline: Any, contents: Contents, monkeypatch: pytest.MonkeyPatch
@@ -152,6 +154,7 @@ def test_checkpointed_layers_change_no_byte(
     assert contents(jobs[0].output) == contents(jobs[1].output)
 
 
+@pytest.mark.slow
 def test_checkpointed_layers_change_no_byte_of_all_weights(
     pipeline: Any, contents: Contents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +166,7 @@ def test_checkpointed_layers_change_no_byte_of_all_weights(
         assert contents(jobs[0].output) == contents(jobs[1].output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "rate"), [("sft", 1e-3), ("policy", 1e-4)])
 def test_two_ranks_train_the_adapters_of_one(
     name: str, rate: float, lora_pipeline: Any, tmp_path: Path

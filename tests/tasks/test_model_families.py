@@ -35,6 +35,8 @@ from vantage.schemas.records.job import StageJob
 from vantage.tasks.data.rows import read_rows
 from vantage.tasks.training.scratch import JOURNAL
 
+pytestmark = pytest.mark.slow
+
 SIZES: dict[str, Any] = {
     "vocab_size": len(VOCABULARY),
     "hidden_size": 32,

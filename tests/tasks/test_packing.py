@@ -107,6 +107,7 @@ def test_adapters_alone(lora_pipeline: Any, tmp_path: Path) -> None:
     assert_same_training(both[True], both[False])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "world_size"), [("ddp", 3), ("fsdp2", 2)])
 def test_several_ranks(
     strategy: str, world_size: int, plain: StageJob, pipeline: Any, tmp_path: Path

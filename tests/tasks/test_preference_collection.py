@@ -274,6 +274,7 @@ def test_readers_take_the_pairs_unchanged(judged: tuple[StageJob, StageResult], 
         assert len(ids) == min(len(row["chosen"]) + 1, limit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch", "after"), [(0, False), (2, True), (5, False)])
 def test_killed_and_run_again_it_gives_the_same_bytes(
     batch: int,

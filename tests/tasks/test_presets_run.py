@@ -28,6 +28,8 @@ from vantage.tasks.training.scratch import CHECKPOINTS, JOURNAL
 from vantage.tasks.training.seeds import derive_seed, stage_seed
 from vantage.tasks.updates.actor_critic import critic_folder
 
+pytestmark = pytest.mark.slow
+
 BATCH = 8
 GROUP = 4
 RIGHT_OR_WRONG = Reward(terms=(VerifierTerm(verifier="arithmetic", wrong=-1.0),))

@@ -146,6 +146,7 @@ class Killed(BaseException):
     """Stands for a kill: nothing is saved on the way out."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [0, 2])
 @pytest.mark.parametrize("when", ["before its file", "after its file"])
 def test_a_kill_in_a_batch_changes_no_byte(

@@ -20,6 +20,7 @@ from vantage.tasks.training.scratch import JOURNAL, read_committed
 Contents = Callable[[Path], dict[str, bytes]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sft", "reward", "value", "policy"])
 @pytest.mark.parametrize("step", [1, 3])
 def test_a_stage_killed_and_run_again_gives_the_same_bytes(
@@ -66,6 +67,7 @@ def test_a_stage_asked_to_stop_while_it_samples_saves_at_once_and_ends_with_the_
     assert contents(job.output) == contents(pipeline.folder(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "microbatch_size", "half"),
     [("sft", None, 8), ("reward", 4, 2), ("value", 8, 4), ("policy", 8, 4)],

@@ -31,6 +31,8 @@ from vantage.tasks.training.checkpoints import load
 from vantage.tasks.training.optimization import EPS
 from vantage.tasks.training.scratch import CHECKPOINTS, JOURNAL
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 600
 """The most that the processes may take; on an idle core they take 40."""
 ROOT = Path(__file__).parents[2]

@@ -285,6 +285,7 @@ class TestFailure:
             "memory",
         )
 
+    @pytest.mark.slow
     def test_of_the_fork_server_itself_may_be_retried_and_the_next_stage_gets_a_new_one(
         self, tmp_path: Path
     ) -> None:
@@ -433,6 +434,7 @@ def descendants(pid: int) -> set[int]:
     return children.union(*(descendants(child) for child in children))
 
 
+@pytest.mark.slow
 class TestOrchestrator:
     def test_has_its_main_module_run_once_and_a_users_models_folder_stands_in_for_ours_nowhere(
         self, tmp_path: Path

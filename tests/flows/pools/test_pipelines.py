@@ -106,6 +106,7 @@ def test_a_pool_that_waits_for_itself_is_warned_of(recipe_file: Path) -> None:
     assert "holds one of its slots" in warning
 
 
+@pytest.mark.slow
 def test_again_it_is_updated_and_then_removed(client: "SyncPrefectClient", recipe_file: Path) -> None:
     register(client, pipeline(recipe_file, cron="0 2 * * *", timezone="Europe/Berlin"))
     identity = register(client, pipeline(recipe_file, "seed=5", interval=3600.0))
@@ -127,6 +128,7 @@ def test_again_it_is_updated_and_then_removed(client: "SyncPrefectClient", recip
         remove(client, "fake")
 
 
+@pytest.mark.slow
 def test_a_pool_that_prefect_does_not_know_is_refused(client: "SyncPrefectClient", recipe_file: Path) -> None:
     absent = pipeline_of(str(recipe_file), (), workspace="s3://team/rlhf", pool="absent")
     with pytest.raises(ValueError, match="no work pool of Prefect"):

@@ -22,6 +22,8 @@ from vantage.runs.run import is_active, read_run, read_runs
 from vantage.runs.status import run_state
 from vantage.runs.workspace import Workspace
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 POOL = "gpu"
 ON_POOL = f"stages.sft.resources.pool={POOL}"

@@ -37,6 +37,8 @@ from vantage.runs.run import acquire_run, read_run, read_runs
 from vantage.runs.workspace import Workspace
 from vantage.tasks.training.scratch import read_committed
 
+pytestmark = pytest.mark.slow
+
 
 def state_of(flow_run_id: str) -> Any:
     from prefect.client.orchestration import get_client

@@ -109,6 +109,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]
     server.stop()
 
 
+@pytest.mark.slow
 class TestOwnServer:
     def test_is_what_prefect_in_this_process_now_talks_to(self, running: PrefectServer) -> None:
         import prefect
@@ -352,6 +353,7 @@ class TestStandIn:
 
 
 class TestConfiguredServer:
+    @pytest.mark.slow
     def test_is_used_and_left_running(
         self, running: PrefectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -2,7 +2,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from vantage.attempts.garbage import THRESHOLDS
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 

@@ -304,6 +304,7 @@ def accuracies(workspace: Workspace) -> dict[tuple[str, int], float]:
     return found  # type: ignore[return-value]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("prefect_url")
 def test_a_sweep_trains_what_is_shared_once_and_its_table_is_that_of_the_store(
     workspace: Workspace, sweep_file: Path
@@ -362,6 +363,7 @@ def test_a_sweep_trains_what_is_shared_once_and_its_table_is_that_of_the_store(
     assert [line.mean for line in tightened.table] == [line.mean for line in end.table]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("prefect_url")
 def test_runs_that_differ_are_computed_side_by_side(
     workspace: Workspace, sweep_file: Path, monkeypatch: pytest.MonkeyPatch
@@ -376,6 +378,7 @@ def test_runs_that_differ_are_computed_side_by_side(
     assert "up to 2 at once" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("prefect_url")
 def test_a_run_that_fails_or_closes_a_gate_is_a_row_and_the_others_go_on(
     workspace: Workspace, sweep_file: Path
@@ -400,6 +403,7 @@ def test_a_run_that_fails_or_closes_a_gate_is_a_row_and_the_others_go_on(
     assert "broken, seed 1: failed" in (end.folder / "table.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("prefect_url")
 def test_a_shared_stage_that_fails_is_not_tried_again_by_every_run(
     workspace: Workspace, sweep_file: Path
@@ -441,6 +445,7 @@ def vantage(*arguments: str | Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("prefect_url")
 @pytest.mark.parametrize(
     "number, code", [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, ExitCode.RESUME)]
@@ -520,6 +525,7 @@ set:
 """The quickstart cut very small; gates are set so that they pass: nothing is learnt here."""
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("prefect_url")
 def test_a_real_sweep_is_killed_and_resumed_and_its_table_is_that_of_mlflow(

@@ -117,6 +117,7 @@ def test_a_read_only_copy_can_be_audited(case: Case) -> None:
             path.chmod(stat.S_IMODE(path.stat().st_mode) | stat.S_IWUSR)
 
 
+@pytest.mark.slow
 def test_a_resumed_and_a_retried_run_agree(case: Case, tmp_path: Path) -> None:
     """Another seed: nothing is reused. One process ends after the reward model, the first attempt at the policy is lost."""
     overrides = ("seed=18",)

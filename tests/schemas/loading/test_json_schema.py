@@ -211,6 +211,7 @@ def full() -> dict[str, Any]:
     return plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", ["recipe", "seed", "model", "generation", "data", "verifiers", "rewards", "publish",
                                      "sft", "reward", "value", "policy", "evaluation", "dpo", "best", "pairs"])  # fmt: skip
 def test_whatever_one_field_is_replaced_by_loader_and_schema_say_the_same(

@@ -336,6 +336,7 @@ def test_a_flood_of_stages_is_refused_without_looking_at_each(text: str) -> None
     assert problems[0].endswith("… must be 200 or fewer in number")
 
 
+@pytest.mark.slow
 def test_no_value_of_any_shape_escapes_the_reports(plain: dict[str, Any]) -> None:
     """Whatever one field is replaced by, the recipe loads or is refused with problems; nothing else is raised."""
 
