@@ -61,7 +61,7 @@ def gae(
 
 
 def _next_values(values: Tensor, valid: Tensor, after_last: Tensor) -> Tensor:
-    """(T,B) the value at the next valid position of each row, or `after_last` (B,) where there is none."""
+    """Return (T,B): the value at the next valid position of each row, or `after_last` (B,) where there is none."""
     found = torch.empty_like(values, dtype=after_last.dtype)
     following = after_last
     for t in reversed(range(len(values))):
@@ -115,7 +115,7 @@ def n_step_advantages(
     num_steps: int,
     final_values: Tensor | None = None,
 ) -> Tensor:
-    """The n-step return less the value, A_t = Σ_{k<n} γ^k·r_{t+k} + γ^n·V_{t+n} − V_t: PPO, arXiv 1707.06347 eq. 10.
+    """Return the n-step return less the value, A_t = Σ_{k<n} γ^k·r_{t+k} + γ^n·V_{t+n} − V_t: PPO, arXiv 1707.06347 eq. 10.
 
     Where fewer than n tokens are left, their rewards and what stands after the last. It is `truncated_gae` at
     λ = 1, where the values between telescope; shapes and errors are the same.
@@ -143,7 +143,7 @@ def returns_to_go(rewards: Tensor, response_mask: Tensor, *, gamma: float) -> Te
 
 
 def above_mean_return(rewards: Tensor, response_mask: Tensor, *, gamma: float) -> Tensor:
-    """`returns_to_go` less their mean over all valid tokens of the batch: EVPO, arXiv 2604.19485, without its critic.
+    """Return `returns_to_go` less their mean over all valid tokens of the batch: EVPO, arXiv 2604.19485, without its critic.
 
     The best constant baseline: its explained variance is 0, and the variance of the advantages is Var(G). Shapes and
     errors are as for `returns_to_go`; an empty mask gives zeros.
@@ -153,13 +153,13 @@ def above_mean_return(rewards: Tensor, response_mask: Tensor, *, gamma: float) -
 
 
 def mean_return(returns: Tensor, response_mask: Tensor) -> Tensor:
-    """The mean of `returns` (B,T) over all valid tokens, a scalar in the dtype of `returns`; 0 for an empty mask."""
+    """Return the mean of `returns` (B,T) over all valid tokens, a scalar in the dtype of `returns`; 0 for an empty mask."""
     valid = returns[response_mask].to(torch.float64)
     return (valid.sum() / max(1, valid.numel())).to(returns.dtype)
 
 
 def blended_values(values: Tensor, mean: Tensor, *, weight: float) -> Tensor:
-    """m + k·(V − m): values (any shape) drawn towards the mean return `mean`; `weight` k = 1 leaves them as they are.
+    """Return m + k·(V − m): values (any shape) drawn towards the mean return `mean`; `weight` k = 1 leaves them as they are.
 
     Raises ValueError for a weight outside [0, 1].
     """
@@ -168,12 +168,12 @@ def blended_values(values: Tensor, mean: Tensor, *, weight: float) -> Tensor:
 
 
 def monte_carlo_returns(rewards: Tensor, response_mask: Tensor, *, gamma: float) -> Tensor:
-    """`returns_to_go` under the critic's name for it: what explained variance is measured against."""
+    """Return `returns_to_go` under the critic's name for it: what explained variance is measured against."""
     return returns_to_go(rewards, response_mask, gamma=gamma)
 
 
 def length_adaptive_lambda(lengths: Tensor, *, alpha: float) -> Tensor:
-    """λ = 1 − 1/(alpha · length), clamped to [0, 1]: VAPO, arXiv 2504.05118 eq. 4-5.
+    """Return λ = 1 − 1/(alpha · length), clamped to [0, 1]: VAPO, arXiv 2504.05118 eq. 4-5.
 
     `lengths` (B,) in response tokens → λ (B,). It makes Σ_t λ^t ≈ alpha · length. The paper's alpha is 0.05,
     which leaves λ = 0 up to 20 tokens: short responses need a larger one. Length 0 gives 0.
@@ -188,7 +188,7 @@ def length_adaptive_lambda(lengths: Tensor, *, alpha: float) -> Tensor:
 
 
 def whiten(advantages: Tensor, response_mask: Tensor) -> Tensor:
-    """(A − mean) / (std + 1e-8) over all valid tokens of the batch; std is the population's (ddof 0).
+    """Return (A − mean) / (std + 1e-8) over all valid tokens of the batch; std is the population's (ddof 0).
 
     `advantages` (B,T) → (B,T) in float32 or better, detached, 0 outside the mask. Call it on the whole batch,
     before any split into micro-batches. Equal advantages give 0.
@@ -250,7 +250,7 @@ def greedy_baseline(scores: Tensor, greedy_scores: Tensor) -> Tensor:
 
 
 def over_tokens(sequence_advantages: Tensor, response_mask: Tensor) -> Tensor:
-    """The advantage (B,) of a whole response on each of its tokens: (B,T), detached, 0 outside the mask.
+    """Return the advantage (B,) of a whole response on each of its tokens: (B,T), detached, 0 outside the mask.
 
     Raises ValueError for unequal shapes.
     """
@@ -296,7 +296,7 @@ def _check_no_reward_outside(rewards: Tensor, response_mask: Tensor) -> None:
 
 
 def _one_per_row(name: str, value: float | Tensor, per_token: Tensor) -> Tensor:
-    """A float or (B,) tensor as a (B,) tensor of the dtype and device of `per_token` (B,T)."""
+    """Return a float or (B,) tensor as a (B,) tensor of the dtype and device of `per_token` (B,T)."""
     rows = per_token.shape[:1]
     if isinstance(value, Tensor) and value.dim() > 0:
         check_shape(name, value, rows)

@@ -24,7 +24,7 @@ Denominator: TypeAlias = float | Tensor
 
 
 def denominator_of(response_mask: Tensor, *, aggregation: Aggregation, max_length: int | None = None) -> int:
-    """What this mask (B,T) contributes to the denominator of its minibatch; an empty mask contributes 0.
+    """Return what this mask (B,T) contributes to the denominator of its minibatch; an empty mask contributes 0.
 
     `constant` counts `max_length` tokens for each of the B rows (Dr. GRPO, arXiv 2503.20783), where
     `max_length` is the longest response that sampling allows. It is never read off T, which is the longest
@@ -75,7 +75,7 @@ def aggregate(
 
 
 def _whole_minibatch_denominator(response_mask: Tensor, *, aggregation: Aggregation) -> int:
-    """The denominator for a call that holds the whole minibatch; ValueError where that has no meaning."""
+    """Return the denominator for a call that holds the whole minibatch; ValueError where that has no meaning."""
     if aggregation == "constant":
         raise ValueError(
             "aggregation='constant' needs an explicit denominator: "

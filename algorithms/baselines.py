@@ -52,7 +52,7 @@ def tracked(
     low: float,
     high: float,
 ) -> TrackedMeans:
-    """The running means after a rollout's scores: SPO's value tracker, arXiv 2509.13232.
+    """Return the running means after a rollout's scores: SPO's value tracker, arXiv 2509.13232.
 
         ρ = clamp(2^(−KL / half_life), low, high)      n' = ρ·n + k      v' = (ρ·n·v + Σ r) / n'
 

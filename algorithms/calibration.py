@@ -23,12 +23,12 @@ class ReliabilityBin:
 
 
 def preferred_probabilities(margins: Tensor) -> Tensor:
-    """σ(chosen score − rejected score): the Bradley-Terry probability of the preferred response; any shape, float64."""
+    """Return σ(chosen score − rejected score): the Bradley-Terry probability of the preferred response; any shape, float64."""
     return torch.sigmoid(margins.detach().cpu().double())
 
 
 def brier_scores(margins: Tensor) -> Tensor:
-    """(1 − σ(margin))² of each pair (N,): 0 is certain and right, 0.25 says nothing, 1 is certain and wrong.
+    """Return (1 − σ(margin))² of each pair (N,): 0 is certain and right, 0.25 says nothing, 1 is certain and wrong.
 
     (Brier, 1950, of the outcome "the chosen response is preferred", which is true of every pair.)
     """
@@ -38,7 +38,7 @@ def brier_scores(margins: Tensor) -> Tensor:
 def expected_calibration_error(
     margins: Tensor, weights: Tensor | None = None, *, num_bins: int = NUM_BINS
 ) -> Tensor:
-    """Σ_b (W_b/W)·|accuracy of bin b − mean confidence of bin b|, for R sets of weights → (R,).
+    """Return Σ_b (W_b/W)·|accuracy of bin b − mean confidence of bin b|, for R sets of weights → (R,).
 
     The confidence of a pair is that of the response that the model prefers, max(σ(m), 1 − σ(m)), from 0.5 to 1; it is
     right where m > 0, and half right where m = 0. `num_bins` bins of equal width from 0.5 to 1. (Naeini et al., AAAI
@@ -58,7 +58,7 @@ def expected_calibration_error(
 
 
 def reliability(margins: Tensor, *, num_bins: int = NUM_BINS) -> tuple[ReliabilityBin, ...]:
-    """The table behind `expected_calibration_error`; `margins` (N,)."""
+    """Return the table behind `expected_calibration_error`; `margins` (N,)."""
     confidence, right, index = _binned(margins, num_bins)
     bins = []
     for place in range(num_bins):

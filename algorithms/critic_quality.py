@@ -95,7 +95,7 @@ def prompt_parts(values: Tensor, returns: Tensor, response_mask: Tensor, prompts
 def prompt_errors(
     values: Tensor, returns: Tensor, response_mask: Tensor, prompts: Tensor
 ) -> list[PromptError]:
-    """Each prompt's error, in the order of the prompts' numbers."""
+    """Return each prompt's error, in the order of the prompts' numbers."""
     mask = _checked(values, returns, response_mask)
     numbers = prompts.cpu().unique()
     predicted, found = (torch.where(mask, each.detach().cpu().double(), 0.0) for each in (values, returns))
@@ -123,7 +123,7 @@ def prompt_errors(
 def calibration(
     values: Tensor, returns: Tensor, response_mask: Tensor, prompts: Tensor, *, num_bins: int = 10
 ) -> list[CalibrationBin]:
-    """By equal parts of the tokens, in the order of their values; tokens of equal values are in one part."""
+    """Compare values with returns by equal parts of the tokens, in the order of their values; tokens of equal values are in one part."""
     mask = _checked(values, returns, response_mask)
     prompts = prompts.cpu()
     predicted, found = (torch.where(mask, each.detach().cpu().double(), 0.0) for each in (values, returns))
@@ -158,7 +158,7 @@ def calibration_error(curve: list[CalibrationBin]) -> float:
 def rank_correlation(
     values: Tensor, returns: Tensor, response_mask: Tensor, prompts: Tensor, *, at: float = 0.5
 ) -> Estimate | None:
-    """How often the critic puts two responses to one prompt in the order of their returns, a part of the way through each.
+    """Return how often the critic puts two responses to one prompt in the order of their returns, a part of the way through each.
 
     (concordant − discordant pairs)/(pairs of different returns), Kendall's τ over the pairs that have an order; V and G are
     those of token ⌊at · L⌋, of the last for 1; equal values are in no order and count as 0. None where no two responses to
@@ -188,7 +188,7 @@ def rank_correlation(
 def squared_advantages(
     values: Tensor, returns: Tensor, response_mask: Tensor, prompts: Tensor
 ) -> SquaredAdvantages:
-    """What each baseline leaves of the returns, on the same tokens."""
+    """Return what each baseline leaves of the returns, on the same tokens."""
     mask = _checked(values, returns, response_mask)
     prompts, tokens = prompts.cpu(), mask.sum(dim=1).double()
     found, predicted = (each.detach().cpu().double() for each in (returns, values))
@@ -208,7 +208,7 @@ def squared_advantages(
 
 
 def _split_by_prompt(per_token: Tensor, mask: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean over the tokens of each row's prompt, and the rest, both (B,T); the rest of equal numbers is exactly 0."""
+    """Return the mean over the tokens of each row's prompt, and the rest, both (B,T); the rest of equal numbers is exactly 0."""
     num_prompts = int(index.max()) + 1
     valid = torch.where(mask, per_token, 0.0)
     # Shifted by one of the prompt's own numbers

@@ -39,7 +39,7 @@ class Slice:
 def by_part(
     values: Tensor, returns: Tensor, response_mask: Tensor, prompts: Tensor, *, num_parts: int = 10
 ) -> list[Slice]:
-    """By equal parts of the response, from 1 on: token k of L, from 0 on, is in part 1 + ⌊k · num_parts / L⌋.
+    """Slice by equal parts of the response, from 1 on: token k of L, from 0 on, is in part 1 + ⌊k · num_parts / L⌋.
 
     See `_slices` for the tensors.
     """
@@ -49,19 +49,19 @@ def by_part(
 
 
 def by_tokens_left(values: Tensor, returns: Tensor, response_mask: Tensor, prompts: Tensor) -> list[Slice]:
-    """By the number of tokens from a token to the end, itself included: 1, 2-3, 4-7, 8-15 and so on."""
+    """Slice by the number of tokens from a token to the end, itself included: 1, 2-3, 4-7, 8-15 and so on."""
     place, lengths = _places(response_mask)
     return _doubling(values, returns, response_mask, prompts, lengths - place)
 
 
 def by_length(values: Tensor, returns: Tensor, response_mask: Tensor, prompts: Tensor) -> list[Slice]:
-    """By the length of the response: 1, 2-3, 4-7, 8-15 tokens and so on."""
+    """Slice by the length of the response: 1, 2-3, 4-7, 8-15 tokens and so on."""
     _, lengths = _places(response_mask)
     return _doubling(values, returns, response_mask, prompts, lengths.expand(response_mask.shape))
 
 
 def by_difficulty(values: Tensor, returns: Tensor, response_mask: Tensor, prompts: Tensor) -> list[Slice]:
-    """By thirds of the responses, in the order of the mean return of the other responses to the same prompt.
+    """Slice by thirds of the responses, in the order of the mean return of the other responses to the same prompt.
 
     A response's own return is left out: sorted by it, the unlucky responses are in the first third, where the best of
     critics has too high a value. Responses alone with their prompt are in no slice; where all are alone, there is none.
@@ -77,12 +77,12 @@ def by_difficulty(values: Tensor, returns: Tensor, response_mask: Tensor, prompt
 
 
 def rounding(returns: Tensor, response_mask: Tensor) -> float:
-    """The difference of two returns up to which they are equal: `ROUNDING` · √(mean G²) over all valid tokens."""
+    """Return the difference of two returns up to which they are equal: `ROUNDING` · √(mean G²) over all valid tokens."""
     return ROUNDING * returns.detach()[response_mask].cpu().double().square().mean().sqrt().item()
 
 
 def others_mean(returns: Tensor, response_mask: Tensor, prompts: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean return (B,) from the first token of the other responses to each row's prompt, and whether there are any (B,).
+    """Return the mean return (B,) from the first token of the other responses to each row's prompt, and whether there are any (B,).
 
     0 where there are none. `returns`, `response_mask` (B,T); `prompts` (B,) integers, one for each prompt.
     """
@@ -95,7 +95,7 @@ def others_mean(returns: Tensor, response_mask: Tensor, prompts: Tensor) -> tupl
 
 
 def parts_by_rank(numbers: Tensor, num_parts: int) -> Tensor:
-    """Which of `num_parts` parts (N,), from 0 on, each of `numbers` (N,) is in, in their order.
+    """Return which of `num_parts` parts (N,), from 0 on, each of `numbers` (N,) is in, in their order.
 
     Equal numbers are in one part, that of the middle of their ranks: parts are equal in size where all numbers differ.
     """
@@ -106,7 +106,7 @@ def parts_by_rank(numbers: Tensor, num_parts: int) -> Tensor:
 
 
 def at_token(per_token: Tensor, response_mask: Tensor, numbers: Tensor) -> Tensor:
-    """`per_token` (B,T) at each response's valid token of that number (B,), in float64; 0 of a response without it."""
+    """Return `per_token` (B,T) at each response's valid token of that number (B,), in float64; 0 of a response without it."""
     mask = response_mask.cpu()
     is_it = mask & (_places(mask)[0] == numbers[:, None])
     return torch.where(is_it, per_token.detach().cpu().double(), 0.0).sum(dim=1)
@@ -131,7 +131,7 @@ def _slices(
     bins: Tensor,
     labels: Sequence[str],
 ) -> list[Slice]:
-    """The slices that have a token, by the number of their bin; a token of no label's bin is in none.
+    """Return the slices that have a token, by the number of their bin; a token of no label's bin is in none.
 
     `values`, `returns`, `response_mask`, `bins` (B,T), Monte-Carlo returns; `prompts` (B,) integers, one for each prompt.
 
@@ -159,6 +159,6 @@ def _slices(
 
 
 def _places(response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The place of each valid token in its response (B,T), from 0, and the lengths (B,1), at least 1."""
+    """Return the place of each valid token in its response (B,T), from 0, and the lengths (B,1), at least 1."""
     mask = response_mask.cpu()
     return mask.cumsum(dim=1) - 1, mask.sum(dim=1, keepdim=True).clamp(min=1)

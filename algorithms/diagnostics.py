@@ -47,7 +47,7 @@ class SamplerGap:
 
 
 def sampler_gap(logprobs: Tensor, sampler_logprobs: Tensor, response_mask: Tensor) -> SamplerGap:
-    """How far the trainer's `logprobs` (B,T) of the sampled tokens are from the sampler's own (B,T), in nats.
+    """Return how far the trainer's `logprobs` (B,T) of the sampled tokens are from the sampler's own (B,T), in nats.
 
     Token by token, since the mean ratio cannot tell: under the sampler its expectation is 1 for any trainer.
 
@@ -63,7 +63,7 @@ def sampler_gap(logprobs: Tensor, sampler_logprobs: Tensor, response_mask: Tenso
 
 
 def explained_variance(values: Tensor, returns: Tensor, response_mask: Tensor) -> float:
-    """1 − Var(G − V) / Var(G) over all valid tokens; `values`, `returns` (B,T).
+    """Return 1 − Var(G − V) / Var(G) over all valid tokens; `values`, `returns` (B,T).
 
     1 for a perfect critic, 0 for any constant, below 0 for worse than a constant; a constant bias does not
     show. NaN where Var(G) = 0 or a valid entry is not finite: undefined, so that a gate `measured >=
@@ -77,7 +77,7 @@ def explained_variance(values: Tensor, returns: Tensor, response_mask: Tensor) -
 def switched_weight(
     explained: float, *, threshold: float, hysteresis: float = 0.0, was_used: bool = True
 ) -> float:
-    """1 if a critic of this explained variance is used, else 0: EVPO, arXiv 2604.19485, with hysteresis (ours).
+    """Return 1 if a critic of this explained variance is used, else 0: EVPO, arXiv 2604.19485, with hysteresis (ours).
 
     Used above `threshold`; one that was not used before, only above `threshold + hysteresis`. NaN, the explained variance
     of returns that do not vary, gives 0.
@@ -86,7 +86,7 @@ def switched_weight(
 
 
 def blended_weight(explained: float) -> float:
-    """The explained variance within [0, 1]: how far a critic's values are used (ours). NaN gives 0."""
+    """Return the explained variance within [0, 1]: how far a critic's values are used (ours). NaN gives 0."""
     return min(1.0, max(0.0, explained)) if explained == explained else 0.0
 
 

@@ -24,7 +24,7 @@ class ImportanceWeights:
 def truncated_importance_weights(
     logprobs: Tensor, sampler_logprobs: Tensor, response_mask: Tensor, *, cap: float
 ) -> ImportanceWeights:
-    """min(π/π_sampler, cap) of each token; constants, through which no gradient flows.
+    """Return min(π/π_sampler, cap) of each token; constants, through which no gradient flows.
 
     Truncated importance sampling (Ionides 2008); of tokens in reinforcement learning, arXiv 2510.18855. All tensors (B,T),
     log-probabilities in nats.

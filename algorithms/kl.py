@@ -90,7 +90,7 @@ class ProportionalController:
         _check_positive(coef=self.coef, target=self.target, horizon=self.horizon)
 
     def update(self, kl: float, *, num_sequences: int) -> "ProportionalController":
-        """β ← β·(1 + clip(kl/target − 1, −0.2, 0.2) · num_sequences/horizon).
+        """Set β ← β·(1 + clip(kl/target − 1, −0.2, 0.2) · num_sequences/horizon); return the new controller.
 
         The paper writes its gain as a constant 0.1; num_sequences/horizon is what its code has there.
         `kl` is the batch mean of each response's sum of k1 over its tokens, in nats per response;
@@ -125,7 +125,7 @@ class PenaltyController:
         _check_positive(coef=self.coef, target=self.target)
 
     def update(self, kl: float) -> "PenaltyController":
-        """β doubles where kl > 1.5·target, and halves where kl < target/1.5.
+        """Double β where kl > 1.5·target, and halve it where kl < target/1.5; return the new controller.
 
         `kl` is the mean of KL(old‖new) over the tokens of the rollout after its updates, in nats per token.
 
@@ -140,21 +140,21 @@ class PenaltyController:
 
 
 def _log_ratio(logprobs: Tensor, other_name: str, other: Tensor) -> Tensor:
-    """logprobs − other in float32 or better, differentiable in `logprobs` only."""
+    """Return logprobs − other in float32 or better, differentiable in `logprobs` only."""
     _check_same_shape("logprobs", logprobs, other_name, other)
     precise = torch.promote_types(torch.promote_types(logprobs.dtype, other.dtype), torch.float32)
     return logprobs.to(precise) - other.detach().to(precise)
 
 
 def _estimate_where_finite(log_ratio: Tensor, kind: str) -> Tensor:
-    """The estimate, with a gradient of 0 where it is not finite."""
+    """Return the estimate, with a gradient of 0 where it is not finite."""
     value = _estimate(log_ratio.detach(), kind)
     finite = torch.isfinite(value)
     return torch.where(finite, _estimate(torch.where(finite, log_ratio, 0.0), kind), value)
 
 
 def _estimate(log_ratio: Tensor, kind: str) -> Tensor:
-    """By Δ = log of the sampling policy − log of the other."""
+    """Estimate KL by Δ = log of the sampling policy − log of the other."""
     if kind == "k1":
         return log_ratio
     if kind == "abs":
@@ -174,7 +174,7 @@ def _sum_over_vocabulary(logits: Tensor, ref_logits: Tensor) -> Tensor:
 
 
 def _representable(coef: float) -> float:
-    """β moves by factors: a thousand steps one way would end at 0 or infinity, from where none leads back."""
+    """Bound β, which moves by factors: a thousand steps one way would end at 0 or infinity, from where none leads back."""
     return min(max(coef, sys.float_info.min), sys.float_info.max)
 
 

@@ -39,7 +39,7 @@ def reference_kl_loss(
     aggregation: Aggregation,
     denominator: Denominator | None = None,
 ) -> KLLoss:
-    """The loss ρ·kl_estimate(logprobs, ref_logprobs), ρ = exp(logprobs − old_logprobs) detached.
+    """Return the loss ρ·kl_estimate(logprobs, ref_logprobs), ρ = exp(logprobs − old_logprobs) detached.
 
     All tensors (B,T), log-probabilities in nats; the gradient flows through `logprobs` only, and not through
     ρ, which makes tokens that the old policy sampled stand for tokens of π. In expectation the gradient is
@@ -61,7 +61,7 @@ def reference_kl_loss(
 def exact_kl_loss(
     kl: Tensor, response_mask: Tensor, *, aggregation: Aggregation, denominator: Denominator | None = None
 ) -> KLLoss:
-    """The loss of a KL (B,T) that is exact at each position, `vantage.algorithms.kl.full_kl`, in nats.
+    """Return the loss of a KL (B,T) that is exact at each position, `vantage.algorithms.kl.full_kl`, in nats.
 
     No ρ: the sum over the vocabulary already is π's. (Which states are visited is the old policy's doing, as
     it is in the clipped surrogate.) `aggregation` and `denominator` are those of
@@ -85,7 +85,7 @@ def old_kl_loss(
     aggregation: Aggregation,
     denominator: Denominator | None = None,
 ) -> OldKLLoss:
-    """The loss KL(old‖new) by `vantage.algorithms.kl.old_kl_estimate`: the penalty of PPO, arXiv 1707.06347 eq. 8.
+    """Return the loss KL(old‖new) by `vantage.algorithms.kl.old_kl_estimate`: the penalty of PPO, arXiv 1707.06347 eq. 8.
 
     All tensors (B,T), log-probabilities in nats; the gradient flows through `logprobs` only. No ρ: the
     samples are old's, and so is the expectation. `aggregation` and `denominator` are those of

@@ -11,7 +11,7 @@ _SMALL_STEP = 1e-9
 
 
 def length_controlled_win_rate(wins: Tensor, length_differences: Tensor, weights: Tensor) -> Tensor:
-    """σ(θ) of the logistic regression σ(θ + φ·tanh(d/s)) of wins on the difference in length, for R sets of weights.
+    """Return σ(θ) of the logistic regression σ(θ + φ·tanh(d/s)) of wins on the difference in length, for R sets of weights.
 
     With y_i the win of pair i (1, 0, or 0.5 for a tie), d_i its difference in length, s the standard deviation of the
     d_i (ddof 1), all under the weights w_i:
@@ -46,7 +46,7 @@ def length_controlled_win_rate(wins: Tensor, length_differences: Tensor, weights
 
 
 def _standard_deviations(values: Tensor, weights: Tensor) -> Tensor:
-    """(R,) of `values` (N,) under `weights` (R,N), which count rows; infinite where nothing varies."""
+    """Return the standard deviations (R,) of `values` (N,) under `weights` (R,N), which count rows; infinite where nothing varies."""
     sums = weights.sum(dim=1, keepdim=True)
     means = (weights * values).sum(dim=1, keepdim=True) / sums
     squares = (weights * (values - means).square()).sum(dim=1)
@@ -55,7 +55,7 @@ def _standard_deviations(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def _intercepts(wins: Tensor, scaled: Tensor, weights: Tensor) -> Tensor:
-    """θ (R,) of the penalised regression, by Newton's method with steps of bounded length; NaN if it does not end."""
+    """Return θ (R,) of the penalised regression, by Newton's method with steps of bounded length; NaN if it does not end."""
     theta, phi = torch.zeros(2, len(weights), dtype=torch.float64)
     for _ in range(_MOST_STEPS):
         probability = torch.sigmoid(theta[:, None] + phi[:, None] * scaled)

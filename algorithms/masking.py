@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def keep(tensor: Tensor, mask: Tensor) -> Tensor:
-    """`tensor` where `mask` is True and 0 elsewhere, in float32 or better.
+    """Return `tensor` where `mask` is True and 0 elsewhere, in float32 or better.
 
     Selection comes before any arithmetic: NaN · 0 is NaN in the value and, through the chain rule, in the
     gradient, while `where` passes neither.

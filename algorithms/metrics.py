@@ -24,7 +24,7 @@ class SumCount:
         return SumCount(self.sum + other.sum, self.count + other.count)
 
     def mean(self) -> float:
-        """sum / count, or NaN where nothing was counted."""
+        """Return sum / count, or NaN where nothing was counted."""
         count = self.count.item()
         return self.sum.item() / count if count else float("nan")
 
@@ -35,5 +35,5 @@ def sum_count(values: Tensor, mask: Tensor) -> SumCount:
 
 
 def metrics_of(loss: Any) -> dict[str, SumCount]:
-    """The metrics of a loss dataclass by name, `.loss` itself left out."""
+    """Return the metrics of a loss dataclass by name, `.loss` itself left out."""
     return {field.name: getattr(loss, field.name) for field in fields(loss) if field.name != "loss"}

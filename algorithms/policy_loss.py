@@ -114,7 +114,7 @@ def masked_ratio_gradient(
     aggregation: Aggregation,
     denominator: Denominator | None = None,
 ) -> PolicyLoss:
-    """The policy gradient weighted by the ratio, from which tokens with a ratio out of range are left out.
+    """Return the policy gradient weighted by the ratio, from which tokens with a ratio out of range are left out.
 
         −f(ρ)·A·logprobs,   f(ρ) = ρ for 1 − clip_range_low < ρ < 1 + clip_range_high, else 0
 
@@ -155,7 +155,7 @@ def policy_gradient(
     aggregation: Aggregation,
     denominator: Denominator | None = None,
 ) -> PolicyLoss:
-    """−log π · A, REINFORCE's and A2C's loss: no ratio, so right for one optimiser step on each rollout.
+    """Return −log π · A, REINFORCE's and A2C's loss: no ratio, so right for one optimiser step on each rollout.
 
     All tensors (B,T), log-probabilities in nats; the gradient flows through `logprobs` only. `old_logprobs`
     enter the metrics `ratio` and `approx_kl` alone, which show how far the policy was from the one that
@@ -201,7 +201,7 @@ def _policy_loss(
 def positive_example_nll(
     logprobs: Tensor, response_mask: Tensor, is_positive: Tensor, *, denominator: Denominator | None = None
 ) -> PositiveExampleLoss:
-    """−(Σ of logprobs over tokens of correct responses) / (their number): VAPO, arXiv 2504.05118 eq. 9-10.
+    """Return −(Σ of logprobs over tokens of correct responses) / (their number): VAPO, arXiv 2504.05118 eq. 9-10.
 
     `logprobs` (B,T) in nats, `is_positive` (B,) boolean. `denominator` is the number of tokens of correct
     responses in the whole global minibatch, that is, `denominator_of(response_mask & is_positive[:, None],
@@ -228,7 +228,7 @@ def positive_example_nll(
 
 
 def _log_range(clip_range_low: float | None, clip_range_high: float | None) -> tuple[float, float]:
-    """The logarithms of 1 − low and 1 + high; infinite on a side without a limit."""
+    """Return the logarithms of 1 − low and 1 + high; infinite on a side without a limit."""
     lowest = -math.inf if clip_range_low is None or clip_range_low == 1 else math.log1p(-clip_range_low)
     highest = math.inf if clip_range_high is None else math.log1p(clip_range_high)
     return lowest, highest

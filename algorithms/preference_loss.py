@@ -33,7 +33,7 @@ def bradley_terry(
     weights: Tensor | None = None,
     denominator: Denominator | None = None,
 ) -> PreferenceLoss:
-    """Σ_i w_i · −log σ(chosen_i − rejected_i − margin_i) / denominator, over N pairs.
+    """Return Σ_i w_i · −log σ(chosen_i − rejected_i − margin_i) / denominator, over N pairs.
 
     Bradley-Terry as in InstructGPT, arXiv 2203.02155 eq. 1; the margin is that of Llama 2, arXiv 2307.09288
     eq. 2. Scores (N,); `margin` a float or (N,); `weights` (N,), ≥ 0, 1 if None. For K ranked responses to a
@@ -120,7 +120,7 @@ class PairMeasures:
 
 
 def measure_pairs(chosen_scores: Tensor, rejected_scores: Tensor) -> PairMeasures:
-    """What `bradley_terry` averages, pair by pair; scores (P,) of both sides.
+    """Return what `bradley_terry` averages, pair by pair; scores (P,) of both sides.
 
     Raises ValueError for unequal shapes.
     """
@@ -160,7 +160,7 @@ def dpo(
     beta: float,
     denominator: Denominator | None = None,
 ) -> DPOLoss:
-    """−log σ(r_chosen − r_rejected) by the implicit reward r = beta · (log π − log π_ref): arXiv 2305.18290 eq. 7.
+    """Return −log σ(r_chosen − r_rejected) by the implicit reward r = beta · (log π − log π_ref): arXiv 2305.18290 eq. 7.
 
     All tensors (N,): the log-probability of a whole response, the **sum** over its tokens, in nats. The
     gradient flows through the first two. `denominator` is the number of pairs of the whole global minibatch;
@@ -196,7 +196,7 @@ class CentringLoss:
 def score_centring(
     chosen_scores: Tensor, rejected_scores: Tensor, *, denominator: Denominator | None = None
 ) -> CentringLoss:
-    """Σ_i (chosen_i + rejected_i)² / denominator, over N pairs: gives scores, whose zero Bradley-Terry leaves open, one.
+    """Return Σ_i (chosen_i + rejected_i)² / denominator, over N pairs: gives scores, whose zero Bradley-Terry leaves open, one.
 
     arXiv 2312.09244 eq. 2. Scores (N,). `denominator` is the number of pairs of the whole global minibatch; None takes
     this call's.
@@ -227,7 +227,7 @@ def _kept_margin(margin: float | Tensor | None, counts: Tensor) -> float | Tenso
 
 
 def untied_pairs(ranks: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each pair (P,) of one prompt's completions whose ranks differ: the better, the worse, the prompt.
+    """Return, of each pair (P,) of one prompt's completions whose ranks differ: the better, the worse, the prompt.
 
     The first two are places in `ranks` (N,), the third numbers the prompts from 0 on, in the order of their ids.
     """

@@ -18,7 +18,7 @@ SCALE_EPSILON = 1e-6
 
 
 def shape_rewards(scores: Tensor, kl: Tensor, response_mask: Tensor, *, kl_coef: float) -> Tensor:
-    """Token rewards r_t = −kl_coef · kl_t, plus the sequence's score at its last valid token.
+    """Return token rewards r_t = −kl_coef · kl_t, plus the sequence's score at its last valid token.
 
     InstructGPT, arXiv 2203.02155 eq. 2. `scores` (B,), `kl` (B,T) in nats, of the policy that sampled (k1 is
     the estimate that belongs here) → (B,T), detached, 0 outside the mask. The last valid token is the end of
@@ -76,7 +76,7 @@ class RunningMoments:
         return math.sqrt(self.m2 / self.count) if self.count >= 2 else 0.0
 
     def update(self, scores: Tensor) -> "RunningMoments":
-        """With these scores (any shape) seen too.
+        """Return the moments with these scores (any shape) seen too.
 
         Raises ValueError for a score that is not finite: it would never leave the moments again.
         """
@@ -95,7 +95,7 @@ class RunningMoments:
         return self.merge(RunningMoments(exact.numel(), float(exact[0] + mean), float(m2)))
 
     def merge(self, other: "RunningMoments") -> "RunningMoments":
-        """With another rank's scores, or another piece's, seen too.
+        """Return the moments with another rank's scores, or another piece's, seen too.
 
         They must be different scores: the ranks' moments of **this** rollout are merged with each other, then
         once with those of all earlier ones.
@@ -133,7 +133,7 @@ def scale_scores(
 
 
 def overlong_penalty(lengths: Tensor, *, max_length: int, buffer: int) -> Tensor:
-    """What DAPO adds to the scores of long responses: arXiv 2503.14476 eq. 13, between 0 and −1.
+    """Return what DAPO adds to the scores of long responses: arXiv 2503.14476 eq. 13, between 0 and −1.
 
         0 up to max_length − buffer, then ((max_length − buffer) − length)/buffer, −1 from max_length on
 

@@ -17,7 +17,7 @@ class SwappedVerdicts:
 
 
 def swapped_verdicts(*, candidate_first: Tensor, baseline_first: Tensor) -> SwappedVerdicts:
-    """A verdict counts where both orders agree; a pair on which they disagree is a tie.
+    """Return a verdict counts where both orders agree; a pair on which they disagree is a tie.
 
     A judge that always prefers what stands first so ties everywhere (position bias: Zheng et al., arXiv 2306.05685 §3.4, whose
     "conservative" rule this is).

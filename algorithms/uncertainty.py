@@ -39,7 +39,7 @@ def clustered_mean(values: Tensor, clusters: Tensor) -> Estimate:
 
 
 def clustered_ratio(numerators: Tensor, denominators: Tensor, clusters: Tensor) -> Estimate:
-    """r = Σ numerators / Σ denominators over N rows, for example NLL per token, with its error over clusters.
+    """Return r = Σ numerators / Σ denominators over N rows, for example NLL per token, with its error over clusters.
 
     With s_c and m_c the sums of cluster c of n, and M = Σ m_c:
 
@@ -74,7 +74,7 @@ def clustered_explained_variance(
     *,
     least_variance: float = 0.0,
 ) -> Estimate:
-    """1 − Var(G − V)/Var(G) over all valid tokens, with its delete-one-cluster jackknife error.
+    """Return 1 − Var(G − V)/Var(G) over all valid tokens, with its delete-one-cluster jackknife error.
 
     With θ_c the explained variance of all tokens but those of cluster c, and θ̄ the mean of the θ_c:
 

@@ -33,7 +33,7 @@ def value_loss(
     value_clip_range: float | None = None,
     denominator: Denominator | None = None,
 ) -> ValueLoss:
-    """½ · mean over tokens of (V − target)²; with a clip range c, ½ · mean of the larger of that and
+    """Return ½ · mean over tokens of (V − target)²; with a clip range c, ½ · mean of the larger of that and
 
         (clip(V, old_V − c, old_V + c) − target)²
 

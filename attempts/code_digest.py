@@ -54,7 +54,7 @@ class Reading(NamedTuple):
 
 
 def code_digest(module: str) -> str:
-    """sha256 over the syntax trees of a module and of all our modules that it imports, at any depth.
+    """Return the sha256 over the syntax trees of a module and of all our modules that it imports, at any depth.
 
     Comments, layout and docstrings do not change it; a renamed variable does.
 
@@ -93,7 +93,7 @@ def module_digests(module: str) -> dict[str, str]:
 
 @cache
 def _read(path: Path) -> Reading:
-    """The module, from what was read before where its bytes are the same."""
+    """Return the module, from what was read before where its bytes are the same."""
     source = path.read_bytes()
     sha256 = hashlib.sha256(source).hexdigest()
     kept = _kept().get(str(path))
@@ -122,13 +122,13 @@ def _keep() -> None:
 
 
 def _name() -> str:
-    """Of this module's state: it may read otherwise tomorrow."""
+    """Return the file's name, which has the digest of this module: another version may read otherwise."""
     return f"code-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]}.json"
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Without garbage collections, which make parsing take three times as long: a tree has no cycles."""
+    """Switch off garbage collections, which make parsing take three times as long: a tree has no cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -147,7 +147,7 @@ def _parsed(source: bytes) -> ast.Module:
 
 @cache
 def _source(module: str) -> Path | None:
-    """The module's file, found without importing it; None if the module is not ours."""
+    """Return the module's file, found without importing it; None if the module is not ours."""
     package, *rest = module.removeprefix(PREFIX).split(".")
     if not module.startswith(PREFIX) or package not in PACKAGES:
         return None
@@ -164,7 +164,7 @@ class _TreeReader:
         """Every module that the tree may import; ``from a import b`` gives ``a`` and ``a.b``."""
 
     def dump(self, node: object) -> str:
-        """``ast.dump`` without docstrings, and without empty fields, in which versions of Python differ."""
+        """Dump a tree as ``ast.dump`` does, without docstrings, and without empty fields, in which versions of Python differ."""
         if isinstance(node, list):
             return f"[{', '.join([self.dump(each) for each in node])}]"
         if not isinstance(node, ast.AST):
@@ -188,7 +188,7 @@ class _TreeReader:
 
 
 def _is_text(statement: ast.stmt) -> bool:
-    """Whether a statement is a docstring: a string alone."""
+    """Return whether a statement is a docstring: a string alone."""
     return (
         isinstance(statement, ast.Expr)
         and isinstance(statement.value, ast.Constant)

@@ -48,7 +48,7 @@ class EnergyMeter:
             package.read()
 
     def finish(self) -> Energy | None:
-        """What was used since the meter was made; None: nothing here can be measured."""
+        """Return what was used since the meter was made; None: nothing here can be measured."""
         self.read_packages()
         found = Energy(gpu_joules=self._gpu_joules(), cpu_joules=self._cpu_joules())
         return None if found == Energy() else found
@@ -102,7 +102,7 @@ class _Package:
 
 
 def _packages(powercap: Path) -> list[Path]:
-    """One zone for each package; parts of a package, and a second way to the same one (``intel-rapl-mmio``), are left out."""
+    """Return one zone for each package; parts of a package, and a second way to the same one (``intel-rapl-mmio``), are left out."""
     zones = [zone for zone in sorted(powercap.glob("intel-rapl:*")) if zone.name.count(":") == 1]
     return [zone for zone in zones if _text(zone / "name").partition("-")[0] == "package"]
 

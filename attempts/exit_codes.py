@@ -52,12 +52,12 @@ MEANINGS: dict[ExitCode, str] = {
 
 
 def may_be_retried(code: int) -> bool:
-    """Whether another attempt can succeed without changes: only after an interruption."""
+    """Return whether another attempt can succeed without changes: only after an interruption."""
     return code == ExitCode.RESUME
 
 
 def may_be_retried_once(code: int) -> bool:
-    """Whether one more attempt may help, with less memory or in a new process."""
+    """Return whether one more attempt may help, with less memory or in a new process."""
     return code in (ExitCode.OUT_OF_MEMORY, ExitCode.HUNG)
 
 

@@ -10,17 +10,17 @@ Sourced = TypeVar("Sourced", Data, Verifier, Benchmark)
 
 
 def folder_now() -> Path:
-    """The folder of the built-in recipes."""
+    """Return the folder of the built-in recipes."""
     return package_folder() / "recipes"
 
 
 def folder_before() -> Path:
-    """The folder of the built-in recipes when the packages had no common name. In a checkout it is still there."""
+    """Return the folder of the built-in recipes when the packages had no common name. In a checkout it is still there."""
     return package_folder().parent / "recipes"
 
 
 def found_now(given: Sourced) -> Sourced:
-    """The same data, verifier or benchmark; if its file was installed with a recipe and is gone, as it is installed now."""
+    """Return the same data, verifier or benchmark; if its file was installed with a recipe and is gone, as it is installed now."""
     source = Path(given.source)
     if not source.is_relative_to(folder_before()) or source.exists():
         return given

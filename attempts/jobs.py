@@ -60,7 +60,7 @@ _ONE_CPU = Resources(cpus=1, gpus=0, hang_seconds=86400.0)
 
 
 def work_of(recipe: ResolvedRecipe, step: str) -> Work:
-    """The work of a step: a stage of the recipe, or an implicit step."""
+    """Return the work of a step: a stage of the recipe, or an implicit step."""
     if step == MODEL:
         return ImportModel(model=recipe.model.model_copy(update={"lora": None}))
     if step.startswith(OTHER_MODEL_PREFIX):
@@ -100,7 +100,7 @@ def work_of(recipe: ResolvedRecipe, step: str) -> Work:
 
 
 def gates_of(recipe: ResolvedRecipe, step: str) -> tuple[Gate, ...]:
-    """The step's gates; an implicit step has none."""
+    """Return the step's gates; an implicit step has none."""
     return recipe.stages[step].gate if step in recipe.stages else ()
 
 
@@ -116,7 +116,7 @@ def key_parts_of(
     *,
     source: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The parts of the step's key, given the content digests of its inputs (role → digest).
+    """Return the parts of the step's key, given the content digests of its inputs (role → digest).
 
     ``source``: ``source_of`` the step's work, where it is known; None: it is read.
 
@@ -149,7 +149,7 @@ def request_for(
     made_with: Mapping[str, str] | None = None,
     function: str = RUN_STAGE,
 ) -> AttemptRequest:
-    """The request of one attempt at the step; ``inputs``: role → artifact, bases of adapters among them (``with_bases``).
+    """Return the request of one attempt at the step; ``inputs``: role → artifact, bases of adapters among them (``with_bases``).
 
     ``AttemptRequest`` describes the others. A base is in no key: the digest of its adapters says which it is.
 
@@ -183,7 +183,7 @@ def request_for(
 
 
 def with_bases(inputs: Mapping[str, Artifact], known: Iterable[Artifact]) -> dict[str, Artifact]:
-    """The inputs, and for each that is only adapters what they stand on, as ``ROLE.base``.
+    """Return the inputs, and for each that is only adapters what they stand on, as ``ROLE.base``.
 
     Args:
         known: artifacts of the run, among which are those that the adapters' own stages began with.
@@ -209,19 +209,19 @@ def threads_of(share: Share | None, work: Work) -> int:
 
 
 def seed_of(recipe: ResolvedRecipe, step: str) -> int:
-    """The stage's own seed, or the recipe's."""
+    """Return the stage's own seed, or the recipe's."""
     own = recipe.stages[step].seed if step in recipe.stages else None
     return recipe.seed if own is None else own
 
 
 def rewards_of(recipe: ResolvedRecipe, step: str) -> dict[str, Reward]:
-    """Name → reward, for the reward of the step; empty if it has none."""
+    """Return name → reward, for the reward of the step; empty if it has none."""
     name = reward_of(recipe.stages[step]) if step in recipe.stages else None
     return {} if name is None else {name: recipe.rewards[name]}
 
 
 def max_dropped_of(recipe: ResolvedRecipe, step: str) -> dict[str, float]:
-    """Role → largest share of unusable rows, for the recipe's datasets that the step reads; of a mixture its parts' largest."""
+    """Return role → largest share of unusable rows, for the recipe's datasets that the step reads; of a mixture its parts' largest."""
     read = {
         role: sources_of(recipe, source.partition(".")[2])
         for role, source in dependencies(recipe)[step].items()
@@ -231,7 +231,7 @@ def max_dropped_of(recipe: ResolvedRecipe, step: str) -> dict[str, float]:
 
 
 def _seed_in_key(recipe: ResolvedRecipe, work: Work) -> int | None:
-    """The seed of a stage, of a mixture, or of a built-in model's weights; other implicit steps have none."""
+    """Return the seed of a stage, of a mixture, or of a built-in model's weights; other implicit steps have none."""
     if isinstance(work, ImportModel):
         return recipe.seed if isinstance(work.model.origin, Builtin) else None
     if isinstance(work, Stage):
@@ -240,7 +240,7 @@ def _seed_in_key(recipe: ResolvedRecipe, work: Work) -> int | None:
 
 
 def _extra(recipe: ResolvedRecipe, work: Work) -> dict[str, Any]:
-    """Fields of the recipe that the step reads besides its own configuration."""
+    """Return fields of the recipe that the step reads besides its own configuration."""
     if isinstance(work, PrepareData):
         # Prompts prepared by a version without verifiers may lack the answers of their file.
         return {"answers": True} if recipe.verifiers and work.content == "prompts" else {}
@@ -248,7 +248,7 @@ def _extra(recipe: ResolvedRecipe, work: Work) -> dict[str, Any]:
 
 
 def source_of(work: Work) -> dict[str, str]:
-    """``source`` → sha256 of the source of an implicit step, as it is now; empty where its text says what it holds.
+    """Return ``source`` → sha256 of the source of an implicit step, as it is now; empty where its text says what it holds.
 
     Raises:
         OSError, ValueError: it cannot be read.

@@ -51,7 +51,7 @@ class Machine:
         self._queue: deque[tuple[Resources, asyncio.Future[Share]]] = deque()
 
     def share_of(self, resources: Resources) -> tuple[int, int]:
-        """(CPUs, GPUs) that a stage gets: None means all CPUs and one GPU; CPUs are limited to those of the machine.
+        """Return (CPUs, GPUs) that a stage gets: None means all CPUs and one GPU; CPUs are limited to those of the machine.
 
         A number of ranks without GPUs takes one GPU for each, or none where there are fewer. The ranks of several nodes
         are placed by Ray, and this machine only waits for them.
@@ -112,7 +112,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """The CPUs and GPUs that this process may use."""
+    """Return the CPUs and GPUs that this process may use."""
     return Machine(cpus=available_cpus(), gpus=available_gpus())
 
 
@@ -181,7 +181,7 @@ def available_gpus() -> tuple[str, ...]:
 
 
 def with_uuids(gpus: tuple[str, ...]) -> tuple[str, ...]:
-    """The GPUs by their UUIDs, so that one GPU has one name; a name that the driver does not list stays as it is.
+    """Return the GPUs by their UUIDs, so that one GPU has one name; a name that the driver does not list stays as it is.
 
     A number is the driver's own; for a GPU with MIG instances it is the first of them, as for CUDA.
     """
@@ -202,7 +202,7 @@ def gpus_listed(listing: str) -> tuple[str, ...]:
 
 
 def _listing() -> str:
-    """What ``nvidia-smi -L`` prints; empty without a driver."""
+    """Return what ``nvidia-smi -L`` prints; empty without a driver."""
     if shutil.which("nvidia-smi") is None:
         return ""
     try:
@@ -213,7 +213,7 @@ def _listing() -> str:
 
 
 def _uuids(listing: str) -> list[list[str]]:
-    """For each GPU of ``nvidia-smi -L`` its UUID, and those of its MIG instances."""
+    """Return, for each GPU of ``nvidia-smi -L``, its UUID and those of its MIG instances."""
     gpus: list[list[str]] = []
     for line in listing.splitlines():
         if match := re.match(r"\s*GPU \d+:.*\(UUID: (GPU-[^)]+)\)", line):
@@ -224,7 +224,7 @@ def _uuids(listing: str) -> list[list[str]]:
 
 
 def oom_kills(cgroup: Path = CGROUP) -> int:
-    """Number of processes of this container that the kernel has killed for lack of memory; 0 if unknown."""
+    """Return number of processes of this container that the kernel has killed for lack of memory; 0 if unknown."""
     try:
         counts = dict(line.split() for line in (cgroup / "memory.events").read_text().splitlines())
         return int(counts.get("oom_kill", 0))

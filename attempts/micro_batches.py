@@ -11,13 +11,13 @@ from vantage.schemas.recipe.work import Work
 def with_limits(
     work: Work, *, microbatch_size: int | None = None, microbatch_tokens: int | None = None
 ) -> Work:
-    """The work with these bounds; None: the recipe's."""
+    """Return the work with these bounds; None: the recipe's."""
     given = {"microbatch_size": microbatch_size, "microbatch_tokens": microbatch_tokens}
     return work.model_copy(update={name: bound for name, bound in given.items() if bound is not None})
 
 
 def remedy_for_memory(step: str, work: Work, *, rows: int | None, tokens: int | None) -> str:
-    """What a user can do if a pass of so many rows and positions does not fit, and half of it is not tried.
+    """Return what a user can do if a pass of so many rows and positions does not fit, and half of it is not tried.
 
     Args:
         rows: of the pass; None: the stage told of none, as when memory ran out while it loaded a model.

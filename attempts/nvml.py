@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def initialised(nvml: ModuleType | None) -> Iterator[ModuleType]:
-    """The library with a connection to the driver; None: the installed one. An exception of its own where there is no driver."""
+    """Yield the library with a connection to the driver; None: the installed one. An exception of its own where there is no driver."""
     library = import_module("pynvml") if nvml is None else nvml
     library.nvmlInit()
     try:
@@ -19,7 +19,7 @@ def initialised(nvml: ModuleType | None) -> Iterator[ModuleType]:
 
 
 def handle_of(nvml: ModuleType, gpu: str) -> Any:
-    """A GPU as CUDA_VISIBLE_DEVICES names it: by number or UUID."""
+    """Return a GPU as CUDA_VISIBLE_DEVICES names it: by number or UUID."""
     if gpu.isdecimal():
         return nvml.nvmlDeviceGetHandleByIndex(int(gpu))
     return nvml.nvmlDeviceGetHandleByUUID(gpu)

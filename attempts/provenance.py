@@ -34,7 +34,7 @@ def provenance(kind: str, *, threads: int, world_size: int) -> dict[str, str]:
 
 
 def drift(recorded: Mapping[str, object], present: Mapping[str, str]) -> list[str]:
-    """``part: old → new`` for each difference; digests are shortened."""
+    """Return ``part: old → new`` for each difference; digests are shortened."""
     return [
         f"{part}: {_short(str(recorded.get(part, 'unknown')))} → {_short(value)}"
         for part, value in present.items()
@@ -43,7 +43,7 @@ def drift(recorded: Mapping[str, object], present: Mapping[str, str]) -> list[st
 
 
 def _device() -> str:
-    """The name of the first GPU from its driver, and whether it may replay what it computes (docs/decisions/0037), or ``cpu``;
+    """Return the name of the first GPU from its driver, and whether it may replay what it computes (docs/decisions/0037), or ``cpu``;
     read from /proc, so that no library is loaded."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
         return "cpu"

@@ -52,16 +52,16 @@ class Observer(Protocol):
         """Another process holds the stage key."""
 
     def queued(self, pool: str) -> None:
-        """The attempt waits for a worker of the work pool."""
+        """Hear that the attempt waits for a worker of the work pool."""
 
     def damaged(self, problem: str) -> None:
-        """A stored artifact is damaged and will be made again."""
+        """Hear that a stored artifact is damaged and will be made again."""
 
     def begun(self, begun: AttemptBegun) -> None:
-        """A computation is about to begin; it waits until this returns."""
+        """Hear that a computation is about to begin; it waits until this returns."""
 
     def polled(self) -> None:
-        """The computation is running; called a few times a second."""
+        """Hear that the computation is running; called a few times a second."""
 
 
 class Unobserved:
@@ -129,7 +129,7 @@ def run_attempt(
 
 
 def reused(request: AttemptRequest, ref: Ref, storage: Storage) -> AttemptOutcome:
-    """The outcome of a request whose artifact is there; nothing of it is fetched."""
+    """Return the outcome of a request whose artifact is there; nothing of it is fetched."""
     return AttemptOutcome(
         status="reused",
         attempt=ref.attempt,
@@ -183,7 +183,7 @@ class _Attempt:
             raise _Stopped
 
     def reuse(self) -> AttemptOutcome | None:
-        """The stored artifact of the key, with every file verified; a damaged one is reported and not used."""
+        """Return the stored artifact of the key, with every file verified; a damaged one is reported and not used."""
         key = self.request.stage_key
         found = self.storage.lookup(key)
         for problem in found.damage:
@@ -263,7 +263,7 @@ class _Attempt:
         )
 
     def failed(self, error: Exception) -> AttemptOutcome:
-        """The outcome of an error; an error of Vantage itself leaves its traceback in the log."""
+        """Return the outcome of an error; an error of Vantage itself leaves its traceback in the log."""
         if isinstance(error, StageFailed):
             failure = error.failure
         else:
@@ -351,7 +351,7 @@ class _Attempt:
 
 
 def _description(request: AttemptRequest, result: StageResult) -> dict[str, Any]:
-    """Fields of the artifact's description, by kind of work."""
+    """Return fields of the artifact's description, by kind of work."""
     row = KINDS[request.work.kind]
     own: dict[str, Any] = {}
     if isinstance(request.work, PrepareData | MixData):

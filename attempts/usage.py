@@ -55,7 +55,7 @@ class UsageMeter:
             self._next = self._clock() + self._every
 
     def finish(self) -> Usage:
-        """All readings, with one of now."""
+        """Return all readings, with one of now."""
         self._read()
         names = sorted({name for each in self._readings for name in each})
         return Usage(
@@ -77,7 +77,7 @@ class UsageMeter:
         self._readings.append({name: round(value, 1) for name, value in (found | self._of_gpus()).items()})
 
     def _of_gpus(self) -> dict[str, float]:
-        """Of each GPU what it tells; nothing without a driver, or of a part of a GPU."""
+        """Read what each GPU reports; nothing without a driver, or of a part of a GPU."""
         found: dict[str, float] = {}
         if not self._gpus:
             return found
@@ -89,7 +89,7 @@ class UsageMeter:
 
 
 def _cpu_seconds() -> tuple[float, float]:
-    """Of all processors since the machine's start: busy, and busy and idle together."""
+    """Return the seconds of all processors since the machine's start: busy, and busy and idle together."""
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
     # guests' time is in that of their users already

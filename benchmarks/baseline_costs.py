@@ -78,12 +78,12 @@ def memory(workload: Workload) -> float:
 
 
 def stage(found: RecipeEstimate, name: str) -> StageEstimate:
-    """The estimate of one stage."""
+    """Return the estimate of one stage."""
     return next(each for each in found.stages if each.name == name)
 
 
 def row(arm: Arm) -> list[str]:
-    """The arm's cells."""
+    """Return the arm's cells."""
     found = estimate_recipe(load_recipe("quickstart", arm.overrides), gpu="h100")
     policy = stage(found, "policy").workload
     before = None if arm.before is None else stage(found, arm.before).workload
@@ -99,7 +99,7 @@ HEAD = (
 
 
 def table() -> str:
-    """The table as Markdown."""
+    """Return the table as Markdown."""
     lines = [HEAD, ["---", *["---:"] * (len(HEAD) - 1)], *map(row, ARMS)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 

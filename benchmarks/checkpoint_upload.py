@@ -84,7 +84,7 @@ def seconds_of_stage(address: str, options: argparse.Namespace, products: int, *
 
 
 def run_stage(scratch: Path, products: int, checkpoints: int, megabytes: float, send: Connection) -> None:
-    """The stage: so many matrix products, with checkpoints of new tensors in between."""
+    """Compute so many matrix products, with checkpoints of new tensors in between, as a stage does."""
     import torch
 
     from vantage.tasks.training.checkpoints import save
@@ -112,7 +112,7 @@ def work(products: int) -> None:
 
 
 def calibrated(seconds: float) -> int:
-    """How many products take so long on one thread."""
+    """Return how many products take so long on one thread."""
     import torch
 
     torch.set_num_threads(1)
@@ -123,7 +123,7 @@ def calibrated(seconds: float) -> int:
 
 
 def serve(connection: Connection) -> None:
-    """An S3 server until something is received."""
+    """Serve as an S3 server until something is received."""
     import logging
 
     from moto.server import ThreadedMotoServer
@@ -138,7 +138,7 @@ def serve(connection: Connection) -> None:
 
 
 def make_bucket(endpoint: str) -> str:
-    """The address of a new bucket; the environment names its server."""
+    """Return the address of a new bucket; the environment names its server."""
     import boto3
 
     os.environ.update(

@@ -51,7 +51,7 @@ SMALLER = (
 
 
 def measured_stage(job: StageJob) -> StageResult:
-    """One attempt at a stage as ``vantage.tasks.stages.run_stage`` makes it; appends what it took."""
+    """Return one attempt at a stage as ``vantage.tasks.stages.run_stage`` makes it; appends what it took."""
     from vantage.tasks.stages import run_stage
 
     use_libraries()
@@ -68,7 +68,7 @@ def measured_stage(job: StageJob) -> StageResult:
 
 
 def make_small_llama(folder: Path) -> None:
-    """A Llama of 7 million random weights, with the built-in model's tokenizer."""
+    """Write a Llama of 7 million random weights, with the built-in model's tokenizer."""
     import torch
     from transformers import LlamaForCausalLM
 
@@ -82,7 +82,7 @@ def make_small_llama(folder: Path) -> None:
 
 
 def host_seconds() -> tuple[float, float]:
-    """What starting the operations of one layer takes, in a forward pass and in both: of 20 layers of width 8."""
+    """Return what starting the operations of one layer takes, in a forward pass and in both: of 20 layers of width 8."""
     import torch
     from transformers import AutoModel, LlamaConfig
 
@@ -172,7 +172,7 @@ def compare(name: str, overrides: Sequence[str], workspace: Path) -> Iterator[st
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workspace", type=Path, required=True)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)

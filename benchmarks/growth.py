@@ -57,7 +57,7 @@ class Measured:
 
 
 def measure(size: Size, repeats: int) -> Measured:
-    """Of one size, in this process."""
+    """Measure one size, in this process."""
     import torch
     from transformers import LlamaForCausalLM
 
@@ -120,7 +120,7 @@ def measure(size: Size, repeats: int) -> Measured:
 
 
 def measure_apart(size: Size, repeats: int) -> Measured:
-    """The same in a process of its own."""
+    """Return the same in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.growth", "--repeats", str(repeats)]
     done = subprocess.run(
         [*command, "--one", json.dumps(asdict(size))],
@@ -133,7 +133,7 @@ def measure_apart(size: Size, repeats: int) -> Measured:
 
 
 def exponents(amounts: list[int], seconds: list[float]) -> list[str]:
-    """Of each size after the first: log(time / time before) / log(amount / amount before)."""
+    """Return, for each size after the first, log(time / time before) / log(amount / amount before)."""
     found = [
         math.log(seconds[i] / seconds[i - 1]) / math.log(amounts[i] / amounts[i - 1])
         for i in range(1, len(amounts))
@@ -142,7 +142,7 @@ def exponents(amounts: list[int], seconds: list[float]) -> list[str]:
 
 
 def table(axis: str, sizes: list[Size], measured: list[Measured]) -> str:
-    """In Markdown."""
+    """Return the table in Markdown."""
     amounts = [getattr(size, axis) for size in sizes]
     of_update = exponents(amounts, [each.update for each in measured])
     of_sampling = exponents(amounts, [each.sampling for each in measured])
@@ -159,7 +159,7 @@ def table(axis: str, sizes: list[Size], measured: list[Measured]) -> str:
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

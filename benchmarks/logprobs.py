@@ -40,7 +40,7 @@ class Case:
 
 
 def full_logits(case: Case, *, with_entropy: bool, with_kl: bool) -> Tensor:
-    """What `response_logprobs` replaces: logits of every position at once."""
+    """Return what `response_logprobs` replaces: logits of every position at once."""
     sequences = case.sequences
     log_p = full_log_p(case.model, sequences)
     result = log_p.gather(2, sequences.response_ids[:, :, None])[:, :, 0]
@@ -63,7 +63,7 @@ def full_log_p(model: LlamaForCausalLM, sequences: Sequences) -> Tensor:
 
 
 def chunked(case: Case, *, with_entropy: bool, with_kl: bool) -> Tensor:
-    """The same sum of log-probability, entropy and KL through `response_logprobs`."""
+    """Return the same sum of log-probability, entropy and KL through `response_logprobs`."""
     result = response_logprobs(
         case.model,
         case.sequences,
@@ -75,7 +75,7 @@ def chunked(case: Case, *, with_entropy: bool, with_kl: bool) -> Tensor:
 
 
 def apart(case: Case, *, with_entropy: bool, with_kl: bool) -> Tensor:
-    """The same in chunks too, but each quantity from logits of its own: one pass of the trunks and two of the head."""
+    """Return the same in chunks too, but each quantity from logits of its own: one pass of the trunks and two of the head."""
     assert with_entropy and with_kl
     sequences = case.sequences
     rows, steps = sequences.response_mask.nonzero(as_tuple=True)
@@ -138,7 +138,7 @@ def main() -> None:
 
 
 def build(options: argparse.Namespace) -> Case:
-    """A random model, another as its reference and responses of varied length."""
+    """Return a random model, another as its reference and responses of varied length."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=options.vocabulary,
@@ -156,7 +156,7 @@ def build(options: argparse.Namespace) -> Case:
 
 
 def run(way: str, case: Case) -> None:
-    """One forward and backward pass."""
+    """Make one forward and backward pass."""
     functions: dict[str, Callable[..., Tensor]] = {"full": full_logits, "apart": apart, "chunked": chunked}
     function = functions[way.split()[0]]
     function(case, with_entropy="entropy" in way, with_kl="KL" in way).sum().backward()

@@ -82,7 +82,7 @@ def _scales(weight: object) -> int:
 
 
 def make_random(folder: Path) -> Path:
-    """A Llama of SmolLM2-135M's shape with random weights, and the built-in model's tokenizer."""
+    """Return a Llama of SmolLM2-135M's shape with random weights, and the built-in model's tokenizer."""
     import torch
     from transformers import LlamaForCausalLM
 
@@ -100,12 +100,12 @@ def make_random(folder: Path) -> Path:
 
 
 def rounded(folder: Path) -> Path:
-    """Where the same model is whose weights were rounded to 4 bits."""
+    """Return where the same model is whose weights were rounded to 4 bits."""
     return folder.with_name(f"{folder.name}-nf4")
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workspace", type=Path, required=True)
     parser.add_argument("--arm", nargs=2, help="trained, networks: only this one, in this process")

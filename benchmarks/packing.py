@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def rows_of(lengths: list[int]) -> Sequences:
-    """A batch of rows of so many tokens."""
+    """Return a batch of rows of so many tokens."""
     prompts = [[1, *range(10, 9 + PROMPT)] for _ in lengths]
     responses = [[20 + (7 * place) % 60 for place in range(length - PROMPT)] for length in lengths]
     return collate(prompts, responses, pad_token_id=0)
@@ -87,7 +87,7 @@ def time_of(policy: PolicyModel, batches: list[Sequences], *, packing: bool) -> 
 
 
 def positions(batches: list[Sequences], *, packing: bool) -> str:
-    """How many positions the passes compute, and how many passes there are."""
+    """Return how many positions the passes compute, and how many passes there are."""
     computed, number = 0, 0
     for batch in batches:
         for part in (packed_passes if packing else passes)(

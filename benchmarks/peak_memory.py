@@ -7,7 +7,7 @@ class PeakMemory:
     """Counts from where it is made; of one process, and one at a time."""
 
     def __init__(self) -> None:
-        """What the process holds now does not count."""
+        """Begin to measure: what the process holds now does not count."""
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
         self._before = _status("VmRSS")
 

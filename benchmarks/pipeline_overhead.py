@@ -25,7 +25,7 @@ TIMES = "stage_seconds.jsonl"
 
 
 def timed_stage(job: StageJob) -> StageResult:
-    """One attempt at a stage as ``vantage.tasks.stages.run_stage`` makes it; appends what it took."""
+    """Return one attempt at a stage as ``vantage.tasks.stages.run_stage`` makes it; appends what it took."""
     from vantage.tasks.stages import run_stage
 
     start, cpu_start = time.perf_counter(), time.process_time()
@@ -37,7 +37,7 @@ def timed_stage(job: StageJob) -> StageResult:
 
 
 def run_timed(recipe: str, overrides: list[str], workspace: Path) -> None:
-    """What ``vantage run`` does, with stages that note their times; in a process of its own."""
+    """Run as ``vantage run`` does, with stages that note their times; in a process of its own."""
     from rich.console import Console
 
     from vantage.flows.execution import execute

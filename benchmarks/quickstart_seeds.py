@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def run(seed: int, workspace: Path, overrides: list[str]) -> dict[str, Any]:
-    """The report of one run, kept beside the run for the next call."""
+    """Return the report of one run, kept beside the run for the next call."""
     kept = workspace / "report.json"
     if kept.is_file():
         known: dict[str, Any] = json.loads(kept.read_text())
@@ -66,7 +66,7 @@ def table(reports: dict[int, dict[str, Any]]) -> str:
 
 
 def numbers(report: dict[str, Any]) -> list[float]:
-    """One row, in the order of the header."""
+    """Return one row, in the order of the header."""
     metrics = {name: stage["metrics"] for name, stage in report["stages"].items()}
     evaluation, value = metrics["evaluation"], metrics["value"]
     return [
@@ -84,7 +84,7 @@ def numbers(report: dict[str, Any]) -> list[float]:
 
 
 def shown(column: str, number: float) -> str:
-    """A number with the digits that its column deserves."""
+    """Return a number with the digits that its column deserves."""
     if "points" in column:
         return f"{number:+.1f}"
     return f"{number:.3f}"

@@ -97,7 +97,7 @@ def main() -> None:
 
 
 def simulate(options: argparse.Namespace, settings: Settings) -> None:
-    """The whole simulation, with the servers running."""
+    """Run the whole simulation, with the servers running."""
     workspaces = Path(tempfile.mkdtemp(prefix="vantage-simulation-"))
     prefect = f"{settings.server_url}/vantage_prefect"
     table = make_table(settings.server_url)
@@ -129,7 +129,7 @@ def simulate(options: argparse.Namespace, settings: Settings) -> None:
 
 
 def settings_of(options: argparse.Namespace) -> dict[str, Any]:
-    """What was asked for."""
+    """Return what was asked for."""
     return {
         "pipelines": options.pipelines,
         "slots": options.slots,
@@ -140,7 +140,7 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def make_table(server_url: str) -> str:
-    """An empty table of events in a database of its own; returns the database's address."""
+    """Return an empty table of events in a database of its own; returns the database's address."""
     with psycopg.connect(f"{server_url}/postgres", autocommit=True) as connection:
         connection.execute(f"DROP DATABASE IF EXISTS {DATABASE} WITH (FORCE)")
         connection.execute(f"CREATE DATABASE {DATABASE}")
@@ -153,7 +153,7 @@ def make_table(server_url: str) -> str:
 
 
 async def queue_all(number: int, slots: int, workspaces: Path) -> None:
-    """A work pool, a deployment of the real flow, and its flow runs, all of them due at once."""
+    """Make a work pool, a deployment of the real flow, and its flow runs, all of them due at once."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.utilities.callables import parameter_schema
@@ -189,7 +189,7 @@ async def queue_all(number: int, slots: int, workspaces: Path) -> None:
 
 
 def start_workers(options: argparse.Namespace, table: str, folder: Path) -> list[subprocess.Popen[bytes]]:
-    """The worker processes; together they have as many slots as the pool."""
+    """Return the worker processes; together they have as many slots as the pool."""
     shares = [
         options.slots // options.processes + (index < options.slots % options.processes)
         for index in range(options.processes)

@@ -52,7 +52,7 @@ def counts(connection: psycopg.Connection[Any], column: str, table: str) -> dict
 
 
 def read_pipelines(prefect: str, opened_at: float) -> list[Pipeline]:
-    """All flow runs, in the order of their numbers."""
+    """Return all flow runs, in the order of their numbers."""
     with psycopg.connect(prefect) as connection:
         rows: list[tuple[str, str, datetime, datetime]] = connection.execute(
             "SELECT parameters->'overrides'->>0, state_name, start_time, end_time FROM flow_run"
@@ -73,7 +73,7 @@ def read_pipelines(prefect: str, opened_at: float) -> list[Pipeline]:
 
 
 def count_steps(rows: Iterable[tuple[int, str, str]], pipelines: int) -> dict[str, int]:
-    """What was lost and what was doubled, from (pipeline, step, event) in the order of time."""
+    """Return what was lost and what was doubled, from (pipeline, step, event) in the order of time."""
     histories: dict[tuple[int, str], list[str]] = {}
     for number, step, event in rows:
         histories.setdefault((number, step), []).append(event)
@@ -93,7 +93,7 @@ def count_steps(rows: Iterable[tuple[int, str, str]], pipelines: int) -> dict[st
 
 
 def count(table: str, prefect: str, pipelines: int) -> dict[str, Any]:
-    """The steps by the table that they write, and the runs by Prefect's own."""
+    """Return the steps by the table that they write, and the runs by Prefect's own."""
     with psycopg.connect(table) as connection:
         rows: list[tuple[int, str, str]] = connection.execute(
             "SELECT pipeline, stage, event FROM events ORDER BY at"
@@ -156,7 +156,7 @@ def speed(
 
 
 def refill_seconds(pipelines: Sequence[Pipeline], slots: int) -> list[float]:
-    """For each end of a pipeline while others waited: how long until the next start that it made room for.
+    """Return, for each end of a pipeline while others waited, how long it took until the next start that it made room for.
 
     The start number ``slots + k`` cannot come before the end number ``k``.
     """
@@ -182,7 +182,7 @@ def write(
     *,
     slots: int,
 ) -> None:
-    """The tables and the plot."""
+    """Write the tables and the plot."""
     lines = [f"| {name} | {value} |" for name, value in facts.items()]
     (output / "summary.md").write_text("\n".join(["| | |", "|---|---|", *lines]) + "\n")
     for name, rows in (("pipelines.csv", pipelines), ("load.csv", samples)):

@@ -60,7 +60,7 @@ class Table:
         self._one_at_a_time = threading.Lock()
 
     def write(self, job: StageJob, pipeline_number: int, event: str) -> None:
-        """``started``, ``done`` or ``lost``, with the database's time."""
+        """Write ``started``, ``done`` or ``lost``, with the database's time."""
         with self._one_at_a_time:
             self._connection.execute(
                 "INSERT INTO events (pipeline, stage, attempt, event, process) VALUES (%s, %s, %s, %s, %s)",
@@ -154,7 +154,7 @@ class CoroutineWorker(BaseWorker[BaseJobConfiguration, Any, BaseWorkerResult]):
         configuration: BaseJobConfiguration,
         task_status: anyio.abc.TaskStatus[int] | None = None,
     ) -> BaseWorkerResult:
-        """The flow run, from its JSON parameters, in a run that is opened as ``vantage.flows.starting`` opens it."""
+        """Return the flow run, from its JSON parameters, in a run that is opened as ``vantage.flows.starting`` opens it."""
         if task_status is not None:
             task_status.started(os.getpid())
         with ExitStack() as held:
@@ -192,7 +192,7 @@ async def work(*, slots: int, seconds: float, lost: float) -> None:
 
 
 def main() -> None:
-    """``schedule_many_worker.py SLOTS SECONDS LOST REQUESTS_FILE``."""
+    """Work as ``schedule_many_worker.py SLOTS SECONDS LOST REQUESTS_FILE`` asks."""
     slots, seconds, lost, requests = (
         int(sys.argv[1]),
         float(sys.argv[2]),

@@ -30,7 +30,7 @@ _NAMES: dict[Outcome, str] = {"ok": "agrees", "wrong": "wrong", "unchecked": "no
 
 
 def audit_page(report: AuditReport) -> str:
-    """The page."""
+    """Return the page."""
     artifacts = {artifact.id: artifact for artifact in report.artifacts}
     shown: set[str] = set()
     items = [*_checks(report.checks)]

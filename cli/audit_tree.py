@@ -34,7 +34,7 @@ def show_audit(console: Console, report: AuditReport) -> None:
 
 
 def last_line(report: AuditReport) -> str:
-    """What came out, how much was compared, and how fast it was read."""
+    """Return what came out, how much was compared, and how fast it was read."""
     checks = [check for _, check in report.every_check()]
     counts = {outcome: sum(check.outcome == outcome for check in checks) for outcome in MARKS}
     said = {
@@ -52,14 +52,14 @@ def last_line(report: AuditReport) -> str:
 
 
 def subject_of(artifact: AuditedArtifact) -> str:
-    """The artifact in one line."""
+    """Return the artifact in one line."""
     made = f", made by run {artifact.run_id}" if artifact.run_id else ""
     kind = artifact.kind.replace("_", " ")
     return f"{kind} {artifact.digest[:_DIGEST]}{made}"
 
 
 def checks_shown_alone(checks: Iterable[Check]) -> Iterator[Check]:
-    """Those with a line of their own: gates, copies and aliases, and whatever is not as it should be."""
+    """Yield those with a line of their own: gates, copies and aliases, and whatever is not as it should be."""
     for check in checks:
         if check.outcome != "ok" or check.subject.startswith((_GATES, "alias ", "version ", "copy ")):
             yield check
@@ -116,7 +116,7 @@ def _listed(checks: Iterable[Check]) -> str:
 
 
 def _where(report: AuditReport) -> str:
-    """The first of the checks that failed, by name."""
+    """Return the first of the checks that failed, by name."""
     names = [
         check.subject if where == report.target else f"{where} {check.subject}"
         for where, check in report.every_check()

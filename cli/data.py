@@ -87,7 +87,7 @@ def _with_tokens(
     measured: Sequence[tuple[int, Mapping[str, Any]]],
     chosen: Sequence[tuple[int, Mapping[str, Any]]],
 ) -> "FileInspection":
-    """The inspection with lengths and rows in the model's tokens."""
+    """Return the inspection with lengths and rows in the model's tokens."""
     from vantage.attempts.launchers.sampling_process import open_model
     from vantage.schemas.records.inspection import ShownRow
     from vantage.schemas.records.sampling import OpenModel, RenderRequest, RowToRender
@@ -126,7 +126,7 @@ def _turns(row: Mapping[str, Any]) -> Any:
 
 
 def _plain(number: int, row: Mapping[str, Any]) -> "ShownRow":
-    """The row without a model: each turn with its role."""
+    """Return the row without a model: each turn with its role."""
     from vantage.schemas.conversations import extras_of
     from vantage.schemas.records.inspection import ShownRow
     from vantage.tasks.data.inspection import responses_of

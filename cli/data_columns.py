@@ -26,7 +26,7 @@ class FoundColumns:
 
 
 def find_columns(file: Path, content: Content, *, needs_answers: bool = False) -> FoundColumns:
-    """The format of the file's first rows.
+    """Return the format of the file's first rows.
 
     Args:
         needs_answers: of prompts: only with a reference answer.

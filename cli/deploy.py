@@ -121,7 +121,7 @@ def _quiet(verbose: bool) -> None:
 
 @contextmanager
 def _client() -> Iterator["SyncPrefectClient"]:
-    """A client of the configured Prefect server, which answers.
+    """Yield a client of the configured Prefect server, which answers.
 
     Raises:
         ValueError: none is configured.
@@ -154,7 +154,7 @@ def _described(deployment: "DeploymentResponse") -> dict[str, Any]:
 
 
 def _schedule(schedule: Any) -> str:
-    """A schedule in a few words."""
+    """Return a schedule in a few words."""
     if schedule is None:
         return "hand"
     zone = f" ({schedule.timezone})" if getattr(schedule, "timezone", None) else ""

@@ -109,7 +109,7 @@ def _smallest(smallest: "tuple[object, int] | None", at_once: int) -> str:
 
 
 def _size(value: float) -> str:
-    """Three digits, in MB or GB."""
+    """Return three digits, in MB or GB."""
     if not value:
         return ""
     return f"{value / GIGA:,.1f} GB" if value >= GIGA else f"{value / MEGA:,.0f} MB"

@@ -232,7 +232,7 @@ def _check_count(answer: str) -> None:
 
 
 def _draft(given: Given, file: Path, name: str | None) -> "tuple[Draft, bool]":
-    """The recipe, and whether a verifier is written beside it."""
+    """Return the recipe, and whether a verifier is written beside it."""
     from vantage.cli.recipe_draft import DataDraft, Draft
     from vantage.schemas.recipe.inputs import EXACT_MATCH
 
@@ -350,13 +350,13 @@ def _verifier_of(given: Given, file: Path, *, own: bool, is_builtin: bool) -> st
 
 
 def _from_recipe(path: str, file: Path) -> str:
-    """A path as the recipe says it: from its folder on if it is inside, else absolute."""
+    """Return a path as the recipe says it: from its folder on if it is inside, else absolute."""
     found, folder = Path(path).expanduser().resolve(), file.parent.resolve()
     return str(found.relative_to(folder)) if found.is_relative_to(folder) else str(found)
 
 
 def _lengths(model: str, found: "list[FoundColumns]", *, has_files: bool) -> tuple[int, int]:
-    """Tokens that nearly all prompts and responses have room in, and that the model has positions for."""
+    """Return tokens that nearly all prompts and responses have room in, and that the model has positions for."""
     if not has_files:
         return 48, 72
     vocabulary, positions = _shape_of(model)
@@ -373,7 +373,7 @@ def _lengths(model: str, found: "list[FoundColumns]", *, has_files: bool) -> tup
 
 
 def _room(texts: list[str], bytes_per_token: int) -> int:
-    """Tokens of the 99th percentile, up to the next 32; of 32 to 1,024, with room for a chat template."""
+    """Return tokens of the 99th percentile, up to the next 32; of 32 to 1,024, with room for a chat template."""
     lengths = sorted(len(text.encode()) for text in texts)
     longest = lengths[int(0.99 * (len(lengths) - 1))] // bytes_per_token + 16
     return min(1024, max(32, -(-longest // 32) * 32))

@@ -68,7 +68,7 @@ app.add_typer(keys_app, name="keys")
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     collect_rarely()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

@@ -51,7 +51,7 @@ def warn(messages: Iterable[str], *, skip: str | None = None) -> None:
 
 
 def _message(error: Exception, code: int) -> str:
-    """The message of an error for the user."""
+    """Return the message of an error for the user."""
     if is_bucket_fault(error) and code == ExitCode.STORAGE:
         said = without_secrets((str(error).splitlines() or [""])[0])
         return (
@@ -68,7 +68,7 @@ def _message(error: Exception, code: int) -> str:
 
 
 def _code_of(error: Exception) -> ExitCode:
-    """The exit code of an error that no stage reported."""
+    """Return the exit code of an error that no stage reported."""
     if is_disk_fault(error):
         return ExitCode.STORAGE
     if isinstance(
@@ -85,7 +85,7 @@ def _code_of(error: Exception) -> ExitCode:
 
 
 def _is_unanswered(error: Exception) -> bool:
-    """Whether Prefect's client got no answer; its HTTP library is recognised by name, and need not be loaded."""
+    """Return whether Prefect's client got no answer; its HTTP library is recognised by name, and need not be loaded."""
     kinds = type(error).__mro__
     return any(kind.__name__ == "TransportError" and kind.__module__.startswith("httpx") for kind in kinds)
 
@@ -98,7 +98,7 @@ def print_damage(run_id: str, what: str, problems: Iterable[str]) -> None:
 
 
 def workspace_at(place: str) -> "Workspace":
-    """The workspace in a folder or a bucket."""
+    """Return the workspace in a folder or a bucket."""
     from vantage.runs.workspace import Workspace
 
     return Workspace.at(place)

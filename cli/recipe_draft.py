@@ -68,7 +68,7 @@ class Draft:
 
 
 def recipe_text(draft: Draft, *, file: str) -> str:
-    """The recipe as YAML; ``file`` is its name, for the comments."""
+    """Return the recipe as YAML; ``file`` is its name, for the comments."""
     parts = [
         _head(draft, file),
         *_data(draft),
@@ -142,7 +142,7 @@ def _verifier(draft: Draft) -> list[str]:
 
 
 def _verifier_name(draft: Draft) -> str:
-    """A built-in verifier of a task stands for itself; others are named in the recipe."""
+    """Return a built-in verifier of a task stands for itself; others are named in the recipe."""
     return draft.verifier if draft.verifier in BUILTIN_VERIFIERS else OWN
 
 
@@ -157,7 +157,7 @@ def _reward(draft: Draft) -> list[str]:
 
 
 def _training(draft: Draft, *more: str) -> list[str]:
-    """Fields of every stage that trains; its learning rate is set from the model's width, and `plan` shows it."""
+    """Return fields of every stage that trains; its learning rate is set from the model's width, and `plan` shows it."""
     lines = list(more)
     if draft.gpus:
         lines += ["precision: bfloat16"]

@@ -55,7 +55,7 @@ def finish(record: "RunRecord", *, as_json: bool) -> None:
 
 
 def summary(record: "RunRecord") -> dict[str, Any]:
-    """What `run --json` prints as its last line."""
+    """Return what `run --json` prints as its last line."""
     return {
         "run_id": record.run_id,
         "status": record.status,

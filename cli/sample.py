@@ -98,7 +98,7 @@ class Settings:
     system: str | None
 
     def request(self, conversations: "Sequence[Sequence[Turn]]", *, offset: int = 0) -> "SampleRequest":
-        """The request for some conversations, of which ``offset`` came before."""
+        """Return the request for some conversations, of which ``offset`` came before."""
         from vantage.schemas.records.sampling import SampleRequest, Turn
 
         system = () if self.system is None else (Turn(role="system", content=self.system),)
@@ -189,7 +189,7 @@ def _open_all(stack: ExitStack, place: "Workspace", names: list[str], against: s
 
 
 def _beside(place: "Workspace", named: str, against: str) -> str:
-    """``--against sft`` means a stage of the same run, if the run has one of that name; else a model like any other."""
+    """Resolve ``--against sft``: a stage of the same run, if the run has one of that name; else a model like any other."""
     from vantage.runs.named_models import stage_beside
 
     return stage_beside(place, named, against, _accepted()) or against
@@ -205,7 +205,7 @@ def _accepted() -> "Command":
 
 
 def _asked(prompts: list[str], file: Path | None) -> "Iterator[tuple[Turn, ...]] | None":
-    """The conversations of the arguments, the file, or standard input; None: a conversation on a terminal."""
+    """Return the conversations of the arguments, the file, or standard input; None: a conversation on a terminal."""
     if prompts and file is not None:
         raise ValueError(f"there are prompts and --file {file}; give one of them")
     if file is not None:
@@ -231,7 +231,7 @@ def _in_file(file: Path) -> "Iterator[tuple[Turn, ...]]":
 
 
 def _of_row(line: str, where: str) -> "tuple[Turn, ...]":
-    """The conversation of a line; ValueError says what the line lacks."""
+    """Return the conversation of a line; ValueError says what the line lacks."""
     from vantage.schemas.records.sampling import Turn
 
     try:
@@ -254,7 +254,7 @@ def _of_row(line: str, where: str) -> "tuple[Turn, ...]":
 
 
 def _not_empty(asked: "Iterator[tuple[Turn, ...]]") -> "Iterator[tuple[Turn, ...]]":
-    """The same conversations; ValueError if there is none, or the first cannot be read."""
+    """Return the same conversations; ValueError if there is none, or the first cannot be read."""
     first = next(asked, None)
     if first is None:
         raise ValueError(
@@ -275,7 +275,7 @@ def _chunks(asked: "Iterator[tuple[Turn, ...]]") -> "Iterator[list[tuple[Turn, .
 
 
 def _ask(models: list[Opened], request: "SampleRequest") -> "list[tuple[Answers, ...]]":
-    """The answers of each model; all compute at the same time."""
+    """Return the answers of each model; all compute at the same time."""
     for model in models:
         model.process.send(request)
     return [model.process.sampled().conversations for model in models]
@@ -341,7 +341,7 @@ def _show_answers(console: "Console", model: Opened, reply: "Answers", *, logpro
 
 
 def _tokens(answer: "Answer") -> "Text":
-    """Each token with its log-probability; unlikely ones stand out."""
+    """Return each token with its log-probability; unlikely ones stand out."""
     from rich.text import Text
 
     text = Text()
@@ -353,7 +353,7 @@ def _tokens(answer: "Answer") -> "Text":
 
 
 def _all_as_json(models: list[Opened], settings: Settings, asked: "list[tuple[Turn, ...]]") -> dict[str, Any]:
-    """What ``--json`` prints."""
+    """Return what ``--json`` prints."""
     shown: list[dict[str, Any]] = []
     for chunk in _chunks(iter(asked)):
         replies = _ask(models, settings.request(chunk, offset=len(shown)))
@@ -419,7 +419,7 @@ def _converse(console: "Console", models: list[Opened], settings: Settings, *, l
 
 
 def _read_line(console: "Console") -> str | None:
-    """A line that is not empty; None at the end of input."""
+    """Return a line that is not empty; None at the end of input."""
     while True:
         try:
             line = console.input("[bold cyan]> [/]").strip()

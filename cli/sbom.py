@@ -73,7 +73,7 @@ def _bill(place: "Workspace", named: str) -> str:
 
 
 def _main_stage(side: "Side") -> str:
-    """The stage that the run publishes, else its last that made a policy."""
+    """Return the stage that the run publishes, else its last that made a policy."""
     from vantage.runs.workspace import RunError
 
     published = [each.stage for each in side.recipe.publish]

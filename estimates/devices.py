@@ -119,7 +119,7 @@ DEVICE_NAMES = (*GPUS, CPU)
 
 
 def device_named(name: str, *, width: int) -> Device:
-    """A device by its name on the command line.
+    """Return a device by its name on the command line.
 
     Args:
         width: of the model, which matters on the CPU: narrow matrix products are slower than wide ones.
@@ -135,7 +135,7 @@ def device_named(name: str, *, width: int) -> Device:
 
 
 def measured_cpu(*, width: int) -> Device:
-    """The CPU of this machine: what one thread reaches, times the CPUs that this process may use.
+    """Return the CPU of this machine: what one thread reaches, times the CPUs that this process may use.
 
     Bfloat16 counts as float32: a CPU without matrix instructions for it is not faster.
 

@@ -23,7 +23,7 @@ def head_flops(shape: ModelShape, *, tokens: float) -> float:
 
 
 def scoring_flops(shape: ModelShape, *, tokens: float, context: float, logit_tokens: float) -> float:
-    """One forward pass, with the logits of some of its tokens (of none for a reward or value model)."""
+    """Return one forward pass, with the logits of some of its tokens (of none for a reward or value model)."""
     return trunk_flops(shape, tokens=tokens, context=context) + head_flops(shape, tokens=logit_tokens)
 
 

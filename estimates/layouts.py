@@ -53,7 +53,7 @@ class Layout:
         return self.strategy == "fsdp2"
 
     def __str__(self) -> str:
-        """As it is printed: ``2 × 8 fsdp2``."""
+        """Return the layout as it is printed: ``2 × 8 fsdp2``."""
         size = f"{self.nodes} × {self.gpus}" if self.nodes > 1 else str(self.gpus)
         return size if self.strategy == "single" else f"{size} {self.strategy}"
 
@@ -103,12 +103,12 @@ def memory_of(workload: Workload, layout: Layout, device: Device) -> Memory:
 
 
 def fits(workload: Workload, layout: Layout, device: Device) -> bool:
-    """Whether the peak leaves the reserve free."""
+    """Return whether the peak leaves the reserve free."""
     return memory_of(workload, layout, device).peak <= (1 - RESERVE) * device.memory
 
 
 def with_microbatch(workload: Workload, size: int) -> Workload:
-    """The workload with micro-batches of at most ``size`` rows of each rank."""
+    """Return the workload with micro-batches of at most ``size`` rows of each rank."""
     share = min(1.0, size / workload.at_once)
     return replace(
         workload,
@@ -125,7 +125,7 @@ def with_microbatch(workload: Workload, size: int) -> Workload:
 
 
 def largest_microbatch(workload: Workload, layout: Layout, device: Device) -> int | None:
-    """The largest micro-batch that fits, halved from the recipe's as the launcher does; None: one row does not fit."""
+    """Return the largest micro-batch that fits, halved from the recipe's as the launcher does; None: one row does not fit."""
     size = workload.at_once
     while True:
         if fits(with_microbatch(workload, size), layout, device):
@@ -136,7 +136,7 @@ def largest_microbatch(workload: Workload, layout: Layout, device: Device) -> in
 
 
 def smallest_layout(workload: Workload, device: Device) -> tuple[Layout, int] | None:
-    """The fewest GPUs in which the stage fits, ddp before fsdp2, and the micro-batch of each; None: too large."""
+    """Return the fewest GPUs in which the stage fits, ddp before fsdp2, and the micro-batch of each; None: too large."""
     for layout in layouts():
         if layout.is_sharded and workload.has_adapters:
             continue
@@ -147,7 +147,7 @@ def smallest_layout(workload: Workload, device: Device) -> tuple[Layout, int] | 
 
 
 def layouts() -> Iterator[Layout]:
-    """From one GPU up; whole nodes of 8 beyond one node."""
+    """Yield layouts from one GPU up; whole nodes of 8 beyond one node."""
     yield Layout(1)
     for gpus in GPUS_OF_A_NODE[1:]:
         yield Layout(gpus, 1, "ddp")
@@ -171,7 +171,7 @@ def _held(network: Network) -> int:
 
 
 def _gathered(network: Network, workload: Workload, layout: Layout, *, trains: bool) -> float:
-    """What a pass needs beside the weights that are held: autocast's copy, fsdp2's whole layers, and the widest matrix of
+    """Return what a pass needs beside the weights that are held: autocast's copy, fsdp2's whole layers, and the widest matrix of
     those in 4 bits, which is whole while it is multiplied."""
     casts = workload.is_bfloat16 and not network.is_bfloat16
     if not layout.is_sharded:

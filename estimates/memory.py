@@ -19,7 +19,7 @@ CHUNK_COPIES = 3
 
 
 def weight_bytes(weights: int, *, bytes_each: float = FLOAT32) -> int:
-    """Of a network that computes."""
+    """Return the bytes of a network that computes."""
     return round(weights * bytes_each)
 
 
@@ -34,12 +34,12 @@ def gradient_bytes(weights: int) -> int:
 
 
 def kv_cache_bytes(shape: ModelShape, *, tokens: float, bytes_each: int) -> float:
-    """2 · L · kv heads · d · bytes for each token (Pope et al., arXiv 2211.05102 §2.1)."""
+    """Return 2 · L · kv heads · d · bytes for each token (Pope et al., arXiv 2211.05102 §2.1)."""
     return 2.0 * shape.num_layers * shape.kv_width * bytes_each * tokens
 
 
 def decoding_bytes(shape: ModelShape, *, rows: float) -> float:
-    """What drawing a token of ``rows`` responses holds over the vocabulary.
+    """Return what drawing a token of ``rows`` responses holds over the vocabulary.
 
     Logits, scaled logits and log-probabilities in float32; probabilities and their sums in float64.
     """
@@ -47,7 +47,7 @@ def decoding_bytes(shape: ModelShape, *, rows: float) -> float:
 
 
 def layer_activation_bytes(shape: ModelShape, *, is_bfloat16: bool) -> int:
-    """What one layer keeps of one token for the backward pass.
+    """Return what one layer keeps of one token for the backward pass.
 
     Counted tensor by tensor as Korthikanti et al. do (arXiv 2205.05198, eq. 1), for what runs here: no dropout, and
     attention that does not keep its matrix (FlashAttention, arXiv 2205.14135). Before each of the two halves: the
@@ -72,7 +72,7 @@ def training_activation_bytes(
     is_bfloat16: bool,
     is_checkpointed: bool = False,
 ) -> float:
-    """What a forward pass over ``tokens`` tokens keeps, padding included, and the logits of one chunk.
+    """Return what a forward pass over ``tokens`` tokens keeps, padding included, and the logits of one chunk.
 
     With checkpointed gradients: the input of every layer, and all of the one that is computed again.
     """
@@ -87,11 +87,11 @@ def training_activation_bytes(
 def scoring_activation_bytes(
     shape: ModelShape, *, tokens: float, logit_tokens: float, is_bfloat16: bool
 ) -> float:
-    """What a forward pass without gradients holds at once: one layer's tensors, and the logits of one chunk."""
+    """Return what a forward pass without gradients holds at once: one layer's tensors, and the logits of one chunk."""
     layer = layer_activation_bytes(shape, is_bfloat16=is_bfloat16)
     return tokens * layer + logit_bytes(shape, logit_tokens=logit_tokens)
 
 
 def logit_bytes(shape: ModelShape, *, logit_tokens: float) -> float:
-    """Of the chunk of tokens whose logits are held at once."""
+    """Return the bytes of the chunk of tokens whose logits are held at once."""
     return min(logit_tokens * shape.vocab_size, max(CHUNK_LOGITS, shape.vocab_size)) * FLOAT32 * CHUNK_COPIES

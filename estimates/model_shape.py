@@ -138,7 +138,7 @@ class ModelShape:
 
 
 def model_shape(config: ModelConfig) -> ModelShape:
-    """The shape that a configuration describes.
+    """Return the shape that a configuration describes.
 
     Raises:
         ValueError: a field is missing, or the model is a mixture of experts.

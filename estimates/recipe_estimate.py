@@ -106,7 +106,7 @@ class RecipeEstimate:
     """Where the length of sampled responses comes from."""
 
     def as_json(self) -> dict[str, Any]:
-        """What ``vantage estimate --json`` prints."""
+        """Return what ``vantage estimate --json`` prints."""
         return {
             "recipe": self.recipe,
             "weights": self.shape.weights,
@@ -200,7 +200,7 @@ def _other_shapes(recipe: Recipe) -> tuple[dict[str, ModelShape], list[str]]:
 
 
 def _choices(resources: Resources, gpus: int | None, nodes: int | None) -> list[Layout]:
-    """The layouts to try, in order: those of the options, else the one of the stage's resources."""
+    """Return the layouts to try, in order: those of the options, else the one of the stage's resources."""
     strategies: tuple[Literal["ddp", "fsdp2"], ...] = ("ddp", "fsdp2")
     if gpus is None and nodes is None:
         strategies = (resources.distributed.strategy,)
@@ -234,7 +234,7 @@ def _estimate_stage(
 
 
 def _sampled_dataset(recipe: Recipe, name: str) -> str:
-    """The dataset whose prompts a stage that collects responses or preferences samples."""
+    """Return the dataset whose prompts a stage that collects responses or preferences samples."""
     stage = recipe.stages[name]
     if isinstance(stage, RolloutCollection):
         return stage.prompts
@@ -245,7 +245,7 @@ def _sampled_dataset(recipe: Recipe, name: str) -> str:
 
 
 def _sampled_lengths(recipe: ResolvedRecipe, counted: Callable[[str], DataCount]) -> tuple[Lengths, str]:
-    """As long as the demonstrations that the policy imitates; without any, as long as the limit."""
+    """Return lengths as long as the demonstrations that the policy imitates; without any, as long as the limit."""
     for stage in recipe.stages.values():
         if isinstance(stage, SupervisedFineTuning):
             data = counted(stage.data)

@@ -49,7 +49,7 @@ COMPARED = ("candidate", "baseline")
 
 
 def workload_of(subject: Subject) -> Workload:
-    """What the stage holds and computes.
+    """Return what the stage holds and computes.
 
     Raises:
         ValueError: the rows of a dataset cannot be counted, or the kind is not known here.

@@ -129,7 +129,7 @@ def _longest(device: Device, *, flops: float, moved: float, host: float, is_bflo
 
 
 def _communication(network: Network, micro: float, layout: Layout, device: Device, *, trains: bool) -> float:
-    """Of a ring: every GPU sends (w − 1)/w of what is gathered, and twice that of what is summed up everywhere."""
+    """Return the seconds of a ring: every GPU sends (w − 1)/w of what is gathered, and twice that of what is summed up everywhere."""
     if layout.world == 1:
         return 0.0
     rate = device.network if layout.nodes > 1 else device.link

@@ -81,7 +81,7 @@ class _Rows:
 
 
 def count_data(recipe: Recipe, name: str, count: CountTokens, *, counted_by: str) -> DataCount:
-    """Rows and lengths of ``data.NAME``.
+    """Return rows and lengths of ``data.NAME``.
 
     Raises:
         ValueError: the file is not here and the recipe does not say how many rows to train on.
@@ -110,7 +110,7 @@ def count_data(recipe: Recipe, name: str, count: CountTokens, *, counted_by: str
 
 
 def collected_pairs(prompts: DataCount, sampled: Lengths) -> DataCount:
-    """The preferences that a stage collects: a pair of sampled responses for each prompt."""
+    """Return the preferences that a stage collects: a pair of sampled responses for each prompt."""
     return replace(
         prompts,
         responses=(sampled, sampled),
@@ -121,7 +121,7 @@ def collected_pairs(prompts: DataCount, sampled: Lengths) -> DataCount:
 
 
 def mixed(mixture: Mixture, parts: Sequence[DataCount], content: Content) -> DataCount:
-    """Rows and lengths of a mixture: each part's lengths stand there as often as its share says."""
+    """Return rows and lengths of a mixture: each part's lengths stand there as often as its share says."""
     from vantage.tasks.mix_data import most_without_repeats
 
     weights = [weight / sum(mixture.parts.values()) for weight in mixture.parts.values()]
@@ -179,7 +179,7 @@ def _sorted(lengths: Any) -> Lengths:
 
 
 def _sides(data: Data, shares: Shares, total: int) -> tuple[int, int, int]:
-    """Rows for training, validation and test, of so many."""
+    """Return rows for training, validation and test, of so many."""
     if data.is_test_set:
         return 0, 0, total
     is_builtin_prompts = isinstance(data.origin, Builtin) and data.origin.kind == "prompts"
@@ -218,7 +218,7 @@ def _texts(row: Mapping[str, Any], content: Content) -> list[str]:
 
 
 def _read(data: Data, content: Content, shares: Shares) -> _Rows | None:
-    """The first rows; None if there is no such file here."""
+    """Return the first rows; None if there is no such file here."""
     if isinstance(data.origin, Builtin):
         return _builtin(data, shares)
     from vantage.schemas.source_files import files_of
@@ -282,7 +282,7 @@ def _bytes_of(row: Mapping[str, Any], ending: str) -> int:
 
 
 def _total(path: Path, ending: str, stream: Iterator[Any], read: int, size: int) -> tuple[int, str]:
-    """Rows of the file, and how they were counted: all of them, or by the bytes of the first ones."""
+    """Return rows of the file, and how they were counted: all of them, or by the bytes of the first ones."""
     from vantage.schemas.source_files import PACKINGS
 
     is_short = read < SAMPLED_ROWS or path.stat().st_size <= COUNTED_BYTES
@@ -299,7 +299,7 @@ def _total(path: Path, ending: str, stream: Iterator[Any], read: int, size: int)
 
 
 def token_counter(folder: Path | None, *, is_character_model: bool) -> tuple[CountTokens, str]:
-    """What counts the tokens of a text, without special ones, and its name."""
+    """Return what counts the tokens of a text, without special ones, and its name."""
     if is_character_model:
         return len, "one a character"
     file = None if folder is None else folder / "tokenizer.json"

@@ -66,7 +66,7 @@ class Sequences:
     """Mean tokens of one whose logits are computed."""
 
     def rows_at_once(self, world: int) -> float:
-        """In one micro-batch of each of so many ranks; at least 1."""
+        """Return the rows in one micro-batch of each of so many ranks; at least 1."""
         return max(1.0, min(self.at_once, self.count / world))
 
 
@@ -134,5 +134,5 @@ class Workload:
         return any(network.adapter_weights for network in self.networks)
 
     def network(self, role: str) -> Network:
-        """The network in a role."""
+        """Return the network in a role."""
         return next(network for network in self.networks if network.role == role)

@@ -32,7 +32,7 @@ class Subject:
     """Step that imports another model → its shape; stages train none, so what they make has the shape of the recipe's."""
 
     def shape_of(self, role: str) -> ModelShape:
-        """Of the model that the stage reads in a role."""
+        """Return the shape of the model that the stage reads in a role."""
         return self.others.get(dependencies(self.recipe)[self.name].get(role, ""), self.shape)
 
     @property
@@ -56,7 +56,7 @@ class Responses:
     limits: PassLimits
 
     def sampling(self, role: str, times: float, count: float) -> Sampling:
-        """``count`` responses, so many times."""
+        """Return the sampling of ``count`` responses, so many times."""
         prompt, response = self.subject.data_of(self.prompts).prompt, self.subject.sampled
         longest = prompt.longest + response.longest
         at_once = min(count, rows_at_once(self.limits, longest, count))
@@ -72,7 +72,7 @@ class Responses:
         )
 
     def scored(self, count: float, *, logits: float) -> Sequences:
-        """``count`` prompts with their responses; ``logits``: the share of response tokens whose logits are computed."""
+        """Return ``count`` prompts with their responses; ``logits``: the share of response tokens whose logits are computed."""
         prompt, response = self.subject.data_of(self.prompts).prompt, self.subject.sampled
         longest = prompt.longest + response.longest
         micro = min(count, rows_at_once(self.limits, longest, count))
@@ -85,7 +85,7 @@ class Responses:
         )
 
     def asked(self, pairs: float, template: str) -> Sequences:
-        """What a model reads that judges pairs of responses: both orders, each with both answers."""
+        """Return what a model reads that judges pairs of responses: both orders, each with both answers."""
         prompt, response = self.subject.data_of(self.prompts).prompt, self.subject.sampled
         around = len(template) / _CHARACTERS_OF_A_TOKEN
         longest = around + prompt.longest + 2 * response.longest
@@ -99,11 +99,11 @@ class Responses:
         )
 
     def trained(self, work: Rollouts, *, logits: float) -> Sequences:
-        """The sequences of one optimiser step."""
+        """Return the sequences of one optimiser step."""
         return self.scored(work.minibatch_size, logits=logits)
 
     def rewards(self, times: float, count: float) -> list[Pass]:
-        """The passes of the reward's models over ``count`` responses."""
+        """Return the passes of the reward's models over ``count`` responses."""
         scored = self.scored(count, logits=0.0)
         return [
             Pass(role=each.role, does="score", times=times, sequences=scored, has_precision=False)
@@ -111,7 +111,7 @@ class Responses:
         ]
 
     def logprobs(self, times: float, count: float, *, reference: bool) -> list[Pass]:
-        """The log-probabilities of ``count`` responses under the policy, and under its reference."""
+        """Return the log-probabilities of ``count`` responses under the policy, and under its reference."""
         scored = self.scored(count, logits=1.0)
         return [forward(role, times, scored) for role in ("policy", *(["reference"] if reference else []))]
 
@@ -119,7 +119,7 @@ class Responses:
 def selection(
     work: ResolvedPolicyOptimization | ResolvedBestOfN, rollouts: Responses, *, reference: bool
 ) -> tuple[list[Sampling], list[Pass]]:
-    """The measurements on held-out prompts: before the first iteration, every few iterations, and at the end."""
+    """Return the measurements on held-out prompts: before the first iteration, every few iterations, and at the end."""
     measured = 1 + math.ceil(work.iterations / work.validate_every)
     tests = work.test_samples or work.validation_samples
     samplings = [
@@ -141,7 +141,7 @@ def rows_at_once(limits: PassLimits, longest: float, whole: float) -> int:
 def rows_of(
     data: DataCount, rows: float, micro: float, *, grouped: bool, columns: float, with_logits: float
 ) -> Sequences:
-    """``rows`` rows with ``columns`` responses each, in micro-batches of ``micro`` rows."""
+    """Return ``rows`` rows with ``columns`` responses each, in micro-batches of ``micro`` rows."""
     at_once = min(rows, micro)
     mean = sum(each.mean for each in data.responses) / len(data.responses)
     return Sequences(
@@ -154,7 +154,7 @@ def rows_of(
 
 
 def packed_rows_of(data: DataCount, rows: float, micro: float) -> Sequences:
-    """``rows`` rows of one response each, several side by side in a row as long as the longest: so many rows of a pass.
+    """Return ``rows`` rows of one response each, several side by side in a row as long as the longest: so many rows of a pass.
 
     First fit decreasing leaves little of them empty; none is counted.
     """
@@ -174,7 +174,7 @@ def steps_of(epochs: float, rows: int, batch_size: int) -> int:
 
 
 def forward(role: str, times: float, sequences: Sequences) -> Pass:
-    """A forward pass without gradients."""
+    """Return a forward pass without gradients."""
     return Pass(role=role, does="score", times=times, sequences=sequences)
 
 
@@ -183,7 +183,7 @@ def language_model(subject: Subject, role: str, *, trained: bool = False) -> Net
 
 
 def reward_networks(subject: Subject) -> list[Network]:
-    """The models of the stage's reward or judge."""
+    """Return the models of the stage's reward or judge."""
     reward = reward_of(subject.stage)
     if reward is None:
         return []

@@ -59,7 +59,7 @@ class Collection:
         return sum(removal.num_bytes for removal in self.removed)
 
     def as_json(self) -> dict[str, Any]:
-        """The output of ``gc --json``."""
+        """Return the output of ``gc --json``."""
         removed = [asdict(removal) for removal in self.removed]
         return {
             "bytes": self.num_bytes,
@@ -115,7 +115,7 @@ def collect(
 
 
 def _cause(*, keep_last: int | None, older_than: float | None) -> Cause:
-    """What the record of a removed artifact says of the removal."""
+    """Return what the record of a removed artifact says of the removal."""
     options = [] if keep_last is None else [f"--keep-last {keep_last}"]
     options += [] if older_than is None else [f"--older-than {older_than:g}s"]
     return Cause(
@@ -129,7 +129,7 @@ class _Collector:
     """One collection of a storage."""
 
     def __init__(self, workspace: Workspace, garbage: Garbage, chosen: set[str], *, dry_run: bool) -> None:
-        """``chosen``: runs that count as removed, also where ``dry_run`` leaves them."""
+        """Hold what is collected. ``chosen``: runs that count as removed, also where ``dry_run`` leaves them."""
         self._workspace = workspace
         self._garbage = garbage
         self._chosen = chosen
@@ -182,7 +182,7 @@ class _Collector:
                 yield leftover
 
     def _needed_by(self, leftover: Leftover) -> Needed:
-        """The keys whose leftovers of this kind must stay."""
+        """Return the keys whose leftovers of this kind must stay."""
         return self._keys_of_active_runs if leftover.is_committed else self._needed_keys
 
     def _needed_keys(self) -> frozenset[str]:
@@ -234,7 +234,7 @@ def _outdated(
 
 
 def _is_unsent(workspace: Workspace, run_id: str) -> bool:
-    """Whether MLflow lacks something of the run; the working copy of another machine is not looked at."""
+    """Return whether MLflow lacks something of the run; the working copy of another machine is not looked at."""
     return Outbox(workspace.folder(run_id) / "ledger").is_unsent()
 
 

@@ -134,7 +134,7 @@ def exit_code(record: RunRecord) -> int:
 
 
 def _verify(orchestrator: Orchestrator) -> None:
-    """All artifacts exist: verify them, check the gates and record, without starting Prefect or a child process."""
+    """Verify all artifacts, which exist, check the gates and record, without starting Prefect or a child process."""
     for step in orchestrator.inputs:
         if obstacle := orchestrator.obstacle(step):
             orchestrator.block(step, obstacle)
@@ -177,7 +177,7 @@ def _order(
 
 
 def _has_ended(run: Run, earlier: Collection[str]) -> bool:
-    """Whether a new flow run has ended without Prefect having recorded it."""
+    """Return whether a new flow run has ended without Prefect having recorded it."""
     open_runs = run.record.open_flow_runs
     return any(each.status is not None and each.flow_run_id not in earlier for each in open_runs)
 
@@ -243,7 +243,7 @@ def ordering(server: servers.PrefectServer) -> Iterator[str]:
 
 
 def _pages(run: Run, ledger: Ledger, *, in_prefect: bool) -> Mapping[str, str]:
-    """Where to look further, by whose page it is; Prefect's only where it has one of this run."""
+    """Return where to look further, by whose page it is; Prefect's only where it has one of this run."""
     mlflow = ledger.where()
     if mlflow.startswith("mlflow "):
         mlflow = program("mlflow") + mlflow.removeprefix("mlflow")
@@ -261,7 +261,7 @@ def _pages(run: Run, ledger: Ledger, *, in_prefect: bool) -> Mapping[str, str]:
 
 
 def _signed(run: Run) -> Mapping[str, str]:
-    """How many artifacts are signed, and where; empty if the recipe signs none."""
+    """Return how many artifacts are signed, and where; empty if the recipe signs none."""
     sign, record = run.record.recipe.sign, run.record
     if sign is None:
         return {}

@@ -93,6 +93,6 @@ def _send(message: Message, variable: str, environment: Mapping[str, str]) -> st
 
 
 def _bounded(address: str) -> str:
-    """The address with limits of time where it has none."""
+    """Return the address with limits of time where it has none."""
     limits = "&".join(f"{name}={SECONDS_EACH}" for name in ("cto", "rto") if f"{name}=" not in address)
     return f"{address}{'&' if '?' in address else '?'}{limits}" if limits else address

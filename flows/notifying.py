@@ -23,7 +23,7 @@ _WORDS: dict[NotifyEvent, str] = {
 
 @contextmanager
 def notified(run: Run, watcher: Watcher) -> Iterator[Watcher]:
-    """The watcher of a run that this process is about to execute; at the end of the block, the run has ended."""
+    """Yield the watcher of a run that this process is about to execute; at the end of the block, the run has ended."""
     notify = run.record.recipe.notify
     if notify is None:
         yield watcher
@@ -76,7 +76,7 @@ class _Notifying:
                 self._ask(step)
 
     def run_ended(self) -> None:
-        """The run is over: tell what waits and how it ended, and wait a limited time until that is sent."""
+        """Tell what waits and how the run ended, and wait a limited time until that is sent."""
         record = self._run.record
         for subject in record.open_questions:
             if subject.startswith(PUBLISH_PREFIX):

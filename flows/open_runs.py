@@ -11,7 +11,7 @@ _open: dict[str, "Orchestrator"] = {}
 
 
 def orchestrator_of(run_id: str | None) -> "Orchestrator | None":
-    """The orchestrator of the run in this process; None if it is not open here."""
+    """Return the orchestrator of the run in this process; None if it is not open here."""
     return None if run_id is None else _open.get(run_id)
 
 

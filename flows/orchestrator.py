@@ -57,7 +57,7 @@ class Orchestrator:
         launcher: Launcher | None = None,
         makes_report: bool = False,
     ) -> None:
-        """All steps start as ``waiting``; ``attempt`` and ``block`` change that.
+        """Begin with all steps as ``waiting``; ``attempt`` and ``block`` change that.
 
         Args:
             run: the run; this process holds its lock.
@@ -152,13 +152,13 @@ class Orchestrator:
         self.stop.set()
 
     def drain(self) -> None:
-        """The worker of this process ends: another goes on with the run, and finds its attempts on pools under way."""
+        """Drain: the worker of this process ends, and another goes on with the run and finds its attempts on pools under way."""
         if not self.stop.is_set():
             self.stop.leaves_pools = True
             self.request_stop()
 
     def cancel(self) -> None:
-        """The run was cancelled: in Prefect, or by ``vantage cancel``."""
+        """Cancel the run, which was asked in Prefect or by ``vantage cancel``."""
         self.cancelled = True
         self.stop.leaves_pools = False
         self.watcher.say("  cancelled", "yellow")
@@ -172,13 +172,13 @@ class Orchestrator:
         return bool(answers)
 
     def blocked(self) -> list[str]:
-        """Steps that did not start because of another one, in order."""
+        """Return steps that did not start because of another one, in order."""
         return [step for step in self.inputs if self.run.record.stages[step].status == "blocked"]
 
     # The order
 
     def obstacle(self, step: str) -> str | None:
-        """Why the step cannot start, once its inputs are over; None: it can."""
+        """Return why the step cannot start, once its inputs are over; None: it can."""
         if self.stop.is_set():
             return "the run was stopped"
         for read in self.inputs[step].values():
@@ -192,7 +192,7 @@ class Orchestrator:
         return None
 
     def before_any_stage(self) -> list[str]:
-        """The implicit steps that read no stage; all of them run first, so that bad input is refused before anything trains."""
+        """Return the implicit steps that read no stage; all of them run first, so that bad input is refused before anything trains."""
         return [
             step
             for step, read in self.inputs.items()
@@ -208,14 +208,14 @@ class Orchestrator:
     # One attempt
 
     def next_attempt(self, step: str) -> int:
-        """Number of the attempt that made the step's artifact, or of the next attempt."""
+        """Return number of the attempt that made the step's artifact, or of the next attempt."""
         known = self.run.record.stages[step]
         return (known.attempt or 0) + (known.digest is None) or 1
 
     def request(
         self, step: str, share: Share | None = None, *, only_reuse: bool = False
     ) -> AttemptRequest | None:
-        """The request for an attempt at the step; None if it cannot be made, with the reason in the step's record.
+        """Return the request for an attempt at the step; None if it cannot be made, with the reason in the step's record.
 
         Args:
             step: all of its inputs exist.
@@ -287,7 +287,7 @@ class Orchestrator:
         return self._failed(step, outcome)
 
     def _is_last(self, step: str) -> bool:
-        """Whether all other steps are over: of their part of the report nothing but text changes any more."""
+        """Return whether all other steps are over: of their part of the report nothing but text changes any more."""
         others = (stage.status for other, stage in self.run.record.stages.items() if other != step)
         return not {"waiting", "running"} & set(others)
 

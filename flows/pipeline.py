@@ -68,7 +68,7 @@ def tags_of(orchestrator: Orchestrator) -> list[str]:
 
 
 def _flow_run_name() -> str:
-    """The run's id; the recipe's name if the run is not open yet."""
+    """Return the run's id; the recipe's name if the run is not open yet."""
     parameters: dict[str, Any] = runtime.flow_run.parameters
     return parameters["run_id"] or Path(parameters["recipe"].splitlines()[0]).stem
 
@@ -151,20 +151,20 @@ async def _begun(
 
 
 def _before(step: str, orchestrator: Orchestrator) -> list[str]:
-    """The steps that must be over before it."""
+    """Return the steps that must be over before it."""
     first = orchestrator.before_any_stage() if step in orchestrator.recipe.stages else []
     return list(dict.fromkeys([*first, *orchestrator.inputs[step].values()]))
 
 
 async def _allowed_meanwhile(orchestrator: Orchestrator) -> list[str]:
-    """Steps that were blocked, and that a person has let go on while the others ran."""
+    """Return steps that were blocked, and that a person has let go on while the others ran."""
     if orchestrator.stop.is_set() or not await asyncio.to_thread(orchestrator.take_up_answers):
         return []
     return orchestrator.blocked()
 
 
 async def _is_answered(run_id: str, workspace: str) -> bool:
-    """Whether a person has answered everything that the run asks; a flow run of a deployment is suspended for it."""
+    """Return whether a person has answered everything that the run asks; a flow run of a deployment is suspended for it."""
     return bool(runtime.deployment.id) and await answer_in_form(run_id, workspace)
 
 
@@ -243,7 +243,7 @@ async def when_ready(
 
 @task(name="stage", cache_policy=NO_CACHE, persist_result=False)
 async def stage(request: AttemptRequest) -> State[None]:
-    """One attempt at a step of a run that is open in this process; a thread waits for the computation."""
+    """Return one attempt at a step of a run that is open in this process; a thread waits for the computation."""
     orchestrator = orchestrator_of(request.run_id)
     assert orchestrator is not None, "the flow opened it"
     async with progress_page(request.step, lambda: orchestrator.progress(request.step)) as progress:
@@ -253,5 +253,5 @@ async def stage(request: AttemptRequest) -> State[None]:
 
 
 def seen_by_prefect(orchestrator: Orchestrator, status: str) -> str:
-    """The status to show in Prefect: a run cancelled there is shown as cancelled; to Vantage it is resumable."""
+    """Return the status to show in Prefect: a run cancelled there is shown as cancelled; to Vantage it is resumable."""
     return "cancelled" if orchestrator.cancelled and status == "resumable" else status

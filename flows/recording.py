@@ -63,11 +63,11 @@ class Recording:
         """Stage key → folder of the journal of the computation that this process watches."""
 
     def watches(self, request: AttemptRequest, begun: AttemptBegun) -> None:
-        """The computation's journal is in ``begun.scratch``."""
+        """Note that a computation begins, whose journal is in ``begun.scratch``."""
         self._scratch[request.stage_key] = begun.scratch
 
     def observer(self, request: AttemptRequest) -> "AttemptObserver":
-        """An observer that records an attempt in run.json and the ledger, and reports it to the watcher."""
+        """Return an observer that records an attempt in run.json and the ledger, and reports it to the watcher."""
         return AttemptObserver(self, request)
 
     def succeeded(self, request: AttemptRequest, outcome: AttemptOutcome, artifact: Artifact) -> StageRecord:
@@ -213,14 +213,14 @@ class Recording:
         return stage
 
     def ledger_inputs(self, step: str) -> dict[str, Input]:
-        """Role → stage and artifact that the step reads."""
+        """Return role → stage and artifact that the step reads."""
         return {
             role: Input(stage=read, artifact=self._artifacts[read])
             for role, read in self._inputs[step].items()
         }
 
     def ledger_fields(self, request: AttemptRequest) -> dict[str, Any]:
-        """The ledger's fields of every stage, computed or reused."""
+        """Return the ledger's fields of every stage, computed or reused."""
         work = work_of(self.recipe, request.step)
         return {
             "kind": work.kind,
@@ -231,7 +231,7 @@ class Recording:
         }
 
     def _samples(self, key: str, outcome: AttemptOutcome) -> tuple[dict[str, Any], ...]:
-        """The samples of the outcome, or those in the record of the run that made the artifact."""
+        """Return the samples of the outcome, or those in the record of the run that made the artifact."""
         if outcome.status == "reused" and outcome.made_by is not None:
             with suppress(RunError):
                 stages = read_run(self.run.workspace, outcome.made_by).stages.values()

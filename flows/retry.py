@@ -42,7 +42,7 @@ class Retries:
         pass_rows: int | None,
         pass_tokens: int | None,
     ) -> Retry:
-        """The decision after a failed attempt.
+        """Return the decision after a failed attempt.
 
         Args:
             step: the step.

@@ -39,7 +39,7 @@ def planned(run: Run, screen: Screen, *, strict: bool, chosen: ChosenRates | Non
 
 
 def ledger_warnings(workspace: Workspace) -> list[str]:
-    """A warning if several machines may use the workspace, and MLflow's database lies on this one."""
+    """Return a warning if several machines may use the workspace, and MLflow's database lies on this one."""
     if workspace.uri is None or tracking.address(None, workspace.root).startswith("http"):
         return []
     return [

@@ -75,7 +75,7 @@ class RunEntry:
 
 
 def apply_operation(entry: RunEntry | None, operation: Operation) -> RunEntry:
-    """The run's entry after one more operation; ValueError if the operation is not valid in this state."""
+    """Return the run's entry after one more operation; ValueError if the operation is not valid in this state."""
     if isinstance(operation, OpenRun):
         if entry is None:
             return RunEntry(
@@ -157,13 +157,13 @@ def apply_operation(entry: RunEntry | None, operation: Operation) -> RunEntry:
 
 
 def _source_in(params: Mapping[str, Any]) -> str | None:
-    """The source that a step reads: of a dataset, or of a model."""
+    """Return the source that a step reads: of a dataset, or of a model."""
     read = params.get("data", params.get("model"))
     return read.get("source") if isinstance(read, Mapping) else None
 
 
 def _answered(entry: RunEntry, answer: Approval) -> RunEntry:
-    """The entry after a person's answer, which decides on the outcome of the stage that waited for it."""
+    """Return the entry after a person's answer, which decides on the outcome of the stage that waited for it."""
     entry = replace(entry, approvals=(*entry.approvals, answer))
     stage = entry.stages.get(answer.question.subject)
     if stage is None or stage.outcome != "waiting_approval":
@@ -180,17 +180,17 @@ def _stage(entry: RunEntry, name: str) -> StageEntry:
 
 
 def _has_artifact(known: StageEntry | None, artifact: Artifact) -> TypeGuard[StageEntry]:
-    """Whether the stage's recorded artifact is this one."""
+    """Return whether the stage's recorded artifact is this one."""
     return known is not None and known.artifact is not None and known.artifact.digest == artifact.digest
 
 
 def _first_recorded(known: StageEntry | None, artifact: Artifact, time: int) -> int:
-    """When the artifact was first recorded; ``time`` if it is new."""
+    """Return when the artifact was first recorded; ``time`` if it is new."""
     return known.made if _has_artifact(known, artifact) and known.made is not None else time
 
 
 def new_rows(entry: RunEntry, stage: str, rows: list[MetricRow]) -> list[MetricRow]:
-    """Rows after the last recorded step of their metric.
+    """Return rows after the last recorded step of their metric.
 
     A journal is written in the order of its steps, one value a metric and step. So values that a retried or rolled-back
     attempt measures again are dropped, and a curve never has two points at one step.

@@ -93,7 +93,7 @@ class Journal:
 
 
 def read(path: Path, start_offset: int = 0, end_offset: int | None = None) -> Iterator[Entry]:
-    """The complete lines between two offsets, in order; an incomplete last line is skipped.
+    """Yield the complete lines between two offsets, in order; an incomplete last line is skipped.
 
     Raises:
         FileNotFoundError: there is no journal.
@@ -126,7 +126,7 @@ def _parse(line: bytes, path: Path, offset: int) -> Entry:
 
 
 def _end_of_last_line(descriptor: int) -> int:
-    """The offset after the last newline, searched from the end in blocks."""
+    """Return the offset after the last newline, searched from the end in blocks."""
     end, piece = os.fstat(descriptor).st_size, 1 << 16
     while end:
         start = max(end - piece, 0)

@@ -49,7 +49,7 @@ def card_sections(entry: RunEntry, name: str, producers: Mapping[ArtifactKey, Li
 
 
 def stage_and_measurements(entry: RunEntry, stage: str) -> list[StageEntry]:
-    """The stage itself, and what of this run measured its model."""
+    """Return the stage itself, and what of this run measured its model."""
     evaluations = [
         each
         for each in entry.stages.values()
@@ -59,7 +59,7 @@ def stage_and_measurements(entry: RunEntry, stage: str) -> list[StageEntry]:
 
 
 def ancestors(entry: RunEntry, name: str) -> list[str]:
-    """Stages whose artifacts the stage's artifact was made of, at any depth, in the order of the run."""
+    """Return stages whose artifacts the stage's artifact was made of, at any depth, in the order of the run."""
     found, waiting = set[str](), [name]
     while waiting:
         stage = entry.stages.get(waiting.pop())
@@ -79,7 +79,7 @@ def readers(entry: RunEntry, name: str) -> dict[str, list[str]]:
 
 
 def answers(entry: RunEntry, stage: str) -> list[str]:
-    """What people answered about the stage's gates, and about aliases for its artifact."""
+    """Return what people answered about the stage's gates, and about aliases for its artifact."""
     return [
         f"- {markdown_text(f'{answer.question.subject} {answer}')}"
         for answer in entry.approvals
@@ -128,7 +128,7 @@ def _worth_showing(artifact: Artifact | None) -> list[str]:
 
 
 def _limits(entry: RunEntry, name: str) -> list[str]:
-    """What the numbers do not show: what was closed, left out or warned of, and what nobody measured."""
+    """Return what the numbers do not show: what was closed, left out or warned of, and what nobody measured."""
     stage, of = entry.stages[name], stage_and_measurements(entry, name)
     lines = list(_trained_limits(entry, name))
     evaluations = [each.name for each in of if each is not stage]
@@ -163,7 +163,7 @@ def _trained_limits(entry: RunEntry, name: str) -> Iterator[str]:
 
 
 def _data(entry: RunEntry, name: str, producers: Mapping[ArtifactKey, Link]) -> list[str]:
-    """Every dataset and imported model that it was made of, with source, digest and licence."""
+    """Return every dataset and imported model that it was made of, with source, digest and licence."""
     rows = []
     for step in (*ancestors(entry, name), *([name] if entry.stages[name].kind == "import_model" else ())):
         stage = entry.stages[step]
@@ -195,7 +195,7 @@ def _source(stage: StageEntry) -> str:
 
 
 def licence_of(entry: RunEntry, step: str) -> str:
-    """The licence that the recipe names (``licenses``), ours for what Vantage itself generates, or that none is recorded."""
+    """Return the licence that the recipe names (``licenses``), ours for what Vantage itself generates, or that none is recorded."""
     if named := entry.licenses.get(step):
         return markdown_text(named)
     stage = entry.stages.get(step)
@@ -219,7 +219,7 @@ def _licence(entry: RunEntry, name: str) -> list[str]:
 
 
 def parents_table(stage: StageEntry, producers: Mapping[ArtifactKey, Link]) -> list[str]:
-    """The stage's inputs, with links to the runs that made them."""
+    """Return the stage's inputs, with links to the runs that made them."""
     if not stage.inputs:
         return []
     lines = ["| role | kind | made by | content digest |", "|---|---|---|---|"]
@@ -232,5 +232,5 @@ def parents_table(stage: StageEntry, producers: Mapping[ArtifactKey, Link]) -> l
 
 
 def in_markdown(sections: Mapping[str, Sequence[str]], *, level: int) -> list[str]:
-    """Lines of all sections, each under its title."""
+    """Return lines of all sections, each under its title."""
     return [line for title, lines in sections.items() for line in ("", f"{'#' * level} {title}", "", *lines)]

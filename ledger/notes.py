@@ -17,7 +17,7 @@ BILL = "bill_of_materials.cdx.json"
 
 
 def run_note(entry: RunEntry, pages: Mapping[str, str], producers: Mapping[ArtifactKey, Link]) -> str:
-    """The run's page: every stage with its outcome, artifact, gates and parents.
+    """Return the run's page: every stage with its outcome, artifact, gates and parents.
 
     ``pages``: stage → page of its run; ``producers``: artifact → run that made it.
     """
@@ -56,7 +56,7 @@ def stage_note(
     producers: Mapping[ArtifactKey, Link],
     pages: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """A stage's page: its inputs and the runs that made them, its gates, its artifact, and who of this run reads that.
+    """Return a stage's page: its inputs and the runs that made them, its gates, its artifact, and who of this run reads that.
 
     MLflow shows only the first few lines at first, so the parents are in the second.
 
@@ -111,7 +111,7 @@ class ModelPages:
 
 
 def model_note(entry: RunEntry, name: str, pages: ModelPages, producers: Mapping[ArtifactKey, Link]) -> str:
-    """A model's card: what it is and what it was made of, then gates, measurements, limits, data, licence and commands."""
+    """Return a model's card: what it is and what it was made of, then gates, measurements, limits, data, licence and commands."""
     stage = entry.stages[name]
     run = f" of run {linked(entry.run_id, pages.run_of_all)}" if pages.run_of_all else ""
     head = [
@@ -133,7 +133,7 @@ def model_note(entry: RunEntry, name: str, pages: ModelPages, producers: Mapping
 
 
 def _use(entry: RunEntry, stage: StageEntry, pages: ModelPages) -> list[str]:
-    """How the model is loaded, served, and followed back to its data."""
+    """Return how the model is loaded, served, and followed back to its data."""
     lines = []
     if stage.artifact is not None:
         lines.append(f"- content digest `{stage.artifact.digest}`, stage key `{stage.stage_key}`")
@@ -167,7 +167,7 @@ def _titled(title: str, lines: Sequence[str]) -> list[str]:
 
 
 def stage_and_evaluations(entry: RunEntry, stage: str) -> list[StageEntry]:
-    """The stage itself, and the evaluations of this run with its artifact as candidate."""
+    """Return the stage itself, and the evaluations of this run with its artifact as candidate."""
     evaluations = [
         each
         for each in entry.stages.values()

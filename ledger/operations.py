@@ -210,7 +210,7 @@ _OPERATION: TypeAdapter[Operation] = TypeAdapter(Annotated[Operation, Field(disc
 
 
 def to_json(operation: Operation) -> dict[str, Any]:
-    """The operation as stored in the outbox."""
+    """Return the operation as stored in the outbox."""
     return operation.model_dump(mode="json")
 
 

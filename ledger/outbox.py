@@ -66,7 +66,7 @@ class Outbox:
                 raise
 
     def read(self, start: int = 0) -> Iterator[tuple[int, Operation]]:
-        """The operations from a byte offset on, each with the offset at which it ends.
+        """Yield the operations from a byte offset on, each with the offset at which it ends.
 
         An incomplete last line is skipped: its writer has not finished, or was killed.
         """
@@ -81,7 +81,7 @@ class Outbox:
                 yield end, json.loads(line)
 
     def sent(self, destination: str) -> int:
-        """The byte offset up to which the destination has everything; 0 if none is stored, or it is invalid."""
+        """Return the byte offset up to which the destination has everything; 0 if none is stored, or it is invalid."""
         end = self._all_sent().get(destination, 0)
         return end if self._is_end_of_line(end) else 0
 
@@ -91,11 +91,11 @@ class Outbox:
         replace_file(self.folder / "sent.json", ends.encode(), private=True)
 
     def is_pending(self, destination: str) -> bool:
-        """Whether there may be unsent operations for the destination; cheap, compares two files' sizes."""
+        """Return whether there may be unsent operations for the destination; cheap, compares two files' sizes."""
         return self._path.exists() and self._path.stat().st_size > self.sent(destination)
 
     def is_unsent(self) -> bool:
-        """Whether there are operations, and no destination has all of them."""
+        """Return whether there are operations, and no destination has all of them."""
         if not self._path.exists():
             return False
         return self._path.stat().st_size > max(map(self.sent, self._all_sent()), default=0)

@@ -20,20 +20,20 @@ ArtifactKey = tuple[str, str]
 
 
 def artifact_key(artifact: Artifact) -> ArtifactKey:
-    """The artifact's digest and stage key."""
+    """Return the artifact's digest and stage key."""
     return artifact.digest, artifact.stage_key
 
 
 def linked_run(link: Link) -> str:
-    """The run that made an artifact, as a link."""
+    """Return the run that made an artifact, as a link."""
     return linked(link.run_name or "run", link.run) if link.run else "a run that this server does not know"
 
 
 def linked(text: str, page: str | None) -> str:
-    """The text, as a link if there is a page."""
+    """Return the text, as a link if there is a page."""
     return f"[{markdown_text(text)}]({page})" if page else markdown_text(text)
 
 
 def words(name: str) -> str:
-    """A name of the program as words."""
+    """Return a name of the program as words."""
     return name.replace("_", " ")

@@ -18,12 +18,12 @@ EXAMPLES = ("input_example.json", "serving_input_example.json")
 
 
 def belongs_to_tokenizer(path: str) -> bool:
-    """Whether a file of the folder is also copied to the tokenizer's path."""
+    """Return whether a file of the folder is also copied to the tokenizer's path."""
     return "/" not in path and ".safetensors" not in path
 
 
 def problems_in(copy: Path, digest: str, *, read: bool = True) -> list[str]:
-    """Problems of the copy, one line each; empty: it is equal to the artifact.
+    """Return problems of the copy, one line each; empty: it is equal to the artifact.
 
     Args:
         copy: the folder of the logged model.

@@ -7,7 +7,7 @@ from vantage.schemas.records.artifacts import StoredArtifact, is_same
 
 
 def learned_nothing(artifact: StoredArtifact, inputs: Mapping[str, Input]) -> str | None:
-    """A remark if the model has the same files as the one that its stage started from, else None."""
+    """Return a remark if the model has the same files as the one that its stage started from, else None."""
     init = inputs.get("init")
     if init is None or not is_same(artifact, init.artifact):
         return None
@@ -15,7 +15,7 @@ def learned_nothing(artifact: StoredArtifact, inputs: Mapping[str, Input]) -> st
 
 
 def compared_with_itself(inputs: Mapping[str, Input]) -> str | None:
-    """A remark if a stage's candidate and baseline have the same files, else None."""
+    """Return a remark if a stage's candidate and baseline have the same files, else None."""
     candidate, baseline = inputs.get("candidate"), inputs.get("baseline")
     if candidate is None or baseline is None or not is_same(candidate.artifact, baseline.artifact):
         return None
@@ -23,7 +23,7 @@ def compared_with_itself(inputs: Mapping[str, Input]) -> str | None:
 
 
 def left_critic_out(artifact: StoredArtifact) -> str | None:
-    """A remark if advantages were not all the critic's, since it explained too little, else None."""
+    """Return a remark if advantages were not all the critic's, since it explained too little, else None."""
     weight = artifact.metrics.get("critic_weight_mean")
     if weight is None or weight == 1:
         return None
@@ -33,6 +33,6 @@ def left_critic_out(artifact: StoredArtifact) -> str | None:
 
 
 def remark_on(artifact: StoredArtifact, inputs: Mapping[str, Input]) -> str | None:
-    """The remarks on a stage that apply, else None."""
+    """Return the remarks on a stage that apply, else None."""
     remarks = (learned_nothing(artifact, inputs), compared_with_itself(inputs), left_critic_out(artifact))
     return "; ".join(remark for remark in remarks if remark) or None

@@ -56,12 +56,12 @@ class Replay:
         return self.told[-1].end
 
     def artifact_of(self, stage: str) -> Artifact | None:
-        """The artifact that was last recorded of a stage."""
+        """Return the artifact that was last recorded of a stage."""
         entry = self.entry.stages.get(stage)
         return None if entry is None else entry.artifact
 
     def finished(self, stage: str) -> FinishStage | None:
-        """The end of the attempt that made the stage's artifact; None: the run did not make it, or died before this."""
+        """Return the end of the attempt that made the stage's artifact; None: the run did not make it, or died before this."""
         ends = (each.operation for each in reversed(self.told))
         return next(
             (
@@ -73,31 +73,31 @@ class Replay:
         )
 
     def recorded_verdicts(self, stage: str) -> RecordVerdicts | None:
-        """The newest verdicts of a stage."""
+        """Return the newest verdicts of a stage."""
         ends = (each.operation for each in reversed(self.told))
         return next((each for each in ends if isinstance(each, RecordVerdicts) and each.stage == stage), None)
 
     def is_reused(self, stage: str) -> bool:
-        """Whether the run has found the stage's artifact in the store."""
+        """Return whether the run has found the stage's artifact in the store."""
         return any(
             isinstance(each.operation, RecordReuse) and each.operation.stage == stage for each in self.told
         )
 
     def movements(self) -> Iterator[Publish | MoveAlias]:
-        """Everything that moved an alias."""
+        """Yield everything that moved an alias."""
         for each in self.told:
             if isinstance(each.operation, Publish | MoveAlias) and each.operation.alias:
                 yield each.operation
 
     def publications(self) -> Iterator[tuple[Publish, RunEntry]]:
-        """Each publication, with the run as it was then."""
+        """Yield each publication, with the run as it was then."""
         for each in self.told:
             if isinstance(each.operation, Publish):
                 yield each.operation, each.entry
 
 
 def read_replay(data: bytes, *, run_id: str) -> Replay:
-    """The operations of an outbox; an incomplete last line is left out, as its writer was killed.
+    """Return the operations of an outbox; an incomplete last line is left out, as its writer was killed.
 
     Raises:
         DamagedOutbox: a line is no operation, or it is another run's outbox.

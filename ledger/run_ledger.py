@@ -66,7 +66,7 @@ class Ledger:
     """The record of one run. Creating it is cheap: it uses neither MLflow nor the network."""
 
     def __init__(self, tracking_uri: str | None, workspace: Path, experiment: str) -> None:
-        """``tracking_uri`` None: ``MLFLOW_TRACKING_URI``, or else SQLite in the workspace."""
+        """Open the ledger. ``tracking_uri`` None: ``MLFLOW_TRACKING_URI``, or else SQLite in the workspace."""
         self.workspace = workspace.absolute()
         self.tracking_uri = tracking.address(tracking_uri, workspace)
         self.experiment = experiment
@@ -88,7 +88,7 @@ class Ledger:
     def open_run(
         self, run_id: str, name: str, recipe: Mapping[str, Any], *, origin: Mapping[str, str] | None = None
     ) -> None:
-        """A run starts or resumes; when it resumes, MLflow runs left RUNNING by a dead process are closed.
+        """Record that a run starts or resumes; when it resumes, MLflow runs left RUNNING by a dead process are closed.
 
         ``origin``: tag → value, for the user and the version of the code.
         """
@@ -141,7 +141,7 @@ class Ledger:
         inputs: Mapping[str, Input],
         source_sha256: str | None = None,
     ) -> None:
-        """An attempt at a stage starts; later attempts use the same MLflow run.
+        """Record that an attempt at a stage starts; later attempts use the same MLflow run.
 
         ``source_sha256``: digest of the source that an implicit step reads.
         """
@@ -174,7 +174,7 @@ class Ledger:
                 self._record(LogMetrics(stage=stage, rows=tuple(fresh)))
 
     def record_verdicts(self, stage: str, verdicts: Sequence[Verdict]) -> None:
-        """The verdicts of the stage's gates; on disk when this returns, before they are enforced."""
+        """Record the verdicts of the stage's gates; they are on disk when this returns, before they are enforced."""
         self._record(RecordVerdicts(time=_now(), stage=stage, verdicts=tuple(verdicts)))
 
     def finish_stage(
@@ -189,7 +189,7 @@ class Ledger:
         energy: Energy | None = None,
         usage: Usage | None = None,
     ) -> None:
-        """An attempt at a stage ends; ``folder`` has the files of the artifact."""
+        """Record that an attempt at a stage ends; ``folder`` has the files of the artifact."""
         self._record(
             FinishStage(
                 time=_now(),
@@ -216,7 +216,7 @@ class Ledger:
         folder: Path | None = None,
         source_sha256: str | None = None,
     ) -> None:
-        """A stage's artifact was in the store.
+        """Record that a stage's artifact was in the store.
 
         If an earlier attempt of this run made it and died before it was recorded, that attempt becomes completed.
         """
@@ -235,26 +235,26 @@ class Ledger:
         )
 
     def record_approval(self, approval: Approval) -> None:
-        """A person's answer to a question of the run; one that is recorded already changes nothing."""
+        """Record a person's answer to a question of the run; one that is recorded already changes nothing."""
         with self._recording:
             known = self._entry.approvals if self._entry else ()
             if approval not in known:
                 self._record(RecordApproval(approval=approval))
 
     def finish_run(self, outcome: RunOutcome) -> None:
-        """The run ends; ``resumable``: it can be resumed."""
+        """Record that the run ends; ``resumable``: it can be resumed."""
         self._record(FinishRun(time=_now(), outcome=outcome))
 
     def log_report(self, file: Path) -> None:
-        """The report of the run is made: the file becomes an artifact of the run in MLflow, as it is when it is sent."""
+        """Record the report of the run: the file becomes an artifact of the run in MLflow, as it is when it is sent."""
         self._record(LogReport(time=_now(), file=str(file.absolute())), can_wait=True)
 
     def log_bill(self, stage: str, file: Path) -> None:
-        """The bill of materials of a stage's artifact is made: it becomes an artifact of the stage's run in MLflow."""
+        """Record the bill of materials of a stage's artifact: it becomes an artifact of the stage's run in MLflow."""
         self._record(LogBill(time=_now(), stage=stage, file=str(file.absolute())), can_wait=True)
 
     def close_stale(self, run_id: str, *, reason: str) -> None:
-        """The process of another run is dead: its MLflow runs that are still RUNNING are closed as KILLED."""
+        """Record that the process of another run is dead: its MLflow runs that are still RUNNING are closed as KILLED."""
         self._record(CloseRun(time=_now(), run_id=run_id, reason=reason))
 
     def publish(
@@ -302,7 +302,7 @@ class Ledger:
         return published.version if published else None
 
     def copy_status(self, registered_model: str, artifact: Artifact) -> CopyStatus:
-        """The result of the last ``publish`` of the artifact under this name."""
+        """Return the result of the last ``publish`` of the artifact under this name."""
         which = (registered_model, artifact.digest)
         published = self._sender.published.get(which)
         return CopyStatus(
@@ -325,7 +325,7 @@ class Ledger:
         login: str,
         reason: str,
     ) -> None:
-        """A person moves an alias to a version that this run has published; see ``MoveAlias``."""
+        """Record that a person moves an alias to a version that this run has published; see ``MoveAlias``."""
         self._record(
             MoveAlias(
                 time=_now(),
@@ -342,7 +342,7 @@ class Ledger:
         )
 
     def why_not_moved(self, registered_model: str, alias: str) -> str | None:
-        """Why the last ``move_alias`` did not move it, once it was sent; None: it did."""
+        """Return why the last ``move_alias`` did not move it, once it was sent; None: it did."""
         return self._sender.moves.get((registered_model, alias))
 
     # Sending
@@ -367,7 +367,7 @@ class Ledger:
         return self._sender.run_ids.get(stage)
 
     def where(self, stage: str | None = None, *, artifact: str | None = None) -> str:
-        """The address of the run's page, or the command that shows the workspace's own database.
+        """Return the address of the run's page, or the command that shows the workspace's own database.
 
         ``artifact``: a file among the run's artifacts, in place of its overview.
         """
@@ -381,7 +381,7 @@ class Ledger:
         return f"{shown.rstrip('/')}/{path}"
 
     def model_page(self, registered_model: str) -> str:
-        """The address of a registered model's page on a server."""
+        """Return the address of a registered model's page on a server."""
         return f"{tracking.without_password(self.tracking_uri).rstrip('/')}/#/models/{registered_model}?workflowType=machine_learning"
 
     def _record(self, operation: Operation, *, can_wait: bool = False) -> None:

@@ -32,7 +32,7 @@ def samples_page(
 
 
 def pair(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """One prompt with what candidate (``ours``) and baseline (``theirs``) say."""
+    """Return one prompt with what candidate (``ours``) and baseline (``theirs``) say."""
     difference = ours["judgement"] - theirs["judgement"]
     marks = dict.fromkeys(ROLES, "")
     if difference:
@@ -49,7 +49,7 @@ def pair(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
 
 
 def _said(role: str, row: Mapping[str, Any]) -> str:
-    """The side, what its judges say, and whether it was cut off."""
+    """Return the side, what its judges say, and whether it was cut off."""
     judged = [f"{name.replace('_', ' ')} {row[name]:g}" for name in JUDGEMENTS if name in row]
     cut = [] if row["ended"] else ["cut off"]
     return " · ".join([role, *judged, *cut])

@@ -164,5 +164,5 @@ class Sender:
 
 
 def _first_line(error: Exception) -> str:
-    """The first line of the error's message; its type if there is none, as in a timeout."""
+    """Return the first line of the error's message; its type if there is none, as in a timeout."""
     return next(iter(str(error).splitlines()), type(error).__name__)

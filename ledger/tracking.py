@@ -24,7 +24,7 @@ MLFLOW_ENVIRONMENT = {
 
 
 def address(tracking_uri: str | None, workspace: Path) -> str:
-    """The given address, else ``MLFLOW_TRACKING_URI``, else SQLite in the workspace."""
+    """Return the given address, else ``MLFLOW_TRACKING_URI``, else SQLite in the workspace."""
     database = f"sqlite:///{workspace.absolute() / 'mlflow.db'}"
     return tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or database
 
@@ -40,17 +40,17 @@ def set_up_client() -> None:
 
 
 def is_missing_database(tracking_uri: str) -> bool:
-    """Whether it is a SQLite file that is not there, which MLflow would create."""
+    """Return whether it is a SQLite file that is not there, which MLflow would create."""
     parts = urlsplit(tracking_uri)
     return parts.scheme.startswith("sqlite") and not Path(unquote(parts.path)[1:]).is_file()
 
 
 def without_password(tracking_uri: str) -> str:
-    """The address without login, for display."""
+    """Return the address without login, for display."""
     return without_login(tracking_uri, tracking_uri)
 
 
 def without_login(text: str, tracking_uri: str) -> str:
-    """The text without the name and password in the address."""
+    """Return the text without the name and password in the address."""
     login, at, _ = urlsplit(tracking_uri).netloc.rpartition("@")
     return text.replace(login + at, "") if at else text

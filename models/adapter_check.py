@@ -51,7 +51,7 @@ class AdapterShape:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether the folder holds adapters, and no whole model."""
+    """Return whether the folder holds adapters, and no whole model."""
     return (folder / CONFIG).is_file()
 
 

@@ -109,17 +109,17 @@ def check_same(found: AdapterShape, lora: Lora, folder: Path, model: PreTrainedM
 
 
 def has_adapters(module: nn.Module) -> bool:
-    """Whether the module, or any part of it, has adapters."""
+    """Return whether the module, or any part of it, has adapters."""
     return any(".lora_A." in name for name, _ in module.named_parameters())
 
 
 def change_nothing(module: nn.Module) -> bool:
-    """Whether all adapters are as they were before the first step: B = 0."""
+    """Return whether all adapters are as they were before the first step: B = 0."""
     return not any(parameter.any() for name, parameter in module.named_parameters() if ".lora_B." in name)
 
 
 def kept_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """What moves in a module that trains: of one with adapters all but the frozen weights, of others everything."""
+    """Return what moves in a module that trains: of one with adapters all but the frozen weights, of others everything."""
     state: dict[str, Tensor] = module.state_dict()
     if not has_adapters(module):
         return state
@@ -205,7 +205,7 @@ def _config(shape: AdapterShape, model: PreTrainedModel) -> Any:
 
 
 def _layers(model: nn.Module) -> dict[str, Any]:
-    """Name → layer with an adapter."""
+    """Return name → layer with an adapter."""
     from peft.tuners.lora import LoraLayer  # takes seconds to load, and few stages have adapters
 
     return {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
@@ -216,7 +216,7 @@ def _adapter_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _targets(model: PreTrainedModel, lora: Lora) -> tuple[str, ...]:
-    """Names of the layers that get an adapter."""
+    """Return names of the layers that get an adapter."""
     head = model.get_output_embeddings()
     linear = {
         name.replace(".base_layer", ""): module
@@ -236,7 +236,7 @@ def _targets(model: PreTrainedModel, lora: Lora) -> tuple[str, ...]:
 
 
 def _short(modules: list[str], model: PreTrainedModel) -> list[str]:
-    """The layers' last names where they mean the same layers, as peft's own files have them; else the whole names."""
+    """Return the layers' last names where they mean the same layers, as peft's own files have them; else the whole names."""
     last = sorted({name.rpartition(".")[2] for name in modules})
     everywhere = {
         name.replace(".base_layer", "")
@@ -249,7 +249,7 @@ def _short(modules: list[str], model: PreTrainedModel) -> list[str]:
 
 
 def _prefix(model: PreTrainedModel) -> str:
-    """What the causal language model's names have before those of this model: its trunk's name if this is a trunk."""
+    """Return what the causal language model's names have before those of this model: its trunk's name if this is a trunk."""
     is_trunk = model.base_model is model
     return f"{model.base_model_prefix}." if is_trunk else ""
 

@@ -41,7 +41,7 @@ class CapturedSteps:
         temperature: float,
         pad_token_id: int,
     ) -> None:
-        """``most``: tokens of a response."""
+        """Prepare to capture steps. ``most``: tokens of a response."""
         cast = CastWeights(model)
         self.forward: Callable[..., Any] = cast
         """The model, for prompts."""
@@ -54,7 +54,7 @@ class CapturedSteps:
         self._steps: dict[Bucket, Step] = {}
 
     def cache_for(self, prompts: Cache) -> StaticCache:
-        """The cache, which all batches share."""
+        """Return the cache, which all batches share."""
         if self._static is None:
             self._static = StaticCache(prompts, dtype=self._dtype)
         return self._static
@@ -78,7 +78,7 @@ class CapturedSteps:
         self._steps.clear()
 
     def slots(self, rows: int, endings: Endings, *, greedy: bool) -> Slots:
-        """Those of so many rows: always the same."""
+        """Return those of so many rows: always the same."""
         if rows not in self._slots:
             assert self._static is not None
             self._slots[rows] = _empty_slots(

@@ -10,7 +10,7 @@ from vantage.schemas.conversations import Message, Prompt, extras_of
 
 
 def uses_chat(tokenizer: PreTrainedTokenizerBase, chat: bool | None) -> bool:
-    """Whether prompts go through the chat template; None asks the tokenizer.
+    """Return whether prompts go through the chat template; None asks the tokenizer.
 
     Raises:
         ValueError: `chat` is True and the tokenizer has no chat template.
@@ -21,7 +21,7 @@ def uses_chat(tokenizer: PreTrainedTokenizerBase, chat: bool | None) -> bool:
 
 
 def end_token_id(tokenizer: PreTrainedTokenizerBase, *, chat: bool | None) -> int:
-    """The token that closes a response.
+    """Return the token that closes a response.
 
     In a chat it is the special token that the template puts after the assistant's words (`<end_of_turn>` in Gemma,
     whose EOS is another token), otherwise EOS.
@@ -34,12 +34,12 @@ def end_token_id(tokenizer: PreTrainedTokenizerBase, *, chat: bool | None) -> in
 
 
 def stop_token_ids(tokenizer: PreTrainedTokenizerBase, *, chat: bool | None) -> tuple[int, ...]:
-    """The tokens at which sampling stops: the one that closes a response, and EOS."""
+    """Return the tokens at which sampling stops: the one that closes a response, and EOS."""
     return tuple(dict.fromkeys((end_token_id(tokenizer, chat=chat), int(tokenizer.eos_token_id))))
 
 
 def around_words(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
-    """What the chat template puts around the assistant's words: white space before them, and all that follows."""
+    """Return what the chat template puts around the assistant's words: white space before them, and all that follows."""
     prompt, words = "?", "words"
     opening, _, closing = render_turns(tokenizer, prompt, words).rpartition(words)
     space = opening.removeprefix(render_turns(tokenizer, prompt))
@@ -47,7 +47,7 @@ def around_words(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
 
 
 def render_turns(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, response: str | None = None) -> str:
-    """The chat template's text of a prompt, and of the assistant's response where there is one, else up to its opening.
+    """Return the chat template's text of a prompt, and of the assistant's response where there is one, else up to its opening.
 
     Raises:
         jinja2.TemplateError: the template refuses the turns.
@@ -66,7 +66,7 @@ def render_turns(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, response: s
 
 
 def render_plain(conversation: Sequence[Message]) -> str:
-    """The same for a model without a chat template: each role on a line of its own, then its words."""
+    """Return the same for a model without a chat template: each role on a line of its own, then its words."""
     turns = [f"{turn['role'].capitalize()}:\n{turn['content']}\n\n" for turn in conversation]
     return "".join([*turns, "Assistant:\n"])
 

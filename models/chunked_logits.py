@@ -15,7 +15,7 @@ KEPT_ELEMENTS = 2**26
 
 
 def default_chunk_tokens(head: OutputHead) -> int:
-    """As many tokens as have about `CHUNK_ELEMENTS` logits, at least one."""
+    """Return as many tokens as have about `CHUNK_ELEMENTS` logits, at least one."""
     return max(1, CHUNK_ELEMENTS // head.weight.shape[0])
 
 
@@ -33,7 +33,7 @@ def in_autocast_type(hidden: Tensor, head: OutputHead) -> tuple[Tensor, OutputHe
 
 
 def logits_and_slope(hidden: Tensor, head: OutputHead, temperature: float) -> tuple[Tensor, Tensor | float]:
-    """z (n, V) = cap·tanh(scale·(W·h + b)/cap) / temperature, at least in float32, and dz/d(W·h + b).
+    """Return z (n, V) = cap·tanh(scale·(W·h + b)/cap) / temperature, at least in float32, and dz/d(W·h + b).
 
     The slope is one number unless there is a cap. Both are new tensors, free to be written over.
     """
@@ -84,7 +84,7 @@ class HeadGradients:
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a @ b, in place and without a second (V, H) tensor where the types allow it."""
+    """Add a @ b to `total`, in place and without a second (V, H) tensor where the types allow it."""
     if a.dtype == total.dtype:
         total.addmm_(a, b)
     else:

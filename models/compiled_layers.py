@@ -100,7 +100,7 @@ def _allow_graphs() -> None:
 
 
 def _try(trunk: PreTrainedModel, *, packs: bool) -> None:
-    """All kinds of passes, with and without gradients."""
+    """Try all kinds of passes, with and without gradients."""
     learns = any(parameter.requires_grad for parameter in trunk.parameters())
     for inputs in _kinds_of_passes(trunk.device, packs=packs):
         with torch.no_grad():
@@ -111,7 +111,7 @@ def _try(trunk: PreTrainedModel, *, packs: bool) -> None:
 
 
 def _kinds_of_passes(device: torch.device, *, packs: bool) -> Iterator[dict[str, Tensor]]:
-    """Of several rows and of one, whose number torch takes for a constant; without and with padding, and packed."""
+    """Yield passes of several rows and of one, whose number torch takes for a constant; without and with padding, and packed."""
     for rows in (TRIAL_ROWS, 1):
         ids = torch.ones(rows, TRIAL_TOKENS, dtype=torch.long, device=device)
         whole = torch.ones_like(ids)
@@ -139,7 +139,7 @@ def _kept_gradients(trunk: nn.Module) -> Iterator[None]:
 
 
 def _is_trunk(part: PreTrainedModel) -> bool:
-    """Whether layers stand right below it."""
+    """Return whether layers stand right below it."""
     return bool(_layers(part)) and part.base_model is part
 
 

@@ -76,7 +76,7 @@ _LONGEST_CLOSING = 4
 
 
 def _pieces(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message], is_chat: bool) -> list[str]:
-    """The rendered conversation without the assistant's words: what stands before, between and after them."""
+    """Return the rendered conversation without the assistant's words: what stands before, between and after them."""
     numbers = iter(range(len(turns)))
     replaced = [
         Message(role=turn["role"], content=_STAND_IN.format(next(numbers)), extra=turn["extra"])

@@ -13,7 +13,7 @@ class Capture(Protocol):
     """Makes of a step what does the same."""
 
     def __call__(self, step: Step, *, restore: Step) -> Step:
-        """What does the same as ``step``.
+        """Return what does the same as ``step``.
 
         Args:
             restore: puts back what a step has changed; a capture may make some before it captures one.

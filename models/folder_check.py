@@ -82,7 +82,7 @@ def check_agreement(folder: Path) -> dict[str, Tensor]:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object.
+    """Return a JSON file that holds an object.
 
     Raises:
         UnsafeModel: it is missing, too large, no JSON, or holds something else.
@@ -94,7 +94,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def parse_json(path: Path) -> Any:
-    """A JSON file's value; infinities and NaN, which are no JSON, are refused.
+    """Return a JSON file's value; infinities and NaN, which are no JSON, are refused.
 
     Raises:
         UnsafeModel: it is missing, too large, or no JSON.
@@ -114,7 +114,7 @@ def _no_number(word: str) -> float:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Name → tensor of a folder's weights, in one file or in those that its index lists; only headers are read.
+    """Return name → tensor of a folder's weights, in one file or in those that its index lists; only headers are read.
 
     Raises:
         UnsafeModel: there are no weights, a file is no valid safetensors file, or the index does not fit the files.
@@ -149,7 +149,7 @@ def _is_beside(folder: Path, file: str) -> bool:
 
 
 def read_header(path: Path) -> dict[str, Tensor]:
-    """Name → tensor of one safetensors file, whose header has to account for every byte of it.
+    """Return name → tensor of one safetensors file, whose header has to account for every byte of it.
 
     Raises:
         UnsafeModel: it is no valid safetensors file.
@@ -176,7 +176,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
 
 
 def _check_entry(name: str, entry: dict[str, Any], begin: int) -> int:
-    """Where a tensor that begins at ``begin`` ends; ValueError where its entry says otherwise."""
+    """Return where a tensor that begins at ``begin`` ends; ValueError where its entry says otherwise."""
     shape, (start, end) = entry["shape"], entry["data_offsets"]
     if not all(isinstance(number, int) and not isinstance(number, bool) for number in (*shape, start, end)):
         raise ValueError(f"{name[:100]!r} has a shape or place that is no whole number")
@@ -202,7 +202,7 @@ def _counts(config: dict[str, Any]) -> Iterator[str]:
 
 
 def _count(config: dict[str, Any], *fields: str) -> tuple[str, int] | None:
-    """The first of several names that the configuration gives a count, and that count."""
+    """Return the first of several names that the configuration gives a count, and that count."""
     for field in fields:
         value = config.get(field)
         if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
@@ -240,7 +240,7 @@ def _sizes(config: dict[str, Any], tensors: dict[str, Tensor]) -> Iterator[str]:
 
 
 def _vocabulary(folder: Path, config: dict[str, Any]) -> Iterator[str]:
-    """A tokenizer.json that is none, or that knows more ids than the model has rows."""
+    """Yield a tokenizer.json that is none, or that knows more ids than the model has rows."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         return  # the folder has another form of it, or none, which loading it says

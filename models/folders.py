@@ -88,7 +88,7 @@ def check_folder(folder: Path) -> dict[str, Tensor]:
 
 
 def load_config(folder: Path) -> PreTrainedConfig:
-    """The model's configuration with every kind of dropout set to 0, so that training numerics are sampling's.
+    """Return the model's configuration with every kind of dropout set to 0, so that training numerics are sampling's.
 
     Raises:
         UnsafeModel: transformers refuses it.
@@ -304,7 +304,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 def neutral_generation_config(
     config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> GenerationConfig:
-    """A generation configuration that keeps the special ids of `config` and drops every sampling default.
+    """Return a generation configuration that keeps the special ids of `config` and drops every sampling default.
 
     A tokenizer's end-of-sequence token is added to the ids that end a response, its padding token replaces the old.
     """
@@ -343,7 +343,7 @@ def check_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase)
 
 
 def read_tensor(folder: Path, name: str) -> torch.Tensor | None:
-    """One tensor of a folder's `model*.safetensors`; None where there is none of that name."""
+    """Return one tensor of a folder's `model*.safetensors`; None where there is none of that name."""
     for path in sorted(folder.glob("model*.safetensors")):
         with safe_open(path, framework="pt") as tensors:
             if name in tensors.keys():  # noqa: SIM118 -- not a mapping
@@ -402,7 +402,7 @@ def check_files(folder: Path) -> None:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Everything below a folder; symlinked folders are listed, not entered."""
+    """Yield everything below a folder; symlinked folders are listed, not entered."""
     for path in sorted(folder.iterdir()):
         yield path
         if path.is_dir() and not path.is_symlink():
@@ -417,7 +417,7 @@ def _looks_pickled(path: Path) -> bool:
 
 
 def _names_kernel(name: str, value: Any) -> bool:
-    """Whether a field such as ``attn_implementation`` names a repository, whose native code transformers would load."""
+    """Return whether a field such as ``attn_implementation`` names a repository, whose native code transformers would load."""
     values = value.values() if isinstance(value, dict) else [value]
     return name.endswith("_implementation") and any(isinstance(each, str) and "/" in each for each in values)
 

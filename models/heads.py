@@ -119,7 +119,7 @@ def freeze_attention(model: ScalarModel) -> None:
 
 
 def scores(model: ScalarModel, sequences: Sequences) -> Tensor:
-    """The score (B,) of each response, read at its last valid token, in float32.
+    """Return the score (B,) of each response, read at its last valid token, in float32.
 
     Raises:
         ValueError: a response has no token.
@@ -131,7 +131,7 @@ def scores(model: ScalarModel, sequences: Sequences) -> Tensor:
 def scores_and_logprobs(
     model: ScalarModel, sequences: Sequences, *, first_rows: int
 ) -> tuple[Tensor, Tensor]:
-    """The score (B,) of each response, and log-probabilities (N, T) of the first N responses, in one pass.
+    """Return the score (B,) of each response, and log-probabilities (N, T) of the first N responses, in one pass.
 
     Raises:
         ValueError: a response has no token.
@@ -141,13 +141,13 @@ def scores_and_logprobs(
 
 
 def _last_positions(sequences: Sequences) -> Tensor:
-    """Where (B, 1) the last valid token of each response stands."""
+    """Return where (B, 1) the last valid token of each response stands."""
     _refuse_empty(sequences.known.responses)
     return sequences.last_positions[:, None]
 
 
 def values(model: ScalarModel, sequences: Sequences) -> Tensor:
-    """Values (B, T) in float32; V_t has seen the prompt and the response tokens before t. 0 where masked.
+    """Return values (B, T) in float32; V_t has seen the prompt and the response tokens before t. 0 where masked.
 
     Raises:
         ValueError: a response has no token.
@@ -158,7 +158,7 @@ def values(model: ScalarModel, sequences: Sequences) -> Tensor:
 
 
 def values_and_final(model: ScalarModel, sequences: Sequences) -> tuple[Tensor, Tensor]:
-    """`values`, and the value (B,) of each whole response: what has seen its last token too; one pass.
+    """Return `values`, and the value (B,) of each whole response, which has seen its last token too; one pass.
 
     Raises:
         ValueError: a response has no token.
@@ -172,7 +172,7 @@ def values_and_final(model: ScalarModel, sequences: Sequences) -> tuple[Tensor, 
 def reward_with_language_head(
     files: ModelFiles | Path, *, seed: int, device: torch.device, training: Training = "all"
 ) -> ScalarModel:
-    """A policy's trunk and a fresh head, on a device, with its output head for a language-modelling loss beside.
+    """Return a policy's trunk and a fresh head, on a device, with its output head for a language-modelling loss beside.
 
     A head that is tied to the embeddings is the trunk's own and trains with it; any other stays as it is.
 
@@ -197,7 +197,7 @@ def reward_with_language_head(
 
 
 def fresh_value_head(policy: PreTrainedModel, *, seed: int) -> nn.Linear:
-    """The head that a critic from this policy begins with, in float32 on its device, to stand on its own trunk."""
+    """Return the head that a critic from this policy begins with, in float32 on its device, to stand on its own trunk."""
     head = fresh_head(trunk(policy), seed=seed, bias=True)
     return head if policy.device.type == "meta" else head.to(policy.device)
 
@@ -209,7 +209,7 @@ def value_from_policy(
     dtype: torch.dtype = torch.float32,
     training: Training = "all",
 ) -> ScalarModel:
-    """A policy's trunk with a fresh small head and a bias of 0.
+    """Return a policy's trunk with a fresh small head and a bias of 0.
 
     Raises:
         UnsafeModel: see `vantage.models.stored_models.load_stored_policy`.
@@ -221,7 +221,7 @@ def value_from_policy(
 def value_from_reward(
     files: ModelFiles | Path, *, dtype: torch.dtype = torch.float32, training: Training = "all"
 ) -> ScalarModel:
-    """A reward model's trunk and head; its score shift becomes the bias, so at first V equals the score.
+    """Return a reward model's trunk and head; its score shift becomes the bias, so at first V equals the score.
 
     Raises:
         UnsafeModel: see `vantage.models.stored_models.load_stored_policy`.
@@ -236,7 +236,7 @@ def value_from_reward(
 
 
 def load_critic(files: ModelFiles | Path, *, seed: int, training: Training = "all") -> ScalarModel:
-    """A critic from whatever the folder holds: a value model as it is, a reward model, or a policy with a fresh head.
+    """Return a critic from whatever the folder holds: a value model as it is, a reward model, or a policy with a fresh head.
 
     Raises:
         UnsafeModel: see `vantage.models.stored_models.load_stored_policy`.
@@ -281,7 +281,7 @@ def load_scalar(
 
 
 def _load_backbone(folder: Path, *, dtype: torch.dtype) -> PreTrainedModel:
-    """The trunk of a whole reward or value model."""
+    """Return the trunk of a whole reward or value model."""
     check_folder(folder)
     config = load_config(folder)
     if (folder / HEAD).is_file():
@@ -386,7 +386,7 @@ def _refuse_empty(lengths: Sequence[int]) -> None:
 
 
 def _as_sequence_classifier(model: ScalarModel) -> PreTrainedModel | None:
-    """The model in transformers' own class for it, sharing its tensors; None where it has none with a plain head."""
+    """Return the model in transformers' own class for it, sharing its tensors; None where it has none with a plain head."""
     config = copy.deepcopy(model.backbone.config)
     config.num_labels = 1
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:

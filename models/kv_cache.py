@@ -53,7 +53,7 @@ def without_gaps(active: Sequence[bool]) -> list[int]:
 
 
 def needs_mask(cache: Cache, lengths: Sequence[int], width: int) -> bool:
-    """Whether a mask has to be given with the next token of rows whose prompts have these lengths, padded to a width.
+    """Return whether a mask has to be given with the next token of rows whose prompts have these lengths, padded to a width.
 
     Where no row is padded there is nothing to hide. Where one is, transformers would look at each token whether nothing is
     hidden, and a GPU would be waited for; of a cache that says of itself that it can be compiled it makes the mask unseen.

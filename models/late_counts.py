@@ -14,7 +14,7 @@ class LateReads:
     """Tensors on their way to the host, read in their order and some tokens late."""
 
     def __init__(self, *, late: int) -> None:
-        """``late``: tokens; see `LATE`."""
+        """Begin to count. ``late``: tokens; see `LATE`."""
         self._late = late
         self._coming: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
 
@@ -40,7 +40,7 @@ class Unfinished:
     """How many rows of a batch have not ended."""
 
     def __init__(self, count: int, *, late: int) -> None:
-        """``late``: tokens; see `LATE`."""
+        """Begin to count. ``late``: tokens; see `LATE`."""
         self._count, self._reads = count, LateReads(late=late)
 
     def after(self, active: Tensor) -> int:

@@ -111,7 +111,7 @@ def token_logprobs(
     reference: tuple[Tensor, OutputHead] | None = None,
     chunk_tokens: int | None = None,
 ) -> LogProbs:
-    """All of `LogProbs` but the values, (N,) each, of `targets` (N,) from hidden states (N, H) and their head.
+    """Return all of `LogProbs` but the values, (N,) each, of `targets` (N,) from hidden states (N, H) and their head.
 
     Logits come in the weights' type (or autocast's) as the model itself would give them; what follows is float32.
 
@@ -230,7 +230,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
 
 
 def _log_probabilities(model: tuple[Tensor, OutputHead], chunk: slice, temperature: float) -> Tensor:
-    """log softmax (n, V) of the logits over the temperature, of a chunk of a model's hidden states."""
+    """Return log softmax (n, V) of the logits over the temperature, of a chunk of a model's hidden states."""
     hidden, head = model
     logits, _ = logits_and_slope(hidden[chunk], head, temperature)
     return logits.sub_(logits.logsumexp(dim=-1, keepdim=True))

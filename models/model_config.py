@@ -64,7 +64,7 @@ class ModelConfig:
 
 
 def read_config(source: str) -> ModelConfig:
-    """The configuration of what ``model.source`` names.
+    """Return the configuration of what ``model.source`` names.
 
     Raises:
         UnreadableConfig: there is none, it is not JSON, or it is not on this machine.
@@ -107,7 +107,7 @@ def _count_weights(folder: Path) -> int | None:
 
 
 def _header(path: Path) -> dict[str, Any]:
-    """The JSON at the beginning of a safetensors file: its length in 8 bytes, then name → dtype, shape, offsets."""
+    """Return the JSON at the beginning of a safetensors file: its length in 8 bytes, then name → dtype, shape, offsets."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -154,7 +154,7 @@ def _of_gguf(path: Path) -> ModelConfig:
 
 
 def _cached_folder(source: Hub) -> Path:
-    """The folder of the snapshot in the hub's local cache."""
+    """Return the folder of the snapshot in the hub's local cache."""
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(source.repository, "config.json", revision=source.revision)

@@ -146,12 +146,12 @@ def one_token_attention(configs: Sequence[PreTrainedConfig]) -> Iterator[None]:
 
 
 def attention_of(configs: Sequence[PreTrainedConfig]) -> str:
-    """transformers' name of the attention of layers that read these configurations; several, if they differ."""
+    """Return transformers' name of the attention of layers that read these configurations; several, if they differ."""
     return ", ".join(sorted({str(config._attn_implementation) for config in configs}))
 
 
 def configs_of(model: PreTrainedModel) -> list[PreTrainedConfig]:
-    """Those that the model's layers read."""
+    """Return those that the model's layers read."""
     found = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
     return [config for config in found.values() if isinstance(config, PreTrainedConfig)]
 
@@ -165,7 +165,7 @@ class CastWeights:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Of the weights as they are now."""
+        """Take the weights as they are now."""
         self._model = model
         device = model.device.type
         self._dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
@@ -185,7 +185,7 @@ class CastWeights:
         return self._dtype
 
     def __call__(self, **inputs: Any) -> Any:
-        """What the model makes of its inputs."""
+        """Return what the model makes of its inputs."""
         if not self._weights:
             return self._model(**inputs)
         return functional_call(self._model, self._weights, (), inputs, tie_weights=False)

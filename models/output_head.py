@@ -29,7 +29,7 @@ class LanguageHead:
     """Whether its matrix is the trunk's embeddings, which train."""
 
     def on(self, backbone: PreTrainedModel) -> OutputHead:
-        """The head as the trunk has it now; to be called within a forward pass that reads the trunk's weights."""
+        """Return the head as the trunk has it now; to be called within a forward pass that reads the trunk's weights."""
         if not self.is_tied:
             return self.frozen
         weight = backbone.get_input_embeddings().weight
@@ -38,7 +38,7 @@ class LanguageHead:
 
 
 def output_head(model: PreTrainedModel) -> OutputHead:
-    """The head of a causal language model, soft-capping (Gemma) and scaling (Granite, Cohere) included.
+    """Return the head of a causal language model, soft-capping (Gemma) and scaling (Granite, Cohere) included.
 
     Raises:
         ValueError: the model has no linear head over its vocabulary.
@@ -65,7 +65,7 @@ def _scale(config: object) -> float:
 
 
 def trunk(model: PreTrainedModel) -> PreTrainedModel:
-    """The model below its output head."""
+    """Return the model below its output head."""
     body: PreTrainedModel = model.base_model  # type: ignore[assignment]  # which transformers gives as any Module
     return body
 

@@ -11,7 +11,7 @@ from vantage.models.sequences import Packing, Sequences
 
 
 def first_fit_decreasing(lengths: Sequence[int], *, capacity: int) -> list[list[int]]:
-    """Which sequences share a row of ``capacity`` tokens: the longest first, each into the first row that has room.
+    """Return which sequences share a row of ``capacity`` tokens: the longest first, each into the first row that has room.
 
     Of equal lengths the earlier comes first, so equal lengths give equal rows. At most 11/9 of the fewest rows possible,
     and one (Johnson 1973; Dósa 2007).
@@ -36,7 +36,7 @@ def first_fit_decreasing(lengths: Sequence[int], *, capacity: int) -> list[list[
 
 
 def pack(sequences: Sequences, rows: Sequence[Sequence[int]]) -> Sequences:
-    """The same sequences, to be computed side by side as ``rows`` says: of each row, its sequences in order.
+    """Return the same sequences, to be computed side by side as ``rows`` says: of each row, its sequences in order.
 
     Positions restart at every sequence, and at every token of the padding behind the last. From positions that restart, and no mask, the
     models of transformers make masks in which each token attends to its own sequence up to itself, in every layer and
@@ -61,12 +61,12 @@ def pack(sequences: Sequences, rows: Sequence[Sequence[int]]) -> Sequences:
 
 
 def takes_positions(trunk: nn.Module) -> bool:
-    """Whether a model is told where each token stands; ALiBi (BLOOM) counts by itself."""
+    """Return whether a model is told where each token stands; ALiBi (BLOOM) counts by itself."""
     return "position_ids" in inspect.signature(trunk.forward).parameters
 
 
 def boundaries_hold(*, alone: Tensor, packed: Tensor, joined: Tensor) -> bool:
-    """Whether a sequence behind another in its row is read as if it were alone there.
+    """Return whether a sequence behind another in its row is read as if it were alone there.
 
     Args:
         alone: log-probabilities of its tokens by itself.

@@ -24,7 +24,7 @@ class Endings:
         self._said: list[list[int]] = [[] for _ in range(count)]
 
     def after(self, tokens: Tensor, rows: Tensor, active: Tensor) -> Tensor:
-        """Which of the active rows end with these tokens; all (b,), ``rows`` as the batch counts them."""
+        """Return which of the active rows end with these tokens; all (b,), ``rows`` as the batch counts them."""
         ends = torch.isin(tokens, self.eos)
         if self.has_strings:
             said = zip(tokens.tolist(), rows.tolist(), active.tolist(), strict=True)
@@ -33,7 +33,7 @@ class Endings:
         return ends & active
 
     def completes(self, token: int, row: int) -> bool:
-        """Whether the next token of a row completes a stop string."""
+        """Return whether the next token of a row completes a stop string."""
         assert self._strings is not None
         self._said[row].append(token)
         return self._strings.complete(self._said[row])
@@ -119,7 +119,7 @@ class PartialResponses:
         self.rows, self.tokens, self.active = self.rows[places], self.tokens[places], self.active[places]
 
     def responses(self) -> list[Response]:
-        """What has been drawn, in the order of the prompts."""
+        """Return what has been drawn, in the order of the prompts."""
         columns = (each.tolist() for each in (self.ids, self.ended, self.logprobs, self.lengths))
         return [
             (ids[:length], is_ended, logprobs[:length])
@@ -128,12 +128,12 @@ class PartialResponses:
 
 
 def log_distribution(logits: Tensor, temperature: float) -> Tensor:
-    """log softmax(logits / temperature) over the last dimension, in float32."""
+    """Return log softmax(logits / temperature) over the last dimension, in float32."""
     return (logits.float() / temperature).log_softmax(dim=-1)
 
 
 def tokens_of(distribution: Tensor, uniform: Tensor | None) -> Tensor:
-    """Tokens (B,) of log-probabilities (B, V): the likeliest, or by inversion the first whose cumulative probability exceeds
+    """Return tokens (B,) of log-probabilities (B, V): the likeliest, or by inversion the first whose cumulative probability exceeds
     the row's uniform number (B,).
 
     In float64, since a sum over a large vocabulary in float32 would lose the rare tokens.

@@ -63,7 +63,7 @@ class Parts:
 
 
 def in_parts(sequences: Sequences, cuts: Cuts) -> Sequences:
-    """The same sequences, to be computed as ``cuts`` says."""
+    """Return the same sequences, to be computed as ``cuts`` says."""
     device, lengths, known = sequences.input_ids.device, sequences.prompt_lengths, sequences.known
     starts_of_prompts, starts = torch.zeros_like(lengths), torch.zeros_like(lengths)
     number_of, begin = torch.zeros_like(lengths), 0
@@ -134,12 +134,12 @@ def _read(trunk: PreTrainedModel, rows: PaddedRows, **inputs: Any) -> Any:
 
 
 def _positions(trunk: PreTrainedModel, positions: Tensor) -> dict[str, Tensor]:
-    """Where the tokens stand, for a model that is told."""
+    """Return where the tokens stand, for a model that is told."""
     return {"position_ids": positions.clamp(min=0)} if takes_positions(trunk) else {}
 
 
 def _joined(caches: Sequence[Cache]) -> Cache:
-    """The prompts of several caches as one, as wide as the widest; masks hide what is before a shorter one."""
+    """Return the prompts of several caches as one, as wide as the widest; masks hide what is before a shorter one."""
     found = copy.copy(max(caches, key=lambda cache: cache.get_seq_length()))
     found.layers = [copy.copy(layer) for layer in found.layers]
     for number, layer in enumerate(found.layers):
@@ -150,7 +150,7 @@ def _joined(caches: Sequence[Cache]) -> Cache:
 
 
 def _joined_on_the_left(parts: Sequence[Tensor], *, dim: int) -> Tensor:
-    """The rows of several tensors, zeros before those that are narrower in that dimension."""
+    """Return the rows of several tensors, zeros before those that are narrower in that dimension."""
     width = max(part.shape[dim] for part in parts)
     filled = []
     for part in parts:
@@ -161,7 +161,7 @@ def _joined_on_the_left(parts: Sequence[Tensor], *, dim: int) -> Tensor:
 
 
 def _rows_of(cache: Cache, rows: Tensor) -> Cache:
-    """The prompts' keys and values, a row for each response; the cache itself stays as it is."""
+    """Return the prompts' keys and values, a row for each response; the cache itself stays as it is."""
     found = copy.copy(cache)
     found.layers = [copy.copy(layer) for layer in cache.layers]
     found.batch_select_indices(rows)
@@ -169,7 +169,7 @@ def _rows_of(cache: Cache, rows: Tensor) -> Cache:
 
 
 def _left_padded(ids: Tensor, lengths: Tensor, width: int) -> PaddedRows:
-    """The first ``lengths`` (n,) tokens of rows of ids, of which the most are ``width``, 0 before each."""
+    """Return the first ``lengths`` (n,) tokens of rows of ids, of which the most are ``width``, 0 before each."""
     columns = torch.arange(width, device=ids.device) - (width - lengths[:, None])
     mask = columns >= 0
     return PaddedRows(ids.gather(1, columns.clamp(min=0)).masked_fill(~mask, 0), mask)

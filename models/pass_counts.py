@@ -93,7 +93,7 @@ def count_fallback() -> None:
 
 
 def taken_counts() -> PassCounts:
-    """What this thread counted since the last call."""
+    """Return what this thread counted since the last call."""
     taken, _counting.now = _counting.now, PassCounts()
     return taken
 

@@ -39,7 +39,7 @@ class PolicyModel(nn.Module):
         with_values: bool = False,
         with_final_values: bool = False,
     ) -> dict[str, Tensor]:
-        """The fields of ``LogProbs`` that are asked for; see ``vantage.models.logprobs.response_logprobs``.
+        """Return the fields of ``LogProbs`` that are asked for; see ``vantage.models.logprobs.response_logprobs``.
 
         Args:
             reference: a frozen policy, for the exact KL to it; its weights are read here too, so they stay whole.
@@ -69,7 +69,7 @@ class PolicyModel(nn.Module):
         return {name: tensor for name, tensor in vars(found).items() if tensor is not None}
 
     def next_logits(self, **inputs: Any) -> Any:
-        """What the causal language model itself makes of its inputs; for sampling."""
+        """Return what the causal language model itself makes of its inputs; for sampling."""
         return self.causal_lm(**inputs)
 
     def logprobs(
@@ -81,7 +81,7 @@ class PolicyModel(nn.Module):
         reference: "PolicyModel | None" = None,
         with_values: bool = False,
     ) -> LogProbs:
-        """One forward pass, as ``LogProbs``."""
+        """Return one forward pass, as ``LogProbs``."""
         found: dict[str, Tensor] = self(
             sequences,
             temperature=temperature,

@@ -76,7 +76,7 @@ def encode_responses(
 
 
 def decode_all(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int]]) -> list[str]:
-    """Texts of responses' ids without special tokens; the inverse of `encode_responses` without a chat template.
+    """Return texts of responses' ids without special tokens; the inverse of `encode_responses` without a chat template.
 
     A space that begins a response is kept, also by tokenizers that drop a text's first space.
     """

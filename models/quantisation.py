@@ -51,7 +51,7 @@ def round_folder(folder: Path, output: Path) -> None:
 
 
 def load_frozen(folder: Path, *, dtype: torch.dtype) -> PreTrainedModel:
-    """A causal language model that is not trained: in 4 bits where its weights were rounded to them, else in `dtype`.
+    """Return a causal language model that is not trained: in 4 bits where its weights were rounded to them, else in `dtype`.
 
     Within `vantage.models.sharding.without_weights` it has none.
 
@@ -93,7 +93,7 @@ def _fill(model: PreTrainedModel, folder: Path, *, quantised: set[str], dtype: t
 
 
 def quantised_layers(folder: Path) -> tuple[str, ...]:
-    """Names of the layers whose weights were rounded; none: it is a plain model."""
+    """Return names of the layers whose weights were rounded; none: it is a plain model."""
     path = folder / SIDECAR
     return tuple(json.loads(path.read_text(encoding="utf-8"))["layers"]) if path.is_file() else ()
 
@@ -106,7 +106,7 @@ def _linear_layers(model: PreTrainedModel) -> list[str]:
 
 
 def _in_4_bits(linear: nn.Module) -> nn.Module:
-    """The layer in place of a linear one without weights, without a weight too."""
+    """Return the layer in place of a linear one without weights, without a weight too."""
     assert isinstance(linear, nn.Linear), "named when it was rounded"
     held = _layer_class()(linear.in_features, linear.out_features, bias=False, device="meta")
     held.bias = linear.bias
@@ -128,7 +128,7 @@ def _packed(weight: Tensor) -> nn.Parameter:
 
 @functools.cache
 def _layer_class() -> type[nn.Linear]:
-    """bitsandbytes' linear layer, as a plain function of what goes in.
+    """Return the class of bitsandbytes' linear layer, as a plain function of what goes in.
 
     Its own forward pass changes how weights are laid out on some CPUs, remembers the first type that it was called with, and
     does not know of autocast.
@@ -166,7 +166,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _dequantised(packed: Tensor, state: Any) -> Tensor:
-    """The weights in float32, in one row and then in their shape.
+    """Return the weights in float32, in one row and then in their shape.
 
     bitsandbytes 0.50.2 takes another block's scale on processors with AVX-512 where a row's length is no multiple of
     ``BLOCK``: up to all of a weight's size wrong.

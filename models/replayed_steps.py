@@ -47,7 +47,7 @@ def replayed_steps(
     pad_token_id: int,
     is_beside_another: bool,
 ) -> "ReplayedSteps | None":
-    """For all batches of one call of `sample`, whose weights stay as they are; None where the plain loop has to do.
+    """Return replayed steps for all batches of one call of `sample`, whose weights stay as they are; None where the plain loop has to do.
 
     Args:
         most: tokens of a response.
@@ -65,7 +65,7 @@ def replayed_steps(
 
 
 def _unfit(model: PreTrainedModel, *, is_beside_another: bool) -> str | None:
-    """Why this model's steps are not captured, as far as that can be seen before one is tried."""
+    """Return why this model's steps are not captured, as far as that can be seen before one is tried."""
     name = type(model).__name__
     if is_beside_another:
         return "another thread uses the GPU meanwhile (rollout.ahead), and a capture would disturb it"
@@ -205,7 +205,7 @@ class _Run:
         return self._is_begun
 
     def _bucket(self, rows: int) -> Bucket:
-        """That holds one token more."""
+        """Return the bucket that holds one token more."""
         batch = self._batch
         return Bucket(rows, length_for(batch.width + batch.drawn, most=batch.width + batch.most))
 
@@ -242,7 +242,7 @@ class _Run:
             getattr(batch, name)[batch.rows] = getattr(self._slots, name)
 
     def _next_width(self) -> int:
-        """The next smaller number of rows that are computed at once, or -1."""
+        """Return the next smaller number of rows that are computed at once, or -1."""
         rows = len(self._batch.rows)
         return next((width for width in self._widths if width < rows), -1)
 

@@ -24,7 +24,7 @@ class RowLengths:
         return [prompt + response for prompt, response in zip(self.prompts, self.responses, strict=True)]
 
     def select(self, rows: Sequence[int]) -> "RowLengths":
-        """Those of the sequences at ``rows``, in that order."""
+        """Return those of the sequences at ``rows``, in that order."""
         numbers = self.prompt_numbers
         return RowLengths(
             prompts=[self.prompts[row] for row in rows],
@@ -34,7 +34,7 @@ class RowLengths:
 
 
 def first_places(keys: Iterable[Hashable]) -> list[int]:
-    """The first place of an equal key, for each."""
+    """Return the first place of an equal key, for each."""
     first: dict[Hashable, int] = {}
     return [first.setdefault(key, place) for place, key in enumerate(keys)]
 

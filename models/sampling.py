@@ -178,7 +178,7 @@ def _samples_of(found: list[Response]) -> Samples:
 
 
 def batches(lengths: Sequence[int], limits: PassLimits, *, max_new_tokens: int) -> list[list[int]]:
-    """Which prompts are sampled side by side, by their places: the shortest first, as many as ``limits`` allow.
+    """Return which prompts are sampled side by side, by their places: the shortest first, as many as ``limits`` allow.
 
     Positions are those of the cache at its end: each row has the longest prompt and `max_new_tokens` more.
 
@@ -282,7 +282,7 @@ def _go_on(
 
 
 def _positions(is_told: bool, attention_mask: Tensor, width: int) -> dict[str, Tensor]:
-    """Where the last ``width`` tokens stand, for a model that is told; not where ALiBi does it."""
+    """Return where the last ``width`` tokens stand, for a model that is told; not where ALiBi does it."""
     return {"position_ids": (attention_mask.cumsum(dim=1) - 1).clamp(min=0)[:, -width:]} if is_told else {}
 
 

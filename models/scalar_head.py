@@ -18,7 +18,7 @@ def read_scalars(hidden: Tensor, head: nn.Linear) -> Tensor:
 
 
 def fresh_head(backbone: PreTrainedModel, *, seed: int, bias: bool) -> nn.Linear:
-    """A head whose weights are drawn from N(0, INITIAL_SCALAR_STD²/H), with a bias of 0 where it has one."""
+    """Return a head whose weights are drawn from N(0, INITIAL_SCALAR_STD²/H), with a bias of 0 where it has one."""
     hidden_size = backbone.config.get_text_config().hidden_size
     generator = torch.Generator().manual_seed(seed)
     head: nn.Linear = nn.utils.skip_init(nn.Linear, hidden_size, 1, bias=bias)

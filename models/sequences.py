@@ -120,28 +120,28 @@ class Sequences:
         return (sequences, positions) if self.layout is None else self.layout.places(sequences, positions)
 
     def prompt_rows(self) -> list[list[int]]:
-        """The prompts' ids, without padding."""
+        """Return the prompts' ids, without padding."""
         rows = zip(self.input_ids.tolist(), self.prompt_lengths.tolist(), strict=True)
         return [row[:length] for row, length in rows]
 
     def response_rows(self) -> list[list[int]]:
-        """The responses' ids, without padding."""
+        """Return the responses' ids, without padding."""
         rows = zip(self.response_ids.tolist(), self.lengths.tolist(), strict=True)
         return [row[:length] for row, length in rows]
 
     def first_equal_rows(self) -> Tensor:
-        """(B,): the first sequence with the same prompt and response; itself where there is none before it."""
+        """Return (B,): the first sequence with the same prompt and response; itself where there is none before it."""
         rows = zip(self.input_ids.tolist(), self.known.prompts, self.known.totals, strict=True)
         found = first_places((prompt, *ids[:total]) for ids, prompt, total in rows)
         return on_device(found, self.input_ids.device)
 
     def first_equal_prompts(self) -> list[int]:
-        """Of each the first sequence with the same prompt; itself where there is none before it."""
+        """Return, of each sequence, the first with the same prompt; itself where there is none before it."""
         numbers = self.known.prompt_numbers
         return first_places(map(tuple, self.prompt_rows()) if numbers is None else numbers)
 
     def select(self, indices: slice | Tensor | Sequence[int]) -> "Sequences":
-        """The sequences at `indices` (in that order, repeats allowed), trimmed to the width that they need; a row each."""
+        """Return the sequences at `indices` (in that order, repeats allowed), trimmed to the width that they need; a row each."""
         if isinstance(indices, slice):
             indices = range(len(self))[indices]
         numbers: Sequence[int] = indices.tolist() if isinstance(indices, Tensor) else list(indices)
@@ -159,7 +159,7 @@ class Sequences:
         )
 
     def to(self, device: torch.device | str) -> "Sequences":
-        """The same on another device, a row each."""
+        """Return the same on another device, a row each."""
         return Sequences(
             input_ids=on_device(self.input_ids, device),
             attention_mask=on_device(self.attention_mask, device),
@@ -214,7 +214,7 @@ def collate(
 
 
 def join(batches: Sequence[Sequences], *, pad_token_id: int) -> Sequences:
-    """The sequences of several batches as one, in order.
+    """Return the sequences of several batches as one, in order.
 
     Raises:
         ValueError: nothing to join, or a batch of which not all is learnt.

@@ -52,12 +52,12 @@ def parameters_without_storage() -> Iterator[None]:
 
 
 def are_deferred() -> bool:
-    """Whether this is within `without_weights`."""
+    """Return whether this is within `without_weights`."""
     return _deferred.get()
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Whether the module's weights are spread over ranks."""
+    """Return whether the module's weights are spread over ranks."""
     return any(isinstance(parameter, DTensor) for parameter in module.parameters())
 
 
@@ -141,7 +141,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def like(sharded: Tensor, part: Tensor) -> Tensor:
-    """A tensor that is sharded as ``sharded`` is, from this rank's part; the part itself where that is whole."""
+    """Return a tensor that is sharded as ``sharded`` is, from this rank's part; the part itself where that is whole."""
     if not isinstance(sharded, DTensor):
         return part
     return DTensor.from_local(
@@ -155,7 +155,7 @@ def like(sharded: Tensor, part: Tensor) -> Tensor:
 
 
 def whole_weights(module: nn.Module) -> dict[str, Tensor]:
-    """The module's weights, gathered one by one; on the CPU of the first rank, and nothing on the others."""
+    """Return the module's weights, gathered one by one; on the CPU of the first rank, and nothing on the others."""
     found: dict[str, Tensor] = {}
     names: dict[int, str] = {}
     parameters = dict(module.named_parameters(remove_duplicate=False))

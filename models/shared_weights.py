@@ -20,7 +20,7 @@ _loaded: dict[tuple[Path, torch.dtype], dict[str, ReferenceType[nn.Parameter]]] 
 
 
 def shared(folder: Path, dtype: torch.dtype, load: Callable[[], PreTrainedModel]) -> PreTrainedModel:
-    """The frozen model that ``load`` reads from the folder, with the tensors of one that was read before and is in use.
+    """Return the frozen model that ``load`` reads from the folder, with the tensors of one that was read before and is in use.
 
     Args:
         load: gives the same class of model each time; within `without_weights`, one without weights.

@@ -33,7 +33,7 @@ Source = Builtin | Hub | Gguf | LocalPath
 
 
 def parse_source(source: str, *, base: Path = Path()) -> Source:
-    """What `model.source` names, found; relative paths start from `base`.
+    """Return what `model.source` names, found; relative paths start from `base`.
 
     `package:NAME` is the one `.gguf` file of an installed Python distribution.
 
@@ -75,7 +75,7 @@ def parse_source(source: str, *, base: Path = Path()) -> Source:
 
 
 def source_digest(source: str, *, base: Path = Path()) -> str:
-    """sha256 of what determines the import: the files' digests, a built-in model's version, a hub model's commit.
+    """Return the sha256 of what determines the import: the files' digests, a built-in model's version, a hub model's commit.
 
     Raises:
         ValueError: see `parse_source`; or a hub revision that is no commit and cannot be looked up.
@@ -89,7 +89,7 @@ def source_digest(source: str, *, base: Path = Path()) -> str:
 
 
 def import_digest(model: Model) -> str:
-    """sha256 of what determines the import of a recipe's model: ``source_digest``, and that of an adapter's files.
+    """Return the sha256 of what determines the import of a recipe's model: ``source_digest``, and that of an adapter's files.
 
     Of a registered model it is the content digest that the run has pinned; MLflow is not asked.
 
@@ -173,12 +173,12 @@ def _digest(parsed: Source, digest_of: Callable[[Path], str]) -> str:
 
 
 def imported_files(folder: Path) -> list[Path]:
-    """The files directly in a Hugging Face folder that an import may read."""
+    """Return the files directly in a Hugging Face folder that an import may read."""
     return sorted(path for path in folder.iterdir() if path.suffix in IMPORTED_SUFFIXES and path.is_file())
 
 
 def resolve_commit(source: Hub) -> str:
-    """The commit of a hub source; asks the hub only when the recipe names a branch or tag.
+    """Return the commit of a hub source; asks the hub only when the recipe names a branch or tag.
 
     Raises:
         ValueError: the hub cannot be reached or does not know the revision.

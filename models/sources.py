@@ -174,7 +174,7 @@ def _load_gguf(path: Path, *, dtype: torch.dtype) -> tuple[PreTrainedModel, PreT
 
 
 def read_gguf_metadata(path: Path) -> dict[str, Any]:
-    """The `tokenizer.*` entries of a GGUF file.
+    """Return the `tokenizer.*` entries of a GGUF file.
 
     Raises:
         ValueError: the `gguf` package is missing, or the file is damaged.

@@ -27,7 +27,7 @@ class Bucket:
 
 
 def length_for(tokens: int, *, most: int) -> int:
-    """How long a cache is made that has to hold so many tokens, and will never hold more than ``most``."""
+    """Return how long a cache is made that has to hold so many tokens, and will never hold more than ``most``."""
     octave = 1 << (max(tokens, 1).bit_length() - 1)
     step = max(STEP, octave // STEPS_IN_A_DOUBLING)
     return min(_multiple(tokens, step), _multiple(most, STEP))
@@ -38,7 +38,7 @@ def _multiple(number: int, step: int) -> int:
 
 
 def holds_all_tokens(cache: Cache) -> bool:
-    """Whether all layers are keys and values of all tokens: no sliding windows, no states of other kinds."""
+    """Return whether all layers are keys and values of all tokens: no sliding windows, no states of other kinds."""
     return all(type(layer) is DynamicLayer and layer.is_initialized for layer in cache.layers)
 
 
@@ -46,7 +46,7 @@ class FixedLayer(StaticLayer):
     """Keys and values (b, heads, L, D), of which the next token's are written at a column that a tensor says."""
 
     def __init__(self, keys: Tensor, values: Tensor, column: Tensor) -> None:
-        """``column`` (1,) belongs to all layers, and whoever made it moves it on."""
+        """Hold the cache of one layer. ``column`` (1,) belongs to all layers, and whoever made it moves it on."""
         super().__init__(max_cache_len=keys.shape[-2])
         self.keys, self.values, self.column = keys, values, column
         self.cumulative_length = column  # type: ignore[assignment]  # which transformers' own class makes a tensor, too
@@ -69,7 +69,7 @@ class StaticCache:
     """Keys and values of all layers, as one bucket after the other has them."""
 
     def __init__(self, prompts: Cache, *, dtype: torch.dtype | None) -> None:
-        """For what a model keeps of prompts.
+        """Make room for what a model keeps of prompts.
 
         Args:
             dtype: in which keys and values are kept; None: in that of each.
@@ -84,7 +84,7 @@ class StaticCache:
         """(1,): where the next token's keys and values are written, in all layers."""
 
     def fits(self, bucket: Bucket) -> bool:
-        """Whether the addresses stay what they are when this bucket comes."""
+        """Return whether the addresses stay what they are when this bucket comes."""
         return bucket.rows * bucket.length <= self._capacity
 
     def load(self, prompts: Cache, rows: Tensor, bucket: Bucket) -> None:
@@ -101,11 +101,11 @@ class StaticCache:
         )
 
     def layers(self) -> Cache:
-        """What a model takes as its cache."""
+        """Return what a model takes as its cache."""
         return Cache(layers=[FixedLayer(keys, values, self.column) for keys, values in self._views()])
 
     def plain_layers(self, *, tokens: int, rows: int | None = None) -> list[DynamicLayer]:
-        """The first tokens of the first rows (None: of all) as transformers' own layers, which read the same addresses."""
+        """Return the first tokens of the first rows (None: of all) as transformers' own layers, which read the same addresses."""
         found = []
         for keys, values in self._views():
             layer = DynamicLayer()
@@ -155,7 +155,7 @@ class _Kind:
 
 
 def tensors_of(layer: object) -> tuple[Tensor, Tensor]:
-    """Keys and values of a layer that has been filled."""
+    """Return keys and values of a layer that has been filled."""
     assert isinstance(layer, DynamicLayer)
     assert layer.keys is not None
     assert layer.values is not None

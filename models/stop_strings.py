@@ -32,7 +32,7 @@ class StopStrings:
         self._whole_text = cache(self._whole_text_of)
 
     def complete(self, ids: Sequence[int]) -> bool:
-        """Whether the text of these ids has a stop string, given that the ids before the last had none."""
+        """Return whether the text of these ids has a stop string, given that the ids before the last had none."""
         alone = self._whole_text(ids[-1])
         if alone is not None and self._ends is not None and self._ends.isdisjoint(alone):
             return False
@@ -43,7 +43,7 @@ class StopStrings:
         return any(string in text for string in self._strings)
 
     def _last(self, ids: Sequence[int]) -> Sequence[int]:
-        """The last ids, from a token with a text of its own on, and so many that they have more characters than the longest
+        """Return the last ids, from a token with a text of its own on, and so many that they have more characters than the longest
         stop string."""
         missing = self._longest
         for begin in range(len(ids) - 1, 0, -1):
@@ -54,13 +54,13 @@ class StopStrings:
         return ids
 
     def _whole_text_of(self, token: int) -> str | None:
-        """The text of a token of whole characters; None of one without a text, or with a part of a character."""
+        """Return the text of a token of whole characters; None of one without a text, or with a part of a character."""
         text = self._decode([token])
         return None if not text or _NO_CHARACTER in text else text
 
 
 def before_stop(text: str, strings: Collection[str]) -> str:
-    """The text up to where the first of the stop strings begins."""
+    """Return the text up to where the first of the stop strings begins."""
     found = [place for place in map(text.find, strings) if place >= 0]
     return text[: min(found)] if found else text
 

@@ -28,7 +28,7 @@ Training = Adaptation | Literal["all", "nothing"]
 def load_stored_policy(
     files: ModelFiles, *, training: Training = "all", dtype: torch.dtype = torch.float32
 ) -> PreTrainedModel:
-    """A causal language model; what it does not train shares its memory with other networks on the same base.
+    """Return a causal language model; what it does not train shares its memory with other networks on the same base.
 
     Raises:
         UnsafeModel: see `vantage.models.folders.check_folder` and `vantage.models.adapters.read_adapters`.
@@ -43,7 +43,7 @@ def load_stored_policy(
 
 
 def whole_folder(files: ModelFiles) -> Path:
-    """The folder of the whole model: the model's own, or that of its base.
+    """Return the folder of the whole model: the model's own, or that of its base.
 
     Raises:
         UnsafeModel: it is only adapters, and no base is given.
@@ -56,7 +56,7 @@ def whole_folder(files: ModelFiles) -> Path:
 
 
 def with_adapters(model: PreTrainedModel, files: ModelFiles, training: Training) -> PreTrainedModel:
-    """The whole model, or its trunk, with the adapters of its files or fresh ones; in place.
+    """Return the whole model, or its trunk, with the adapters of its files or fresh ones; in place.
 
     Raises:
         UnsafeModel, ValueError: see `load_stored_policy`.

@@ -54,7 +54,7 @@ def try_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def _answer(receive: Connection) -> str:
-    """What is wrong, in words; empty: nothing."""
+    """Return what is wrong, in words; empty: nothing."""
     if not receive.poll(SECONDS):
         return f"is not rendered within {SECONDS:g} seconds"
     try:

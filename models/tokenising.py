@@ -9,7 +9,7 @@ ANCHORS = ("\n", ":", "0", "。")
 
 
 def with_one_bos(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int]:
-    """The ids, of which BOS begins no more than one."""
+    """Return the ids, of which BOS begins no more than one."""
     bos = tokenizer.bos_token_id
     while len(ids) > 1 and bos is not None and ids[0] == ids[1] == bos:
         ids = ids[1:]
@@ -17,7 +17,7 @@ def with_one_bos(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int
 
 
 def without_trailing_eos(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int]:
-    """Some tokenizers close whatever they encode, but a prompt goes on."""
+    """Return some tokenizers close whatever they encode, but a prompt goes on."""
     if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id and _appends_eos(tokenizer):
         return ids[:-1]
     return ids
@@ -62,7 +62,7 @@ def continuations(
 
 
 def prefixes_space(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the tokenizer puts a space before a text, so that ids of ":" and "a" together are those of ": a"."""
+    """Return whether the tokenizer puts a space before a text, so that ids of ":" and "a" together are those of ": a"."""
     colon, letter = tokenise(tokenizer, [":", "a"], add_special_tokens=False)
     return to_text(tokenizer, [*colon, *letter]) != to_text(tokenizer, colon) + to_text(tokenizer, letter)
 
@@ -81,12 +81,12 @@ def tokenise(
 
 
 def to_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """The text of ids, without special tokens."""
+    """Return the text of ids, without special tokens."""
     return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 def response_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]:
-    """From a response's ids to its text, whose first space is kept."""
+    """Return a function from a response's ids to its text, whose first space is kept."""
     if not prefixes_space(tokenizer):
         return lambda ids: to_text(tokenizer, ids)
     before = tokenise(tokenizer, [ANCHORS[0]], add_special_tokens=False)[0]

@@ -9,7 +9,7 @@ SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token"
 
 
 def tokenizer_digest(folder: Path) -> str:
-    """sha256 over the canonical vocabulary, merges, special tokens and chat template of a folder's tokenizer.
+    """Return the sha256 over the canonical vocabulary, merges, special tokens and chat template of a folder's tokenizer.
 
     Equal for a tokenizer that was merely loaded and saved again: order of keys, white space and the two ways to
     write a merge make no difference, nor do settings that change no token (padding side, maximum length).

@@ -44,14 +44,14 @@ class NoValueReads(TorchDispatchMode):
 
 
 def reads_values(func: Any, args: Sequence[Any], named: dict[str, Any]) -> bool:
-    """Whether an operator has to wait for what its tensors hold."""
+    """Return whether an operator has to wait for what its tensors hold."""
     packet = func.overloadpacket
     is_shaped = packet in SHAPED_BY_VALUES and named.get("output_size") is None
     return packet in READS or is_shaped or (packet in INDEXED and _by_mask(packet, args))
 
 
 def _by_mask(packet: Any, args: Sequence[Any]) -> bool:
-    """Whether a tensor is indexed by True and False; one number for all that are True needs no wait."""
+    """Return whether a tensor is indexed by True and False; one number for all that are True needs no wait."""
     masks = [each for each in args[1] if each is not None and each.dtype in (torch.bool, torch.uint8)]
     fills = packet is not ATEN.index and len(masks) == 1 and args[2].numel() == 1
     return bool(masks) and not fills

@@ -25,7 +25,7 @@ class Pointed:
 
 
 def movements(workspace: Workspace, name: str, alias: str) -> list[Pointed]:
-    """All recorded movements of the alias, the earliest first."""
+    """Return all recorded movements of the alias, the earliest first."""
     found = []
     for run_id in run_ids(workspace):
         for line in (workspace.records.read_outbox(run_id) or b"").splitlines():
@@ -34,7 +34,7 @@ def movements(workspace: Workspace, name: str, alias: str) -> list[Pointed]:
 
 
 def pointed_to(history: list[Pointed]) -> list[Pointed]:
-    """What the alias pointed to, one after the other, without what was rolled back; the last is where it points now."""
+    """Return what the alias pointed to, one after the other, without what was rolled back; the last is where it points now."""
     stack: list[Pointed] = []
     for each in history:
         if each.goes_back and any(other.digest == each.digest for other in stack):

@@ -25,7 +25,7 @@ def add_answer(workspace: Workspace, run_id: str, approval: Approval) -> None:
 
 
 def already_answered(run_id: str, answer: Approval) -> str:
-    """The message for a second answer."""
+    """Return the message for a second answer."""
     return (
         f"{answer.question.subject} of run {run_id} is {answer}; an answer is never changed. A new run of the recipe "
         "reuses everything and asks again"
@@ -33,14 +33,14 @@ def already_answered(run_id: str, answer: Approval) -> str:
 
 
 def with_answers(workspace: Workspace, record: RunRecord) -> RunRecord:
-    """The record with the answers that were given since it was written."""
+    """Return the record with the answers that were given since it was written."""
     found = (_read(workspace, record.run_id, question) for question in record.open_questions.values())
     new = tuple(each for each in found if each is not None)
     return record.model_copy(update={"approvals": (*record.approvals, *new)}) if new else record
 
 
 def _read(workspace: Workspace, run_id: str, question: Question) -> Approval | None:
-    """The stored answer to a question of a run; RunError if what is stored there is none."""
+    """Return the stored answer to a question of a run; RunError if what is stored there is none."""
     try:
         data = workspace.records.read_answer(run_id, question.id)
         if data is None:

@@ -66,7 +66,7 @@ def _record(run: Run, ledger: Ledger) -> None:
 
 
 def text_of(option: str, text: str, *, longest: int = MAX_REASON) -> str:
-    """An option's text in one line, and without secrets; RunError if nothing of it is seen, or it is too long.
+    """Return an option's text in one line, and without secrets; RunError if nothing of it is seen, or it is too long.
 
     In one line: it is shown after the name of its stage, and a second line could pass for another answer.
     """
@@ -79,7 +79,7 @@ def text_of(option: str, text: str, *, longest: int = MAX_REASON) -> str:
 
 
 def _question(record: RunRecord, subject: str) -> Question:
-    """The open question about the subject."""
+    """Return the open question about the subject."""
     found = record.questions.get(subject) or _only_alias_of(record, subject)
     if found is not None:
         if given := answer_to(found, record.approvals):
@@ -99,7 +99,7 @@ def _question(record: RunRecord, subject: str) -> Question:
 
 
 def _only_alias_of(record: RunRecord, subject: str) -> Question | None:
-    """The question about ``publish:NAME`` without its alias, if there is one alias alone."""
+    """Return the question about ``publish:NAME`` without its alias, if there is one alias alone."""
     if not subject.startswith(PUBLISH_PREFIX):
         return None
     found = [question for name, question in record.open_questions.items() if name.startswith(f"{subject}@")]

@@ -54,20 +54,20 @@ class BucketRecords:
     """``RunRecords`` in a bucket."""
 
     def __init__(self, remote: Remote, workspace: "Workspace", leases: RemoteLeases | None = None) -> None:
-        """``remote`` begins at the workspace's ``runs/``."""
+        """Hold the records in a bucket. ``remote`` begins at the workspace's ``runs/``."""
         self._remote = remote
         self._workspace = workspace
         self._leases = leases or RemoteLeases(remote)
         self._versions: dict[str, Version | None] = {}
 
     def ids(self) -> list[str]:
-        """The runs' prefixes."""
+        """Return the runs' prefixes."""
         prefixes = obstore.list_with_delimiter(self._remote)["common_prefixes"]
         names = [str(prefix).rstrip("/").rpartition("/")[2] for prefix in prefixes]
         return [name for name in names if RUN_ID.fullmatch(name)]
 
     def read(self, run_id: str) -> RunRecord:
-        """The run's ``run.json``; RunError if it does not exist or cannot be read."""
+        """Return the run's ``run.json``; RunError if it does not exist or cannot be read."""
         self._workspace.folder(run_id)  # refuses what is no run id
         data, _ = read_record(self._remote, f"{run_id}/run.json")
         if data is None:
@@ -100,7 +100,7 @@ class BucketRecords:
         self.write(record)
 
     def lock(self, run_id: str) -> BucketLock | None:
-        """The run's lease; waits until a holder has beaten, or has been silent for as long as a lease lasts."""
+        """Return the run's lease; waits until a holder has beaten, or has been silent for as long as a lease lasts."""
         lease = self._leases.try_hold(f"leases/{run_id}.json", holder=_holder())
         if lease is None:
             return None
@@ -117,7 +117,7 @@ class BucketRecords:
         return None
 
     def is_active(self, run_id: str) -> bool:
-        """Whether a process executes the run; waits for its next beat, unless the last one is long ago.
+        """Return whether a process executes the run; waits for its next beat, unless the last one is long ago.
 
         Enough to be shown, by the bucket's clock alone; whoever takes the lease over times its silence (``lock``).
         """
@@ -129,17 +129,17 @@ class BucketRecords:
         return self._leases.is_held(lease)
 
     def ages(self) -> Mapping[str, float]:
-        """By the clock of the bucket."""
+        """Return the ages by the clock of the bucket."""
         now = self._now()
         return {run_id: (now - self._written(f"{run_id}/run.json")).total_seconds() for run_id in self.ids()}
 
     def _now(self) -> datetime:
-        """By the bucket's own clock."""
+        """Read the bucket's own clock."""
         obstore.put(self._remote, _CLOCK, b"")
         return self._written(_CLOCK)
 
     def _written(self, path: str) -> datetime:
-        """When an object was written, by the bucket's own clock."""
+        """Return when an object was written, by the bucket's own clock."""
         return obstore.head(self._remote, path)["last_modified"]
 
     def remove_files(self, run_id: str) -> None:
@@ -153,7 +153,7 @@ class BucketRecords:
         obstore.put(self._remote, f"{run_id}/{_CANCEL}", b"")
 
     def is_cancel_requested(self, run_id: str) -> bool:
-        """Whether that file is there."""
+        """Return whether that file is there."""
         return read_record(self._remote, f"{run_id}/{_CANCEL}")[0] is not None
 
     def add_answer(self, run_id: str, question_id: str, data: bytes) -> bool:
@@ -166,19 +166,19 @@ class BucketRecords:
         return True
 
     def read_answer(self, run_id: str, question_id: str) -> bytes | None:
-        """That object."""
+        """Read the object of the answer."""
         return read_record(self._remote, f"{run_id}/{APPROVALS}/{question_id}.json")[0]
 
     def read_log(self, run_id: str, step: str) -> bytes | None:
-        """The copy of the step's log."""
+        """Return the copy of the step's log."""
         return read_record(self._remote, f"{run_id}/files/logs/{step}.log")[0]
 
     def read_outbox(self, run_id: str) -> bytes | None:
-        """The copy of the outbox."""
+        """Return the copy of the outbox."""
         return read_record(self._remote, f"{run_id}/files/{OUTBOX}")[0]
 
     def read_ledger_file(self, run_id: str, name: str) -> bytes | None:
-        """The copy of a file beside the outbox."""
+        """Return the copy of a file beside the outbox."""
         return read_record(self._remote, f"{run_id}/files/ledger/{name}")[0]
 
     @contextmanager
@@ -205,7 +205,7 @@ class BucketRecords:
         make_folder(folder)
 
     def _machine(self) -> bytes:
-        """The random name of this machine's folder for the workspace."""
+        """Return the random name of this machine's folder for the workspace."""
         root = self._workspace.root
         make_folder(root)
         with locked(root / ".machine.lock"):

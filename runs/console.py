@@ -111,7 +111,7 @@ def detach_reader(stream: IO[str]) -> None:
 
 
 def open_console(stream: TextIO | None = None) -> Console:
-    """A console for standard output, or for ``stream``; wide enough for whole lines if it is no terminal."""
+    """Return a console for standard output, or for ``stream``; wide enough for whole lines if it is no terminal."""
     stream = stream or sys.stdout
     stream = getattr(stream, "wrapped", stream)  # the console itself makes text safe
     return PipeSafeConsole(
@@ -151,7 +151,7 @@ class Screen:
         self.console.print(Text(text, style=style), soft_wrap=True)
 
     def started(self, step: str, attempt: int) -> None:
-        """A stage's computation begins."""
+        """Show that a stage's computation begins."""
         with self._changing:
             self._bar_of[step] = self._bars.add_task(escape(step), total=None, facts="starting")
             self._last_lines[step] = (time.monotonic(), "")
@@ -159,7 +159,7 @@ class Screen:
             self.say(f"  {step}: started" + (f", attempt {attempt}" if attempt > 1 else ""))
 
     def progressed(self, step: str, report: StageProgress) -> None:
-        """A running stage has made progress."""
+        """Show that a running stage has made progress."""
         facts = facts_of(report)
         with self._changing:
             if step in self._bar_of:
@@ -173,7 +173,7 @@ class Screen:
             self.say(f"  {step}: {facts}")
 
     def ended(self, step: str, stage: StageRecord) -> None:
-        """A stage has ended, with or without an artifact."""
+        """Show that a stage has ended, with or without an artifact."""
         with self._changing:
             if step in self._bar_of:
                 self._bars.remove_task(self._bar_of.pop(step))
@@ -360,7 +360,7 @@ def show_run(console: Console, view: RunState) -> None:
 
 
 def _show_makers(console: Console, record: RunRecord) -> None:
-    """Which code and machine computed which stages, a line for each."""
+    """Show which code and machine computed which stages, a line for each."""
     stages: dict[str, list[str]] = {}
     for name, stage in record.stages.items():
         if text := describe(stage.provenance):
@@ -402,7 +402,7 @@ def show_findings(console: Console, findings: Iterable[Finding]) -> None:
 
 
 def status_text(status: str) -> str:
-    """A status for display."""
+    """Return a status for display."""
     return status.replace("_", " ")
 
 
@@ -411,12 +411,12 @@ def _status(status: str) -> Text:
 
 
 def verdict_text(verdict: Verdict) -> Text:
-    """The verdict in green or red."""
+    """Return the verdict in green or red."""
     return Text(str(verdict), style="green" if verdict.passed else "red")
 
 
 def headline_of(stage: StageRecord) -> str:
-    """The comparison of an evaluation, else the gated metrics, else the first metrics."""
+    """Return the comparison of an evaluation, else the gated metrics, else the first metrics."""
     if compared := comparison(stage):
         return compared
     first = (name for name, value in stage.metrics.items() if value or not name.endswith("_rows"))
@@ -425,7 +425,7 @@ def headline_of(stage: StageRecord) -> str:
 
 
 def outcome_of(stage: StageRecord) -> str:
-    """The outcome of a stage in a cell: its verdicts or its headline, and its remark."""
+    """Return the outcome of a stage in a cell: its verdicts or its headline, and its remark."""
     text = [str(verdict) for verdict in stage.verdicts] or [headline_of(stage)]
     if stage.verdicts and (compared := comparison(stage)):
         text.insert(0, compared)
@@ -433,7 +433,7 @@ def outcome_of(stage: StageRecord) -> str:
 
 
 def facts_of(progress: StageProgress) -> str:
-    """``3/14  4 min left  sampling 120/256, token 37 of 72  score 0.61  21,034 tokens/s``, without unknown parts."""
+    """Return ``3/14  4 min left  sampling 120/256, token 37 of 72  score 0.61  21,034 tokens/s``, without unknown parts."""
     facts = [f"{progress.step}/{progress.total}"] if progress.total else []
     if progress.seconds_left is not None:
         facts.append(f"{duration(progress.seconds_left)} left")
@@ -446,13 +446,13 @@ def facts_of(progress: StageProgress) -> str:
 
 
 def phase_of(progress: StageProgress) -> str:
-    """``sampling 120/256, token 37 of 72``: progress within the step."""
+    """Return ``sampling 120/256, token 37 of 72``: progress within the step."""
     count = f" {progress.phase_done}/{progress.phase_total}" if progress.phase_total else ""
     return f"{progress.phase}{count}{f', {progress.phase_note}' if progress.phase_note else ''}"
 
 
 def duration(seconds: float) -> str:
-    """``45 s``, ``12 min`` or ``3 h 20 min``."""
+    """Return ``45 s``, ``12 min`` or ``3 h 20 min``."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -22,7 +22,7 @@ _COMPARED = ("passed", "metric", "measured", "relation", "threshold", "n", "inte
 def contradictions(
     workspace: Workspace, record: RunRecord, steps: Collection[str] | None = None
 ) -> list[str]:
-    """A line for each metric or verdict of the run that differs from its artifacts; empty: none.
+    """Return a line for each metric or verdict of the run that differs from its artifacts; empty: none.
 
     ``steps``: these alone; None: all.
     """
@@ -71,7 +71,7 @@ def _of_stage(
 
 
 def _compares_one_model(recipe: ResolvedRecipe, step: str, sealed: dict[str, Sealed]) -> bool:
-    """Whether the stage's candidate and baseline hold the same files."""
+    """Return whether the stage's candidate and baseline hold the same files."""
     inputs = dependencies(recipe)[step]
     sides = [sealed.get(inputs.get(role, "")) for role in ("candidate", "baseline")]
     candidate, baseline = sides

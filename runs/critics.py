@@ -38,7 +38,7 @@ class Critics:
     """Why a stage with a critic is not among them, one line each."""
 
     def as_json(self) -> dict[str, Any]:
-        """The output of ``vantage critic --json``."""
+        """Return the output of ``vantage critic --json``."""
         return {
             "run_id": self.run_id,
             "pretrained": [
@@ -60,7 +60,7 @@ class Critics:
 
 
 def read_critics(workspace: Workspace, record: RunRecord, step: str | None = None) -> Critics:
-    """The critics of a run, or of one of its stages.
+    """Return the critics of a run, or of one of its stages.
 
     Raises:
         RunError: there is no critic, or nothing is known of any; the message says what to do.
@@ -95,7 +95,7 @@ def read_critics(workspace: Workspace, record: RunRecord, step: str | None = Non
 
 
 def has_critic(stage: Stage) -> bool:
-    """Whether a stage pretrains a critic or learns from one."""
+    """Return whether a stage pretrains a critic or learns from one."""
     return isinstance(stage, ValuePretraining) or (
         isinstance(stage, PolicyOptimization) and stage.algorithm.advantage == "gae"
     )
@@ -111,7 +111,7 @@ def _read_one(
 
 
 def _pretrained(workspace: Workspace, record: RunRecord, step: str) -> PretrainedCritic | str:
-    """The diagnosis of a value stage's critic, or why there is none."""
+    """Return the diagnosis of a value stage's critic, or why there is none."""
     done = record.stages.get(step, StageRecord())
     storage = workspace.existing_storage
     if done.digest is None or storage is None:
@@ -135,7 +135,7 @@ def _pretrained(workspace: Workspace, record: RunRecord, step: str) -> Pretraine
 def _drift(
     workspace: Workspace, record: RunRecord, step: str, stage: PolicyOptimization
 ) -> CriticDrift | str:
-    """A critic's course in a policy stage, or why it is not known."""
+    """Return a critic's course in a policy stage, or why it is not known."""
     done = record.stages.get(step, StageRecord())
     if done.stage_key is None:
         return f"{step} is {done.status.replace('_', ' ')} and has no iteration yet"

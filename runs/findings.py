@@ -54,7 +54,7 @@ def run_checks(workspace: Workspace) -> Iterator[Finding]:
 
 
 def machine_faults() -> Iterator[str]:
-    """What keeps this machine from computing stages, whatever the workspace."""
+    """Yield what keeps this machine from computing stages, whatever the workspace."""
     checks = [*_versions(), _processes(), _accelerators()]
     yield from (f"{each.subject}: {each.message}" for each in checks if each.verdict == "broken")
 
@@ -92,7 +92,7 @@ def _storage(workspace: Workspace) -> Iterator[Finding]:
 
 
 def _bucket(workspace: Workspace) -> Finding:
-    """Whether the bucket takes conditional writes, which locks and commits rest on."""
+    """Return whether the bucket takes conditional writes, which locks and commits rest on."""
     path = f"probes/{secrets.token_hex(8)}"
     try:
         remote = workspace.storage.remote
@@ -150,7 +150,7 @@ def _servers() -> Iterator[Finding]:
 
 
 def _processes() -> Finding:
-    """Stages are forked from a server process that must find our packages on its path."""
+    """Return stages are forked from a server process that must find our packages on its path."""
     code = "import multiprocessing as m; m.get_context('forkserver'); import vantage.attempts.launchers.stage_process; print('ok')"
     environment = {**os.environ, **python_environment()}
     try:

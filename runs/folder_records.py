@@ -41,7 +41,7 @@ class FolderRecords:
         self._workspace = workspace
 
     def ids(self) -> list[str]:
-        """The names of the runs' folders."""
+        """Return the names of the runs' folders."""
         runs = self._workspace.runs
         return (
             [folder.name for folder in runs.iterdir() if RUN_ID.fullmatch(folder.name)]
@@ -50,7 +50,7 @@ class FolderRecords:
         )
 
     def read(self, run_id: str) -> RunRecord:
-        """The run's ``run.json``; RunError if it does not exist or cannot be read."""
+        """Return the run's ``run.json``; RunError if it does not exist or cannot be read."""
         path = self._workspace.folder(run_id) / "run.json"
         try:
             data = _read_plain(path)
@@ -81,7 +81,7 @@ class FolderRecords:
             shutil.rmtree(left_over, ignore_errors=True)
 
     def lock(self, run_id: str) -> FileLock | None:
-        """The run's lock; waits briefly, since ``is_active`` in another process takes it for a moment."""
+        """Return the run's lock; waits briefly, since ``is_active`` in another process takes it for a moment."""
         path = self._workspace.folder(run_id) / "lock"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         give_up = time.monotonic() + _LOCK_WAIT_SECONDS
@@ -98,7 +98,7 @@ class FolderRecords:
                 return FileLock(descriptor)
 
     def is_active(self, run_id: str) -> bool:
-        """Whether the run's lock is held."""
+        """Return whether the run's lock is held."""
         try:
             probe = os.open(self._workspace.folder(run_id) / "lock", os.O_RDONLY)
         except FileNotFoundError:
@@ -112,7 +112,7 @@ class FolderRecords:
         return False
 
     def ages(self) -> Mapping[str, float]:
-        """By the clock of the file system."""
+        """Return the ages by the clock of the file system."""
         make_folder(self._workspace.runs)
         clock = self._workspace.runs / ".clock"
         clock.touch()
@@ -130,7 +130,7 @@ class FolderRecords:
         (self._workspace.folder(run_id) / _CANCEL).touch()
 
     def is_cancel_requested(self, run_id: str) -> bool:
-        """Whether that file is there."""
+        """Return whether that file is there."""
         return (self._workspace.folder(run_id) / _CANCEL).exists()
 
     def add_answer(self, run_id: str, question_id: str, data: bytes) -> bool:
@@ -149,19 +149,19 @@ class FolderRecords:
         return True
 
     def read_answer(self, run_id: str, question_id: str) -> bytes | None:
-        """That file."""
+        """Read the file of the answer."""
         return _bytes_of(self._workspace.folder(run_id) / APPROVALS / f"{question_id}.json")
 
     def read_log(self, run_id: str, step: str) -> bytes | None:
-        """The step's log in the run's folder."""
+        """Return the step's log in the run's folder."""
         return _bytes_of(self._workspace.folder(run_id) / "logs" / f"{step}.log")
 
     def read_outbox(self, run_id: str) -> bytes | None:
-        """The outbox in the run's folder."""
+        """Return the outbox in the run's folder."""
         return _bytes_of(self._workspace.folder(run_id) / OUTBOX)
 
     def read_ledger_file(self, run_id: str, name: str) -> bytes | None:
-        """A file beside the outbox."""
+        """Return a file beside the outbox."""
         return _bytes_of(self._workspace.folder(run_id) / "ledger" / name)
 
     @contextmanager
@@ -191,7 +191,7 @@ def _bytes_of(path: Path) -> bytes | None:
 
 
 def _read_plain(path: Path) -> bytes:
-    """A file's bytes; a pipe, whose reader would wait for ever, is refused."""
+    """Return a file's bytes; a pipe, whose reader would wait for ever, is refused."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError(f"{path} is no plain file; move it away")
     return path.read_bytes()

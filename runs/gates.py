@@ -18,13 +18,13 @@ Standing = Literal["open", "waiting_approval", "gate_closed"]
 def check_gates(
     recipe: ResolvedRecipe, step: str, artifact: Artifact, inputs: Mapping[str, Input]
 ) -> tuple[Verdict, ...]:
-    """A verdict for each of the step's gates."""
+    """Return a verdict for each of the step's gates."""
     equal = compared_with_itself(inputs)
     return tuple(check_artifact_gate(gate, artifact, equal=equal) for gate in gates_of(recipe, step))
 
 
 def question_about(step: str, artifact: Artifact, verdicts: tuple[Verdict, ...]) -> Question | None:
-    """What a person is asked about the artifact; None: nothing, because all gates passed, or one stops the run anyway."""
+    """Return what a person is asked about the artifact; None: nothing, because all gates passed, or one stops the run anyway."""
     closed = [verdict for verdict in verdicts if not verdict.passed]
     asking = tuple(verdict for verdict in closed if verdict.on_fail == "approve")
     if not asking or any(verdict.on_fail == "stop" for verdict in closed):
@@ -37,7 +37,7 @@ def question_about(step: str, artifact: Artifact, verdicts: tuple[Verdict, ...])
 def standing(
     step: str, artifact: Artifact, verdicts: tuple[Verdict, ...], approvals: tuple[Approval, ...]
 ) -> Standing:
-    """Whether steps that depend on this one may start."""
+    """Return whether steps that depend on this one may start."""
     question = question_about(step, artifact, verdicts)
     if question is None:
         stopped = any(not verdict.passed and verdict.on_fail == "stop" for verdict in verdicts)

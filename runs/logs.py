@@ -7,7 +7,7 @@ from vantage.storage.messages import logs_with, messages_of, newest_number
 
 
 def read_log(workspace: Workspace, record: RunRecord, step: str) -> bytes:
-    """All that the attempts at a step have printed so far, the newest last; empty if nothing."""
+    """Return all that the attempts at a step have printed so far, the newest last; empty if nothing."""
     stage = record.stages.get(step)
     if stage is not None and stage.stage_key is not None and pool_of(record.recipe, step) is not None:
         remote = workspace.storage.remote

@@ -285,14 +285,14 @@ def registered(text: str) -> RegisteredNamed:
 
 
 def is_bare_model(text: str) -> bool:
-    """Whether a text without ``@`` or a prefix may be ``NAME`` or ``NAME/VERSION`` of a registered model."""
+    """Return whether a text without ``@`` or a prefix may be ``NAME`` or ``NAME/VERSION`` of a registered model."""
     return bool(_BARE_MODEL.fullmatch(text)) and not (
         text.endswith(RECIPE_SUFFIXES) or re.fullmatch(r"[0-9a-f]{32,64}", text)
     )
 
 
 def spelling(text: str, meaning: Named) -> str:
-    """The text that has this meaning alone."""
+    """Return the text that has this meaning alone."""
     if isinstance(meaning, DigestNamed):
         return f"digest:{meaning.digest}"
     if isinstance(meaning, StageNamed | ModelOfRun):

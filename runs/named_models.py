@@ -100,7 +100,7 @@ class NamedModel:
 def open_named_model(
     workspace: Workspace, named: str, command: Command, *, kinds: Collection[ArtifactKind]
 ) -> Iterator[NamedModel]:
-    """The model that ``named`` means; its files stay while the block runs.
+    """Yield the model that ``named`` means; its files stay while the block runs.
 
     Args:
         workspace: with the runs.
@@ -154,7 +154,7 @@ def stage_beside(workspace: Workspace, named: str, other: str, command: Command)
 def model_of(
     workspace: Workspace, record: RunRecord, step: str, kinds: Collection[ArtifactKind]
 ) -> NamedModel:
-    """The model that a step of a run has made.
+    """Return the model that a step of a run has made.
 
     Raises:
         RunError: it has made none yet, or one of another kind.
@@ -197,7 +197,7 @@ def model_of(
 
 
 def _base(workspace: Workspace, record: RunRecord, step: str, digest: str) -> Artifact:
-    """The whole model beneath a step's adapters, which another step of the run has made."""
+    """Return the whole model beneath a step's adapters, which another step of the run has made."""
     for other, stage in record.stages.items():
         if stage.digest == digest:
             return _artifact(workspace, record, other)
@@ -219,7 +219,7 @@ def _artifact(workspace: Workspace, record: RunRecord, step: str) -> Artifact:
 
 
 def other_model_steps(recipe: ResolvedRecipe) -> list[str]:
-    """``models.NAME`` of the recipe's other models."""
+    """Return ``models.NAME`` of the recipe's other models."""
     return [f"{OTHER_MODEL_PREFIX}{name}" for name in recipe.models]
 
 
@@ -230,7 +230,7 @@ def _makes(recipe: ResolvedRecipe, step: str) -> ArtifactKind | None:
 
 
 def _steps_with_models(record: RunRecord, kinds: Collection[ArtifactKind]) -> list[str]:
-    """Steps whose model is there: other models, the recipe's own, and the stages'."""
+    """Return steps whose model is there: other models, the recipe's own, and the stages'."""
     return [
         step
         for step in (*other_model_steps(record.recipe), MODEL, *record.recipe.stages)
@@ -239,7 +239,7 @@ def _steps_with_models(record: RunRecord, kinds: Collection[ArtifactKind]) -> li
 
 
 def _main_step(record: RunRecord, kinds: Collection[ArtifactKind]) -> str:
-    """The policy that the run is about: the one that it publishes, else the last that is there."""
+    """Return the policy that the run is about: the one that it publishes, else the last that is there."""
     ready = [
         step
         for step in _steps_with_models(record, kinds)
@@ -279,7 +279,7 @@ def _why_not(record: RunRecord, step: str, kinds: Collection[ArtifactKind]) -> s
 
 
 def _in_folder(path: Path) -> NamedModel:
-    """A Hugging Face folder; one that Vantage exported says how its recipe samples from it."""
+    """Return a Hugging Face folder; one that Vantage exported says how its recipe samples from it."""
     config = _json_in(path / "config.json")
     if config is None and (path / "adapter_config.json").is_file():
         raise RunError(

@@ -53,7 +53,7 @@ class Registry(Protocol):
     """Where registered models are looked up."""
 
     def has(self, named: RegisteredNamed) -> bool:
-        """Whether there is such a version; ConnectionError: nobody answers."""
+        """Return whether there is such a version; ConnectionError: nobody answers."""
 
 
 class Names:
@@ -111,7 +111,7 @@ class Names:
         raise self._why_not(text, command, runs)
 
     def _by_prefix(self, text: str) -> Named | None:
-        """The only meaning of a text with a prefix; None: it has none."""
+        """Return the only meaning of a text with a prefix; None: it has none."""
         prefix, colon, rest = text.partition(":")
         if not colon or prefix not in PREFIX_OF.values():
             source = model_source(text)
@@ -142,7 +142,7 @@ class Names:
         return DigestNamed(digests[0])
 
     def _fitting_digests(self, text: str) -> list[str]:
-        """The digests that begin with the text; SeveralDigests: more than one does."""
+        """Return the digests that begin with the text; SeveralDigests: more than one does."""
         if not _DIGEST.fullmatch(text):
             return []
         digests = sorted({each for each in self._digests() if each.startswith(text)})
@@ -159,7 +159,7 @@ class Names:
         }
 
     def _looked_up(self, text: str, wanted: Collection[type[Named]]) -> Iterator[Named]:
-        """The meanings of these kinds that are no run and no registered model."""
+        """Yield the meanings of these kinds that are no run and no registered model."""
         if FolderNamed in wanted and os.path.isdir(text):
             yield FolderNamed(Path(text))
         if RecipeNamed in wanted and (text.endswith(RECIPE_SUFFIXES) or text in builtin_recipes()):
@@ -171,14 +171,14 @@ class Names:
             yield MlflowRunNamed(text)
 
     def _runs(self, text: str) -> OfRun | NoSuchRun | SeveralRuns:
-        """The run or step that the text means, or why it means none."""
+        """Return the run or step that the text means, or why it means none."""
         try:
             return _of_run(self.workspace, text)
         except (NoSuchRun, SeveralRuns) as error:
             return error
 
     def _registered(self, text: str, *, is_only: bool) -> list[Named]:
-        """The registered model that the text means, if there is one; MLflow is asked where the form leaves it open.
+        """Return the registered model that the text means, if there is one; MLflow is asked where the form leaves it open.
 
         Args:
             is_only: the text has no other meaning, so that MLflow has to answer.
@@ -201,7 +201,7 @@ class Names:
             return []
 
     def _exists(self, named: Named) -> bool:
-        """Whether a run has the step that is named; everything else was looked up."""
+        """Return whether a run has the step that is named; everything else was looked up."""
         if not isinstance(named, StageNamed | ModelOfRun):
             return True
         try:
@@ -211,7 +211,7 @@ class Names:
         return named.step in {*record.stages, *dependencies(record.recipe)}
 
     def _why_not(self, text: str, command: Command, no_run: NoSuchRun) -> RunError:
-        """Why a text means nothing that the command accepts."""
+        """Return why a text means nothing that the command accepts."""
         try:
             others = [*self._looked_up(text, [each for each in PREFIX_OF if each not in command.accepts])]
         except SeveralDigests:
@@ -231,7 +231,7 @@ class Names:
 
 
 def named_run(workspace: Workspace, text: str, command: str) -> str:
-    """The id of the run that ``text`` means to a command that accepts nothing else.
+    """Return the id of the run that ``text`` means to a command that accepts nothing else.
 
     Raises:
         RunError: it is no run; the message says what it is.
@@ -242,7 +242,7 @@ def named_run(workspace: Workspace, text: str, command: str) -> str:
 
 
 def recipe_source(text: str, command: str) -> str:
-    """The file or name of a recipe, without ``recipe:``. Whether there is one is for the loader to see.
+    """Return the file or name of a recipe, without ``recipe:``. Whether there is one is for the loader to see.
 
     Raises:
         BadName: the text has the prefix of something else.
@@ -258,7 +258,7 @@ def recipe_source(text: str, command: str) -> str:
 
 
 def registered_alias(text: str, command: str) -> tuple[str, str]:
-    """The name and the alias of ``NAME@ALIAS`` of a registered model; nothing is looked up.
+    """Return the name and the alias of ``NAME@ALIAS`` of a registered model; nothing is looked up.
 
     Raises:
         BadName: it is something else.
@@ -272,7 +272,7 @@ def registered_alias(text: str, command: str) -> tuple[str, str]:
 
 
 def _of_run(workspace: Workspace, text: str) -> OfRun:
-    """``RUN``, ``RUN/STAGE``, ``RUN/model`` or ``RUN/models.NAME``; NoSuchRun, SeveralRuns: of the part before the slash."""
+    """Resolve ``RUN``, ``RUN/STAGE``, ``RUN/model`` or ``RUN/models.NAME``; NoSuchRun, SeveralRuns: of the part before the slash."""
     run, _, step = text.partition("/")
     run_id = find_run(workspace, run)
     if not step:
@@ -283,7 +283,7 @@ def _of_run(workspace: Workspace, text: str) -> OfRun:
 
 
 def _by_path(text: str, command: Command) -> Named | None:
-    """The only meaning of a text that begins as a path; None: it does not."""
+    """Return the only meaning of a text that begins as a path; None: it does not."""
     if not text.startswith(_PATH_BEGINS):
         return None
     is_recipe = text.endswith(RECIPE_SUFFIXES) and not os.path.isdir(text)

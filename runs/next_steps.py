@@ -12,7 +12,7 @@ from vantage.schemas.sweep import with_downstream
 
 
 def after_closed_gates(record: RunRecord, workspace: str) -> list[str]:
-    """Lines to print for each closed gate that stopped the run."""
+    """Return lines to print for each closed gate that stopped the run."""
     lines: list[str] = []
     for step, stage in record.stages.items():
         for number, verdict in enumerate(stage.verdicts):
@@ -22,7 +22,7 @@ def after_closed_gates(record: RunRecord, workspace: str) -> list[str]:
 
 
 def after_questions(record: RunRecord, workspace: str) -> list[str]:
-    """Lines to print for each question that a person has not answered."""
+    """Return lines to print for each question that a person has not answered."""
     lines: list[str] = []
     for subject, question in record.open_questions.items():
         place = ["--workspace", workspace]
@@ -82,7 +82,7 @@ def _steps_after_gate(
 
 
 def _fields_to_try(recipe: ResolvedRecipe, step: str) -> dict[str, str]:
-    """The stage's fields for the amount of training and the learning rate → a value to try."""
+    """Return the stage's fields for the amount of training and the learning rate → a value to try."""
     stage = recipe.stages[step]
     if not isinstance(stage, Training):
         return {}
@@ -95,13 +95,13 @@ def _fields_to_try(recipe: ResolvedRecipe, step: str) -> dict[str, str]:
 
 
 def _gate_field(recipe: ResolvedRecipe, step: str, number: int) -> str:
-    """The path for an override of the gate; a single gate needs no index."""
+    """Return the path for an override of the gate; a single gate needs no index."""
     gates: Sequence[Gate] = recipe.stages[step].gate
     return f"stages.{step}.gate" if len(gates) == 1 else f"stages.{step}.gate.{number}"
 
 
 def _threshold_met_by(verdict: Verdict) -> str:
-    """A threshold of two digits that what is judged meets."""
+    """Return a threshold of two digits that what is judged meets."""
     judged = verdict.judged
     assert judged is not None
     digits = f"{judged:.2g}"
@@ -114,7 +114,7 @@ def _threshold_met_by(verdict: Verdict) -> str:
 
 
 def _reused_and_rerun(record: RunRecord, step: str) -> tuple[str, str]:
-    """(Steps that are reused, steps that run again) if the step is changed, as texts."""
+    """Return (steps that are reused, steps that run again) if the step is changed, as texts."""
     again = with_downstream(record.recipe, [step])
     kept = [name for name, stage in record.stages.items() if name not in again and stage.status in SUCCEEDED]
     return f"{_join(kept)} {'is' if len(kept) == 1 else 'are'}", _join(

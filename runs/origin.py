@@ -24,7 +24,7 @@ def origin() -> dict[str, str]:
 
 
 def user() -> str:
-    """The login name of this process."""
+    """Return the login name of this process."""
     try:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):  # a container's user without a name

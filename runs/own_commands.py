@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def program(name: str) -> str:
-    """``name`` if the search path finds this installation's program, else its full path, quoted for a shell."""
+    """Return ``name`` if the search path finds this installation's program, else its full path, quoted for a shell."""
     own = Path(sys.executable).with_name(name)
     found = shutil.which(name)
     if not own.is_file() or (found is not None and Path(found) == own):
@@ -20,11 +20,11 @@ def program(name: str) -> str:
 
 
 def own_command(*words: str) -> str:
-    """The command ``vantage`` with these words, in one line for a shell."""
+    """Return the command ``vantage`` with these words, in one line for a shell."""
     return " ".join([program("vantage"), *map(shlex.quote, words)])
 
 
 def run_command(source: str, overrides: Sequence[str], workspace: str, *more: str) -> str:
-    """The command ``vantage run`` with a recipe, its overrides and then ``more``, in one line for a shell."""
+    """Return the command ``vantage run`` with a recipe, its overrides and then ``more``, in one line for a shell."""
     sets = [word for text in (*overrides, *more) for word in ("--set", text)]
     return own_command("run", source, *sets, "--workspace", workspace)

@@ -94,7 +94,7 @@ class PlannedStep:
         return f"resume at {self.at_step}" if self.action == "resume" else self.action
 
     def as_json(self) -> dict[str, Any]:
-        """The step in the output of ``plan --json``."""
+        """Return the step in the output of ``plan --json``."""
         values = {
             field.name: getattr(self, field.name)
             for field in fields(self)
@@ -110,7 +110,7 @@ def plan(
     *,
     approvals: tuple[Approval, ...] = (),
 ) -> list[PlannedStep]:
-    """The plan for every step, in order.
+    """Return the plan for every step, in order.
 
     Args:
         recipe: the recipe to run.
@@ -139,7 +139,7 @@ def plan(
 
 
 def plan_warnings(recipe: ResolvedRecipe, steps: Sequence[PlannedStep]) -> list[str]:
-    """Warnings about the recipe: models that MLflow does not have yet, and gates with too few held-out prompts, where their
+    """Return warnings about the recipe: models that MLflow does not have yet, and gates with too few held-out prompts, where their
     number is known."""
     counted = {step.name: step.artifact.metrics for step in steps if step.artifact is not None}
     return [*missing_models(recipe), *warnings(recipe), *few_prompts(recipe, counted)]
@@ -161,12 +161,12 @@ def damage(steps: Sequence[PlannedStep]) -> dict[str, tuple[str, ...]]:
 
 
 def steps_in_store(steps: Sequence[PlannedStep]) -> set[str]:
-    """Steps whose artifact is in the store."""
+    """Return steps whose artifact is in the store."""
     return {step.name for step in steps if step.action == "reuse"}
 
 
 def needs_work(steps: Sequence[PlannedStep]) -> bool:
-    """Whether any step would be computed."""
+    """Return whether any step would be computed."""
     return any(step.action in ("resume", "run", "wait") for step in steps)
 
 
@@ -255,13 +255,13 @@ def _changes(earlier: Mapping[str, Any], parts: Mapping[str, Any]) -> list[str]:
 
 
 def _earlier_record(recipe: ResolvedRecipe, name: str, runs: Sequence[RunRecord]) -> StageRecord | None:
-    """The step's record in the newest run of the recipe that has its key."""
+    """Return the step's record in the newest run of the recipe that has its key."""
     stages = (run.stages.get(name) for run in runs if run.recipe.recipe == recipe.recipe)
     return next((stage for stage in stages if stage and stage.key_parts), None)
 
 
 def _obstacle(step: PlannedStep) -> str | None:
-    """Why steps that depend on this one would not start, as far as known; None: they would."""
+    """Return why steps that depend on this one would not start, as far as known; None: they would."""
     if step.action == "blocked":
         return f"reads {step.name}, which would be blocked"
     if step.stands == "waiting_approval":
@@ -280,5 +280,5 @@ def _provenance(recipe: ResolvedRecipe, name: str) -> dict[str, str]:
 
 
 def _checkpointed(store: Storage | None, key: str) -> int:
-    """The step of the newest checkpoint of an interrupted attempt; 0: none."""
+    """Return the step of the newest checkpoint of an interrupted attempt; 0: none."""
     return read_committed(store.reports(key, REPORTS))[0] if store else 0

@@ -15,7 +15,7 @@ from vantage.storage.sealed_folders import MANIFEST
 
 
 def pinned(recipe: ResolvedRecipe, workspace: Workspace) -> ResolvedRecipe:
-    """The recipe, with each registered model as the version that MLflow has now; nothing is written.
+    """Return the recipe, with each registered model as the version that MLflow has now; nothing is written.
 
     A run keeps to it: its own end may move the alias.
 
@@ -32,7 +32,7 @@ def pinned(recipe: ResolvedRecipe, workspace: Workspace) -> ResolvedRecipe:
 
 
 def missing_models(recipe: Recipe) -> list[str]:
-    """A sentence for each model of a pinned recipe that MLflow does not have yet."""
+    """Return a sentence for each model of a pinned recipe that MLflow does not have yet."""
     return [
         f"models.{name}: MLflow has no {_said(model.origin)} yet; {model.stand_in} stands in for it in this run"
         for name, model in recipe.models.items()
@@ -41,7 +41,7 @@ def missing_models(recipe: Recipe) -> list[str]:
 
 
 def registered_version(recipe: Recipe, step: str) -> tuple[str, ...]:
-    """What a step of a pinned recipe imports, if it is a registered model."""
+    """Return what a step of a pinned recipe imports, if it is a registered model."""
     name = step.removeprefix(OTHER_MODEL_PREFIX)
     origin = recipe.models[name].origin if name != step else None
     return (f"{origin.name} version {origin.version}",) if isinstance(origin, Registered) else ()

@@ -22,7 +22,7 @@ class MlflowRegistry:
         self._found: dict[RegisteredNamed, PublishedVersion] = {}
 
     def has(self, named: RegisteredNamed) -> bool:
-        """Whether MLflow has such a version, whoever has published it.
+        """Return whether MLflow has such a version, whoever has published it.
 
         Raises:
             vantage.ledger.to_mlflow.published_models.RegistryUnavailable: MLflow does not answer.
@@ -41,7 +41,7 @@ class MlflowRegistry:
         return True
 
     def published(self, named: RegisteredNamed) -> "PublishedVersion":
-        """What was published as this version.
+        """Return what was published as this version.
 
         Raises:
             NotRegistered: there is none, or Vantage did not publish it.

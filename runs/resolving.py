@@ -14,7 +14,7 @@ ChosenRates = Mapping[str, Mapping[str, float]]
 
 
 def load_resolved(source: str | Path, overrides: Sequence[str] = ()) -> tuple[ResolvedRecipe, ChosenRates]:
-    """The recipe with all learning rates filled in, and the default rates among them.
+    """Return the recipe with all learning rates filled in, and the default rates among them.
 
     Raises:
         vantage.schemas.problems.RecipeError: the recipe is invalid.
@@ -24,12 +24,12 @@ def load_resolved(source: str | Path, overrides: Sequence[str] = ()) -> tuple[Re
 
 
 def load_resolved_text(text: str, overrides: Sequence[str]) -> tuple[ResolvedRecipe, ChosenRates]:
-    """As ``load_resolved``, for the text of a recipe; its relative paths start at the current folder."""
+    """Resolve the text of a recipe as ``load_resolved`` does a file; its relative paths start at the current folder."""
     return resolve_rates(parse_recipe(text, overrides=overrides))
 
 
 def resolve_rates(recipe: Recipe) -> tuple[ResolvedRecipe, ChosenRates]:
-    """As ``load_resolved``, for a loaded recipe."""
+    """Resolve a loaded recipe as ``load_resolved`` does a file."""
     unset = list(unset_rates(recipe))
     if not unset:
         return ResolvedRecipe.of(recipe), {}
@@ -48,5 +48,5 @@ def resolve_rates(recipe: Recipe) -> tuple[ResolvedRecipe, ChosenRates]:
 
 
 def resolve_sweep(swept: SweepPlan) -> SweepPlan[ResolvedRecipe]:
-    """The sweep with the learning rates of every arm filled in."""
+    """Return the sweep with the learning rates of every arm filled in."""
     return SweepPlan(swept.sweep, {arm: resolve_rates(recipe)[0] for arm, recipe in swept.recipes.items()})

@@ -121,7 +121,7 @@ class Run:
         self.update(open_flow_runs=tuple(left))
 
     def is_cancel_requested(self) -> bool:
-        """Whether ``vantage cancel`` asked for this run's end since this process executes it."""
+        """Return whether ``vantage cancel`` asked for this run's end since this process executes it."""
         return self.workspace.records.is_cancel_requested(self._record.run_id)
 
     def ask(self, question: Question) -> None:
@@ -132,7 +132,7 @@ class Run:
             self.workspace.records.write(self._record)
 
     def withdraw(self, subject: str) -> None:
-        """Nothing is asked about the subject any longer; thread-safe."""
+        """Ask nothing about the subject any longer; thread-safe."""
         with self._writing:
             if subject in self._record.questions:
                 left = {name: each for name, each in self._record.questions.items() if name != subject}
@@ -150,7 +150,7 @@ class Run:
         return new
 
     def outcome(self) -> RunOutcome:
-        """The outcome of the run, from the status of its stages and the aliases that wait for a person."""
+        """Return the outcome of the run, from the status of its stages and the aliases that wait for a person."""
         statuses = {stage.status for stage in self._record.stages.values()}
         if "failed" in statuses:
             return "failed"
@@ -168,12 +168,12 @@ class Run:
 
 
 def recipe_digest(recipe: ResolvedRecipe) -> str:
-    """sha256 of the resolved recipe as canonical JSON."""
+    """Return the sha256 of the resolved recipe as canonical JSON."""
     return _digest(canonical_json(recipe.model_dump(mode="json")))
 
 
 def recipe_digests(recipe: ResolvedRecipe) -> set[str]:
-    """Digests under which runs of this recipe are recorded: its own, and the one that an earlier version gave it.
+    """Return digests under which runs of this recipe are recorded: its own, and the one that an earlier version gave it.
 
     They differ where files lie beside a built-in recipe: a resolved recipe has their full paths.
     """
@@ -190,7 +190,7 @@ def _digest(text: str) -> str:
 def acquire_run(
     workspace: Workspace, recipe: ResolvedRecipe, *, source: str, overrides: Sequence[str] = ()
 ) -> Iterator[Run]:
-    """The newest unfinished, inactive run of this recipe, or a new one.
+    """Yield the newest unfinished, inactive run of this recipe, or a new one.
 
     If another process executes the unfinished run, a new run is created: each stage is then computed by the process
     that locks its key first, and reused by the other. A new run pins the registered models that it reads.
@@ -209,7 +209,7 @@ def acquire_run(
 
 @contextmanager
 def acquire_run_by_id(workspace: Workspace, run_id: str) -> Iterator[Run]:
-    """The run with this id, whatever its status; RunError if another process executes it."""
+    """Yield the run with this id, whatever its status; RunError if another process executes it."""
     with workspace.records.creation_lock():
         run = _acquire(workspace, read_run(workspace, run_id))
     if run is None:
@@ -225,7 +225,7 @@ def acquire_run_by_id(workspace: Workspace, run_id: str) -> Iterator[Run]:
 
 @contextmanager
 def hold_run(workspace: Workspace, run_id: str) -> Iterator[Run]:
-    """The run with this id and its lock; its status stays. RunError if another process executes it."""
+    """Yield the run with this id and its lock; its status stays. RunError if another process executes it."""
     run = _acquire(workspace, read_run(workspace, run_id))
     if run is None:
         raise RunError(
@@ -243,7 +243,7 @@ def dead_runs(workspace: Workspace) -> Iterator[Run]:
 
 
 def inactive_runs(workspace: Workspace, wanted: Callable[[RunRecord], bool]) -> Iterator[Run]:
-    """The wanted runs that no process executes; each is locked while it is yielded.
+    """Yield the wanted runs that no process executes; each is locked while it is yielded.
 
     No run is created meanwhile: a new run exists for a moment before it is locked. Whether a process executes a run takes
     seconds to see in a bucket, so all are looked at together, before others have to wait.
@@ -266,23 +266,23 @@ def inactive_runs(workspace: Workspace, wanted: Callable[[RunRecord], bool]) -> 
 
 
 def read_runs(workspace: Workspace) -> list[RunRecord]:
-    """All runs of a workspace that can be read, the newest first."""
+    """Return all runs of a workspace that can be read, the newest first."""
     records, _ = _read_all(workspace)
     return sorted(records, key=lambda record: (record.number, record.run_id), reverse=True)
 
 
 def damaged_runs(workspace: Workspace) -> list[str]:
-    """For each unreadable run (damaged, or of a later version): why, and what to do."""
+    """Return, for each unreadable run (damaged, or of a later version), why, and what to do."""
     return _read_all(workspace)[1]
 
 
 def run_ids(workspace: Workspace) -> list[str]:
-    """The ids of all runs, readable or not, the oldest first."""
+    """Return the ids of all runs, readable or not, the oldest first."""
     return sorted(workspace.records.ids(), key=lambda run_id: (_number(run_id), run_id))
 
 
 def _read_all(workspace: Workspace) -> tuple[list[RunRecord], list[str]]:
-    """The runs that can be read, and why the others cannot."""
+    """Return the runs that can be read, and why the others cannot."""
     records, damaged = [], []
 
     def read(run_id: str) -> RunRecord | RunError:
@@ -301,17 +301,17 @@ def _read_all(workspace: Workspace) -> tuple[list[RunRecord], list[str]]:
 
 
 def read_run(workspace: Workspace, run_id: str) -> RunRecord:
-    """One run, with the answers that people have given; RunError if it does not exist or cannot be read."""
+    """Return one run, with the answers that people have given; RunError if it does not exist or cannot be read."""
     return with_answers(workspace, workspace.records.read(run_id))
 
 
 def is_active(workspace: Workspace, run_id: str) -> bool:
-    """Whether a process executes the run; an inactive run with status ``running`` was interrupted."""
+    """Return whether a process executes the run; an inactive run with status ``running`` was interrupted."""
     return workspace.records.is_active(run_id)
 
 
 def next_run(workspace: Workspace, recipe: ResolvedRecipe) -> tuple[ResolvedRecipe, tuple[Approval, ...]]:
-    """What ``acquire_run`` would run, with the approvals that it has; writes nothing.
+    """Return what ``acquire_run`` would run, with the approvals that it has; writes nothing.
 
     The recipe is as its unfinished run has pinned it, or pinned now.
     """
@@ -354,12 +354,12 @@ def _create(
 
 
 def _acquire(workspace: Workspace, record: RunRecord) -> Run | None:
-    """The run with its lock, or None if another process has the lock."""
+    """Return the run with its lock, or None if another process has the lock."""
     lock = workspace.records.lock(record.run_id)
     # Read again: the previous holder of the lock may have written since.
     return None if lock is None else Run(workspace, read_run(workspace, record.run_id), lock)
 
 
 def _number(run_id: str) -> int:
-    """The number that a run id begins with."""
+    """Return the number that a run id begins with."""
     return int(run_id.partition("-")[0])

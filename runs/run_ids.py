@@ -21,7 +21,7 @@ class SeveralRuns(RunError):
 
 
 def find_run(workspace: Workspace, named: str) -> str:
-    """The id of the only run that matches ``named``.
+    """Return the id of the only run that matches ``named``.
 
     Raises:
         NoSuchRun: no run matches, or ``named`` cannot be part of an id.

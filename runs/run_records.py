@@ -35,10 +35,10 @@ class RunRecords(Protocol):
     """The records and locks of a workspace's runs: ``FolderRecords``, ``BucketRecords``."""
 
     def ids(self) -> list[str]:
-        """The ids of all runs, readable or not, in no order."""
+        """Return the ids of all runs, readable or not, in no order."""
 
     def read(self, run_id: str) -> RunRecord:
-        """One run's record; RunError if it does not exist or cannot be read."""
+        """Return one run's record; RunError if it does not exist or cannot be read."""
 
     def write(self, record: RunRecord) -> None:
         """Replace the record of a run whose lock this process holds."""
@@ -47,10 +47,10 @@ class RunRecords(Protocol):
         """Add a run; the caller holds ``creation_lock``."""
 
     def lock(self, run_id: str) -> RunLock | None:
-        """The lock of a run; None if another process holds it."""
+        """Return the lock of a run; None if another process holds it."""
 
     def is_active(self, run_id: str) -> bool:
-        """Whether a process executes the run."""
+        """Return whether a process executes the run."""
 
     def ages(self) -> Mapping[str, float]:
         """Run id → seconds since its record was last written, by the clock of what it is stored on."""
@@ -62,16 +62,16 @@ class RunRecords(Protocol):
         """Ask the process that executes the run, wherever it is, to save and stop."""
 
     def is_cancel_requested(self, run_id: str) -> bool:
-        """Whether that was asked since the run was last locked."""
+        """Return whether that was asked since the run was last locked."""
 
     def add_answer(self, run_id: str, question_id: str, data: bytes) -> bool:
         """Store the answer to a question, whoever executes the run; False: there is one, which stays."""
 
     def read_answer(self, run_id: str, question_id: str) -> bytes | None:
-        """The answer to a question; None: there is none yet."""
+        """Return the answer to a question; None: there is none yet."""
 
     def read_log(self, run_id: str, step: str) -> bytes | None:
-        """What the step printed where the run's own process computed it; None: nothing."""
+        """Return what the step printed where the run's own process computed it; None: nothing."""
 
     def read_outbox(self, run_id: str) -> bytes | None:
         """Return the run's outbox, one operation a line; None if there is none any longer."""
@@ -84,7 +84,7 @@ class RunRecords(Protocol):
 
 
 def parse_record(data: bytes, *, run_id: str, where: str) -> RunRecord:
-    """The content of a ``run.json``; RunError if it cannot be read or is another run's."""
+    """Return the content of a ``run.json``; RunError if it cannot be read or is another run's."""
     try:
         record = RunRecord.model_validate_json(data)
     except ValidationError as error:

@@ -32,12 +32,12 @@ class RunState:
         return "interrupted" if self.interrupted else self.record.status
 
     def status_of(self, step: str) -> str:
-        """The stage's status; a stage of an interrupted run is not running."""
+        """Return the stage's status; a stage of an interrupted run is not running."""
         status = self.record.stages[step].status
         return "interrupted" if self.interrupted and status == "running" else status
 
     def as_json(self) -> dict[str, Any]:
-        """The run in the output of ``status --json``."""
+        """Return the run in the output of ``status --json``."""
         kept = {
             "attempt", "stage_key", "digest", "metrics", "left_out", "warnings", "verdicts", "remark", "seconds", "reason",
             "provenance",
@@ -67,7 +67,7 @@ class RunState:
 
 
 def run_state(workspace: Workspace, record: RunRecord, *, verify: bool = False) -> RunState:
-    """The current state of a run: its record, the progress of running stages, and damage.
+    """Return the current state of a run: its record, the progress of running stages, and damage.
 
     ``verify`` reads every byte of its artifacts (``vantage.runs.damage``).
     """

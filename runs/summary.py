@@ -15,7 +15,7 @@ _LONGEST_PROMPT = 80
 
 
 def comparison(stage: StageRecord) -> str:
-    """``accuracy 0.911 against 0.600 (+0.311 ± 0.012); greedy 0.996 against 1.000`` for an evaluation, else empty.
+    """Return ``accuracy 0.911 against 0.600 (+0.311 ± 0.012); greedy 0.996 against 1.000`` for an evaluation, else empty.
 
     Of two judges, one after the other; of a model that judges pairs, ``win rate 0.540 (orders disagree 0.210)``.
     """
@@ -24,7 +24,7 @@ def comparison(stage: StageRecord) -> str:
 
 
 def _preference(metrics: Mapping[str, float | None]) -> str:
-    """What a model says of pairs: its win rate has a name of its own where it is the second judge."""
+    """Return what a model says of pairs: its win rate has a name of its own where it is the second judge."""
     if "order_disagreement" not in metrics:
         return ""
     rate = metrics.get("preference_win_rate", metrics.get("win_rate"))
@@ -54,7 +54,7 @@ def _three_decimals(value: float | None) -> str:
 
 
 def samples_heading(record: RunRecord, step: str) -> str:
-    """The heading of an evaluation's samples."""
+    """Return the heading of an evaluation's samples."""
     stage = record.recipe.stages.get(step)
     if not isinstance(stage, PolicyEvaluation):
         return step
@@ -76,7 +76,7 @@ def model_folders(record: RunRecord, storage: Storage) -> dict[str, Path]:
 
 
 def commands_for_policy(record: RunRecord, workspace: str) -> dict[str, str]:
-    """``ask`` and ``export`` → the command that does it with the run's policy, in one line for a shell; empty without one."""
+    """Return ``ask`` and ``export`` → the command that does it with the run's policy, in one line for a shell; empty without one."""
     made = (
         name in record.recipe.stages
         and stage.status in SUCCEEDED
@@ -93,7 +93,7 @@ def commands_for_policy(record: RunRecord, workspace: str) -> dict[str, str]:
 
 
 def _short_prompt(record: RunRecord) -> list[str]:
-    """The first prompt of an evaluation's samples if it is a short line; else none, which begins a conversation."""
+    """Return the first prompt of an evaluation's samples if it is a short line; else none, which begins a conversation."""
     samples = (sample for stage in record.stages.values() for sample in stage.samples)
     prompt = str(next(samples, {}).get("prompt", ""))
     return (

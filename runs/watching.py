@@ -21,17 +21,17 @@ class Watcher(Protocol):
         """Print a line that is not about progress."""
 
     def started(self, step: str, attempt: int) -> None:
-        """A stage's computation begins."""
+        """Hear that a stage's computation begins."""
 
     def progressed(self, step: str, report: StageProgress) -> None:
-        """A running stage has made progress."""
+        """Hear that a running stage has made progress."""
 
     def ended(self, step: str, stage: StageRecord) -> None:
-        """A stage has ended, with or without an artifact."""
+        """Hear that a stage has ended, with or without an artifact."""
 
 
 def feed(step: str, scratch: Path, *, watcher: Watcher, ledger: Ledger) -> Callable[[], None]:
-    """A function to call a few times a second while the step runs.
+    """Return a function to call a few times a second while the step runs.
 
     The ledger gets the journal only up to the newest committed checkpoint: later steps may be computed again.
     """
@@ -53,6 +53,6 @@ def feed(step: str, scratch: Path, *, watcher: Watcher, ledger: Ledger) -> Calla
 
 
 def journal_entries(scratch: Path, *, start: int = 0, end: int | None = None) -> list[Entry]:
-    """The entries of a stage's metric journal between two offsets; empty if the stage has no curves."""
+    """Return the entries of a stage's metric journal between two offsets; empty if the stage has no curves."""
     path = scratch / JOURNAL
     return list(read(path, start, end)) if path.exists() else []

@@ -49,7 +49,7 @@ class Workspace:
 
     @classmethod
     def at(cls, place: str | Path) -> "Workspace":
-        """The workspace at a folder's path or a bucket's address."""
+        """Return the workspace at a folder's path or a bucket's address."""
         if "://" not in str(place):
             return cls(Path(place).absolute())
         uri = str(place).rstrip("/")
@@ -93,7 +93,7 @@ class Workspace:
         return self.root / "runs"
 
     def folder(self, run_id: str) -> Path:
-        """A run's folder; RunError if it is not a valid run id."""
+        """Return a run's folder; RunError if it is not a valid run id."""
         if not RUN_ID.fullmatch(run_id):
             raise RunError(f"run id {run_id!r} is not one of Vantage's; `vantage status` lists the runs")
         return self.runs / run_id

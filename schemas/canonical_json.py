@@ -7,7 +7,7 @@ from typing import Any
 
 
 def canonical_json(value: Any) -> str:
-    """The canonical text of a value: sorted keys, no spaces, ASCII, floats in their shortest exact form.
+    """Return the canonical text of a value: sorted keys, no spaces, ASCII, floats in their shortest exact form.
 
     Raises:
         ValueError: a key is not a string, or a value is not JSON (NaN and infinity are not).

@@ -25,23 +25,23 @@ Prompt = str | list[Message]
 
 
 def transcript(messages: Sequence[Message]) -> str:
-    """The turns as one text, for people, for verifiers, and to tell one conversation from another."""
+    """Return the turns as one text, for people, for verifiers, and to tell one conversation from another."""
     return "\n\n".join(f"{message['role'].capitalize()}: {_shown(message)}" for message in messages)
 
 
 def extras_of(message: Message) -> dict[str, Any]:
-    """The message's other fields."""
+    """Return the message's other fields."""
     found: dict[str, Any] = json.loads(message["extra"]) if message["extra"] else {}
     return found
 
 
 def is_one_prompt(messages: Sequence[Message]) -> bool:
-    """Whether the turns are no more than the text of one user's turn."""
+    """Return whether the turns are no more than the text of one user's turn."""
     return len(messages) == 1 and messages[0]["role"] == "user" and messages[0]["extra"] is None
 
 
 def first_words(messages: Sequence[Message]) -> str:
-    """The first turn that a user wrote; without one, the whole. Conversations that begin alike are held out together."""
+    """Return the first turn that a user wrote; without one, the whole. Conversations that begin alike are held out together."""
     return next(
         (message["content"] for message in messages if message["role"] == "user"), transcript(messages)
     )

@@ -387,7 +387,7 @@ else:
 
 
 def resolve_work(work: Work) -> Work:
-    """The work as the resolved class of its kind.
+    """Return the work as the resolved class of its kind.
 
     Raises:
         pydantic.ValidationError: a field is not resolved.

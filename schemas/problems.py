@@ -48,14 +48,14 @@ class RecipeError(ValueError):
 
 
 def printable(text: str) -> str:
-    """The text in one line: characters that cannot be printed become escapes (``\\n``, ``\\x1b``, ``\\ud800``)."""
+    """Return the text in one line: characters that cannot be printed become escapes (``\\n``, ``\\x1b``, ``\\ud800``)."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text
     )
 
 
 def quote(value: Any) -> str:
-    """A value as one short piece of YAML."""
+    """Return a value as one short piece of YAML."""
     text = f"'{value}'" if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= _MAX_QUOTE_CHARACTERS else f"{text[:_MAX_QUOTE_CHARACTERS]}…"
 
@@ -65,7 +65,7 @@ def _shortened(place: str) -> str:
 
 
 def suggest(word: str, known: Iterable[str], *, listed: Iterable[str] | None = None) -> str:
-    """``did you mean 'policy'?`` where a known word is similar, otherwise ``use one of: …``; ``listed``: what to list."""
+    """Return ``did you mean 'policy'?`` where a known word is similar, otherwise ``use one of: …``; ``listed``: what to list."""
     known = list(known)
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     near += [name for name in known if len(word) >= 3 and name.startswith(word)]

@@ -119,7 +119,7 @@ class Report:
 
 
 def rules(content: str) -> tuple[Rule, ...]:
-    """The rules for rows, in the order in which they are checked; repeats are checked afterwards."""
+    """Return the rules for rows, in the order in which they are checked; repeats are checked afterwards."""
     texts = [column for column in CONTENT_COLUMNS[content] if COLUMN_TYPES[column] == pa.string()]
     found = [Rule(f"{column} is missing", column, _null(column)) for column in texts]
     found += [Rule(f"{column} is empty", column, _empty(column)) for column in texts]
@@ -165,7 +165,7 @@ def _equal(one: str, other: str) -> Callable[[pa.Table], Mask]:
 
 
 def _bad_margin(table: pa.Table) -> Mask:
-    """A missing margin is valid."""
+    """Return a missing margin is valid."""
     if "margin" not in table.column_names:
         return _no_row(table)
     margin = table["margin"]
@@ -192,7 +192,7 @@ def _equal_ranks(table: pa.Table) -> Mask:
 
 
 def _two_ranks(table: pa.Table) -> Mask:
-    """One text with two ranks. The same text twice with one rank is a tie, as samples of a policy may be."""
+    """Return one text with two ranks. The same text twice with one rank is a tie, as samples of a policy may be."""
     broken = []
     for texts, ranks in zip(table["responses"].to_pylist(), table["ranks"].to_pylist(), strict=True):
         ranked = set(zip(texts or (), ranks or (), strict=False))  # another rule checks the lengths
@@ -201,7 +201,7 @@ def _two_ranks(table: pa.Table) -> Mask:
 
 
 def _any_item(column: str, are_broken: Callable[[Mask], Mask]) -> Callable[[pa.Table], Mask]:
-    """Rows whose list holds an item that breaks a rule, from the rule's mask over all items of all rows."""
+    """Return rows whose list holds an item that breaks a rule, from the rule's mask over all items of all rows."""
 
     def broken(table: pa.Table) -> Mask:
         lengths = pc.fill_null(pc.list_value_length(table[column]), 0).to_pylist()
@@ -237,7 +237,7 @@ def _mask(broken: list[bool]) -> Mask:
 
 
 def known_columns(content: str) -> tuple[str, ...]:
-    """All required and optional columns of a content."""
+    """Return all required and optional columns of a content."""
     return (*CONTENT_COLUMNS[content], *MAY_LACK.get(content, ()))
 
 
@@ -258,13 +258,13 @@ class RowCheck:
         self._first_blameless: list[BadRow] = []
 
     def report(self) -> Report:
-        """Of all rows so far. Rows with nothing wrong are among the first ones only where faults leave room."""
+        """Report on all rows so far. Rows with nothing wrong are among the first ones only where faults leave room."""
         shown = [*self._first, *self._first_blameless][:SHOWN_ROWS]
         first = tuple(sorted(shown, key=lambda bad: bad.row))
         return Report(self._content, self._num_rows, dict(self._dropped), first)
 
     def check(self, batch: pa.RecordBatch | pa.Table) -> tuple[pa.Table, list[bool]]:
-        """The batch with the types of our columns, and which of its rows can be used; the others are counted.
+        """Return the batch with the types of our columns, and which of its rows can be used; the others are counted.
 
         Raises:
             UnusableTable: a column is missing or of another type.
@@ -314,7 +314,7 @@ def _shown(value: Any) -> str:
 
 
 def _typed(batch: pa.RecordBatch | pa.Table, content: str) -> pa.Table:
-    """The batch with columns cast to the schema's types; files may have large and dictionary-encoded strings."""
+    """Return the batch with columns cast to the schema's types; files may have large and dictionary-encoded strings."""
     table = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
     may_lack = (*table.column_names, *MAY_LACK.get(content, ()))
     missing = [name for name in known_columns(content) if name not in may_lack]

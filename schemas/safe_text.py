@@ -40,7 +40,7 @@ _MARKUP = re.compile(r"([\\|\[\]`*<>])")
 
 
 def without_secrets(text: str) -> str:
-    """The text with logins in addresses, tokens, and every secret of this process's environment masked."""
+    """Return the text with logins in addresses, tokens, and every secret of this process's environment masked."""
     for secret in secrets_of(os.environ):
         text = text.replace(secret, MASK)
     text = _LOGIN.sub(f"{MASK}@", text)
@@ -50,22 +50,22 @@ def without_secrets(text: str) -> str:
 
 
 def without_controls(text: str) -> str:
-    """The text with control characters escaped as in JSON (ESC: ``\\u001b``), except line feeds and tabs."""
+    """Return the text with control characters escaped as in JSON (ESC: ``\\u001b``), except line feeds and tabs."""
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def safe_text(text: str) -> str:
-    """The text without secrets and control characters."""
+    """Return the text without secrets and control characters."""
     return without_controls(without_secrets(text))
 
 
 def markdown_text(text: str) -> str:
-    """The text in one line, which Markdown shows as it is, also in a cell of a table: no link, no markup, no HTML."""
+    """Return the text in one line, which Markdown shows as it is, also in a cell of a table: no link, no markup, no HTML."""
     return _MARKUP.sub(r"\\\1", " ".join(text.split()))
 
 
 def secrets_of(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The secrets in an environment, the longest first: values of variables named so, and passwords in addresses."""
+    """Return the secrets in an environment, the longest first: values of variables named so, and passwords in addresses."""
     return _secrets_in(tuple(sorted(environment.items())))
 
 

@@ -75,13 +75,13 @@ def _limit_in(variable: str, default: float) -> SizeLimit:
 
 
 def data_format(source: Path | str) -> str | None:
-    """The element of ``DATA_FORMATS`` that the name ends with, ignoring case; None: none."""
+    """Return the element of ``DATA_FORMATS`` that the name ends with, ignoring case; None: none."""
     name = Path(source).name.lower()
     return next((ending for ending in DATA_FORMATS if name.endswith(ending)), None)
 
 
 def files_of(source: Path | str) -> list[Path]:
-    """The files that a source of data names, in the order of their names: itself, or those that its last part matches.
+    """Return the files that a source of data names, in the order of their names: itself, or those that its last part matches.
 
     ``*`` and ``?`` are wildcards where no file is called so.
     """
@@ -92,7 +92,7 @@ def files_of(source: Path | str) -> list[Path]:
 
 
 def digest_of_files(digests: Sequence[str]) -> str:
-    """What stands for several files: sha256 of their sha256s, a line each; of one file its own."""
+    """Return what stands for several files: sha256 of their sha256s, a line each; of one file its own."""
     [*_, last] = digests  # none is a mistake
     return (
         last if len(digests) == 1 else hashlib.sha256("".join(f"{d}\n" for d in digests).encode()).hexdigest()
@@ -100,7 +100,7 @@ def digest_of_files(digests: Sequence[str]) -> str:
 
 
 def files_in(folder: Path) -> list[str]:
-    """All files in a folder and the folders in it, from the folder on, sorted; hidden ones and compiled Python are no content."""
+    """Return all files in a folder and the folders in it, from the folder on, sorted; hidden ones and compiled Python are no content."""
     found = []
     for place, folders, files in os.walk(folder, followlinks=False):
         folders[:] = [each for each in folders if not each.startswith(".") and each != "__pycache__"]
@@ -111,7 +111,7 @@ def files_in(folder: Path) -> list[str]:
 
 
 def digest_of_folder(folder: Path, *, copy_to: Path | None = None) -> str:
-    """sha256 of the names and sha256s of all files in a folder; with ``copy_to``, of what was copied there.
+    """Return the sha256 of the names and sha256s of all files in a folder; with ``copy_to``, of what was copied there.
 
     Raises:
         SourceTooLarge: together they exceed the limit of data.
@@ -131,7 +131,7 @@ def digest_of_folder(folder: Path, *, copy_to: Path | None = None) -> str:
 
 
 def hash_file(path: Path, limit: SizeLimit) -> str:
-    """sha256 of a regular file, in lower-case hexadecimal.
+    """Return the sha256 of a regular file, in lower-case hexadecimal.
 
     Raises:
         SourceTooLarge: it exceeds the limit; checked before it is read.

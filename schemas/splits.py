@@ -8,26 +8,26 @@ HELD_OUT = ("validation", "test")
 
 
 def shares_of(recipe: Recipe) -> Shares:
-    """The held-out shares: those that a dataset gives, else the defaults."""
+    """Return the held-out shares: those that a dataset gives, else the defaults."""
     return Shares(**{side: share for side in HELD_OUT for share in list(_named(recipe, side).values())[:1]})
 
 
 def is_only_dataset(recipe: Recipe, name: str) -> bool:
-    """Whether the dataset gives a number of rows and is the only one beside test sets; then the number may exceed its share."""
+    """Return whether the dataset gives a number of rows and is the only one beside test sets; then the number may exceed its share."""
     split = recipe.data[name].split
     is_only = all(data.is_test_set for other, data in recipe.data.items() if other != name)
     return is_only and (isinstance(split.validation, int) or isinstance(split.test, int))
 
 
 def asked_test_rows(recipe: Recipe, name: str) -> int | float | str | None:
-    """What a dataset or a mixture says of its test rows: a number, a share, ``all``, or nothing."""
+    """Return what a dataset or a mixture says of its test rows: a number, a share, ``all``, or nothing."""
     if name in recipe.mixtures:
         return recipe.mixtures[name].split.test
     return recipe.data[name].split.test if name in recipe.data else None
 
 
 def with_shares(recipe: Recipe) -> Recipe:
-    """The recipe with default shares filled in."""
+    """Return the recipe with default shares filled in."""
     shares = shares_of(recipe)
     data = {
         name: each
@@ -46,7 +46,7 @@ def with_shares(recipe: Recipe) -> Recipe:
 
 
 def share_problems(recipe: Recipe) -> list[Problem]:
-    """Problems of shares that differ between datasets, or that leave nothing to train on.
+    """Return problems of shares that differ between datasets, or that leave nothing to train on.
 
     With different shares, one dataset would train on prompts that another holds out.
     """

@@ -79,7 +79,7 @@ JUDGES = ("judge", "also")
 
 
 def stage_reference(stage: Stage) -> str | None:
-    """The stage that KL is measured against: ``reference``, or the field that it defaults to.
+    """Return the stage that KL is measured against: ``reference``, or the field that it defaults to.
 
     None: this kind of stage measures no KL.
     """
@@ -120,7 +120,7 @@ def dependencies(recipe: Recipe) -> dict[str, dict[str, str]]:
 
 
 def _datasets_read(recipe: Recipe, read: set[str]) -> dict[str, dict[str, str]]:
-    """The steps that prepare datasets, each with those whose held-out prompts it leaves out."""
+    """Return the steps that prepare datasets, each with those whose held-out prompts it leaves out."""
     apart = {name: _kept_apart_from(recipe, name) for name in recipe.data}
     names = {name for name in recipe.data if f"data.{name}" in read}
     while more := {other for name in names for other in apart[name].values()} - names:
@@ -133,7 +133,7 @@ def _datasets_read(recipe: Recipe, read: set[str]) -> dict[str, dict[str, str]]:
 
 
 def _kept_apart_from(recipe: Recipe, name: str) -> dict[str, str]:
-    """Role → dataset whose held-out prompts this one does not train on."""
+    """Return role → dataset whose held-out prompts this one does not train on."""
     near = recipe.data[name].near_duplicates
     named = enumerate(near.held_out_of if near else ())
     return {
@@ -143,54 +143,54 @@ def _kept_apart_from(recipe: Recipe, name: str) -> dict[str, str]:
 
 
 def other_test_sets(recipe: Recipe, name: str) -> tuple[str, ...]:
-    """The test sets whose prompts this dataset leaves out; none, if it is one itself."""
+    """Return the test sets whose prompts this dataset leaves out; none, if it is one itself."""
     if recipe.data[name].is_test_set:
         return ()
     return tuple(other for other, data in recipe.data.items() if data.is_test_set)
 
 
 def role_of_test_set(position: int) -> str:
-    """The role of a test set."""
+    """Return the role of a test set."""
     return f"test_set.{position}"
 
 
 def held_out_role(position: int) -> str:
-    """The role of a dataset that ``near_duplicates.held_out_of`` names."""
+    """Return the role of a dataset that ``near_duplicates.held_out_of`` names."""
     return f"held_out.{position}"
 
 
 def _model_step(recipe: Recipe, name: str | None) -> str | None:
-    """The step that makes the model of this name: a stage, ``model``, or one that imports another model."""
+    """Return the step that makes the model of this name: a stage, ``model``, or one that imports another model."""
     if name is None or name not in recipe.models:
         return name
     return recipe.models[name].stand_in or f"{OTHER_MODEL_PREFIX}{name}"
 
 
 def part_role(position: int) -> str:
-    """The role of a mixture's part."""
+    """Return the role of a mixture's part."""
     return f"part.{position}"
 
 
 def data_step(recipe: Recipe, name: str) -> str:
-    """The step that makes the dataset of this name: prepared, mixed, or collected by a stage."""
+    """Return the step that makes the dataset of this name: prepared, mixed, or collected by a stage."""
     if name in recipe.mixtures:
         return f"{MIXTURE_PREFIX}{name}"
     return f"data.{name}" if name in recipe.data else name
 
 
 def sources_of(recipe: Recipe, name: str) -> dict[str, Data]:
-    """By name: the recipe's datasets of which the rows of a dataset or a mixture are; none, if a stage collects them."""
+    """Return, by name, the recipe's datasets of which the rows of a dataset or a mixture are; none, if a stage collects them."""
     parts = recipe.mixtures[name].parts if name in recipe.mixtures else (name,)
     return {part: recipe.data[part] for part in parts if part in recipe.data}
 
 
 def merging_step(stage: str) -> str:
-    """The step that merges the adapters of a stage before they are published."""
+    """Return the step that merges the adapters of a stage before they are published."""
     return f"{MERGED_PREFIX}{stage}"
 
 
 def _merging_steps(recipe: Recipe) -> dict[str, dict[str, str]]:
-    """The steps that merge the adapters of published stages."""
+    """Return the steps that merge the adapters of published stages."""
     return {
         merging_step(each.stage): {"adapters": each.stage}
         for each in recipe.publish
@@ -199,12 +199,12 @@ def _merging_steps(recipe: Recipe) -> dict[str, dict[str, str]]:
 
 
 def trains_adapters(recipe: Recipe, stage: str) -> bool:
-    """Whether the stage's artifact is only adapters (LoRA)."""
+    """Return whether the stage's artifact is only adapters (LoRA)."""
     return bool(getattr(recipe.stages.get(stage), "lora", None))
 
 
 def _verifier_steps(recipe: Recipe) -> dict[str, dict[str, str]]:
-    """The steps that import and try a verifier, each with the datasets of its dry run."""
+    """Return the steps that import and try a verifier, each with the datasets of its dry run."""
     judged: dict[str, dict[str, None]] = {}
     for stage in recipe.stages.values():
         for name in verifiers_of(recipe, stage).values():
@@ -246,7 +246,7 @@ def _inputs(recipe: Recipe, stage: Stage) -> dict[str, str]:
 
 
 def verifiers_of(recipe: Recipe, stage: Stage) -> dict[str, str]:
-    """Role → name of every verifier that a stage reads, built-in ones included."""
+    """Return role → name of every verifier that a stage reads, built-in ones included."""
     named: dict[str, str | None] = {}
     reward = reward_of(stage)
     if reward is not None:
@@ -259,7 +259,7 @@ def verifiers_of(recipe: Recipe, stage: Stage) -> dict[str, str]:
 
 
 def reward_of(stage: Stage) -> str | None:
-    """Name of the reward with which a stage scores responses; None: none."""
+    """Return name of the reward with which a stage scores responses; None: none."""
     judging = [judge.reward for judge in judges_of(stage).values() if judge.reward is not None]
     reward: str | None = next(iter(judging), getattr(stage, "reward", None))
     return reward
@@ -272,7 +272,7 @@ def judges_of(stage: Stage) -> dict[str, Judge]:
 
 
 def ordered_steps(recipe: Recipe) -> list[str]:
-    """All steps, each after those that it reads; otherwise in the recipe's order, ``model`` and data first.
+    """Return all steps, each after those that it reads; otherwise in the recipe's order, ``model`` and data first.
 
     Raises:
         ValueError: stages wait for one another (a loaded recipe has no such cycle).
@@ -291,7 +291,7 @@ def ordered_steps(recipe: Recipe) -> list[str]:
 
 
 def content_of(recipe: Recipe, data_name: str) -> Content:
-    """The content of a dataset or a mixture, from the stages that read it. Demonstrations may also be read as prompts.
+    """Return the content of a dataset or a mixture, from the stages that read it. Demonstrations may also be read as prompts.
 
     Of a dataset that only others are kept apart from, prompts.
 
@@ -313,7 +313,7 @@ def content_of(recipe: Recipe, data_name: str) -> Content:
 
 
 def pool_of(recipe: Recipe, step: str) -> str | None:
-    """The work pool that computes the step; None: the process that orders the run.
+    """Return the work pool that computes the step; None: the process that orders the run.
 
     Implicit steps run in that process, which has the recipe's files.
     """

@@ -149,7 +149,7 @@ class SweepPlan(Generic[R]):
     """Arm → its recipe, reduced to the steps that the measured stages need; it publishes nothing."""
 
     def cells(self) -> list[Cell[R]]:
-        """All runs, ordered by seed, so that an unfinished sweep has complete pairs."""
+        """Return all runs, ordered by seed, so that an unfinished sweep has complete pairs."""
         return [
             Cell(arm, seed, _reseeded(recipe, self.sweep.reseeds, seed))
             for seed in self.sweep.seeds
@@ -205,7 +205,7 @@ def load_sweep(
 
 
 def with_downstream(recipe: Recipe, reseeds: Iterable[str]) -> set[str]:
-    """The given steps and all steps that depend on one of them, directly or not."""
+    """Return the given steps and all steps that depend on one of them, directly or not."""
     inputs, found = dependencies(recipe), set(reseeds)
     for step in ordered_steps(recipe):
         if found & set(inputs[step].values()):
@@ -233,7 +233,7 @@ class _SweepFile:
             )
 
     def locate(self, problem: Problem) -> Problem:
-        """The problem with its line in the sweep's file, unless it has another source."""
+        """Return the problem with its line in the sweep's file, unless it has another source."""
         if problem.source:
             return problem
         lines, path = self.reading.lines, problem.path
@@ -243,7 +243,7 @@ class _SweepFile:
 
 
 def _validate(sweep_file: _SweepFile) -> tuple[Sweep | None, list[Problem]]:
-    """The sweep and the problems of its fields; None if there are any.
+    """Return the sweep and the problems of its fields; None if there are any.
 
     Raises:
         RecipeError: it is not a sweep.
@@ -304,7 +304,7 @@ def _load(recipe: str, texts: Iterable[str]) -> tuple[Recipe | None, tuple[Probl
 def _in_sweep_file(
     problem: Problem, recipe: str, texts: Mapping[str, Path], arm: str | None = None
 ) -> Problem:
-    """A recipe's problem at the place in the sweep's file that causes it (``texts``: override → where it stands)."""
+    """Return a recipe's problem at the place in the sweep's file that causes it (``texts``: override → where it stands)."""
     paths = {f"--set {text}": path for text, path in texts.items() if path}
     path = paths.get(problem.source) or (("arms", arm) if arm and problem.source == recipe else ())
     if path:  # the message may be about another field than the overridden one
@@ -315,7 +315,7 @@ def _in_sweep_file(
 
 
 def _as_override(key: str, value: Any, folder: File) -> str:
-    """``KEY=VALUE``; the path of a source is relative to the sweep's folder."""
+    """Return ``KEY=VALUE``; the path of a source is relative to the sweep's folder."""
     if key.endswith(".source") and isinstance(value, str):
         with contextlib.suppress(UnresolvablePath):  # the recipe's loader reports it
             file = absolute(value, folder)
@@ -324,7 +324,7 @@ def _as_override(key: str, value: Any, folder: File) -> str:
 
 
 def _recipe_problems(sweep: Draft, recipes: dict[str, Recipe]) -> Iterator[Problem]:
-    """Stages and metrics of the sweep that the recipes (of the arms that load) do not have."""
+    """Yield stages and metrics of the sweep that the recipes (of the arms that load) do not have."""
     if not recipes:
         return
     known = next(iter(recipes.values())).stages
@@ -347,7 +347,7 @@ def _recipe_problems(sweep: Draft, recipes: dict[str, Recipe]) -> Iterator[Probl
 def _measure_problem(
     name: str, metric: Any, recipe: Recipe, reseeds: Sequence[str], path: Path, arm: str
 ) -> Problem | None:
-    """What is wrong with a measure in one arm."""
+    """Return what is wrong with a measure in one arm."""
     stage = recipe.stages.get(name)
     if stage is None:
         message = f"{quote(name)} is not a stage of arm '{arm}'"
@@ -365,7 +365,7 @@ def _measure_problem(
 
 
 def _restricted_to(recipe: Recipe, measured: Iterable[str]) -> Recipe:
-    """The recipe reduced to these stages and all that they depend on; a sweep publishes nothing and sends no messages."""
+    """Return the recipe reduced to these stages and all that they depend on; a sweep publishes nothing and sends no messages."""
     inputs, needed, found = dependencies(recipe), set[str](), list(measured)
     stand_ins = {f"{OTHER_MODEL_PREFIX}{name}": model.otherwise for name, model in recipe.models.items()}
     while found:
@@ -413,7 +413,7 @@ def _equal_arms(recipes: dict[str, Recipe]) -> Iterator[Problem]:
 
 
 def _reseeded(recipe: R, reseeds: Iterable[str], seed: int) -> R:
-    """The recipe with the seed set in the named stages."""
+    """Return the recipe with the seed set in the named stages."""
     stages = {
         name: stage.model_copy(update={"seed": seed}) if name in reseeds else stage
         for name, stage in recipe.stages.items()

@@ -61,7 +61,7 @@ SCHEMAS: dict[str, pandera.DataFrameSchema] = {content: _schema(content) for con
 def usable_rows(
     batches: Iterable[pa.RecordBatch | pa.Table], *, content: str, allow_repeats: bool = False
 ) -> tuple[Iterator[pa.RecordBatch], Callable[[], Report]]:
-    """The usable rows, batch by batch, and a function that returns the report after the last batch.
+    """Return the usable rows, batch by batch, and a function that returns the report after the last batch.
 
     Args:
         batches: Columns as in ``CONTENT_COLUMNS``; optional are ``split``, ``margin`` and ``subgroup`` (preferences), ``answer``

@@ -14,7 +14,7 @@ from vantage.storage.signatures import SIGNATURE, STATEMENT
 
 
 def sign(statement: bytes, key: SigningKey) -> bytes:
-    """The bundle with the signature; it differs each time, as signatures by elliptic curves do.
+    """Return the bundle with the signature; it differs each time, as signatures by elliptic curves do.
 
     Raises:
         MissingPackages: the library is not installed.
@@ -38,7 +38,7 @@ def sign(statement: bytes, key: SigningKey) -> bytes:
 
 
 def problem_of(statement: bytes, signature: bytes, public_key: bytes) -> str | None:
-    """Why the signature is not one of this key over this statement; None: it is.
+    """Return why the signature is not one of this key over this statement; None: it is.
 
     Raises:
         MissingPackages: the library is not installed.

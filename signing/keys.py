@@ -73,7 +73,7 @@ def require_packages() -> None:
 
 
 def can_check() -> bool:
-    """Whether what signs and checks is installed."""
+    """Return whether what signs and checks is installed."""
     return all(importlib.util.find_spec(package) is not None for package in _PACKAGES)
 
 
@@ -130,7 +130,7 @@ def _write_pair(path: Path, private: bytes, public_path: Path, public: bytes) ->
 
 
 def signing_key(path: Path) -> SigningKey:
-    """The private key in a file, if it can be used now.
+    """Return the private key in a file, if it can be used now.
 
     Raises:
         BadKey: there is none, others may read it, its password is missing or wrong, or it is of another kind.
@@ -152,7 +152,7 @@ def signing_key(path: Path) -> SigningKey:
 
 
 def public_key(path: Path) -> PublicKey:
-    """The public key in a file, which may also hold the private one.
+    """Return the public key in a file, which may also hold the private one.
 
     Raises:
         BadKey: as ``signing_key``; of a private key its mode is not looked at.
@@ -165,7 +165,7 @@ def public_key(path: Path) -> PublicKey:
 
 
 def public_key_in(pem: bytes, where: str) -> PublicKey:
-    """The public key in a PEM text; ``where`` names it in messages.
+    """Return the public key in a PEM text; ``where`` names it in messages.
 
     Raises:
         BadKey: it is none, or one of another kind.
@@ -183,7 +183,7 @@ def public_key_in(pem: bytes, where: str) -> PublicKey:
 
 
 def path_of(named: str | Path) -> Path:
-    """A path, with ``~`` and ``~USER`` as shells read them; BadKey: there is no such user."""
+    """Return a path, with ``~`` and ``~USER`` as shells read them; BadKey: there is no such user."""
     try:
         return Path(named).expanduser()
     except RuntimeError:
@@ -191,7 +191,7 @@ def path_of(named: str | Path) -> Path:
 
 
 def required_key(named: str, folder: Path) -> PublicKey:
-    """A key that must have signed: its id, or the file of its public key, from ``folder`` on.
+    """Return a key that must have signed: its id, or the file of its public key, from ``folder`` on.
 
     Raises:
         BadKey: it is neither.
@@ -203,7 +203,7 @@ def required_key(named: str, folder: Path) -> PublicKey:
 
 
 def key_of(recipe: Recipe) -> SigningKey | None:
-    """The key of ``sign:``, read now; None: the recipe's artifacts are not signed.
+    """Return the key of ``sign:``, read now; None: the recipe's artifacts are not signed.
 
     Raises:
         BadKey, MissingPackages: it cannot be used; the message names the field.
@@ -246,7 +246,7 @@ def _read(path: Path) -> bytes:
 
 
 def _private(path: Path, data: bytes) -> "tuple[EllipticCurvePrivateKey, bytes | None]":
-    """The private key, and its password if it is encrypted."""
+    """Return the private key, and its password if it is encrypted."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -289,7 +289,7 @@ def _password() -> bytes | None:
 
 
 def described(path: Path) -> dict[str, str]:
-    """What ``vantage keys show`` prints: id, kind and curve of a key, never the key itself.
+    """Return what ``vantage keys show`` prints: id, kind and curve of a key, never the key itself.
 
     Raises:
         BadKey: as ``public_key``.

@@ -14,7 +14,7 @@ class NotStored(RunError):
 
 
 def lineage(record: RunRecord, *steps: str) -> list[str]:
-    """The steps and every step that they were made from, in the order of the recipe."""
+    """Return the steps and every step that they were made from, in the order of the recipe."""
     reads, found, waiting = dependencies(record.recipe), set[str](), [*steps]
     while waiting:
         name = waiting.pop()
@@ -25,7 +25,7 @@ def lineage(record: RunRecord, *steps: str) -> list[str]:
 
 
 def made_steps(record: RunRecord) -> list[str]:
-    """Every step of a run that has an artifact."""
+    """Return every step of a run that has an artifact."""
     return [
         step
         for step in ordered_steps(record.recipe)

@@ -31,7 +31,7 @@ class BadPolicy(ValueError):
 def check_publish_policy(
     workspace: Workspace, record: RunRecord, step: str, *, model: str, alias: str, after: str | None = None
 ) -> str | None:
-    """Why the policy keeps an alias from moving to a run's model, with the rule and what to do; None: it may move.
+    """Return why the policy keeps an alias from moving to a run's model, with the rule and what to do; None: it may move.
 
     Args:
         record: the run's, as it is now.
@@ -60,14 +60,14 @@ class Policy:
     """A policy that was read, and where from."""
 
     def __init__(self, rules: PublishPolicy, name: str, folder: Path) -> None:
-        """Keys are files from ``folder`` on; ``name`` names the policy in messages."""
+        """Hold the rules. Keys are files from ``folder`` on; ``name`` names the policy in messages."""
         self.rules = rules
         self.name = name
         self.folder = folder
 
 
 def read_policy(workspace: Workspace) -> Policy | None:
-    """The policy of this workspace; None: there is none.
+    """Return the policy of this workspace; None: there is none.
 
     Raises:
         BadPolicy: it is there, or was named, and cannot be read.
@@ -99,7 +99,7 @@ def read_policy(workspace: Workspace) -> Policy | None:
 
 
 def _read(path: Path) -> bytes:
-    """The policy's bytes, at most one more than a policy may have; a pipe or a device, which may have no end, is refused."""
+    """Return the policy's bytes, at most one more than a policy may have; a pipe or a device, which may have no end, is refused."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError("it is no file")
     with path.open("rb") as file:
@@ -159,12 +159,12 @@ def _why_not(
 
 
 def keys_of(rule: AliasRule, folder: Path) -> list[PublicKey]:
-    """The keys that a rule asks for; BadKey: one of them cannot be read."""
+    """Return the keys that a rule asks for; BadKey: one of them cannot be read."""
     return [required_key(named, folder) for named in rule.keys or ()]
 
 
 def present_user() -> str:
-    """The user of the operating system, whatever the environment says."""
+    """Return the user of the operating system, whatever the environment says."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # a container's user without a name

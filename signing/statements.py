@@ -48,13 +48,13 @@ class Judged:
 
 
 def judged_by(record: RunRecord, step: str) -> Judged:
-    """What the run's record says of a step."""
+    """Return what the run's record says of a step."""
     verdicts = tuple(verdict.model_dump(mode="json") for verdict in record.stages[step].verdicts)
     return Judged(record.run_id, recipe_digest(record.recipe), verdicts)
 
 
 def statement(ref: Ref, files: Mapping[str, str], judged: Judged) -> bytes:
-    """The statement, as canonical JSON.
+    """Return the statement, as canonical JSON.
 
     Args:
         ref: the artifact's, with its inputs, its stage key's parts and its provenance.
@@ -123,7 +123,7 @@ def files_in(manifest: bytes, *, digest: str) -> dict[str, str]:
 
 
 def read_statement(data: bytes) -> dict[str, Any]:
-    """A statement as plain values.
+    """Return a statement as plain values.
 
     Raises:
         BadStatement: it is no statement of ours.
@@ -150,7 +150,7 @@ def read_statement(data: bytes) -> dict[str, Any]:
 
 
 def judged_in(said: Mapping[str, Any]) -> Judged:
-    """How the run judged, as a statement says."""
+    """Return how the run judged, as a statement says."""
     recipe = said["predicate"]["buildDefinition"]["externalParameters"]["recipe"]
     byproducts = said["predicate"]["runDetails"]["byproducts"]
     content = next(each["content"] for each in byproducts if each["name"] == VERDICTS)
@@ -166,12 +166,12 @@ def files_of(said: Mapping[str, Any]) -> dict[str, str]:
 
 
 def digest_of(said: Mapping[str, Any]) -> str:
-    """The content digest of the artifact that a statement is about."""
+    """Return the content digest of the artifact that a statement is about."""
     return str(said["subject"][0]["digest"]["sha256"])
 
 
 def is_about(data: bytes, digest: str) -> bool:
-    """Whether a stored statement says that it is about the artifact of this digest; nothing is checked."""
+    """Return whether a stored statement says that it is about the artifact of this digest; nothing is checked."""
     try:
         return digest_of(read_statement(data)) == digest
     except BadStatement:
@@ -179,18 +179,18 @@ def is_about(data: bytes, digest: str) -> bool:
 
 
 def attempt_of(said: Mapping[str, Any]) -> int:
-    """The number of the attempt that made it, as a statement says."""
+    """Return the number of the attempt that made it, as a statement says."""
     attempt = said["predicate"]["buildDefinition"]["internalParameters"]["attempt"]
     return attempt if isinstance(attempt, int) else 0
 
 
 def stage_key_of(said: Mapping[str, Any]) -> str:
-    """The stage key of the artifact, as a statement says."""
+    """Return the stage key of the artifact, as a statement says."""
     return str(said["predicate"]["buildDefinition"]["externalParameters"]["stage_key"])
 
 
 def differences(signed: Any, found: Any) -> str:
-    """What differs between a signed statement and the one made of what is stored, in a few words."""
+    """Return what differs between a signed statement and the one made of what is stored, in a few words."""
     lines = list(_differences("", signed, found))
     more = f"; and {len(lines) - _MOST_SHOWN} more" if len(lines) > _MOST_SHOWN else ""
     return "; ".join(lines[:_MOST_SHOWN]) + more
@@ -205,7 +205,7 @@ def _plain(uncertainty: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _version(provenance: Mapping[str, Any]) -> dict[str, str]:
-    """Which code it was: SLSA takes a mapping of texts."""
+    """Return which code it was: SLSA takes a mapping of texts."""
     return {"code": str(provenance["code"])} if "code" in provenance else {}
 
 

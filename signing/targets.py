@@ -52,7 +52,7 @@ def find_target(workspace: Workspace, named: str) -> Target:
 
 
 def _registered(workspace: Workspace, registry: MlflowRegistry, named: RegisteredNamed) -> Target:
-    """The step that made a registered model, what its aliases wait for, and all that these were made from."""
+    """Return the step that made a registered model, what its aliases wait for, and all that these were made from."""
     found, name = registry.published(named), named.name
     record = read_run(workspace, found.run_id)
     for step in made_steps(record):

@@ -112,7 +112,7 @@ def _checks_of(
     judged: Judged | None,
     with_verdicts: bool,
 ) -> list[SignatureCheck]:
-    """The checks of one key: what is wrong with any of its statements, else whether one is of this artifact."""
+    """Return the checks of one key: what is wrong with any of its statements, else whether one is of this artifact."""
     found = [_look_at(each, required, ref, files, judged) for each in stored]
     short = key_id[:16]
     wrong = [
@@ -155,7 +155,7 @@ def _look_at(
     files: Mapping[str, str] | None,
     judged: Judged | None,
 ) -> _Found:
-    """What one signed statement says of an artifact: first who signed it, then what it says."""
+    """Return what one signed statement says of an artifact: first who signed it, then what it says."""
     try:
         pem = _pem_of(stored, required)
     except BadKey as error:
@@ -198,7 +198,7 @@ def _look_at(
 
 
 def _pem_of(stored: SignedStatement, required: PublicKey | None) -> bytes:
-    """The public key to check with: the one that was asked for, else the stored one if it is of the id.
+    """Return the public key to check with: the one that was asked for, else the stored one if it is of the id.
 
     Raises:
         BadKey: there is none.

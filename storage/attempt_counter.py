@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 def read_count(path: Path) -> int | None:
-    """The newest attempt, 0 before the first; None if the file is not one line with a number."""
+    """Return the newest attempt, 0 before the first; None if the file is not one line with a number."""
     try:
         found = _COUNT.fullmatch(path.read_bytes())
     except FileNotFoundError:

@@ -14,7 +14,7 @@ RETRY_SECONDS = 60.0
 
 
 def open_bucket(address: str, *, retry_seconds: float = RETRY_SECONDS) -> Remote:
-    """The part of a bucket at ``s3://bucket/prefix``, ``gs://…`` or ``az://…``; nothing is asked of it yet.
+    """Return the part of a bucket at ``s3://bucket/prefix``, ``gs://…`` or ``az://…``; nothing is asked of it yet.
 
     Raises:
         ValueError: another scheme, or no bucket.

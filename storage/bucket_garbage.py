@@ -50,7 +50,7 @@ class BucketGarbage:
     def __init__(
         self, remote: Remote, keys: KeyRecords, leases: RemoteLeases, cache: Path, cause: Cause
     ) -> None:
-        """``cache`` has this machine's scratch and staging folders; ``cause`` goes into the records of what is removed."""
+        """Hold what is collected from. ``cache`` has this machine's scratch and staging folders; ``cause`` goes into the records of what is removed."""
         self._remote = remote
         self._cause = cause
         self._keys = keys
@@ -161,7 +161,7 @@ class BucketGarbage:
             obstore.put(self._remote, prefix + name, data)
 
     def _is_committed(self, key: str) -> bool:
-        """Whether the newest attempt at the key has committed; after damage a newer one may be under way."""
+        """Return whether the newest attempt at the key has committed; after damage a newer one may be under way."""
         try:
             record, _ = self._keys.read(key)
         except DamagedRef:
@@ -239,7 +239,7 @@ class BucketGarbage:
                     )
 
     def _now(self) -> datetime:
-        """The time on the storage's own clock."""
+        """Return the time on the storage's own clock."""
         obstore.put(self._remote, _CLOCK, b"")
         return obstore.head(self._remote, _CLOCK)["last_modified"]
 

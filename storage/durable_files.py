@@ -62,7 +62,7 @@ def replace_file(path: Path, data: bytes, *, private: bool = False) -> None:
 
 
 def replace_file_unsynced(path: Path, data: bytes) -> None:
-    """Like ``replace_file``, but without waiting for the disk: a power loss may lose the new file."""
+    """Replace a file like ``replace_file``, but without waiting for the disk: a power loss may lose the new file."""
     new = _new_name(path)
     _move_folder_aside(new)
     new.write_bytes(data)
@@ -103,7 +103,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def open_lock(path: Path) -> int:
-    """The descriptor of a lock's file, which is created if missing.
+    """Return the descriptor of a lock's file, which is created if missing.
 
     Raises:
         ValueError: a folder has its name.
@@ -127,7 +127,7 @@ def try_lock(descriptor: int) -> bool:
 
 
 def open_private(path: str | Path, flags: int) -> int:
-    """For ``open(…, opener=)``: the file, new or existing, is accessible by its owner only, whatever the umask."""
+    """Open a file for ``open(…, opener=)``: new or existing, it is accessible by its owner only, whatever the umask."""
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
     if os.fstat(descriptor).st_mode & 0o077:
         with suppress(PermissionError):  # somebody else's file, who let us write it
@@ -141,7 +141,7 @@ def make_private(path: Path) -> None:
 
 
 def free_path(folder: Path, name: str) -> Path:
-    """The first free path of ``name.1``, ``name.2`` …; the caller holds a lock if there may be two."""
+    """Return the first free path of ``name.1``, ``name.2`` …; the caller holds a lock if there may be two."""
     numbered = (folder / f"{name}.{number}" for number in count(1))
     return next(path for path in numbered if not os.path.lexists(path))
 

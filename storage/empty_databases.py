@@ -18,7 +18,7 @@ _VERSION_TABLE = "alembic_version"
 
 @contextmanager
 def migrated_once(name: str, database: Path | None, *, rows_of: Collection[str] = ()) -> Iterator[None]:
-    """The body opens the database, which is filled before if it is new and was kept, and kept if it is new and was not.
+    """Fill and keep the database that the body opens: it is filled before if it is new and was kept, and kept if it is new and was not.
 
     One caller at a time: hold a lock. Whoever opens it still looks at its version, and migrates it if need be.
 

@@ -39,7 +39,7 @@ def keep_environment(storage: Storage, environment: Environment) -> str:
 
 
 def read_environment(storage: Readable, digest: str) -> Environment | None:
-    """The environment of a digest; None: the storage does not have it.
+    """Return the environment of a digest; None: the storage does not have it.
 
     Raises:
         DamagedEnvironment: its bytes are not those of the digest.
@@ -70,7 +70,7 @@ def _read(storage: Readable, path: str) -> bytes:
 
 
 def _holds(file: Path, content: bytes) -> bool:
-    """Whether the file has this content; a damaged one is written again."""
+    """Return whether the file has this content; a damaged one is written again."""
     try:
         return file.read_bytes() == content
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):

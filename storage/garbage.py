@@ -53,7 +53,7 @@ class Garbage(Protocol):
         """Digest → bytes, also of objects that are not whole."""
 
     def leftovers(self) -> Collection[Leftover]:
-        """Everything else that may be removed."""
+        """Return everything else that may be removed."""
 
     def records(self) -> Mapping[str, int]:
         """Digest → bytes of what stays of removed artifacts (``vantage.storage.removed``)."""
@@ -69,7 +69,7 @@ class Garbage(Protocol):
 
 
 def batches(stage_keys: Collection[str]) -> Iterator[list[str]]:
-    """The keys in order, ``BATCH`` at a time."""
+    """Return the keys in order, ``BATCH`` at a time."""
     ordered = sorted(stage_keys)
     return (ordered[start : start + BATCH] for start in range(0, len(ordered), BATCH))
 

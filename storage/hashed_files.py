@@ -27,7 +27,7 @@ class HashClock:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, *, num_bytes: int, read_seconds: float, hash_seconds: float) -> None:
-        """One file more."""
+        """Count one file more."""
         with self._lock:
             self.num_bytes += num_bytes
             self.read_seconds += read_seconds
@@ -45,7 +45,7 @@ class FileToHash:
 
 
 def hash_all(files: list[FileToHash], clock: HashClock) -> list[str | OSError]:
-    """sha256 of each file, or why it cannot be read; the largest begin first, on as many threads as there are CPUs."""
+    """Return the sha256 of each file, or why it cannot be read; the largest begin first, on as many threads as there are CPUs."""
     began = time.perf_counter()
     order = sorted(range(len(files)), key=lambda number: -files[number].size)
     with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as threads:
@@ -56,7 +56,7 @@ def hash_all(files: list[FileToHash], clock: HashClock) -> list[str | OSError]:
 
 
 def chunks_of(path: Path) -> Chunks:
-    """The bytes of a local file; OSError if it is a link."""
+    """Yield the bytes of a local file; OSError if it is a link."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         buffer = memoryview(bytearray(min(_CHUNK, max(os.fstat(descriptor).st_size, 1))))

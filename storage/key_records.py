@@ -33,7 +33,7 @@ class KeyRecords:
         self._remote = remote
 
     def read(self, stage_key: str) -> tuple[KeyRecord, Version | None]:
-        """The record, empty if there is none.
+        """Return the record, empty if there is none.
 
         Raises:
             DamagedRef: it cannot be read.
@@ -47,7 +47,7 @@ class KeyRecords:
             raise DamagedRef(f"{key_path(stage_key)}: cannot be read as the record of a stage key") from error
 
     def read_for_use(self, stage_key: str) -> KeyRecord:
-        """The record, with a ref that nobody is about to remove; see ``read``."""
+        """Return the record, with a ref that nobody is about to remove; see ``read``."""
         while True:
             record, version = self.read(stage_key)
             if not record.unneeded:

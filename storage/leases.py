@@ -44,7 +44,7 @@ class RemoteLeases:
     """The leases of one storage, as this process sees them."""
 
     def __init__(self, remote: Remote, *, seconds: float | None = None) -> None:
-        """``seconds``: how long a holder may be silent; None: ``LEASE_SECONDS``."""
+        """Hold leases in a bucket. ``seconds``: how long a holder may be silent; None: ``LEASE_SECONDS``."""
         self._remote = remote
         self.seconds = LEASE_SECONDS if seconds is None else seconds
         self._watched: dict[str, tuple[Version | None, float]] = {}
@@ -93,7 +93,7 @@ class RemoteLeases:
         return None
 
     def is_held(self, path: str) -> bool:
-        """Whether somebody holds the lease and lives; waits for the next beat, or for a lease's silence."""
+        """Return whether somebody holds the lease and lives; waits for the next beat, or for a lease's silence."""
         first: Version | None = None
         while True:
             present, version = self._read(path)
@@ -127,7 +127,7 @@ class RemoteLeases:
             time.sleep(min(0.5, self.seconds / 10))
 
     def _read(self, path: str) -> tuple[Lease | None, Version | None]:
-        """The lease; None where there is none or where it cannot be read, which is nobody's."""
+        """Return the lease; None where there is none or where it cannot be read, which is nobody's."""
         data, version = read_record(self._remote, path)
         if data is None:
             return None, None
@@ -138,7 +138,7 @@ class RemoteLeases:
             return None, version
 
     def _is_silent(self, path: str, lease: Lease, version: Version | None) -> bool:
-        """Whether this process has seen the same beat for as long as the lease lasts."""
+        """Return whether this process has seen the same beat for as long as the lease lasts."""
         seen, since = self._watched.get(path, (None, 0.0))
         if seen != version:
             self._watched[path] = (version, time.monotonic())
@@ -168,7 +168,7 @@ class HeldLease:
         self._write(self._lease.model_copy(update={"holder": None}))
 
     def is_still_ours(self) -> bool:
-        """Whether nobody has taken the lease over: a beat that has just succeeded."""
+        """Return whether nobody has taken the lease over: a beat that has just succeeded."""
         before = self._lease.beat
         self._write(self._lease.model_copy(update={"beat": before + 1}))
         return self._version is not None and self._lease.beat > before
@@ -191,7 +191,7 @@ class HeldLease:
                 _log.warning("%s: the lease could not be renewed: %s", self._path, error)
 
     def _version_if_ours(self) -> Version | None:
-        """An answer may be lost after a write that took effect: the record then has our own token."""
+        """Return an answer may be lost after a write that took effect: the record then has our own token."""
         data, version = read_record(self._remote, self._path)
         if data is not None and Lease.model_validate_json(data).token == self._lease.token:
             return version

@@ -14,7 +14,7 @@ _DERIVED = "derived"
 
 
 def cache_root() -> Path:
-    """``$VANTAGE_CACHE``, or ``~/.cache/vantage``.
+    """Return ``$VANTAGE_CACHE``, or ``~/.cache/vantage``.
 
     Raises:
         RuntimeError: the user has no home.
@@ -23,7 +23,7 @@ def cache_root() -> Path:
 
 
 def read_derived(name: str) -> bytes | None:
-    """What was kept under the name; None: nothing that is intact."""
+    """Return what was kept under the name; None: nothing that is intact."""
     try:
         seal, data = (cache_root() / _DERIVED / name).read_bytes().split(b"\n", 1)
     except (OSError, ValueError, RuntimeError):

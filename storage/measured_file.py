@@ -95,7 +95,7 @@ def contradictions(artifact: StoredArtifact, sealed: Sealed) -> list[str]:
 
 
 def differences(field: str, said: Mapping[str, object], measured: Mapping[str, object]) -> Iterator[str]:
-    """A line for each name whose value differs from ``metrics.json``."""
+    """Yield a line for each name whose value differs from ``metrics.json``."""
     for name in dict.fromkeys((*said, *measured)):
         one, other = (str(each[name]) if name in each else "absent" for each in (said, measured))
         if one != other:

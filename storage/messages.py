@@ -33,7 +33,7 @@ class Messages:
         return int(self.name.rpartition("/")[2])
 
     def read(self, what: str) -> bytes | None:
-        """A message; None if there is none."""
+        """Return a message; None if there is none."""
         data, _ = read_record(self.remote, self._path(what))
         return data
 
@@ -56,7 +56,7 @@ class Messages:
 
 
 def newest_number(remote: "Remote", stage_key: str) -> int:
-    """The highest number of a request for the stage key; 0: there is none."""
+    """Return the highest number of a request for the stage key; 0: there is none."""
     import obstore
 
     prefixes = obstore.list_with_delimiter(remote, f"{_FOLDER}/{stage_key}/")["common_prefixes"]
@@ -65,13 +65,13 @@ def newest_number(remote: "Remote", stage_key: str) -> int:
 
 
 def newest_messages(remote: "Remote", stage_key: str) -> Messages | None:
-    """The messages of the newest request for the stage key; None: there is none."""
+    """Return the messages of the newest request for the stage key; None: there is none."""
     number = newest_number(remote, stage_key)
     return messages_of(remote, stage_key, number) if number else None
 
 
 def messages_of(remote: "Remote", stage_key: str, number: int) -> Messages:
-    """The messages of a numbered request for the stage key."""
+    """Return the messages of a numbered request for the stage key."""
     return Messages(remote, f"{stage_key}/{number}")
 
 
@@ -82,7 +82,7 @@ def logs_with(logs: bytes, number: int, log: bytes) -> bytes:
 
 
 def logs_before(logs: bytes, number: int) -> bytes:
-    """Of several attempts' logs, those before a numbered request's."""
+    """Return, of several attempts' logs, those before a numbered request's."""
     return logs.partition(_title(number))[0]
 
 

@@ -46,7 +46,7 @@ class ObjectCache:
         weakref.finalize(self, self._kept.close)
 
     def keep(self, digest: str, fetch: Callable[[Path], list[str]], size: Callable[[], int]) -> Path:
-        """The folder of a copy, which stays as long as this object; see ``using``."""
+        """Return the folder of a copy, which stays as long as this object; see ``using``."""
         with self.using(digest, fetch, size) as folder:
             if digest not in self._keeping:
                 self._kept.enter_context(_used(self._locks / f"used-{digest}"))
@@ -57,7 +57,7 @@ class ObjectCache:
     def using(
         self, digest: str, fetch: Callable[[Path], list[str]], size: Callable[[], int]
     ) -> Iterator[Path]:
-        """The folder of an intact copy, which is not removed inside the block.
+        """Yield the folder of an intact copy, which is not removed inside the block.
 
         Args:
             digest: of the object.
@@ -77,7 +77,7 @@ class ObjectCache:
             yield target
 
     def find(self, digest: str) -> Path | None:
-        """The folder of a copy, which may be removed at any moment; None: there is none."""
+        """Return the folder of a copy, which may be removed at any moment; None: there is none."""
         folder = self._objects / digest
         return folder if folder.is_dir() else None
 
@@ -147,7 +147,7 @@ class ObjectCache:
 
 
 def max_bytes_from(environment: os._Environ[str] | dict[str, str]) -> int:
-    """The bound that ``$VANTAGE_CACHE_GB`` sets, in bytes.
+    """Return the bound that ``$VANTAGE_CACHE_GB`` sets, in bytes.
 
     Raises:
         ValueError: it is no positive number.

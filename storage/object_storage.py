@@ -54,7 +54,7 @@ class ObjectStorage:
         address: str = "",
         lease_seconds: float | None = None,
     ) -> None:
-        """``remote`` begins at ``address``.
+        """Hold a storage in a bucket. ``remote`` begins at ``address``.
 
         Args:
             cache: scratch and staging folders of this machine; processes may share it.
@@ -76,11 +76,11 @@ class ObjectStorage:
     # Objects
 
     def local_folder(self, digest: str) -> Path | None:
-        """The object's folder in this machine's cache, if it is there; nothing is fetched or checked."""
+        """Return the object's folder in this machine's cache, if it is there; nothing is fetched or checked."""
         return self._copies.find(checked_digest(digest))
 
     def has_object(self, digest: str) -> bool:
-        """Whether there is a whole object of this digest; its files are not checked."""
+        """Return whether there is a whole object of this digest; its files are not checked."""
         return MANIFEST in self._objects.sizes(checked_digest(digest))
 
     def sealed(self, digest: str) -> Sealed:
@@ -94,7 +94,7 @@ class ObjectStorage:
             return read_sealed(Path(folder), digest=digest)
 
     def read_file(self, digest: str, path: str) -> bytes | None:
-        """A small file of an object, checked against the manifest, which alone is fetched with it; None: there is none.
+        """Return a small file of an object, checked against the manifest, which alone is fetched with it; None: there is none.
 
         Raises:
             ValueError, OSError: it is missing, or does not match the digest.
@@ -107,12 +107,12 @@ class ObjectStorage:
             return read_sealed_file(Path(folder), path, digest=digest)
 
     def verify(self, artifact: Artifact) -> list[str]:
-        """Problems of the artifact's files in the bucket, every byte of which is fetched; empty: intact."""
+        """Return problems of the artifact's files in the bucket, every byte of which is fetched; empty: intact."""
         with TemporaryDirectory(dir=self._cache / "staging") as folder:
             return self._objects.fetch(checked_digest(artifact.digest), Path(folder) / "object")
 
     def check_sizes(self, artifact: Artifact) -> list[str]:
-        """Problems of the artifact's files in the bucket that names and sizes show."""
+        """Return problems of the artifact's files in the bucket that names and sizes show."""
         with TemporaryDirectory(dir=self._cache / "staging") as folder:
             try:
                 self._objects.fetch_files(artifact.digest, (MANIFEST,), Path(folder))
@@ -128,7 +128,7 @@ class ObjectStorage:
         ]
 
     def folder(self, artifact: Artifact) -> Path:
-        """A local folder with the artifact's files, fetched and verified; it stays as long as this object.
+        """Return a local folder with the artifact's files, fetched and verified; it stays as long as this object.
 
         Raises:
             DamagedObject: the object is missing or damaged; it counts as missing from now on, so its stage runs again.
@@ -142,7 +142,7 @@ class ObjectStorage:
     # Refs
 
     def find(self, stage_key: str) -> Ref | None:
-        """The ref of a stage key, or None; the artifact's files are not looked at.
+        """Return the ref of a stage key, or None; the artifact's files are not looked at.
 
         Raises:
             DamagedRef: the record cannot be read, or belongs to another stage key.
@@ -151,7 +151,7 @@ class ObjectStorage:
         return None if ref is None else check_ref(ref, stage_key=stage_key, where=key_path(stage_key))
 
     def inspect(self, stage_key: str) -> Lookup:
-        """What is known of a stage key without fetching its artifact; nothing is changed."""
+        """Return what is known of a stage key without fetching its artifact; nothing is changed."""
         try:
             ref = self.find(stage_key)
         except DamagedRef as error:
@@ -260,7 +260,7 @@ class ObjectStorage:
     # Scratch
 
     def staging_folder(self, stage_key: str, attempt: int) -> Path:
-        """An empty local folder for the attempt's files.
+        """Return an empty local folder for the attempt's files.
 
         Raises:
             Fenced: a newer attempt has begun.
@@ -273,7 +273,7 @@ class ObjectStorage:
         return folder
 
     def scratch_folder(self, stage_key: str) -> Path:
-        """The local scratch folder, with the copy of another machine's if that has gone further; hold the key."""
+        """Return the local scratch folder, with the copy of another machine's if that has gone further; hold the key."""
         folder, copy = self._scratch(stage_key), self._copy(stage_key)
         if not folder.is_dir():
             copy.fetch()
@@ -284,7 +284,7 @@ class ObjectStorage:
         return folder
 
     def has_scratch(self, stage_key: str) -> bool:
-        """Whether an attempt has left something on this machine, or in the bucket."""
+        """Return whether an attempt has left something on this machine, or in the bucket."""
         return self._scratch(stage_key).is_dir() or self._copy(stage_key).exists()
 
     def keep_copy(self, stage_key: str, names: Collection[str]) -> AbstractContextManager[None]:
@@ -292,7 +292,7 @@ class ObjectStorage:
         return self._copy(stage_key).kept_up(names)
 
     def reports(self, stage_key: str, names: Collection[str]) -> Path:
-        """A local folder with the newest of these files of the scratch folder, as the bucket has them."""
+        """Return a local folder with the newest of these files of the scratch folder, as the bucket has them."""
         folder = self._cache / "reports" / checked_digest(stage_key)
         make_folder(folder)
         for name in names:
@@ -311,13 +311,13 @@ class ObjectStorage:
         remove_folder(self._scratch(stage_key))
 
     def garbage(self, cause: Cause) -> BucketGarbage:
-        """What may be removed; ``cause`` goes into the records of what is."""
+        """Return what may be removed; ``cause`` goes into the records of what is."""
         return BucketGarbage(self._remote, self._keys, self._leases, self._cache, cause)
 
     # Implementation
 
     def _copy_of(self, digest: str) -> tuple[str, Callable[[Path], list[str]], Callable[[], int]]:
-        """The arguments of a copy: digest, how it is fetched, and how large it is."""
+        """Return the arguments of a copy: digest, how it is fetched, and how large it is."""
         checked_digest(digest)
         return (
             digest,

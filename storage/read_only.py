@@ -51,22 +51,22 @@ class ReadOnlyStore(Readable, Protocol):
     """What an audit reads of a store."""
 
     def stage_keys(self) -> list[str]:
-        """Every stage key that has a record, sorted."""
+        """Return every stage key that has a record, sorted."""
 
     def digests(self) -> list[str]:
-        """Every object's digest, sorted."""
+        """Return every object's digest, sorted."""
 
     def ref(self, stage_key: str) -> Ref | None:
-        """The ref of a stage key; DamagedRef: it cannot be read, or is another key's."""
+        """Return the ref of a stage key; DamagedRef: it cannot be read, or is another key's."""
 
     def listed(self, digest: str) -> Listed:
         """Compare an object's names and sizes with its manifest."""
 
     def sealed(self, digest: str) -> Sealed:
-        """What was measured of an object; ValueError or OSError if it is missing or not of the digest."""
+        """Return what was measured of an object; ValueError or OSError if it is missing or not of the digest."""
 
     def read_file(self, digest: str, path: str) -> bytes | None:
-        """A small file of an object; None: the object has none of that name. ValueError or OSError as above."""
+        """Return a small file of an object; None: the object has none of that name. ValueError or OSError as above."""
 
 
 def hash_objects(store: ReadOnlyStore, digests: Iterable[str], clock: HashClock) -> dict[str, Hashed]:
@@ -76,7 +76,7 @@ def hash_objects(store: ReadOnlyStore, digests: Iterable[str], clock: HashClock)
 
 
 def hash_listed(listed: Mapping[str, Listed], clock: HashClock) -> dict[str, Hashed]:
-    """Name → what reading every byte of the folder has shown."""
+    """Return name → what reading every byte of the folder has shown."""
     shas = iter(hash_all([file for each in listed.values() for file in each.to_hash], clock))
     found = {}
     for name, each in listed.items():
@@ -92,12 +92,12 @@ def hash_listed(listed: Mapping[str, Listed], clock: HashClock) -> dict[str, Has
 
 
 def is_pipe(path: Path) -> bool:
-    """Whether reading would wait for ever for somebody who writes."""
+    """Return whether reading would wait for ever for somebody who writes."""
     return path.is_fifo()
 
 
 def list_folder(folder: Path, *, digest: str | None) -> Listed:
-    """What names and sizes say of a sealed folder; ``digest`` None: that of its own manifest."""
+    """Return what names and sizes say of a sealed folder; ``digest`` None: that of its own manifest."""
     if is_pipe(folder / MANIFEST):
         return Listed((f"{MANIFEST}: is not a plain file",), {}, ())
     problems = find_problems(folder, digest=digest, read=False)
@@ -115,7 +115,7 @@ def list_folder(folder: Path, *, digest: str | None) -> Listed:
 
 
 def open_read_only(address: str) -> ReadOnlyStore:
-    """The store at a folder's path or a bucket's address."""
+    """Return the store at a folder's path or a bucket's address."""
     if "://" not in address:
         return FolderReader(Path(address))
     from vantage.storage.bucket import open_bucket
@@ -166,7 +166,7 @@ class FolderReader:
         return read_sealed_file(self._readable(digest, path), path, digest=digest)
 
     def _readable(self, digest: str, path: str) -> Path:
-        """The object's folder; ValueError if its manifest or this file would keep its reader waiting."""
+        """Return the object's folder; ValueError if its manifest or this file would keep its reader waiting."""
         folder = self.folder(digest)
         for name in (MANIFEST, path):
             if is_pipe(folder / name):
@@ -174,7 +174,7 @@ class FolderReader:
         return folder
 
     def folder(self, digest: str) -> Path:
-        """Where an object lies, or would."""
+        """Return where an object lies, or would."""
         return self._objects / checked_digest(digest)
 
 
@@ -251,7 +251,7 @@ class BucketReader:
         return self._with_files(digest, (path,), lambda folder: read_sealed_file(folder, path, digest=digest))
 
     def _with_files(self, digest: str, paths: Iterable[str], read: Callable[[Path], _Read]) -> _Read:
-        """What ``read`` makes of a temporary folder with the manifest and these files."""
+        """Return what ``read`` makes of a temporary folder with the manifest and these files."""
         with TemporaryDirectory(prefix="vantage-audit-") as temporary:
             self._objects.fetch_files(checked_digest(digest), (MANIFEST, *paths), Path(temporary))
             return read(Path(temporary))

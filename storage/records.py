@@ -29,7 +29,7 @@ class Version:
 
 
 def read_record(remote: Remote, path: str) -> tuple[bytes | None, Version | None]:
-    """A record with its version; (None, None) if there is none."""
+    """Return a record with its version; (None, None) if there is none."""
     try:
         found = obstore.get(remote, path)
     except (NotFoundError, FileNotFoundError):

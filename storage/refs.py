@@ -55,7 +55,7 @@ def uri_of(digest: str) -> str:
 
 
 def check_ref(ref: Ref, *, stage_key: str, where: str) -> Ref:
-    """The ref, if it belongs to the stage key and to the object that it names.
+    """Return the ref, if it belongs to the stage key and to the object that it names.
 
     Args:
         where: the ref's path, for the message.
@@ -111,7 +111,7 @@ def seal_as(
 
 
 def describe(description: Mapping[str, Any], *, stage_key: str, digest: str, files_digest: str) -> Artifact:
-    """The artifact with a stage's description and the fields that the store sets.
+    """Return the artifact with a stage's description and the fields that the store sets.
 
     Raises:
         ValueError: the description is invalid, or has a field that the store sets.

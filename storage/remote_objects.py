@@ -108,7 +108,7 @@ class RemoteObjects:
         obstore.put(self._remote, f"{uri_of(digest)}/{path}", file, chunk_size=chunk_size)
 
     def _sha256(self, digest: str, path: str) -> str | None:
-        """sha256 of a file that is there; None if it is gone."""
+        """Return the sha256 of a file that is there; None if it is gone."""
         hashed = hashlib.sha256()
         try:
             for part in obstore.get(self._remote, f"{uri_of(digest)}/{path}").stream():
@@ -135,7 +135,7 @@ def copy_aside(remote: Remote, path: str) -> str:
 
 
 def quarantine_of(path: str) -> str:
-    """Where damaged versions of a path are kept."""
+    """Return where damaged versions of a path are kept."""
     return f"quarantine/{path.replace('/', '-')}"
 
 

@@ -73,7 +73,7 @@ class Removal(Frozen):
 
 
 def find_removed(storage: "Readable", digest: str) -> Removal | None:
-    """What is recorded of a removed artifact; None: it was never removed, or it is there (again).
+    """Return what is recorded of a removed artifact; None: it was never removed, or it is there (again).
 
     Raises:
         ValueError: ``digest`` is none; or the record was damaged or edited: manifest, metrics or a ref do not fit the
@@ -89,7 +89,7 @@ def find_removed(storage: "Readable", digest: str) -> Removal | None:
 
 
 def what_stays(folder: Path, digest: str) -> dict[str, bytes]:
-    """Name → bytes of the small files of an object that are kept when it goes; empty if its manifest is damaged."""
+    """Return name → bytes of the small files of an object that are kept when it goes; empty if its manifest is damaged."""
     with suppress(ValueError, OSError):
         read_manifest(folder, digest=digest)
         kept = {MANIFEST: (folder / MANIFEST).read_bytes()}
@@ -101,7 +101,7 @@ def what_stays(folder: Path, digest: str) -> dict[str, bytes]:
 
 
 def ref_bytes(ref: Ref) -> bytes:
-    """A ref as it is kept."""
+    """Return a ref as it is kept."""
     return ref.model_dump_json().encode()
 
 
@@ -155,7 +155,7 @@ def _fetch(storage: "Readable", digest: str, folder: Path) -> None:
 
 
 def _read(folder: Path, digest: str) -> Removal | None:
-    """The record in a local folder, checked."""
+    """Return the record in a local folder, checked."""
     where = f"{REMOVED_FOLDER}/{digest}"
     if not (folder / CAUSE_FILE).is_file():
         return None

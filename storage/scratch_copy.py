@@ -41,11 +41,11 @@ class ScratchCopy:
         """Path → size and time of change of what was last sent."""
 
     def exists(self) -> bool:
-        """Whether the bucket has anything of it."""
+        """Return whether the bucket has anything of it."""
         return any(batch for batch in obstore.list(self._remote, f"{self._prefix}/", chunk_size=1))
 
     def is_ahead(self) -> bool:
-        """Whether the bucket has a whole checkpoint newer than every one in the folder: another machine went on."""
+        """Return whether the bucket has a whole checkpoint newer than every one in the folder: another machine went on."""
         here = {path.parent.name for path in self._folder.glob(f"*/checkpoint-*/{MANIFEST}")}
         there = {PurePosixPath(path).parent.name for path in self._paths() if path.endswith(f"/{MANIFEST}")}
         return max(there, default="") > max(here, default="")
@@ -117,7 +117,7 @@ class ScratchCopy:
             _log.warning("%s could not be copied to the bucket: %s", self._folder, error)
 
     def _paths(self) -> list[str]:
-        """Paths in the bucket, relative to the scratch folder."""
+        """Return paths in the bucket, relative to the scratch folder."""
         listed = obstore.list(self._remote, f"{self._prefix}/")
         return [str(each["path"]).rpartition(f"{self._prefix}/")[2] for batch in listed for each in batch]
 
@@ -144,6 +144,6 @@ class ScratchCopy:
 
 
 def _checkpoint_of(path: str) -> str | None:
-    """The folder of a checkpoint's file, ``checkpoints/checkpoint-…``; None for other files."""
+    """Return the folder of a checkpoint's file, ``checkpoints/checkpoint-…``; None for other files."""
     parts = PurePosixPath(path).parts
     return "/".join(parts[:2]) if len(parts) > 2 and parts[1].startswith("checkpoint-") else None

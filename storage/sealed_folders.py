@@ -67,7 +67,7 @@ def seal(folder: Path) -> str:
 
 
 def read_sealed_file(folder: Path, path: str, *, digest: str) -> bytes | None:
-    """One file of a sealed folder; None if the folder was sealed without it.
+    """Return one file of a sealed folder; None if the folder was sealed without it.
 
     Raises:
         ValueError: manifest or file is invalid, or does not match the digest.
@@ -83,7 +83,7 @@ def read_sealed_file(folder: Path, path: str, *, digest: str) -> bytes | None:
 
 
 def find_problems(folder: Path, *, digest: str | None = None, read: bool = True) -> list[str]:
-    """Problems of a sealed folder, one line each; empty: intact.
+    """Return problems of a sealed folder, one line each; empty: intact.
 
     Args:
         folder: the sealed folder.
@@ -162,7 +162,7 @@ def read_manifest(folder: Path, *, digest: str | None = None) -> dict[str, dict[
 
 
 def file_sha256(path: Path) -> str:
-    """sha256 of one file; links are refused."""
+    """Return the sha256 of one file; links are refused."""
     return str(_record(path.parent, path.name)["sha256"])
 
 
@@ -181,7 +181,7 @@ def check_path(path: Any) -> None:
 
 
 def _scan(folder: Path) -> tuple[set[str], list[str], list[str]]:
-    """All regular files below ``folder`` (links are not followed), empty folders (deepest first), and problems."""
+    """Return all regular files below ``folder`` (links are not followed), empty folders (deepest first), and problems."""
     paths: set[str] = set()
     folders: set[str] = set()
     problems = []

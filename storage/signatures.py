@@ -42,7 +42,7 @@ class SignedStatement:
 
 
 def read_signatures(storage: Readable, stage_key: str) -> list[SignedStatement]:
-    """All signed statements of a stage key, in the order of their names."""
+    """Return all signed statements of a stage key, in the order of their names."""
     import obstore  # takes a moment to load, and most runs have no use for it
 
     prefix = f"{_FOLDER}/{checked_digest(stage_key)}/"
@@ -93,7 +93,7 @@ def add_signature(
 
 
 def place_of(storage: Storage, stage_key: str, key_id: str) -> str:
-    """Where the statements of a key are, as a path or an address."""
+    """Return where the statements of a key are, as a path or an address."""
     return f"{storage.address}/{_FOLDER}/{stage_key}/{key_id}"
 
 
@@ -111,7 +111,7 @@ def _write(storage: Storage, stage_key: str, name: str, data: bytes) -> None:
 
 
 def read_stored_manifest(storage: Readable, digest: str) -> bytes | None:
-    """The bytes of an object's manifest, unchecked; None: there is no such object."""
+    """Return the bytes of an object's manifest, unchecked; None: there is no such object."""
     import obstore
     from obstore.exceptions import NotFoundError
 

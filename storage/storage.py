@@ -32,42 +32,42 @@ class Readable(Protocol):
         """The storage's folder or bucket as object storage."""
 
     def has_object(self, digest: str) -> bool:
-        """Whether there is an object of this digest; its files are not checked."""
+        """Return whether there is an object of this digest; its files are not checked."""
 
 
 class Objects(Protocol):
     """Immutable folders of files, named by their content."""
 
     def folder(self, artifact: Artifact) -> Path:
-        """A local folder with the artifact's files, for reading; DamagedObject: there are none that can be used."""
+        """Return a local folder with the artifact's files, for reading; DamagedObject: there are none that can be used."""
 
     def local_folder(self, digest: str) -> Path | None:
-        """The object's folder if this machine has it already; nothing is fetched or checked."""
+        """Return the object's folder if this machine has it already; nothing is fetched or checked."""
 
     def has_object(self, digest: str) -> bool:
-        """Whether there is an object of this digest; its files are not checked."""
+        """Return whether there is an object of this digest; its files are not checked."""
 
     def sealed(self, digest: str) -> Sealed:
         """Metrics of an object, from its own files; ValueError or OSError if it is missing or not of the digest."""
 
     def read_file(self, digest: str, path: str) -> bytes | None:
-        """A small file of an object, checked; None: the object has none of that name. ValueError or OSError as above."""
+        """Return a small file of an object, checked; None: the object has none of that name. ValueError or OSError as above."""
 
     def verify(self, artifact: Artifact) -> list[str]:
-        """Problems of the artifact's files, every byte of which is read; empty: intact."""
+        """Return problems of the artifact's files, every byte of which is read; empty: intact."""
 
     def check_sizes(self, artifact: Artifact) -> list[str]:
-        """Problems of the artifact's files that names and sizes show."""
+        """Return problems of the artifact's files that names and sizes show."""
 
 
 class Refs(Protocol):
     """Stage key → object."""
 
     def find(self, stage_key: str) -> Ref | None:
-        """The ref of a stage key, or None; the artifact's files are not checked. DamagedRef: it cannot be used."""
+        """Return the ref of a stage key, or None; the artifact's files are not checked. DamagedRef: it cannot be used."""
 
     def inspect(self, stage_key: str) -> Lookup:
-        """As ``lookup``, without changing anything."""
+        """Look up as ``lookup`` does, without changing anything."""
 
     def lookup(self, stage_key: str) -> Lookup:
         """Find and verify; a damaged artifact is moved away, so that the stage can run again."""
@@ -100,26 +100,26 @@ class Leases(Protocol):
         """Hold exclusive access to the key; see ``Store.exclusive``."""
 
     def next_attempt(self, stage_key: str) -> int:
-        """Number of a new attempt, from 1; earlier attempts can no longer commit."""
+        """Return number of a new attempt, from 1; earlier attempts can no longer commit."""
 
 
 class Scratch(Protocol):
     """Local folders on the machine that computes."""
 
     def staging_folder(self, stage_key: str, attempt: int) -> Path:
-        """An empty folder for the attempt's files."""
+        """Return an empty folder for the attempt's files."""
 
     def scratch_folder(self, stage_key: str) -> Path:
-        """The folder that all attempts at the key share (checkpoints, journal, progress); created if missing."""
+        """Return the folder that all attempts at the key share (checkpoints, journal, progress); created if missing."""
 
     def has_scratch(self, stage_key: str) -> bool:
-        """Whether the scratch folder exists."""
+        """Return whether the scratch folder exists."""
 
     def keep_copy(self, stage_key: str, names: Collection[str]) -> AbstractContextManager[None]:
         """While the block runs, keep a copy of these files and folders of the scratch folder for other machines."""
 
     def reports(self, stage_key: str, names: Collection[str]) -> Path:
-        """A local folder with the newest of these files of the scratch folder, wherever the attempt runs; for reading."""
+        """Return a local folder with the newest of these files of the scratch folder, wherever the attempt runs; for reading."""
 
     def discard_scratch(self, stage_key: str) -> None:
         """Remove the scratch folder."""
@@ -141,7 +141,7 @@ class Storage(Objects, Refs, Leases, Scratch, Protocol):
 
 
 def open_storage(address: str) -> Storage:
-    """The storage at an address: a folder's path, or ``s3://…``, ``gs://…``, ``az://…``.
+    """Return the storage at an address: a folder's path, or ``s3://…``, ``gs://…``, ``az://…``.
 
     Objects of buckets are cached in ``$VANTAGE_CACHE``, or else ``~/.cache/vantage``, up to ``$VANTAGE_CACHE_GB``
     (``vantage.storage.object_cache``). Credentials, region and endpoint are those of the environment (``AWS_…``, ``GOOGLE_…``,
@@ -163,7 +163,7 @@ def open_storage(address: str) -> Storage:
 
 
 def garbage_of(storage: Storage, cause: Cause) -> Garbage:
-    """What may be removed from a storage; ``cause`` goes into the records of what is."""
+    """Return what may be removed from a storage; ``cause`` goes into the records of what is."""
     from vantage.storage.object_storage import ObjectStorage
 
     if isinstance(storage, ObjectStorage):

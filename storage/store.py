@@ -107,15 +107,15 @@ class Store:
     # Reading
 
     def local_folder(self, digest: str) -> Path | None:
-        """The object's folder if there is one; its files are not checked."""
+        """Return the object's folder if there is one; its files are not checked."""
         return self._object_path(digest) if self.has_object(digest) else None
 
     def has_object(self, digest: str) -> bool:
-        """Whether there is an object of this digest; its files are not checked."""
+        """Return whether there is an object of this digest; its files are not checked."""
         return self._object_path(digest).is_dir()
 
     def find(self, stage_key: str) -> Ref | None:
-        """The ref of a stage key, or None; the artifact's files are not checked.
+        """Return the ref of a stage key, or None; the artifact's files are not checked.
 
         Raises:
             DamagedRef: the ref cannot be read, or belongs to another stage key.
@@ -130,18 +130,18 @@ class Store:
         return check_ref(ref, stage_key=stage_key, where=str(path))
 
     def verify(self, artifact: Artifact) -> list[str]:
-        """Problems of the artifact's files (set of files, sizes, sha256, links); empty: intact.
+        """Return problems of the artifact's files (set of files, sizes, sha256, links); empty: intact.
 
         See ``VerifiedFolders``: what was intact and has not changed is not read again.
         """
         return self._verified.problems(self._object_path(artifact.digest), digest=artifact.digest)
 
     def check_sizes(self, artifact: Artifact) -> list[str]:
-        """Problems of the artifact's files that names and sizes show; only the manifest is read."""
+        """Return problems of the artifact's files that names and sizes show; only the manifest is read."""
         return find_problems(self._object_path(artifact.digest), digest=artifact.digest, read=False)
 
     def inspect(self, stage_key: str) -> Lookup:
-        """The result of ``lookup``, without changing anything."""
+        """Return the result of ``lookup``, without changing anything."""
         try:
             ref = self.find(stage_key)
         except DamagedRef as error:
@@ -182,15 +182,15 @@ class Store:
         return read_sealed(self._object_path(digest), digest=digest)
 
     def read_file(self, digest: str, path: str) -> bytes | None:
-        """A small file of an object, as ``Objects.read_file`` says."""
+        """Return a small file of an object, as ``Objects.read_file`` says."""
         return read_sealed_file(self._object_path(digest), path, digest=digest)
 
     def folder(self, artifact: Artifact) -> Path:
-        """The folder with the artifact's files."""
+        """Return the folder with the artifact's files."""
         return self._object_path(artifact.digest)
 
     def stage_keys(self) -> list[str]:
-        """Every stage key that has a ref, sorted."""
+        """Return every stage key that has a ref, sorted."""
         return sorted(path.stem for path in self._refs.glob("*.json"))
 
     # Working on a stage key
@@ -243,12 +243,12 @@ class Store:
             os.close(descriptor)
 
     def next_attempt(self, stage_key: str) -> int:
-        """Number of a new attempt, from 1; earlier attempts can no longer commit."""
+        """Return number of a new attempt, from 1; earlier attempts can no longer commit."""
         with locked(self.swap_lock(stage_key)):
             return increment_count(self._lock_path(stage_key, "attempt"), seen=self._attempt_seen(stage_key))
 
     def staging_folder(self, stage_key: str, attempt: int) -> Path:
-        """An empty folder for the attempt's files; files of earlier attempts are removed.
+        """Return an empty folder for the attempt's files; files of earlier attempts are removed.
 
         Raises:
             Fenced: a newer attempt has started.
@@ -262,13 +262,13 @@ class Store:
         return folder
 
     def scratch_folder(self, stage_key: str) -> Path:
-        """The folder that all attempts at a stage key share (checkpoints, journal, progress)."""
+        """Return the folder that all attempts at a stage key share (checkpoints, journal, progress)."""
         folder = self._scratch / checked_digest(stage_key)
         make_folder(folder)
         return folder
 
     def has_scratch(self, stage_key: str) -> bool:
-        """Whether the scratch folder of the key exists."""
+        """Return whether the scratch folder of the key exists."""
         return (self._scratch / checked_digest(stage_key)).is_dir()
 
     def keep_copy(self, stage_key: str, names: Collection[str]) -> AbstractContextManager[None]:
@@ -276,7 +276,7 @@ class Store:
         return nullcontext()
 
     def reports(self, stage_key: str, names: Collection[str]) -> Path:
-        """The scratch folder: every process that reaches the store reads it there."""
+        """Return the scratch folder: every process that reaches the store reads it there."""
         return self._scratch / checked_digest(stage_key)
 
     def discard_scratch(self, stage_key: str) -> None:
@@ -284,7 +284,7 @@ class Store:
         remove_folder(self._scratch / checked_digest(stage_key))
 
     def discard_local_scratch(self, stage_key: str) -> None:
-        """Nothing is removed: all machines read the journal in this one folder."""
+        """Keep everything: all machines read the journal in this one folder."""
 
     def commit(
         self,
@@ -395,7 +395,7 @@ class Store:
             return [str(error)]
 
     def _attempt_seen(self, stage_key: str) -> int:
-        """The newest attempt in the ref or in staging; 0: none."""
+        """Return the newest attempt in the ref or in staging; 0: none."""
         try:
             ref = self.find(stage_key)
         except DamagedRef:
@@ -437,7 +437,7 @@ class Store:
         return self._locks / f"{checked_digest(stage_key)}.{suffix}"
 
     def swap_lock(self, stage_key: str) -> Path:
-        """The lock under which a ref changes."""
+        """Return the lock under which a ref changes."""
         return self._lock_path(stage_key, "swap")
 
     def object_lock(self, digest: str) -> AbstractContextManager[None]:
@@ -446,12 +446,12 @@ class Store:
 
 
 def is_digest(text: str) -> bool:
-    """Whether the text is a sha256 in lower-case hexadecimal."""
+    """Return whether the text is a sha256 in lower-case hexadecimal."""
     return _DIGEST.fullmatch(text) is not None
 
 
 def checked_digest(digest: str) -> str:
-    """The digest, if it is one: it becomes part of a path.
+    """Return the digest, if it is one: it becomes part of a path.
 
     Raises:
         ValueError: it is not.

@@ -20,7 +20,7 @@ class StoreGarbage:
     """The removable content of a store."""
 
     def __init__(self, store: Store, cause: Cause) -> None:
-        """``cause``: written into the records of what is removed."""
+        """Hold the store to collect from. ``cause``: written into the records of what is removed."""
         self._store = store
         self._cause = cause
         self._removed = RemovedFolder(store.root)
@@ -34,7 +34,7 @@ class StoreGarbage:
         return 0.0
 
     def refs(self) -> Mapping[str, Ref]:
-        """Files that have not changed since the last call are not read again."""
+        """Return files that have not changed since the last call are not read again."""
         found: dict[str, tuple[object, Ref | None]] = {}
         with os.scandir(self._root / "refs") as entries:
             for entry in entries:
@@ -100,7 +100,7 @@ class StoreGarbage:
         return {path.name: bytes_in(path) for path in folders if is_digest(path.name)}
 
     def _keep_quarantined(self, path: Path) -> None:
-        """The record of a damaged object that nobody has made again."""
+        """Keep the record of a damaged object that nobody has made again."""
         digest = path.name.partition(".")[0]
         if path.parent.name != "quarantine" or not is_digest(digest):
             return

@@ -16,7 +16,7 @@ class VerifiedFolders:
         """Folder → its stamp when every byte of it was last read and right."""
 
     def problems(self, folder: Path, *, digest: str) -> list[str]:
-        """What is wrong with the folder's files (set of files, sizes, sha256, links); empty: intact."""
+        """Return what is wrong with the folder's files (set of files, sizes, sha256, links); empty: intact."""
         try:
             before = folder_stamp(folder)
         except OSError:

@@ -65,7 +65,7 @@ def run(job: StageJob[BenchmarkEvaluation]) -> StageResult:
 
 
 def load_task(folder: Path, name: str) -> Any:
-    """The task of this name, or the group of tasks, with its data.
+    """Return the task of this name, or the group of tasks, with its data.
 
     Raises:
         UnusableTasks: there is none, or it is a group without a number of its own, or it cannot be built.
@@ -93,7 +93,7 @@ def load_task(folder: Path, name: str) -> Any:
 
 
 def measure(job: StageJob[BenchmarkEvaluation], task: Any) -> Mapping[str, Any]:
-    """lm-eval's results on the task.
+    """Return lm-eval's results on the task.
 
     Raises:
         UnusableTasks: it cannot be run.
@@ -140,7 +140,7 @@ def measure(job: StageJob[BenchmarkEvaluation], task: Any) -> Mapping[str, Any]:
 
 
 def asked_within(limits: PassLimits) -> Any:
-    """lm-eval's class of models, with as many texts at once as both bounds allow; its own is told a number of texts alone.
+    """Return lm-eval's class of models, with as many texts at once as both bounds allow; its own is told a number of texts alone.
 
     The longest of all texts decides: lm-eval asks the longest first, in batches of one size.
     """
@@ -159,14 +159,14 @@ def asked_within(limits: PassLimits) -> Any:
             return super().generate_until(requests, *rest, **named)
 
         def _fit(self, longest: int) -> None:
-            """For texts of so many tokens; more than the model reads are cut off."""
+            """Prepare for texts of so many tokens; more than the model reads are cut off."""
             self.batch_size_per_gpu = limits.rows_of(min(longest, self.max_length), limits.rows or 1)
 
     return AskedWithin
 
 
 def metric_key(measured: Mapping[str, Any], metric: str, *, task: str) -> str:
-    """The key of a metric in lm-eval's results, ``METRIC,FILTER``.
+    """Return the key of a metric in lm-eval's results, ``METRIC,FILTER``.
 
     Raises:
         UnusableTasks: the task has no such metric, or has it by several filters.
@@ -184,7 +184,7 @@ def metric_key(measured: Mapping[str, Any], metric: str, *, task: str) -> str:
 
 @contextmanager
 def _offline(scratch: Path) -> Iterator[None]:
-    """Nothing is asked of the Hugging Face hub, and prepared data are kept in the scratch folder."""
+    """Ask nothing of the Hugging Face hub, and keep prepared data in the scratch folder."""
     variables = {
         **{f"HF_{library}_OFFLINE": "1" for library in ("HUB", "DATASETS", "EVALUATE")},
         "DISABLE_MULTIPROC": "1",  # lm-eval's bootstrap in this process, not on every CPU of the machine
@@ -210,7 +210,7 @@ def _offline(scratch: Path) -> Iterator[None]:
 
 @contextmanager
 def _with_item(mapping: MutableMapping[str, Any], name: str, value: Any) -> Iterator[None]:
-    """A value in a mapping while the block runs."""
+    """Set a value in a mapping while the block runs."""
     before = {name: mapping[name]} if name in mapping else {}
     mapping[name] = value
     try:

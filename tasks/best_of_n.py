@@ -115,7 +115,7 @@ def run(job: StageJob[ResolvedBestOfN]) -> StageResult:
 
 
 def read_training_responses(job: StageJob[ResolvedBestOfN], codec: Codec) -> Collected | None:
-    """The collected responses to the training prompts, where the recipe names any."""
+    """Return the collected responses to the training prompts, where the recipe names any."""
     if job.work.rollouts is None:
         return None
     digest = tokenizer_digest(job.inputs["init"])
@@ -129,7 +129,7 @@ def responses_of_iteration(
     collected: Collected | None,
     iteration: int,
 ) -> Scored:
-    """``samples_per_prompt`` responses to each of an iteration's prompts, a pure function of the seed and the weights."""
+    """Return ``samples_per_prompt`` responses to each of an iteration's prompts, a pure function of the seed and the weights."""
     work = job.work
     indices = prompts_of_iteration(
         iteration,
@@ -147,7 +147,7 @@ def responses_of_iteration(
 
 
 def best_rows(scores: Tensor, *, samples_per_prompt: int) -> Tensor:
-    """The row of each prompt's highest score, the first of equal ones: (B,) → (B / samples_per_prompt,).
+    """Return the row of each prompt's highest score, the first of equal ones: (B,) → (B / samples_per_prompt,).
 
     ``scores`` hold the samples of a prompt in a row (arXiv 2304.06767, algorithm 1).
     """
@@ -163,7 +163,7 @@ def update(
     *,
     iteration: int,
 ) -> dict[str, float]:
-    """All optimiser steps of one iteration; returns the means of their metrics, and the sampler's gap before the first.
+    """Return all optimiser steps of one iteration; returns the means of their metrics, and the sampler's gap before the first.
 
     Raises:
         SamplerDisagrees: the log-probabilities of the first minibatch are not those that sampled it.
@@ -188,7 +188,7 @@ def update(
 
 
 def describe(scored: Scored, best: Tensor) -> dict[str, float]:
-    """What the samples were like, before the update, and how much better the kept ones score."""
+    """Return what the samples were like, before the update, and how much better the kept ones score."""
     lengths, ended = scored.sampled.sequences.lengths, scored.sampled.ended
     measured = {
         "score_mean": scored.scores.total,

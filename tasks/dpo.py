@@ -126,7 +126,7 @@ def run(job: StageJob[ResolvedDirectPreferenceOptimization]) -> StageResult:
 
 
 def read_pairs(job: StageJob[ResolvedDirectPreferenceOptimization], split: str, codec: Codec) -> Completions:
-    """The pairs of one split: of a dataset, or each prompt's best collected response against its worst."""
+    """Return the pairs of one split: of a dataset, or each prompt's best collected response against its worst."""
     if job.work.rollouts is None:
         return read_completions(job.inputs["data"], split, SIDES, codec)
     digest = tokenizer_digest(job.inputs["init"])
@@ -174,7 +174,7 @@ def accumulate_preferences(
 
 
 def pair_logprobs(models: Models, batch: Sequences, *, precision: Precision) -> PairLogprobs:
-    """Both models' log-probabilities of a batch of pairs: N chosen sides, then their N rejected ones."""
+    """Return both models' log-probabilities of a batch of pairs: N chosen sides, then their N rejected ones."""
     with autocast(precision, batch.input_ids.device):
         per_token = models.policy.logprobs(batch, temperature=models.temperature).logprobs
         with torch.no_grad():

@@ -154,7 +154,7 @@ def judges_of(work: PolicyEvaluation) -> dict[str, Judge]:
 
 
 def load_judges(job: StageJob[PolicyEvaluation]) -> dict[str, Judgement]:
-    """``accuracy`` (a verifier's) or ``score`` (a reward's) → the judge, the stage's ``judge`` first."""
+    """Return ``accuracy`` (a verifier's) or ``score`` (a reward's) → the judge, the stage's ``judge`` first."""
     return {
         JUDGED[judge.kind]: load_judge(
             job,
@@ -172,7 +172,7 @@ def load_judges(job: StageJob[PolicyEvaluation]) -> dict[str, Judgement]:
 def ask_model(
     job: StageJob[PolicyEvaluation], candidate: Measured, baseline: Measured
 ) -> SwappedVerdicts | None:
-    """The verdicts of the judge that is a model, which is loaded when both others are done; None: there is none."""
+    """Return the verdicts of the judge that is a model, which is loaded when both others are done; None: there is none."""
     for role, judge in judges_of(job.work).items():
         if judge.kind == "model":
             device, limits = training_device(), job.work.pass_limits
@@ -183,14 +183,14 @@ def ask_model(
 
 
 def with_verdicts(work: PolicyEvaluation, judged: Judged, preference: Tensor | None) -> Judged:
-    """One model's responses, with what its pairs say (B,) among the judgements, which are in the order of the judges."""
+    """Return one model's responses, with what its pairs say (B,) among the judgements, which are in the order of the judges."""
     said = judged.judgements if preference is None else {**judged.judgements, "preference": preference}
     names = [JUDGED[judge.kind] for judge in judges_of(work).values()]
     return replace(judged, judgements={name: said[name] for name in names})
 
 
 def load_sampler(job: StageJob[PolicyEvaluation], role: str) -> Sampler:
-    """The policy in ``role``, with the test prompts and demonstrations as its tokenizer has them."""
+    """Return the policy in ``role``, with the test prompts and demonstrations as its tokenizer has them."""
     codec = codec_of(job, role)
     policy = fixed_policy(job, role, training_device())
     demonstrations = None
@@ -228,7 +228,7 @@ def respond(
 def finish_reading(
     job: StageJob[PolicyEvaluation], sampler: Sampler, sampled: Judged, greedy: Judged | None = None
 ) -> Measured:
-    """All that is kept of a model, with the likelihood of the demonstrations."""
+    """Return all that is kept of a model, with the likelihood of the demonstrations."""
     likelihood, demonstrations = None, sampler.demonstrations
     if demonstrations is not None:
         limits = job.work.pass_limits.or_rows(DEMONSTRATIONS_AT_ONCE)
@@ -237,7 +237,7 @@ def finish_reading(
 
 
 def share_a_tokenizer(job: StageJob[PolicyEvaluation]) -> bool:
-    """Whether both models read the same ids."""
+    """Return whether both models read the same ids."""
     candidate, baseline = (tokenizer_digest(job.inputs[role]) for role in ROLES)
     return candidate == baseline
 
@@ -277,7 +277,7 @@ def kl_to_baseline(candidate: Measured, logprobs: dict[str, Tensor]) -> Estimate
 
 
 def perplexities(candidate: Measured, baseline: Measured, *, is_comparable: bool, seed: int) -> Estimates:
-    """What the demonstrations say, if there are any; the ratio of two perplexities compares equal tokens only."""
+    """Return what the demonstrations say, if there are any; the ratio of two perplexities compares equal tokens only."""
     if candidate.likelihood is None or baseline.likelihood is None:
         return {}
     estimates = compare_likelihoods(candidate.likelihood, baseline.likelihood, seed=seed)
@@ -310,7 +310,7 @@ def refuse_other_tokenizer_of_critic(job: StageJob[PolicyEvaluation]) -> None:
 def read_by_token(
     job: StageJob[PolicyEvaluation], measured: dict[str, Measured], samples: Sequence[dict[str, object]]
 ) -> dict[str, ByToken]:
-    """Both models' responses to the first samples, with the critic's values of their tokens where the stage names one."""
+    """Return both models' responses to the first samples, with the critic's values of their tokens where the stage names one."""
     first = {role: first_responses(samples, of.sampled.sampled) for role, of in measured.items()}
     expected: dict[str, Tensor] = {}
     if "critic" in job.inputs:
@@ -325,7 +325,7 @@ def read_by_token(
 
 
 def values_of_tokens(job: StageJob[PolicyEvaluation], critic: ScalarModel, sequences: Sequences) -> Tensor:
-    """Values (B,T) of the prefixes that chose each token."""
+    """Return values (B,T) of the prefixes that chose each token."""
     found = per_token(
         lambda micro: {"values": values(critic, micro)},
         sequences,
@@ -336,7 +336,7 @@ def values_of_tokens(job: StageJob[PolicyEvaluation], critic: ScalarModel, seque
 
 
 def response_rows(judged: Judged) -> list[dict[str, object]]:
-    """Every response as a row of Parquet; ``judgement`` is that of ``judge``, and ``also`` has its own column."""
+    """Return every response as a row of Parquet; ``judgement`` is that of ``judge``, and ``also`` has its own column."""
     sampled = judged.sampled
     columns = dict(zip(("judgement", "also_judgement"), judged.judgements.values(), strict=False))
     return [
@@ -351,7 +351,7 @@ def response_rows(judged: Judged) -> list[dict[str, object]]:
 
 
 def shown(pairs: Pairs) -> tuple[dict[str, object], ...]:
-    """Both models' first responses to some prompts, each prompt once, whoever did better.
+    """Return both models' first responses to some prompts, each prompt once, whoever did better.
 
     The first prompts at which the two say different things; where those are too few, the first others.
     """

@@ -61,7 +61,7 @@ def run(job: StageJob[MixData]) -> StageResult:
 
 
 def counts_of(work: MixData, side: str, sizes: Sequence[int]) -> list[int]:
-    """Rows of each part on one side, given how many it has.
+    """Return rows of each part on one side, given how many it has.
 
     Raises:
         TooFewRows: a part has too few held-out rows, or so small a weight that none of its rows is trained on.
@@ -94,7 +94,7 @@ def apportioned(total: int, weights: Sequence[float]) -> list[int]:
 
 
 def most_without_repeats(sizes: Sequence[int], weights: Sequence[float]) -> int:
-    """The largest total of which no part has more rows than there are."""
+    """Return the largest total of which no part has more rows than there are."""
     total = int(min(size / weight for size, weight in zip(sizes, weights, strict=True))) + 1
     while any(count > size for count, size in zip(apportioned(total, weights), sizes, strict=True)):
         total -= 1
@@ -102,7 +102,7 @@ def most_without_repeats(sizes: Sequence[int], weights: Sequence[float]) -> int:
 
 
 def part_order(counts: Sequence[int]) -> Any:
-    """(N,) which part each row of the mixture is of: every stretch has about the shares of the whole."""
+    """Return (N,): which part each row of the mixture is of. Every stretch has about the shares of the whole."""
     places = np.concatenate([(np.arange(count) + 0.5) / count for count in counts if count])
     parts = np.repeat(np.arange(len(counts), dtype=np.uint8), counts)
     return parts[np.argsort(places, kind="stable")]
@@ -118,7 +118,7 @@ class _Stream:
     seed: str
 
     def tables(self, columns: Mapping[str, pa.DataType]) -> Iterator[pa.Table]:
-        """The rows, batch by batch, with these columns; what the part lacks is null."""
+        """Yield the rows, batch by batch, with these columns; what the part lacks is null."""
         rounds, rest = divmod(self.count, self.size)
         for mask in [*[np.ones(self.size, dtype=bool)] * rounds, *([self._some(rest)] if rest else [])]:
             begin = 0
@@ -131,7 +131,7 @@ class _Stream:
                     yield _with_columns(table.filter(chosen), columns)
 
     def _some(self, number: int) -> Any:
-        """(size,) a mask of so many rows at random. Raw bits, whose stream numpy keeps from version to version."""
+        """Return a mask (size,) of so many rows at random, from raw bits, whose stream numpy keeps from version to version."""
         seed = int.from_bytes(hashlib.sha256(self.seed.encode()).digest()[:8], "big")
         draws = np.random.PCG64(seed).random_raw(self.size)
         mask = np.zeros(self.size, dtype=bool)
@@ -175,7 +175,7 @@ class _Waiting:
         self._rest: pa.Table | None = None
 
     def take(self, number: int) -> list[pa.Table]:
-        """The next ``number`` rows; the stream has as many."""
+        """Return the next ``number`` rows; the stream has as many."""
         taken = []
         while number:
             table = next(self._tables) if self._rest is None else self._rest

@@ -156,14 +156,14 @@ def run(job: StageJob[ResolvedPreferenceCollection]) -> StageResult:
 
 
 def load_scores(job: StageJob[ResolvedPreferenceCollection], judge: Judge, device: torch.device) -> Judgement:
-    """What gives each response a score: a verifier, a reward, or a model that compares the two responses to a prompt."""
+    """Return what gives each response a score: a verifier, a reward, or a model that compares the two responses to a prompt."""
     if judge.kind != "model":
         limits = job.work.pass_limits.or_rows(job.work.batch_size)
         return load_judge(job, judge, policies=["policy"], device=device, limits=limits)
     asked = load_prompted_judge(job, judge, role="judge", device=device, limits=job.work.pass_limits)
 
     def verdicts(sampled: Sampled) -> Tensor:
-        """1 and 0 for the two responses to a prompt, or ½ and ½ where the judge prefers neither in both orders, (B,)."""
+        """Return (B,): 1 and 0 for the two responses to a prompt, or ½ and ½ where the judge prefers neither in both orders."""
         texts = sampled.responses
         wins = judge_texts(asked, sampled.prompts[::2], texts[::2], texts[1::2]).wins
         return torch.stack([wins, 1 - wins], dim=1).flatten()
@@ -172,7 +172,7 @@ def load_scores(job: StageJob[ResolvedPreferenceCollection], judge: Judge, devic
 
 
 def with_turns(rows: Sequence[Row], prompts: Prompts) -> list[Row]:
-    """The rows with the turns of prompts that are a conversation, where there are any."""
+    """Return the rows with the turns of prompts that are a conversation, where there are any."""
     if prompts.conversations is None:
         return list(rows)
     turns_of = dict(zip(prompts.texts, prompts.conversations, strict=True))
@@ -180,7 +180,7 @@ def with_turns(rows: Sequence[Row], prompts: Prompts) -> list[Row]:
 
 
 def read_source(job: StageJob, split: str, codec: Codec) -> Source:
-    """The prompts of one split that fit the recipe's limit, with their demonstrations where there are any."""
+    """Return the prompts of one split that fit the recipe's limit, with their demonstrations where there are any."""
     if "prompts" in job.inputs:
         return Source(read_prompts(job.inputs["prompts"], split, codec), demonstrations=None)
     folder = job.inputs["demonstrations"]
@@ -190,7 +190,7 @@ def read_source(job: StageJob, split: str, codec: Codec) -> Source:
 
 
 def cut_batches(sources: Mapping[str, Source], work: ResolvedPreferenceCollection) -> Iterator[Batch]:
-    """Every prompt of every split once, ``batch_size`` responses at a time (at least one prompt's)."""
+    """Yield every prompt of every split once, ``batch_size`` responses at a time (at least one prompt's)."""
     size = max(1, work.batch_size // work.samples_per_prompt)
     for split in reversed(SPLITS):
         count = len(sources[split].prompts)
@@ -209,7 +209,7 @@ def sample_batch(
     number: int,
     device: torch.device,
 ) -> Sampled:
-    """The responses to a batch's prompts, each prompt's in a row: a function of the seed and the batch's number."""
+    """Return the responses to a batch's prompts, each prompt's in a row: a function of the seed and the batch's number."""
     work = job.work
     return sample_responses(
         engine,
@@ -230,7 +230,7 @@ def collect(
     work: ResolvedPreferenceCollection,
     judge: Judgement | None,
 ) -> Collected:
-    """The pairs that a batch's responses give."""
+    """Return the pairs that a batch's responses give."""
     group = work.samples_per_prompt
     texts = without_opening(sampled.responses, codec)
     lengths = sampled.sequences.lengths.tolist()
@@ -266,7 +266,7 @@ def without_opening(responses: Sequence[str], codec: Codec) -> list[str]:
 
 
 def encode_demonstrations(texts: Sequence[str], batch: Batch, codec: Codec) -> list[Response]:
-    """A batch's demonstrations with their lengths, as training would read them."""
+    """Return a batch's demonstrations with their lengths, as training would read them."""
     of_batch = [texts[index] for index in batch.indices]
     limit = codec.generation.max_response_tokens
     encoded = encode_responses(codec.tokenizer, of_batch, max_tokens=limit, chat=codec.chat)
@@ -274,7 +274,7 @@ def encode_demonstrations(texts: Sequence[str], batch: Batch, codec: Codec) -> l
 
 
 def judged_pair(prompt: str, responses: Sequence[Response], scores: Sequence[float]) -> list[Pair] | str:
-    """The best response against the worst, of equal ones the first; or why there is no such pair.
+    """Return the best response against the worst, of equal ones the first; or why there is no such pair.
 
     Raises:
         FloatingPointError: a score is not finite.
@@ -297,7 +297,7 @@ def judged_pair(prompt: str, responses: Sequence[Response], scores: Sequence[flo
 def demonstrated_pairs(
     prompt: str, demonstration: Response, responses: Sequence[Response]
 ) -> list[Pair] | str:
-    """The demonstration against each different response of the policy's own; or why there is no such pair."""
+    """Return the demonstration against each different response of the policy's own; or why there is no such pair."""
     by_text = {response.text: response for response in responses if response.is_usable}
     if not by_text:
         return NO_TEXT
@@ -306,7 +306,7 @@ def demonstrated_pairs(
 
 
 def pair_of(prompt: str, chosen: Response, rejected: Response) -> Pair:
-    """A row of the dataset."""
+    """Return a row of the dataset."""
     return Pair(
         prompt=prompt,
         chosen=chosen.text,

@@ -109,14 +109,14 @@ def run(job: StageJob[PrepareData]) -> StageResult:
 
 
 def keep_usable(batches: Iterator[pa.Table], work: PrepareData, scratch: Path) -> tuple[SpooledRows, Report]:
-    """The usable rows on disk, and a report of the others."""
+    """Return the usable rows on disk, and a report of the others."""
     repeats = isinstance(work.data.origin, Builtin)
     kept, report_of = usable_rows(batches, content=work.content, allow_repeats=repeats)
     return spool(kept, scratch / "kept.arrow"), report_of()
 
 
 def described(counts: dict[str, int], report: Report, found: Format | None) -> dict[str, Any]:
-    """What ``report.json`` says; of the rows that were left out the first ones, with their number from 0 on.
+    """Return what ``report.json`` says; of the rows that were left out the first ones, with their number from 0 on.
 
     Args:
         found: the format of the file; told where it was recognised.
@@ -132,7 +132,7 @@ def described(counts: dict[str, int], report: Report, found: Format | None) -> d
 
 
 def builtin_batches(work: PrepareData) -> Iterator[pa.Table]:
-    """Rows of ``builtin:NAME/KIND``."""
+    """Yield rows of ``builtin:NAME/KIND``."""
     data, shares = work.data, work.shares
     name, kind = (data.origin.name, data.origin.kind) if isinstance(data.origin, Builtin) else ("", None)
     dial = arithmetic.DIALS.get(name)
@@ -170,13 +170,13 @@ def builtin_batches(work: PrepareData) -> Iterator[pa.Table]:
 
 
 def number_of(size: int | float, rows: int) -> int:
-    """A split's number of rows, where it is given as a share of so many."""
+    """Return a split's number of rows, where it is given as a share of so many."""
     return size if isinstance(size, int) else max(1, round(size * rows))
 
 
 @contextmanager
 def read_file(data: Data, content: str, job: StageJob) -> Iterator[tuple[RowReader, Iterator[pa.Table]]]:
-    """What reads the rows of the user's file, and its batches; of a copy that was made while it was hashed.
+    """Yield what reads the rows of the user's file, and its batches; of a copy that was made while it was hashed.
 
     Raises:
         UnusableData: the file cannot be read as what its name says, or cannot hold such rows.
@@ -209,7 +209,7 @@ def read_file(data: Data, content: str, job: StageJob) -> Iterator[tuple[RowRead
 
 
 def batches_of(reader: RowReader, rows: Iterator[SourceRow], scratch: Path) -> Iterator[pa.Table]:
-    """The rows that the reader makes, ``SLICE_ROWS`` at a time; one that cannot be read says why in ``fault``.
+    """Yield the rows that the reader makes, ``SLICE_ROWS`` at a time; one that cannot be read says why in ``fault``.
 
     Raises:
         MissingColumn: no row has what a column is mapped to.
@@ -257,7 +257,7 @@ def refuse_if_too_many_dropped(report: Report, *, name: str, max_dropped: float)
 def set_apart(
     texts: Callable[[], Iterable[str]], job: StageJob[PrepareData]
 ) -> tuple[list[str | None], dict[str, Any]]:
-    """The side of every row, or None if it is left out; and what ``report.json`` says of those that leak.
+    """Return the side of every row, or None if it is left out; and what ``report.json`` says of those that leak.
 
     Raises:
         UnusableData: no row is left, or more near-duplicates are left out than the recipe allows.
@@ -279,7 +279,7 @@ def set_apart(
 
 
 def sides_of(positions: Sequence[float], leaks: Any, work: PrepareData) -> list[str | None]:
-    """The side of every row; None for a row that is on none: contaminated, or of a held-out side beyond the number asked for.
+    """Return the side of every row; None for a row that is on none: contaminated, or of a held-out side beyond the number asked for.
 
     Args:
         positions: of each row's prompt.
@@ -296,7 +296,7 @@ def sides_of(positions: Sequence[float], leaks: Any, work: PrepareData) -> list[
 
 
 def asked_texts(rows: SpooledRows, columns: Sequence[str]) -> Iterator[str]:
-    """The prompt of every row; of a conversation, what the user said first."""
+    """Yield the prompt of every row; of a conversation, what the user said first."""
     for batch in rows.batches([column for column in ASKED_COLUMNS if column in columns]):
         yield from map(asked_text, batch.to_pylist())
 

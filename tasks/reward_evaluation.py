@@ -88,13 +88,13 @@ def pair_scores(reward: ScalarModel, pairs: Completions, *, limits: PassLimits) 
 
 
 def length_differences(pairs: Completions) -> Tensor:
-    """Tokens of the chosen response less those of the rejected one, (N,) integers."""
+    """Return tokens of the chosen response less those of the rejected one, (N,) integers."""
     lengths = [[len(ids) for ids in pairs.response_ids[side]] for side in SIDES]
     return torch.tensor(lengths[0]) - torch.tensor(lengths[1])
 
 
 def length_groups(differences: Tensor) -> dict[str, Tensor]:
-    """Name in ``LENGTH_GROUPS`` → which pairs are in the group, (N,) booleans.
+    """Return name in ``LENGTH_GROUPS`` → which pairs are in the group, (N,) booleans.
 
     Quarters: cut at the 25th, 50th and 75th percentile; a difference that equals a cut is below it.
     """
@@ -114,7 +114,7 @@ def accuracy_by_subgroup(pairs: Completions, correct: Tensor, clusters: Tensor) 
 
 
 def subgroup_table(subgroups: dict[str, Estimate]) -> list[dict[str, object]]:
-    """Each subgroup with its pairs, prompts, accuracy and Wilson's interval."""
+    """Return each subgroup with its pairs, prompts, accuracy and Wilson's interval."""
     uncertainty = uncertainty_of(subgroups)
     return [
         {

@@ -135,14 +135,14 @@ def run(job: StageJob[ResolvedRewardModelling]) -> StageResult:
 
 
 def read_preferences(job: StageJob, split: str, codec: Codec) -> Completions | Rankings:
-    """The pairs of ``data`` or the rankings of ``rankings``, whichever the recipe names."""
+    """Return the pairs of ``data`` or the rankings of ``rankings``, whichever the recipe names."""
     if "rankings" in job.inputs:
         return read_rankings(job.inputs["rankings"], split, codec)
     return read_completions(job.inputs["data"], split, SIDES, codec)
 
 
 def scored(reward: ScalarModel, batch: Sequences, *, with_language: bool) -> Tensor:
-    """What a pass computes of some responses, of the first half their log-probabilities too."""
+    """Return what a pass computes of some responses, of the first half their log-probabilities too."""
     if not with_language:
         return scores(reward, batch)
     found, logprobs = scores_and_logprobs(reward, batch, first_rows=(len(batch) + 1) // 2)
@@ -164,7 +164,7 @@ def accumulate_preferences(
 def measure_preferences(
     reward: ScalarModel, preferences: Completions | Rankings, *, limits: PassLimits
 ) -> dict[str, Estimate]:
-    """``pair_accuracy``, ``score_gap`` and ``preference_loss`` over held-out pairs or rankings."""
+    """Measure ``pair_accuracy``, ``score_gap`` and ``preference_loss`` over held-out pairs or rankings."""
     if isinstance(preferences, Rankings):
         return measure_rankings(reward, preferences, limits=limits)
     return measure_pairs(reward, preferences, limits=limits)
@@ -176,7 +176,7 @@ def accumulate_pairs(
     indices: Sequence[int],
     work: ResolvedRewardModelling,
 ) -> tuple[dict[str, float], int]:
-    """The gradient of Σ −log σ(chosen − rejected − margin)/pairs, with centring and the chosen responses' NLL.
+    """Return the gradient of Σ −log σ(chosen − rejected − margin)/pairs, with centring and the chosen responses' NLL.
 
     The margin is each pair's own, where the data has margins. A micro-batch counts pairs.
     """
@@ -219,7 +219,7 @@ def _margin(pairs: Completions, indices: Sequence[int], like: Tensor) -> Tensor 
 def accumulate_rankings(
     reward: ScalarModel, rankings: Rankings, indices: Sequence[int], work: ResolvedRewardModelling
 ) -> tuple[dict[str, float], int]:
-    """The gradient of the mean over prompts of each one's mean −log σ(better − worse) over its untied pairs.
+    """Return the gradient of the mean over prompts of each one's mean −log σ(better − worse) over its untied pairs.
 
     Every completion goes through the model once. A micro-batch counts prompts, and holds all completions of each.
     """

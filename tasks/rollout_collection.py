@@ -100,7 +100,7 @@ def samples_of(split: str, work: ResolvedRolloutCollection) -> int:
 
 
 def cut_batches(prompts: Mapping[str, Prompts], work: ResolvedRolloutCollection) -> Iterator[Batch]:
-    """Every prompt of every split once, ``batch_size`` responses at a time (at least one prompt's)."""
+    """Yield every prompt of every split once, ``batch_size`` responses at a time (at least one prompt's)."""
     for split in reversed(SPLITS):
         size = max(1, work.batch_size // samples_of(split, work))
         for start in range(0, len(prompts[split]), size):
@@ -108,7 +108,7 @@ def cut_batches(prompts: Mapping[str, Prompts], work: ResolvedRolloutCollection)
 
 
 def describe(scored: Scored) -> dict[str, float]:
-    """What the responses of one batch are like."""
+    """Return what the responses of one batch are like."""
     sampled, scores = scored.sampled, scored.scores
     measured = {
         "score_mean": scores.total,
@@ -131,7 +131,7 @@ def estimate(test: Collected) -> dict[str, Estimate]:
 
 
 def describe_groups(collected: Mapping[str, Collected]) -> dict[str, float]:
-    """The spread of the test scores, and the share of training prompts whose responses all score the same."""
+    """Return the spread of the test scores, and the share of training prompts whose responses all score the same."""
     train, test = collected[TRAIN], collected[TEST]
     uniform = uniform_groups(train.weighted_sums, samples_per_prompt=train.samples_per_prompt)
     return {

@@ -75,7 +75,7 @@ class OpenedModel:
         self.codec = Codec(tokenizer, opening.generation, opening.chat)
 
     def describe(self) -> ModelOpened:
-        """What the first line is answered with."""
+        """Return what the first line is answered with."""
         tokenizer, chat = self.codec.tokenizer, self.codec.chat
         stops = self.codec.stop_token_ids
         template = str(tokenizer.chat_template or "")
@@ -92,7 +92,7 @@ class OpenedModel:
         return PolicyModel(load_stored_policy(self.files, training="nothing")).to(training_device())
 
     def answer(self, line: bytes) -> SampleReply | RenderReply | Merged:
-        """The reply to a line after the first; raises as ``sample``, ``render`` and ``vantage.models.merging.merge``."""
+        """Return the reply to a line after the first; raises as ``sample``, ``render`` and ``vantage.models.merging.merge``."""
         request = _REQUEST.validate_json(line)
         if isinstance(request, SampleRequest):
             return self.sample(request)
@@ -147,7 +147,7 @@ class OpenedModel:
         )
 
     def render(self, request: RenderRequest) -> RenderReply:
-        """Rows of data as training reads them.
+        """Return rows of data as training reads them.
 
         Raises:
             ValueError: a conversation that the chat template refuses.

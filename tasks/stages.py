@@ -42,7 +42,7 @@ def run_stage(job: StageJob) -> StageResult:
 
 @contextmanager
 def _output_of_this_process(job: StageJob) -> Iterator[StageJob]:
-    """The job as it is; in a process that writes no files, with an output folder that is thrown away.
+    """Yield the job as it is; in a process that writes no files, with an output folder that is thrown away.
 
     All ranks have to take part in gathering sharded weights, so all of them save; one folder becomes the artifact.
     """

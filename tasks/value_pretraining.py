@@ -121,7 +121,7 @@ def result_of(
     encoding: Mapping[str, float],
     base: str | None,
 ) -> StageResult:
-    """What the kept critic explains of responses to test prompts; its diagnosis is written beside it."""
+    """Return what the kept critic explains of responses to test prompts; its diagnosis is written beside it."""
     measured = diagnose(critic, test, models)
     diagnosis = diagnose_critic(
         predict(critic, test, models),

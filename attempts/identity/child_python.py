@@ -29,7 +29,7 @@ def python_environment() -> dict[str, str]:
 
 @cache
 def _is_installed() -> bool:
-    """Whether a new interpreter finds this very folder of ours by itself."""
+    """Return whether a new interpreter finds this very folder of ours by itself."""
     places = [*site.getsitepackages(), site.getusersitepackages()]
     return any(_holds_ours(found) for found in distributions(name=DISTRIBUTION, path=places))
 

@@ -23,7 +23,7 @@ _NO_LICENSE = "OSI Approved"
 
 @cache
 def environment() -> Environment:
-    """Everything that is installed where this process imports from; read once."""
+    """Return everything that is installed where this process imports from; read once."""
     return Environment(
         python=platform.python_version(),
         implementation=platform.python_implementation(),
@@ -34,7 +34,7 @@ def environment() -> Environment:
 
 
 def operating_system() -> str:
-    """``Debian GNU/Linux 12 (bookworm)``, or the kernel's name where the system has none."""
+    """Return ``Debian GNU/Linux 12 (bookworm)``, or the kernel's name where the system has none."""
     try:
         return platform.freedesktop_os_release()["PRETTY_NAME"]
     except (OSError, KeyError):
@@ -42,7 +42,7 @@ def operating_system() -> str:
 
 
 def constraints_digest() -> str:
-    """sha256 of the file that ``PIP_CONSTRAINT`` names, else of the checkout's constraints.txt; ``unknown`` if there is none."""
+    """Return the sha256 of the file that ``PIP_CONSTRAINT`` names, else of the checkout's constraints.txt; ``unknown`` if there is none."""
     named = os.environ.get("PIP_CONSTRAINT", "").strip()
     checkout = checkout_of_package()
     path = Path(named) if named else None if checkout is None else checkout / "constraints.txt"
@@ -53,7 +53,7 @@ def constraints_digest() -> str:
 
 
 def _installed() -> dict[str, Installed]:
-    """Name → distribution; of two with one name the first on the path, which is the one that is imported."""
+    """Return name → distribution; of two with one name the first on the path, which is the one that is imported."""
     found: dict[str, Installed] = {}
     for each in distributions(path=[place for place in sys.path if place]):
         described = _described(each.read_text("METADATA") or each.read_text("PKG-INFO") or "")
@@ -63,7 +63,7 @@ def _installed() -> dict[str, Installed]:
 
 
 def _described(metadata: str) -> Installed | None:
-    """A distribution by its core metadata, of which only the headers are read; None: they have no name or version."""
+    """Return a distribution by its core metadata, of which only the headers are read; None: they have no name or version."""
     headers = metadata.partition("\n\n")[0]
     told: dict[str, str] = {}
     for name, value in _HEADER.findall(headers):

@@ -14,7 +14,7 @@ _GIB = 2**30
 
 
 def hardware(proc: Path = PROC, cgroup: Path = CGROUP) -> dict[str, str]:
-    """``cpu`` (its model), ``cpus`` that this process may use, ``memory``, ``gpus`` of the machine and their ``driver``."""
+    """Return ``cpu`` (its model), ``cpus`` that this process may use, ``memory``, ``gpus`` of the machine and their ``driver``."""
     driver = proc / "driver" / "nvidia"
     gpus = Counter(
         _found(r"^Model:\s*(.+)$", information) for information in sorted(driver.glob("gpus/*/information"))
@@ -33,7 +33,7 @@ def _processor() -> str:
 
 
 def _memory(meminfo: Path, limit: Path) -> str:
-    """``7.8 GiB``: that of the machine, or of the container if it may use less."""
+    """Return the memory, as ``7.8 GiB``: that of the machine, or of the container if it may use less."""
     total = _found(r"^MemTotal:\s*(\d+) kB$", meminfo)
     allowed = _found(r"^(\d+)$", limit)
     bounds = [int(total) * 1024] if total.isdecimal() else []
@@ -42,7 +42,7 @@ def _memory(meminfo: Path, limit: Path) -> str:
 
 
 def _found(pattern: str, path: Path, *, or_else: str = UNKNOWN) -> str:
-    """The first group of the first match in a file."""
+    """Return the first group of the first match in a file."""
     try:
         match = re.search(pattern, path.read_text(errors="replace"), re.MULTILINE)
     except OSError:
@@ -51,7 +51,7 @@ def _found(pattern: str, path: Path, *, or_else: str = UNKNOWN) -> str:
 
 
 def container_image(containerenv: Path = Path("/run/.containerenv")) -> str:
-    """The image that this process runs in, as ``VANTAGE_IMAGE`` or podman says; ``unknown`` otherwise."""
+    """Return the image that this process runs in, as ``VANTAGE_IMAGE`` or podman says; ``unknown`` otherwise."""
     told = os.environ.get("VANTAGE_IMAGE", "").strip()
     if told:
         return told

@@ -15,7 +15,7 @@ SUFFIXES = frozenset({".py", ".yaml", ".json", ".jsonl"})
 
 @cache
 def package_version() -> str:
-    """The version of the installed distribution; ``unknown`` if none is installed."""
+    """Return the version of the installed distribution; ``unknown`` if none is installed."""
     try:
         return version(DISTRIBUTION)
     except PackageNotFoundError:
@@ -24,7 +24,7 @@ def package_version() -> str:
 
 @cache
 def package_digest() -> str:
-    """sha256 over the paths and bytes of all files of our packages; one wheel, and the checkout that it is made of, agree.
+    """Return the sha256 over the paths and bytes of all files of our packages; one wheel, and the checkout that it is made of, agree.
 
     Of the files as this process first saw them: what it has imported does not change with them.
 
@@ -45,10 +45,10 @@ def package_digest() -> str:
 
 
 def packages() -> list[Path]:
-    """The folders of ``vantage.schemas``, ``vantage.models`` and so on; in a checkout, those that its links lead to."""
+    """Return the folders of ``vantage.schemas``, ``vantage.models`` and so on; in a checkout, those that its links lead to."""
     return sorted(path.parent.resolve() for path in package_folder().glob("*/__init__.py"))
 
 
 def package_folder() -> Path:
-    """The folder that ``vantage`` is imported from; in a checkout it holds links to our packages."""
+    """Return the folder that ``vantage`` is imported from; in a checkout it holds links to our packages."""
     return Path(vantage.__path__[0])

@@ -29,7 +29,7 @@ class Revision(NamedTuple):
 
 @cache
 def revision() -> Revision:
-    """The commit of the checkout that holds our packages, or of the repository that pip installed them from.
+    """Return the commit of the checkout that holds our packages, or of the repository that pip installed them from.
 
     The repository of a folder around an installed package (a virtual environment in somebody's project) is not it.
     """
@@ -40,13 +40,13 @@ def revision() -> Revision:
 
 
 def checkout_of_package() -> Path | None:
-    """The folder of our checkout, if the packages are imported from one."""
+    """Return the folder of our checkout, if the packages are imported from one."""
     root = package_folder().parent
     return root if (root / ".git").exists() and (root / "pyproject.toml").is_file() else None
 
 
 def by_git(checkout: Path) -> Revision | None:
-    """As git says; None: there is no git, or it refuses (for example a checkout of another user)."""
+    """Ask git; None: there is no git, or it refuses (for example a checkout of another user)."""
     git = shutil.which("git")
     if git is None:
         return None
@@ -75,7 +75,7 @@ def by_git(checkout: Path) -> Revision | None:
 
 
 def by_files(git: Path) -> str | None:
-    """The commit of ``HEAD``, read from the repository's own files; None: it is in none of the usual places."""
+    """Return the commit of ``HEAD``, read from the repository's own files; None: it is in none of the usual places."""
     try:
         if git.is_file():  # a worktree, whose files are elsewhere
             git = git.parent / git.read_text().strip().removeprefix("gitdir: ")
@@ -96,7 +96,7 @@ def by_files(git: Path) -> str | None:
 
 
 def _installed_commit() -> str | None:
-    """The commit that pip noted when it installed from a repository (PEP 610)."""
+    """Return the commit that pip noted when it installed from a repository (PEP 610)."""
     try:
         noted = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, OSError, ValueError):

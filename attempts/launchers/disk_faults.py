@@ -15,18 +15,18 @@ _ERROR_MESSAGES = tuple(os.strerror(number) for number in ERRNOS)
 
 
 def is_disk_fault(error: BaseException) -> bool:
-    """Whether the error, or one that it was raised from, is about the disk."""
+    """Return whether the error, or one that it was raised from, is about the disk."""
     return any(_is_fault(each) for each in _chain(error))
 
 
 def is_bucket_fault(error: BaseException) -> bool:
-    """Whether the error is one of the bucket's client: the network, the login, or a bucket that is not there."""
+    """Return whether the error is one of the bucket's client: the network, the login, or a bucket that is not there."""
     kinds = [type(each) for each in _chain(error)]
     return any(kind.__name__ == "BucketNotFound" or kind.__module__.startswith("obstore") for kind in kinds)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it was raised from."""
+    """Yield the error and what it was raised from."""
     seen: set[int] = set()
     following: BaseException | None = error
     while following is not None and id(following) not in seen:

@@ -146,7 +146,7 @@ def attempt_folder(job: StageJob) -> Path:
 
 
 def saved_result(scratch: Path, attempt: int) -> StageResult | None:
-    """The result of an attempt, if its scratch folder still exists."""
+    """Return the result of an attempt, if its scratch folder still exists."""
     try:
         return StageResult.model_validate_json(
             (_attempt_folder(scratch, attempt) / "result.json").read_bytes()
@@ -269,7 +269,7 @@ def _kill_group(process: ForkServerProcess) -> None:
 
 
 def _exit_status(process: ForkServerProcess) -> int:
-    """The exit code as a shell reports it."""
+    """Return the exit code as a shell reports it."""
     with _multiprocessing_lock:
         process.join()
         status = process.exitcode
@@ -286,7 +286,7 @@ def _exit_status(process: ForkServerProcess) -> int:
 def _failure(
     path: Path, status: int, *, log: Path, stopped: bool, hung: str | None, out_of_memory: bool
 ) -> Failure:
-    """The failure that the process reported, or one derived from its exit status."""
+    """Return the failure that the process reported, or one derived from its exit status."""
     failure = _reported_failure(path)
     if failure is not None:
         if failure.cause != "internal":
@@ -338,7 +338,7 @@ def _failure(
 
 
 def _reported_failure(path: Path) -> Failure | None:
-    """The failure that the process wrote; None if it could not write it, or not completely."""
+    """Return the failure that the process wrote; None if it could not write it, or not completely."""
     try:
         return Failure.model_validate_json(path.read_bytes())
     except (OSError, ValueError):
@@ -350,7 +350,7 @@ FORKSERVER_LOST = 255
 
 
 def last_line(log: Path) -> str:
-    """The last nonblank line in the last 8 KiB of a log."""
+    """Return the last nonblank line in the last 8 KiB of a log."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))

@@ -120,7 +120,7 @@ def _leave() -> None:
 
 
 def _placement(resources: Resources, *, nodes: int, num_ranks: int) -> ScalingConfig:
-    """Where Ray puts the ranks. Several on a node are packed: GPUs of a node that are asked for whole are taken whole."""
+    """Return where Ray puts the ranks. Several on a node are packed: GPUs of a node that are asked for whole are taken whole."""
     on_each = num_ranks // nodes
     return ScalingConfig(
         num_workers=num_ranks,
@@ -148,7 +148,7 @@ def _print_stacks(folder: Path, num_ranks: int) -> None:
 
 
 def _exit_code(job_file: Path, error: TrainingFailedError) -> int:
-    """That of the failure that a rank has reported; else that of a killed process, if a rank or its node was lost.
+    """Return the exit code of the failure that a rank has reported; else that of a killed process, if a rank or its node was lost.
 
     Raises:
         Exception: what a rank has raised that could not report.
@@ -167,7 +167,7 @@ def _exit_code(job_file: Path, error: TrainingFailedError) -> int:
 
 
 def _rank(config: dict[str, Any]) -> None:
-    """One rank, in a worker of Ray Train, which has begun the process group."""
+    """Run one rank, in a worker of Ray Train, which has begun the process group."""
     path = Path(config["job_file"])
     _check_node(path, config["versions"])
     torch.set_num_threads(config["threads"])

@@ -50,7 +50,7 @@ class SamplingProcess:
             self._process.stdin.flush()
 
     def opened(self) -> ModelOpened:
-        """The answer to ``OpenModel``, which was sent at the start.
+        """Return the answer to ``OpenModel``, which was sent at the start.
 
         Raises:
             ValueError: the model cannot be used; the message says why.
@@ -59,7 +59,7 @@ class SamplingProcess:
         return self._take(ModelOpened)
 
     def sampled(self) -> SampleReply:
-        """The answer to a ``SampleRequest``; raises as ``opened``."""
+        """Return the answer to a ``SampleRequest``; raises as ``opened``."""
         return self._take(SampleReply)
 
     def ask(self, request: SampleRequest) -> SampleReply:
@@ -93,7 +93,7 @@ class SamplingProcess:
         raise ValueError(refused.refused)
 
     def _told(self) -> str:
-        """The last lines that the process has printed."""
+        """Return the last lines that the process has printed."""
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").splitlines()
         return without_secrets("\n".join(lines[-_SHOWN_LINES:]))

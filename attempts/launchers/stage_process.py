@@ -123,7 +123,7 @@ def end(code: int) -> NoReturn:
 
 
 def explain(error: BaseException) -> Failure:
-    """The failure for an error of a stage; pure."""
+    """Return the failure for an error of a stage; pure."""
     message = without_secrets(str(error).strip() or type(error).__name__)
     if isinstance(error, preemption.Preempted):
         return Failure(
@@ -184,12 +184,12 @@ def explain(error: BaseException) -> Failure:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Whether a RuntimeError comes from one of torch's allocators."""
+    """Return whether a RuntimeError comes from one of torch's allocators."""
     return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in OUT_OF_MEMORY_MESSAGES)
 
 
 def _first_sentences(message: str) -> str:
-    """The first sentences in one line, without torch's source location at the start and its advice at the end."""
+    """Return the first sentences in one line, without torch's source location at the start and its advice at the end."""
     line = re.sub(r"^\[enforce fail at [^\]]+\] .*?\. ", "", " ".join(message.split()))
     return " ".join(re.split(r"(?<=[.!?])\s+(?=[A-Z])", line)[:3])[:_MESSAGE_CHARACTERS]
 

@@ -111,7 +111,7 @@ def _stacks_file(job_file: Path, rank: int) -> Path:
 
 
 def _exit_code(job_file: Path, error: ChildFailedError) -> int:
-    """That of the failure that a rank has reported; else that of the rank that ended first."""
+    """Return the exit code of the failure that a rank has reported; else that of the rank that ended first."""
     with suppress(OSError, ValueError):
         return Failure.model_validate_json(job_file.with_name("failure.json").read_bytes()).exit_code
     _, first = error.get_first_failure()
@@ -119,7 +119,7 @@ def _exit_code(job_file: Path, error: ChildFailedError) -> int:
 
 
 def _rank(job_file: str, stage: str, threads: int) -> None:
-    """One rank: returns when the stage is done, and ends the process when it failed."""
+    """Run one rank: return when the stage is done, and end the process when it failed."""
     adopt_descendants()
     stage_process.die_with(os.getppid())
     preemption.listen()

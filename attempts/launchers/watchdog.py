@@ -53,7 +53,7 @@ class Watchdog:
         self._silent = self._idle = 0.0
 
     def hang_reason(self, pid: int) -> str | None:
-        """Why the process counts as hung; None: it does not."""
+        """Return why the process counts as hung; None: it does not."""
         if self._hang_seconds is None:
             return None
         interval = min(POLL_SECONDS, self._hang_seconds / 10)
@@ -103,7 +103,7 @@ def cpu_seconds_of_session(leader: int) -> float:
 
 
 def _duration(seconds: float) -> str:
-    """A duration in the largest unit in which it is a whole number."""
+    """Return a duration in the largest unit in which it is a whole number."""
     for size, unit in ((3600, "h"), (60, "min")):
         if seconds >= size and seconds % size == 0:
             return f"{seconds / size:g} {unit}"

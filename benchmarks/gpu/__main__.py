@@ -32,7 +32,7 @@ MEASURED_PRODUCTS = {"h200": 790e12}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The console script."""
+    """Run the console script."""
     parser = _parser()
     options = parser.parse_args(arguments)
     rollout = Rollout(
@@ -101,7 +101,7 @@ def beside_trl(size: Size, rollout: Rollout, ours: float, options: argparse.Name
 
 
 def print_floors(name: str, sizes: Sequence[Size], rollout: Rollout, *, iterations: int) -> None:
-    """The floors by a data sheet; the device need not be here."""
+    """Print the floors by a data sheet; the device need not be here."""
     device = GPUS[name]
     flops = MEASURED_PRODUCTS.get(name, device.bfloat16)
     rates = Rates(flops, device.bandwidth)

@@ -39,12 +39,12 @@ class Facts:
 
 
 def data_sheet(name: str) -> Device | None:
-    """The entry of the device that calls itself so."""
+    """Return the entry of the device that calls itself so."""
     return next((GPUS[key] for part, key in NAMES.items() if part in name), None)
 
 
 def facts(device: torch.device) -> Facts:
-    """Of the device at hand; a second or two of measuring."""
+    """Measure the device at hand, for a second or two."""
     measured = Rates(product_rate(device), copy_rate(device))
     if device.type != "cuda":
         return Facts("CPU", memory=8e9, peak=None, measured=measured)

@@ -46,16 +46,16 @@ class Work:
     """That it samples, reads or learns from."""
 
     def seconds(self, rates: Rates) -> float:
-        """The floor."""
+        """Return the floor."""
         return self.flops / rates.flops + self.read / rates.bandwidth
 
     def read_seconds(self, rates: Rates) -> float:
-        """Of its bytes alone."""
+        """Return the seconds of reading its bytes alone."""
         return self.read / rates.bandwidth
 
 
 def trunk_flops(size: Size, *, first: int, last: int) -> float:
-    """One row's tokens at positions ``first`` to before ``last``, by the trunk."""
+    """Return one row's tokens at positions ``first`` to before ``last``, by the trunk."""
     shape = size.shape
     attended = (last * (last + 1) - first * (first + 1)) // 2
     tokens = last - first

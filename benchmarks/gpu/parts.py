@@ -64,7 +64,7 @@ class Iteration:
         self.old_values: Tensor
 
     def parts(self) -> Mapping[str, Callable[[], None]]:
-        """Name → what does it, in the order in which they come."""
+        """Return name → what does it, in the order in which they come."""
         return {
             "sampling": self.sample,
             "reward": self.score,
@@ -76,7 +76,7 @@ class Iteration:
         }
 
     def sample(self) -> None:
-        """A response to each prompt, ``samples`` times."""
+        """Sample a response to each prompt, ``samples`` times."""
         self._seed += 1
         taken_counts()
         prompts = [prompt for prompt in self._prompts for _ in range(self.rollout.samples)]
@@ -95,7 +95,7 @@ class Iteration:
         self.sequences = collate(prompts, samples.responses, pad_token_id=PAD).to(self.device)
 
     def sample_plainly(self) -> None:
-        """The same without CUDA graphs."""
+        """Sample the same without CUDA graphs."""
         before = os.environ.get(SWITCH)
         os.environ[SWITCH] = "0"
         try:
@@ -108,7 +108,7 @@ class Iteration:
 
     @torch.no_grad()
     def score(self) -> None:
-        """Of each response."""
+        """Score each response."""
         self.rewards = torch.zeros(len(self.sequences), device=self.device)
         for part in passes_of(self.sequences, self._limits):
             with autocast(self.precision, self.device):
@@ -116,7 +116,7 @@ class Iteration:
 
     @torch.no_grad()
     def value(self) -> None:
-        """Of each token's prefix, before the update."""
+        """Compute values of each token's prefix, before the update."""
         self.old_values = torch.zeros(self.sequences.response_ids.shape, device=self.device)
         for part in passes_of(self.sequences, self._limits):
             with autocast(self.precision, self.device):
@@ -131,7 +131,7 @@ class Iteration:
         setattr(self, name, found)
 
     def update_policy(self) -> None:
-        """One epoch: PPO's surrogate of the responses' scores, an optimiser step for each minibatch."""
+        """Make one epoch: PPO's surrogate of the responses' scores, an optimiser step for each minibatch."""
         shaped = self.rewards - KL_COEF * (self.old_logprobs - self.ref_logprobs).sum(dim=1)
         advantages = (shaped - shaped.mean())[:, None].expand_as(self.old_logprobs)
 
@@ -153,7 +153,7 @@ class Iteration:
         self._update(self.policy, loss)
 
     def update_critic(self) -> None:
-        """One epoch of regression on the responses' scores."""
+        """Make one epoch of regression on the responses' scores."""
         targets = self.rewards[:, None].expand_as(self.old_values)
 
         def loss(micro: Sequences, rows: Tensor, denominator: int) -> Tensor:
@@ -186,7 +186,7 @@ class Iteration:
 
 
 def config_of(size: Size, positions: int) -> LlamaConfig:
-    """What transformers builds the networks from."""
+    """Return what transformers builds the networks from."""
     return LlamaConfig(
         vocab_size=size.vocab_size,
         hidden_size=size.hidden_size,

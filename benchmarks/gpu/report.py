@@ -42,7 +42,7 @@ class Row:
 
 
 def rows(timed: Mapping[str, Timed], works: Mapping[str, Work], facts: Facts) -> list[Row]:
-    """A row for each part, then one for all of them.
+    """Return a row for each part, then one for all of them.
 
     Floors are by measured products and, where it is known, the data sheet's bandwidth; MFU and shares by the data sheet.
     """
@@ -85,7 +85,7 @@ def _whole(parts: list[Row], works: Mapping[str, Work], peak: Rates) -> Row:
 
 
 def line(row: Row) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     share = "" if row.bandwidth_share is None else f"{row.bandwidth_share:.1%}"
     cells = (
         row.part,
@@ -102,7 +102,7 @@ def line(row: Row) -> str:
 
 
 def graphs_line(counts: PassCounts, plain: Timed | None, *, sampling: Row) -> str:
-    """What the sampler captured and replayed (docs/decisions/0037), and what sampling takes without it."""
+    """Return what the sampler captured and replayed (docs/decisions/0037), and what sampling takes without it."""
     told = (
         f"CUDA graphs while sampling: {counts.graphs_captured} captured, {counts.graph_replays} replays, "
         f"{counts.graph_fallbacks} times without"
@@ -115,7 +115,7 @@ def graphs_line(counts: PassCounts, plain: Timed | None, *, sampling: Row) -> st
 
 
 def heading(size: str, rollout: Rollout, fit: Fit, facts: Facts, *, precision: str) -> str:
-    """What was measured, on what."""
+    """Return what was measured, on what."""
     peak = "" if facts.peak is None else f", data sheet {_told(facts.peak)}"
     return (
         f"{size}, {precision}, {facts.name} (measured {_told(facts.measured)}{peak}): {rollout.prompts} × {rollout.samples} "
@@ -131,7 +131,7 @@ def _told(rates: Rates) -> str:
 def as_json(
     size: str, found: list[Row], facts: Facts, fit: Fit, counts: PassCounts, plain: Timed | None
 ) -> dict[str, Any]:
-    """All of it."""
+    """Return all of it."""
     return {
         "size": size,
         "device": asdict(facts),

@@ -104,7 +104,7 @@ def network_bytes(size: Size) -> float:
 
 
 def fit(size: Size, rollout: Rollout, *, memory: float) -> Fit:
-    """As many rows and positions at once as fit into so many bytes; powers of two, or all.
+    """Return as many rows and positions at once as fit into so many bytes; powers of two, or all.
 
     Raises:
         TooLarge: not even one row fits beside the networks.
@@ -128,7 +128,7 @@ def fit(size: Size, rollout: Rollout, *, memory: float) -> Fit:
 
 
 def _power_of_two(most: float, all_of_them: int) -> int:
-    """The largest power of two that is no more than ``most``; all where these are no more."""
+    """Return the largest power of two that is no more than ``most``; all where these are no more."""
     if most >= all_of_them:
         return all_of_them
     return 1 << (int(most).bit_length() - 1)

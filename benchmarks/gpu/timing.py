@@ -30,7 +30,7 @@ class Timed:
 def time_parts(
     parts: Mapping[str, Callable[[], None]], device: torch.device, *, warmup: int, measured: int
 ) -> dict[str, Timed]:
-    """All parts in their order, some iterations to warm up, some that count, and on a GPU one whose waits are counted."""
+    """Return all parts in their order, some iterations to warm up, some that count, and on a GPU one whose waits are counted."""
     seconds: dict[str, list[float]] = {name: [] for name in parts}
     memory = dict.fromkeys(parts, 0.0)
     for iteration in range(warmup + measured):
@@ -68,7 +68,7 @@ def _time(part: Callable[[], None], device: torch.device) -> tuple[float, float]
 
 
 def count_waits(part: Callable[[], None]) -> int:
-    """How often Python waits for the GPU in a part."""
+    """Return how often Python waits for the GPU in a part."""
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as said:

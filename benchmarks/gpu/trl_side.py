@@ -123,7 +123,7 @@ def trainer(
 
 
 def config_of(size: dict[str, Any], positions: int) -> LlamaConfig:
-    """The shape of our side."""
+    """Return the shape of our side."""
     config = LlamaConfig(
         vocab_size=size["vocab_size"],
         hidden_size=size["hidden_size"],
@@ -143,7 +143,7 @@ def config_of(size: dict[str, Any], positions: int) -> LlamaConfig:
 
 
 def tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
-    """Of words that nobody reads: rows are ids. PPOTrainer asks which token ends a text, and lets none end one."""
+    """Make a tokenizer of words that nobody reads: rows are ids. PPOTrainer asks which token ends a text, and lets none end one."""
     words = {PAD: 0, END: 1, **{f"w{number}": number for number in range(2, vocab_size)}}
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel(words, unk_token=END)),

@@ -28,7 +28,7 @@ HEADER = (
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def row(workload: Workload, pairs: Sequence[Pair]) -> str:
-    """A line of the table: medians, with the lowest and the highest number."""
+    """Return a line of the table: medians, with the lowest and the highest number."""
     first = pairs[0]
     cells = (
         workload.name,
@@ -78,7 +78,7 @@ def row(workload: Workload, pairs: Sequence[Pair]) -> str:
 
 
 def told(found: Spread) -> str:
-    """As a cell of the table."""
+    """Return the measurement as a cell of the table."""
     return f"{found.median:.2f} ({found.lowest:.2f}–{found.highest:.2f})"
 
 

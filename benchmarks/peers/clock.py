@@ -27,7 +27,7 @@ class Clock:
     """Counts from the moment it is made; blocks after the warm-up until the other side is there too."""
 
     def __init__(self, workload: Workload, *, optimizers: int = 1) -> None:
-        """``optimizers``: each of which makes every one of the workload's steps."""
+        """Begin to time. ``optimizers``: each of which makes every one of the workload's steps."""
         self._workload, self._optimizers = workload, optimizers
         self._said = _own_stdout()
         self._calls: Counter[int] = Counter()
@@ -42,7 +42,7 @@ class Clock:
         self._counts["generated_tokens"] += tokens
 
     def finish_iteration(self) -> None:
-        """One more iteration is done."""
+        """Count one more iteration as done."""
         self._iterations += 1
         if self._iterations == self._workload.warmup:
             print(READY, file=self._said, flush=True)
@@ -73,7 +73,7 @@ class Clock:
             self.finish_iteration()
 
     def _count_passes(self) -> None:
-        """Of every Llama's trunk, whoever calls it."""
+        """Count the passes of every Llama's trunk, whoever calls it."""
         forward: Callable[..., Any] = modeling_llama.LlamaModel.forward
         counts = self._counts
 
@@ -100,7 +100,7 @@ def _cpu_seconds() -> float:
 
 
 def _own_stdout() -> TextIO:
-    """What the runner reads; all that libraries print goes to stderr from here on."""
+    """Return what the runner reads; all that libraries print goes to stderr from here on."""
     said = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return said

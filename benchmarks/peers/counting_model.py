@@ -53,14 +53,14 @@ def build_counting_model(folder: Path, *, seed: int, shape: Shape = "tiny") -> N
 
 
 def tiny_shape() -> LlamaConfig:
-    """The built-in model's, but for the vocabulary."""
+    """Return the built-in model's, but for the vocabulary."""
     config = builtin_config("tiny")
     config.vocab_size = len(SPECIAL_TOKENS) + VARIANTS * STATES
     return config
 
 
 def smollm2_shape() -> LlamaConfig:
-    """That of HuggingFaceTB/SmolLM2-135M, with an output head of its own."""
+    """Return the shape of HuggingFaceTB/SmolLM2-135M, with an output head of its own."""
     return LlamaConfig(
         vocab_size=49152,
         hidden_size=576,

@@ -52,7 +52,7 @@ def main(path: str, core: str) -> None:
 
 
 def sample_again(material: Material) -> None:
-    """The stages' sampler, on all prompts, over and over."""
+    """Sample from all prompts with the stages' sampler, over and over."""
     model = load_policy(Path(material.model))
     clock = Clock(material.workload)
     prompts = [prompt_ids(prompt) for prompt in material.prompts]
@@ -71,7 +71,7 @@ def sample_again(material: Material) -> None:
 
 
 def counted(generate: Callable[..., Samples], clock: Clock) -> Callable[..., Samples]:
-    """The engine's method, whose tokens the clock is told of."""
+    """Return the engine's method, whose tokens the clock is told of."""
 
     def generate_and_count(self: LocalEngine, prompts: Sequence[list[int]], **options: Any) -> Samples:
         samples = generate(self, prompts, **options)
@@ -82,7 +82,7 @@ def counted(generate: Callable[..., Samples], clock: Clock) -> Callable[..., Sam
 
 
 def job_of(material: Material, folder: Path) -> StageJob:
-    """The stage's job in an empty folder."""
+    """Return the stage's job in an empty folder."""
     workload = material.workload
     inputs = {"init": material.model, "data": material.data}
     if workload.kind in ALGORITHMS:
@@ -114,7 +114,7 @@ def job_of(material: Material, folder: Path) -> StageJob:
 
 
 def work_of(material: Material) -> Any:
-    """The stage's configuration; what is not named has the default of a recipe."""
+    """Return the stage's configuration; what is not named has the default of a recipe."""
     workload = material.workload
     trained = {
         "learning_rate": LEARNING_RATE,

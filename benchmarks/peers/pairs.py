@@ -51,7 +51,7 @@ class Spread:
 
 
 def spread(numbers: Sequence[float]) -> Spread:
-    """Of at least one number."""
+    """Return the spread of at least one number."""
     return Spread(statistics.median(numbers), min(numbers), max(numbers))
 
 
@@ -72,7 +72,7 @@ def check_equal(name: str, pair: Pair) -> None:
 
 
 def two_cores(number: int, cores: Sequence[int]) -> tuple[int, int]:
-    """Our core and the peer's in pair ``number`` (from 0).
+    """Return our core and the peer's in pair ``number`` (from 0).
 
     Raises:
         ValueError: there are not two cores.
@@ -84,7 +84,7 @@ def two_cores(number: int, cores: Sequence[int]) -> tuple[int, int]:
 
 
 def run_pair(material: Path, *, ours: Sequence[str], peer: Sequence[str], cores: tuple[int, int]) -> Pair:
-    """Both sides at once, each of which takes the path of the material and its core as arguments.
+    """Return both sides at once, each of which takes the path of the material and its core as arguments.
 
     Raises:
         SideFailed: one ended early; with the end of what it said.
@@ -121,7 +121,7 @@ class Side:
             )
 
     def line(self) -> str:
-        """The next line that it says."""
+        """Return the next line that it says."""
         said = _of(self._process.stdout).readline().strip()
         if not said:
             end = "\n".join(self._log.read_text().splitlines()[-15:])

@@ -67,7 +67,7 @@ def count_generated(clock: Clock) -> None:
 
 
 def generate_again(material: Material, clock: Clock) -> None:
-    """All prompts at once, over and over."""
+    """Generate from all prompts at once, over and over."""
     model = policy(material)
     input_ids = torch.tensor([prompt_ids(prompt) for prompt in material.prompts])
     config = GenerationConfig(
@@ -91,12 +91,12 @@ def generate_again(material: Material, clock: Clock) -> None:
 
 
 def policy(material: Material) -> Any:
-    """The policy's weights, anew."""
+    """Return the policy's weights, anew."""
     return AutoModelForCausalLM.from_pretrained(material.model, dtype=torch.float32)
 
 
 def scalar_model(material: Material) -> Any:
-    """The reward model's weights, anew."""
+    """Return the reward model's weights, anew."""
     return AutoModelForSequenceClassification.from_pretrained(
         material.reward, num_labels=1, dtype=torch.float32
     )
@@ -163,7 +163,7 @@ def groups(material: Material) -> dict[str, Any]:
 
 
 def grpo(material: Material, folder: str) -> None:
-    """As in arXiv 2402.03300; the reward model reads text, so that a response's end of sequence is not scored."""
+    """Train as in arXiv 2402.03300; the reward model reads text, so that a response's end of sequence is not scored."""
     from trl import GRPOConfig, GRPOTrainer
 
     arguments = common(material, folder) | groups(material) | {"beta": 0.04, "loss_type": "grpo"}
@@ -177,7 +177,7 @@ def grpo(material: Material, folder: str) -> None:
 
 
 def rloo(material: Material, folder: str) -> None:
-    """As in arXiv 2402.14740."""
+    """Train as in arXiv 2402.14740."""
     from trl import RLOOConfig, RLOOTrainer
 
     RLOOTrainer(

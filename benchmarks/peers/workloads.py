@@ -104,28 +104,28 @@ WORKLOADS = {
 
 
 def draw_lengths(workload: Workload, count: int) -> list[int]:
-    """Tokens of ``count`` responses: uniform from ``shortest`` to ``longest``, the same at every call."""
+    """Return tokens of ``count`` responses: uniform from ``shortest`` to ``longest``, the same at every call."""
     drawn = random.Random(f"{workload.kind} {workload.shortest} {workload.longest}")
     return [drawn.randint(workload.shortest, workload.longest) for _ in range(count)]
 
 
 def character(state: int, variant: int) -> str:
-    """The one character of a token: neither case nor white space, so that preparing data keeps it."""
+    """Return the one character of a token: neither case nor white space, so that preparing data keeps it."""
     return chr(0x4E00 + VARIANTS * state + variant)
 
 
 def token(text: str) -> int:
-    """The id of a token's character."""
+    """Return the id of a token's character."""
     return len(SPECIAL_TOKENS) + ord(text) - 0x4E00
 
 
 def prompt_ids(prompt: str) -> list[int]:
-    """As the tokenizer encodes a prompt."""
+    """Encode a prompt as the tokenizer does."""
     return [BOS, *map(token, prompt)]
 
 
 def response_ids(response: str) -> list[int]:
-    """As a whole response is learnt."""
+    """Encode a response as a whole response is learnt."""
     return [*map(token, response), EOS]
 
 
@@ -166,11 +166,11 @@ class Material:
     """Of each prompt, one or (``reward``: chosen, rejected) two; without the end-of-sequence token. Empty where responses are sampled."""
 
     def write(self, path: Path) -> None:
-        """As JSON."""
+        """Write the workload as JSON."""
         path.write_text(json.dumps(asdict(self)))
 
 
 def read_material(path: Path) -> Material:
-    """What ``Material.write`` wrote."""
+    """Return what ``Material.write`` wrote."""
     found = json.loads(path.read_text())
     return Material(**{**found, "workload": Workload(**found["workload"])})

@@ -26,7 +26,7 @@ START_SECONDS = 600.0
 
 
 def say(text: str) -> None:
-    """A message to the user; standard output is for the shell."""
+    """Print a message to the user; standard output is for the shell."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -83,7 +83,7 @@ def stop_all(folder: Path, *, delete: bool) -> None:
 
 
 def read_settings(folder: Path) -> Settings:
-    """The remembered settings, or new ones; an address in VANTAGE_POSTGRES_URL wins.
+    """Return the remembered settings, or new ones; an address in VANTAGE_POSTGRES_URL wins.
 
     Raises:
         ServersFailure: that address cannot be used.

@@ -9,7 +9,7 @@ from vantage.ledger.tracking import DANGEROUS
 
 
 def mlflow_server(settings: Settings, folder: Path, environment: dict[str, str]) -> Server:
-    """The server on ``settings.ports["mlflow"]``; its logins stand in its environment and in a private file."""
+    """Return the server on ``settings.ports["mlflow"]``; its logins stand in its environment and in a private file."""
     return Server(
         name="mlflow",
         command=[
@@ -41,7 +41,7 @@ def auth_config_path(folder: Path) -> Path:
 
 
 def write_auth_config(settings: Settings, folder: Path) -> None:
-    """The database of MLflow's users is named only in a file; ``%`` in its address is syntax there, and is doubled."""
+    """Write the file that alone names the database of MLflow's users; ``%`` in its address is syntax there, and is doubled."""
     database = settings.database_url("vantage_mlflow_auth", "psycopg").replace("%", "%%")
     write_private(
         auth_config_path(folder),

@@ -30,7 +30,7 @@ OUTSIDE = Path("/var/lib/vantage-servers")
 
 
 def account() -> str | None:
-    """The user that PostgreSQL runs as: it refuses to run as root. None: the user of this process."""
+    """Return the user that PostgreSQL runs as: it refuses to run as root. None: the user of this process."""
     if os.geteuid() != 0:
         return None
     names = {each.pw_name for each in pwd.getpwall()}
@@ -38,7 +38,7 @@ def account() -> str | None:
 
 
 def data_folder(folder: Path) -> Path:
-    """Where a new PostgreSQL keeps its data: in ``folder``, if its user can reach that."""
+    """Return where a new PostgreSQL keeps its data: in ``folder``, if its user can reach that."""
     if _reaches(folder):
         return folder / "postgres"
     OUTSIDE.mkdir(mode=0o755, exist_ok=True)
@@ -65,7 +65,7 @@ def programs() -> Iterator[Path]:
 
 
 def major_version(folder: Path) -> str:
-    """Of the programs in a folder: ``15``."""
+    """Return the major version of the programs in a folder: ``15``."""
     answer = subprocess.run([folder / "postgres", "--version"], capture_output=True, text=True, check=True)
     found = re.search(r"\d+", answer.stdout)
     assert found is not None, "postgres (PostgreSQL) 15.18"
@@ -111,7 +111,7 @@ class OwnPostgres:
         raise ServersFailure(f"PostgreSQL did not start: {last_lines(self.log)} ({self.log})")
 
     def runs(self) -> bool:
-        """Whether its main process lives."""
+        """Return whether its main process lives."""
         return self.data.exists() and self._pg_ctl("status").returncode == 0
 
     def stop(self) -> bool:
@@ -124,7 +124,7 @@ class OwnPostgres:
         return True
 
     def _answers(self, *, seconds: float) -> bool:
-        """Whether it accepts our login within some seconds."""
+        """Return whether it accepts our login within some seconds."""
         url = f"{self.settings.server_url}/postgres"
         deadline = time.monotonic() + seconds
         while True:

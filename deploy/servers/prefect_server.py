@@ -9,7 +9,7 @@ from vantage.attempts.identity.child_python import python_environment
 
 
 def prefect_server(settings: Settings, folder: Path, environment: dict[str, str]) -> Server:
-    """The server on ``settings.ports["prefect"]``; its logins stand in its environment, which other users cannot read."""
+    """Return the server on ``settings.ports["prefect"]``; its logins stand in its environment, which other users cannot read."""
     port = str(settings.ports["prefect"])
     return Server(
         name="prefect",

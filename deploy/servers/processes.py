@@ -39,7 +39,7 @@ class Server:
         return f"{_mark_of(self.folder, self.name)}{hashlib.sha256(started_with.encode()).hexdigest()[:16]}"
 
     def runs(self) -> bool:
-        """Whether its main process runs, with this very command and environment."""
+        """Return whether its main process runs, with this very command and environment."""
         return any(
             _mark(process) == self.mark and _leads_session(process)
             for process in processes_of(self.folder, self.name)
@@ -63,7 +63,7 @@ class Server:
 
 
 def processes_of(folder: Path, name: str) -> list[psutil.Process]:
-    """The living processes of a server. One that has ended and that nobody has waited for has no environment."""
+    """Return the living processes of a server. One that has ended and that nobody has waited for has no environment."""
     return [each for each in psutil.process_iter() if (_mark(each) or "").startswith(_mark_of(folder, name))]
 
 
@@ -104,7 +104,7 @@ def _mark(process: psutil.Process) -> str | None:
 
 
 def last_lines(log: Path, number: int = 3) -> str:
-    """The end of a log; empty if there is none."""
+    """Return the end of a log; empty if there is none."""
     if not log.exists():
         return ""
     return "\n".join(log.read_text(errors="replace").splitlines()[-number:])

@@ -44,7 +44,7 @@ class Settings(BaseModel):
         return f"{self.server_url.replace('postgresql://', f'postgresql+{driver}://', 1)}/{database}"
 
     def exports(self) -> str:
-        """What a client needs, as lines for a shell. No value has a character that a shell would treat as syntax."""
+        """Return what a client needs, as lines for a shell. No value has a character that a shell would treat as syntax."""
         variables = {
             "PREFECT_API_URL": f"http://{LOOPBACK}:{self.ports['prefect']}/api",
             "PREFECT_API_AUTH_STRING": f"{USER}:{self.prefect_password}",
@@ -65,7 +65,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server can listen on this port of the loopback address."""
+    """Return whether a server can listen on this port of the loopback address."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -76,7 +76,7 @@ def is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A port that nobody uses."""
+    """Return a port that nobody uses."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])

@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def curves(client: MlflowClient, rows: list[dict[str, str]], stage: str, metric: str) -> Curves:
-    """The metric's values in order of their steps, for every run of which the stage was recorded."""
+    """Return the metric's values in order of their steps, for every run of which the stage was recorded."""
     found: Curves = defaultdict(list)
     for row in rows:
         run = client.get_run(row["mlflow_run_id"])
@@ -63,7 +63,7 @@ def curves(client: MlflowClient, rows: list[dict[str, str]], stage: str, metric:
 
 
 def table(by_metric: dict[str, Curves]) -> str:
-    """One line an arm; ``first → last (mean)`` for each metric."""
+    """Return one line an arm; ``first → last (mean)`` for each metric."""
     arms = dict.fromkeys(arm for found in by_metric.values() for arm in found)
     lines = [f"| arm | {' | '.join(by_metric)} |", "|---" * (len(by_metric) + 1) + "|"]
     for arm in arms:

@@ -150,7 +150,7 @@ class _Reporter:
 
 @contextmanager
 def _network_faults_ignored() -> Iterator[None]:
-    """A bucket that does not answer costs a report or room on the disk, not the computation."""
+    """Ignore faults of the network: a bucket that does not answer costs a report or room on the disk, not the computation."""
     from obstore.exceptions import BaseError
 
     with suppress(BaseError, OSError):

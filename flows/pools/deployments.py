@@ -29,7 +29,7 @@ class UnknownPool(ValueError):
 
 
 def attempt_deployment(pool: str) -> str:
-    """Name of the deployment of attempts on a pool."""
+    """Return name of the deployment of attempts on a pool."""
     return f"{ATTEMPT}/{pool}"
 
 
@@ -82,7 +82,7 @@ def with_former_entrypoints(client: SyncPrefectClient) -> list[DeploymentRespons
 
 
 def deployment_findings() -> Iterator[Finding]:
-    """What ``vantage doctor`` says of the deployments of the configured Prefect server; nothing if it does not answer."""
+    """Yield what ``vantage doctor`` says of the deployments of the configured Prefect server; nothing if it does not answer."""
     url = configured_url()
     if url is None or not is_healthy(url):
         return

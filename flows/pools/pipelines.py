@@ -91,7 +91,7 @@ def pipeline_of(
     rrule: str | None = None,
     timezone: str | None = None,
 ) -> Pipeline:
-    """The pipeline of a recipe, whose file the workers do not need: its text goes along, its sources as full paths.
+    """Return the pipeline of a recipe, whose file the workers do not need: its text goes along, its sources as full paths.
 
     Args:
         source: a recipe's file, or the name of a built-in one.
@@ -127,7 +127,7 @@ def pipeline_of(
 
 
 def _schedule(**given: Any) -> SCHEDULE_TYPES | None:
-    """The schedule that the options describe; None if they give no time."""
+    """Return the schedule that the options describe; None if they give no time."""
     timezone = given["timezone"]
     named = {name: value for name, value in given.items() if value is not None and name != "timezone"}
     if not named:
@@ -146,7 +146,7 @@ def _schedule(**given: Any) -> SCHEDULE_TYPES | None:
 
 
 def _text_of(source: str, overrides: Sequence[str]) -> str:
-    """A recipe's file as text that is the same from every folder."""
+    """Return a recipe's file as text that is the same from every folder."""
     try:
         recipe = load_recipe(source)
     except ValueError:  # valid only with its overrides
@@ -156,7 +156,7 @@ def _text_of(source: str, overrides: Sequence[str]) -> str:
 
 
 def _with_full_paths(overrides: Sequence[str], resolved: ResolvedRecipe) -> tuple[str, ...]:
-    """The overrides, with each source that they set as the full path that it was resolved to."""
+    """Return the overrides, with each source that they set as the full path that it was resolved to."""
     sources = {
         "model.source": resolved.model.source,
         **({} if resolved.model.base is None else {"model.base": resolved.model.base}),
@@ -210,7 +210,7 @@ def register(client: SyncPrefectClient, pipeline: Pipeline) -> UUID:
 
 
 def registered(client: SyncPrefectClient) -> list[DeploymentResponse]:
-    """All deployments of pipelines, by name."""
+    """Return all deployments of pipelines, by name."""
     tagged = DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG]))
     return sorted(client.read_deployments(deployment_filter=tagged), key=lambda each: each.name)
 
@@ -231,7 +231,7 @@ def remove(client: SyncPrefectClient, name: str) -> None:
 
 
 def automations_of(name: str, deployment: UUID) -> list[AutomationCore]:
-    """A lost pipeline counts as crashed, and a crashed one is started again with the same parameters.
+    """Return a lost pipeline counts as crashed, and a crashed one is started again with the same parameters.
 
     Started again, it goes on with its unfinished run: attempts that still run on their workers are adopted. Prefect
     refuses a number of ``restarts`` above the flow's limit, which ends a pipeline that crashes each time.
@@ -306,7 +306,7 @@ _DEFAULTS = {
 
 
 def _parameter(field: str, default: str, *, plus: int = 0) -> dict[str, Any]:
-    """A parameter of the crashed flow run, as a template of Prefect's; a number may be raised."""
+    """Return a parameter of the crashed flow run, as a template of Prefect's; a number may be raised."""
     raised = f" + {plus}" if plus else ""
     value = f"{{{{ (flow_run.parameters.get('{field}', {default}){raised}) | tojson }}}}"
     return {"__prefect_kind": "json", "value": {"__prefect_kind": "jinja", "template": value}}
@@ -327,7 +327,7 @@ def _remove_automations(client: SyncPrefectClient, deployment: UUID) -> None:
 
 
 def as_prefect_yaml(pipeline: Pipeline) -> str:
-    """The deployment for ``prefect deploy``, as ``prefect.yaml``."""
+    """Return the deployment for ``prefect deploy``, as ``prefect.yaml``."""
     schedule = None
     if pipeline.schedule is not None:
         schedule = pipeline.schedule.model_dump(mode="json", exclude_none=True)

@@ -88,7 +88,7 @@ def run_on_pool(
 
 
 def _patiently(ask: Callable[[], "_Attempt"], stop: threading.Event) -> "_Attempt | None":
-    """What ``ask`` returns when Prefect answers; None if a stop was requested before.
+    """Return what ``ask`` returns when Prefect answers; None if a stop was requested before.
 
     Raises:
         HTTPError, PrefectException: Prefect has not answered for ``OUTAGE_SECONDS``.
@@ -148,7 +148,7 @@ def _ask(messages: Messages, request: AttemptRequest, pool: str) -> Asked:
 
 
 def _flow_run_of(asked: Asked, messages: Messages, request: AttemptRequest, pool: str) -> FlowRun | None:
-    """The flow run that was asked for, on the pool of the run that asked first, which may not have come to start it yet.
+    """Return the flow run that was asked for, on the pool of the run that asked first, which may not have come to start it yet.
 
     Whoever starts it, it is there: started on another pool, it would wait for that one's workers, and both runs would take
     it for the other's. None: that pool is gone, and the request is closed.
@@ -165,7 +165,7 @@ def _flow_run_of(asked: Asked, messages: Messages, request: AttemptRequest, pool
 
 
 async def _start_flow_run(request: AttemptRequest, number: int, token: str, pool: str) -> FlowRun:
-    """The flow run of a numbered attempt, which Prefect creates unless there is one.
+    """Return the flow run of a numbered attempt, which Prefect creates unless there is one.
 
     To be run in a loop of its own: in the flow's, Prefect would wait for it.
     """
@@ -200,7 +200,7 @@ class _Attempt:
         observer: Observer,
         stop: threading.Event,
     ) -> None:
-        """``pool``: of the run that waits; ``asked.pool`` is that of the run which asked first."""
+        """Hold an attempt on a pool. ``pool``: of the run that waits; ``asked.pool`` is that of the run which asked first."""
         self._client = client
         self._flow_run = flow_run
         self._request = request
@@ -241,7 +241,7 @@ class _Attempt:
             self._stop.wait(POLL_SECONDS)
 
     def _ours(self, outcome: AttemptOutcome) -> AttemptOutcome:
-        """What the attempt's outcome is to this run."""
+        """Return what the attempt's outcome is to this run."""
         if outcome.artifact is not None:
             by_us = self._asked.run_id == self._request.run_id
             return outcome if by_us else outcome.model_copy(update={"status": "reused"})
@@ -251,7 +251,7 @@ class _Attempt:
         return outcome
 
     def _was_cancelled_in_prefect(self) -> bool:
-        """Whether somebody cancelled the flow run there; a worker that is asked to end, or Vantage, does not."""
+        """Return whether somebody cancelled the flow run there; a worker that is asked to end, or Vantage, does not."""
         with _server_faults_ignored(), suppress(ObjectNotFound):
             self._flow_run = self._client.read_flow_run(self._flow_run.id)
         state = self._flow_run.state
@@ -320,7 +320,7 @@ class _Attempt:
             self._write_log(log)
 
     def _write_log(self, log: bytes) -> None:
-        """The run's copy of the log has those of earlier attempts too."""
+        """Write the run's copy of the log, which has those of earlier attempts too."""
         file = self._request.log
         file.parent.mkdir(parents=True, exist_ok=True)
         number = self._messages.number
@@ -332,7 +332,7 @@ class _Attempt:
         return state is not None and state.type in (StateType.SCHEDULED, StateType.PENDING)
 
     def _ended(self) -> str | None:
-        """Why there will be no outcome; None: there may be one."""
+        """Return why there will be no outcome; None: there may be one."""
         with _server_faults_ignored():
             try:
                 self._flow_run = self._client.read_flow_run(self._flow_run.id)
@@ -400,7 +400,7 @@ class _Attempt:
 
 @contextmanager
 def _server_faults_ignored() -> Iterator[None]:
-    """A Prefect server that does not answer ends no attempt: its outcome comes by the storage."""
+    """Ignore faults of the server: a Prefect server that does not answer ends no attempt: its outcome comes by the storage."""
     try:
         yield
     except ObjectNotFound:

@@ -56,5 +56,5 @@ class OwnHostOnly:
 
 
 def create_guarded_app() -> Any:
-    """The whole application, for ``uvicorn --factory``; its port is ``PREFECT_SERVER_API_PORT``."""
+    """Return the whole application, for ``uvicorn --factory``; its port is ``PREFECT_SERVER_API_PORT``."""
     return OwnHostOnly(create_app(), port=int(os.environ["PREFECT_SERVER_API_PORT"]))

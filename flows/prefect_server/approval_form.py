@@ -35,7 +35,7 @@ class Decision(RunInput):
 
 
 def run_of(flow_run_id: str, workspace: str) -> str | None:
-    """The unfinished run that an earlier process of this flow run executed; None: none."""
+    """Return the unfinished run that an earlier process of this flow run executed; None: none."""
     unfinished = (each for each in read_runs(Workspace.at(workspace)) if each.status in UNFINISHED)
     return next((each.run_id for each in unfinished if flow_run_id in each.prefect_flow_run_ids), None)
 

@@ -73,7 +73,7 @@ def run_message(record: RunRecord) -> str:
 
 
 def page_of(flow_run_id: str) -> str:
-    """The page of a flow run on the server that this process uses."""
+    """Return the page of a flow run on the server that this process uses."""
     return without_password(url_for("flow-run", UUID(flow_run_id)) or "")
 
 
@@ -150,7 +150,7 @@ async def close_open_flow_runs(run: Run, *, server: str) -> None:
 
 
 def _records(workspace: Workspace, wanted: Callable[[RunRecord], bool]) -> list[RunRecord]:
-    """The wanted runs that no process executes."""
+    """Return the wanted runs that no process executes."""
     return [run.record for run in inactive_runs(workspace, wanted)]
 
 

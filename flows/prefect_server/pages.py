@@ -73,7 +73,7 @@ class ProgressPage:
 async def progress_page(
     step: str, read_report: Callable[[], StageProgress | None]
 ) -> AsyncIterator[ProgressPage]:
-    """A progress bar on the stage's page for the body of the ``async with``; ``read_report`` gives the progress."""
+    """Yield a progress bar on the stage's page for the body of the ``async with``; ``read_report`` gives the progress."""
     page = ProgressPage(step, read_report)
     watching = asyncio.create_task(page.watch())
     try:
@@ -110,7 +110,7 @@ async def show_run(record: RunRecord, *, ledger: Ledger, has_report: bool) -> No
 
 
 def gate_rows(record: RunRecord) -> list[dict[str, object]]:
-    """One row a gate: what was measured, over how many prompts, what was asked for, and what follows."""
+    """Return one row a gate: what was measured, over how many prompts, what was asked for, and what follows."""
     return [
         {
             "stage": name,

@@ -188,7 +188,7 @@ def start(workspace: Path) -> PrefectServer:
 
 @contextmanager
 def prefect_server(workspace: Path) -> Iterator[str]:
-    """The API's URL of a Prefect server that answers for the body of the ``with``.
+    """Yield the API's URL of a Prefect server that answers for the body of the ``with``.
 
     Raises:
         ServerUnavailable: none answers in time.
@@ -201,7 +201,7 @@ def prefect_server(workspace: Path) -> Iterator[str]:
 
 
 def configured_url() -> str | None:
-    """The API's URL from the environment or from Prefect's profile; None if neither names one."""
+    """Return the API's URL from the environment or from Prefect's profile; None if neither names one."""
     url = os.environ.get("PREFECT_API_URL")
     if url:
         return url
@@ -211,7 +211,7 @@ def configured_url() -> str | None:
 
 
 def server_name(workspace: Path) -> str:
-    """The database of flow runs that this process uses: ``own`` for the workspace's, else the configured address.
+    """Return the database of flow runs that this process uses: ``own`` for the workspace's, else the configured address.
 
     Our own server has a different port each time, and users may start it too, with the command that a run prints.
     """
@@ -222,7 +222,7 @@ def server_name(workspace: Path) -> str:
 
 
 def is_healthy(url: str) -> bool:
-    """Whether a server on this machine answers; without a proxy."""
+    """Return whether a server on this machine answers; without a proxy."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     scheme, _, address = url.partition("://")
     try:
@@ -234,7 +234,7 @@ def is_healthy(url: str) -> bool:
 
 @contextmanager
 def new_database(home: Path) -> Iterator[None]:
-    """The body starts a server at ``home`` and waits until it answers; its tables are not made again if they were kept."""
+    """Prepare a new database: the body starts a server at ``home`` and waits until it answers; its tables are not made again if they were kept."""
     database = home / "prefect.db"
     make_private(database)
     with migrated_once(f"prefect-{version('prefect')}.db", database):
@@ -242,7 +242,7 @@ def new_database(home: Path) -> Iterator[None]:
 
 
 def free_port() -> int:
-    """A free loopback port."""
+    """Return a free loopback port."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
@@ -267,7 +267,7 @@ def _wait_for_configured(url: str, stopping: threading.Event) -> None:
 
 
 def _server_process(home: Path, port: int, log: Path) -> subprocess.Popen[bytes]:
-    """A Prefect server on ``port`` that ends with this process (``vantage.flows.prefect_server.tied_process``)."""
+    """Return a Prefect server on ``port`` that ends with this process (``vantage.flows.prefect_server.tied_process``)."""
     of_clients = [name for name in server_secrets(os.environ) if not name.startswith(_SERVER_PREFIXES)]
     environment = {
         **WITHOUT_BLOCKS,

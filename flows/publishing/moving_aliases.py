@@ -167,7 +167,7 @@ def _publications(record: RunRecord, model: str | None, alias: str | None) -> li
 
 
 def _for_alias(entries: Sequence[Publication], alias: str, record: RunRecord) -> Publication:
-    """What the recipe says of a model, with this alias: the entry of the alias, else the only one that there is.
+    """Return what the recipe says of a model, with this alias: the entry of the alias, else the only one that there is.
 
     Raises:
         RunError: its entries differ in what holds an alias back, and none is of this one; or it is no alias.
@@ -184,7 +184,7 @@ def _for_alias(entries: Sequence[Publication], alias: str, record: RunRecord) ->
 
 
 def _with_alias(publication: Publication, alias: str) -> Publication:
-    """The same with another alias; RunError: it is none."""
+    """Return the same with another alias; RunError: it is none."""
     try:
         if RESERVED_ALIAS.fullmatch(alias):
             raise ValueError("reserved")
@@ -212,7 +212,7 @@ def _require_borne_out(publication: Publication, ended: EndedRun) -> None:
 
 
 def _require_intact(publication: Publication, ended: EndedRun) -> None:
-    """Every byte of the artifact is read."""
+    """Read every byte of the artifact; raise if one is damaged."""
     artifact = ended.artifacts.get(published_step(publication, ended))
     problems = ["the store has it no longer"] if artifact is None else ended.store.verify(artifact)
     if problems:
@@ -229,7 +229,7 @@ def _require_registry(address: str, name: str) -> None:
 
 
 def _present_version(address: str, name: str, alias: str) -> str:
-    """The version that the alias points to now, whoever has published it."""
+    """Return the version that the alias points to now, whoever has published it."""
     _require_registry(address, name)
     from vantage.ledger.to_mlflow.published_models import NoSuchModel, version_of_alias  # imports MLflow
 
@@ -254,7 +254,7 @@ def _find(
 def _earlier(
     address: str, present: "PublishedVersion", history: Sequence[Pointed], name: str, alias: str
 ) -> "PublishedVersion":
-    """The version before the present one that MLflow still has."""
+    """Return the version before the present one that MLflow still has."""
     from vantage.ledger.to_mlflow.published_models import find_by_digest  # imports MLflow
 
     remedy = "name a version with --to"
@@ -274,7 +274,7 @@ def _earlier(
 
 
 def _publishing_run(workspace: Workspace, target: "PublishedVersion", history: Sequence[Pointed]) -> str:
-    """The newest run that moved the alias to the version at its end, else the one that made the model."""
+    """Return the newest run that moved the alias to the version at its end, else the one that made the model."""
     published = [each.run_id for each in history if each.digest == target.digest and not each.goes_back]
     run_id = published[-1] if published else target.run_id
     try:
@@ -290,7 +290,7 @@ def _publishing_run(workspace: Workspace, target: "PublishedVersion", history: S
 def _publication_of(
     ended: EndedRun, target: "PublishedVersion", history: Sequence[Pointed], alias: str
 ) -> Publication:
-    """What the run published as this version, with the alias that is to move."""
+    """Return what the run published as this version, with the alias that is to move."""
     run_id = ended.run.record.run_id
     told = [each.stage for each in history if (each.run_id, each.digest) == (run_id, target.digest)]
     stage = told[-1] if told else target.stage
@@ -306,7 +306,7 @@ def _publication_of(
 
 
 def _require_publishable(publication: Publication, ended: EndedRun, version: str) -> None:
-    """The checks of the run's end, for the version's own run; RunError: one fails."""
+    """Make the checks of the run's end, for the version's own run; RunError: one fails."""
     why = why_not_published(publication, ended) or why_alias_stays(publication, ended)
     if not why and publication.approve:
         answer = approval_of(publication, ended)

@@ -103,7 +103,7 @@ def _record_refusal(publication: Publication, given: Published, refused: str | N
 
 
 def why_not_published(publication: Publication, given: Published) -> str | None:
-    """The step that did not succeed although the publication needs it; None: all did."""
+    """Return the step that did not succeed although the publication needs it; None: all did."""
     stages = given.run.record.stages
     for step in required_steps(publication, given):
         if step not in stages:
@@ -114,7 +114,7 @@ def why_not_published(publication: Publication, given: Published) -> str | None:
 
 
 def why_alias_stays(publication: Publication, given: Published) -> str | None:
-    """Why an alias must not point to the stage's model; None: it may, as soon as nobody has to approve of it.
+    """Return why an alias must not point to the stage's model; None: it may, as soon as nobody has to approve of it.
 
     The one place for all checks of the run's end, of ``vantage publish`` and of ``vantage rollback``: the stage's own gates
     and those of ``after`` passed, or a person approved of them; the model is not the one that its stage started from,
@@ -124,7 +124,7 @@ def why_alias_stays(publication: Publication, given: Published) -> str | None:
 
 
 def question_about(publication: Publication, given: Published) -> Question:
-    """What a person is asked before the alias moves."""
+    """Return what a person is asked before the alias moves."""
     stages, step = given.run.record.stages, published_step(publication, given)
     key, digest = stages[step].stage_key, stages[step].digest
     assert key is not None and digest is not None, "it succeeded"
@@ -138,7 +138,7 @@ def question_about(publication: Publication, given: Published) -> Question:
 
 
 def approval_of(publication: Publication, given: Published) -> Approval | None:
-    """A person's answer to ``question_about``."""
+    """Return a person's answer to ``question_about``."""
     return answer_to(question_about(publication, given), given.run.record.approvals)
 
 
@@ -182,13 +182,13 @@ def _tell_bill(stage: str, given: Published) -> None:
 
 
 def published_step(publication: Publication, given: Published) -> str:
-    """The step whose artifact is registered: adapters are merged first."""
+    """Return the step whose artifact is registered: adapters are merged first."""
     merged = merging_step(publication.stage)
     return merged if publication.merge and merged in given.run.record.stages else publication.stage
 
 
 def required_steps(publication: Publication, given: Published) -> list[str]:
-    """Steps that must have succeeded."""
+    """Return steps that must have succeeded."""
     step = published_step(publication, given)
     required = [publication.stage, *([publication.after] if publication.after else []), step]
     return list(dict.fromkeys(required))
@@ -200,12 +200,12 @@ def _verdicts(publication: Publication, given: Published) -> tuple[Verdict, ...]
 
 
 def _why_not_earned(publication: Publication, given: Published) -> str | None:
-    """What the run itself says against the movement: a gate, or a model that is not a new one."""
+    """Return what the run itself says against the movement: a gate, or a model that is not a new one."""
     return _why_gates(publication, given) or _why_unchanged(publication, given)
 
 
 def _why_gates(publication: Publication, given: Published) -> str | None:
-    """A gate that neither passed nor was approved of."""
+    """Return a gate that neither passed nor was approved of."""
     stages = given.run.record.stages
     for step in required_steps(publication, given):
         closed = [verdict for verdict in stages[step].verdicts if not verdict.passed]
@@ -216,7 +216,7 @@ def _why_gates(publication: Publication, given: Published) -> str | None:
 
 
 def _is_approved(step: str, verdict: Verdict, given: Published) -> bool:
-    """Whether a person has approved of exactly this verdict on exactly this artifact."""
+    """Return whether a person has approved of exactly this verdict on exactly this artifact."""
     stage = given.run.record.stages[step]
     return any(
         answer.approved
@@ -228,7 +228,7 @@ def _is_approved(step: str, verdict: Verdict, given: Published) -> bool:
 
 
 def _why_forbidden(publication: Publication, given: Published) -> str | None:
-    """A rule of the policy on publishing that forbids the movement."""
+    """Return a rule of the policy on publishing that forbids the movement."""
     if publication.alias is None:
         return None
     step = published_step(publication, given)
@@ -243,7 +243,7 @@ def _why_forbidden(publication: Publication, given: Published) -> str | None:
 
 
 def _why_unchanged(publication: Publication, given: Published) -> str | None:
-    """A reason if the stage's model equals its initial model or a baseline, else None."""
+    """Return a reason if the stage's model equals its initial model or a baseline, else None."""
     stage = publication.stage
     same_as = [("which it started from", given.inputs[stage].get("init"))]
     for name, other in given.recipe.stages.items():

@@ -64,7 +64,7 @@ class Comparison:
 
 
 def compare(sweep: Sweep, rows: Sequence[Row]) -> list[Comparison]:
-    """Every arm by every measure, in the sweep's order."""
+    """Return every arm by every measure, in the sweep's order."""
     return [_compare(sweep, measure, arm, rows) for measure in sweep.measure for arm in sweep.arms]
 
 
@@ -104,7 +104,7 @@ def interval(differences: Sequence[float]) -> tuple[float | None, float | None, 
 
 
 def verdict(low: float | None, high: float | None, *, better: str) -> str:
-    """``inconclusive`` if the interval contains 0, or there is none."""
+    """Return ``inconclusive`` if the interval contains 0, or there is none; else which side is better."""
     if low is None or high is None or low <= 0 <= high:
         return "inconclusive"
     return "better" if (low > 0) == (better == "higher") else "worse"
@@ -120,7 +120,7 @@ def sharing(stage_keys: Iterable[Mapping[str, str]]) -> dict[str, tuple[int, int
 
 
 def sharing_lines(shared: Mapping[str, tuple[int, int]]) -> list[str]:
-    """``sft, reward: trained once, reused 44 times``, for stages with reuse."""
+    """Return ``sft, reward: trained once, reused 44 times``, for stages with reuse."""
     alike: dict[tuple[int, int], list[str]] = {}
     for step, counts in shared.items():
         if counts[0] < counts[1]:
@@ -135,7 +135,7 @@ def sharing_lines(shared: Mapping[str, tuple[int, int]]) -> list[str]:
 
 
 def rows_csv(sweep: Sweep, rows: Iterable[Row]) -> str:
-    """One line for each run."""
+    """Return one line for each run."""
     names = [measure.name for measure in sweep.measure]
     header = ["arm", "seed", "status", *names, "seconds", "run_id", "mlflow_run_id", "reason"]
     return _csv(
@@ -157,14 +157,14 @@ def rows_csv(sweep: Sweep, rows: Iterable[Row]) -> str:
 
 
 def table_csv(table: Iterable[Comparison]) -> str:
-    """One line for each arm and measure."""
+    """Return one line for each arm and measure."""
     return _csv([field.name for field in fields(Comparison)], (list(asdict(line).values()) for line in table))
 
 
 def table_markdown(
     sweep: Sweep, rows: Sequence[Row], table: Sequence[Comparison], shared: Mapping[str, tuple[int, int]]
 ) -> str:
-    """The tables, one for each measure, with explanations."""
+    """Return the tables, one for each measure, with explanations."""
     total = len(sweep.arms) * len(sweep.seeds)
     lines = [
         f"# {sweep.sweep}",
@@ -195,7 +195,7 @@ HEADINGS = ("arm", "n", "mean", "sd", "difference", "95 % interval", "verdict")
 
 
 def table_cells(line: Comparison) -> list[str]:
-    """The cells of a table line, in the order of ``HEADINGS``."""
+    """Return the cells of a table line, in the order of ``HEADINGS``."""
     bounds = "" if line.low is None or line.high is None else f"[{line.low:+.4g}, {line.high:+.4g}]"
     return [
         line.arm,
@@ -209,7 +209,7 @@ def table_cells(line: Comparison) -> list[str]:
 
 
 def status_of_row(row: Row) -> str:
-    """The status and reason of a run, for display."""
+    """Return the status and reason of a run, for display."""
     return ": ".join(filter(None, [row.status.replace("_", " "), row.reason]))
 
 
@@ -300,7 +300,7 @@ def _csv(header: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
 
 
 def _no_formula(cell: object) -> object:
-    """A text that ends no row, and with an apostrophe before what a spreadsheet would take for a formula."""
+    """Return a text that ends no row, and with an apostrophe before what a spreadsheet would take for a formula."""
     if not isinstance(cell, str):
         return cell
     text = without_controls(cell)

@@ -61,7 +61,7 @@ class SweepResult:
     exit_code: int
 
     def as_json(self) -> dict[str, Any]:
-        """The last line of ``sweep --json``."""
+        """Return the last line of ``sweep --json``."""
         shared = {step: {"artifacts": made, "runs": used} for step, (made, used) in self.shared.items()}
         return {
             "sweep_id": self.sweep_id,
@@ -164,7 +164,7 @@ class SweepRuns:
             orchestrator.request_stop()
 
     def _already_failed(self, cell: Cell[ResolvedRecipe], steps: Sequence[PlannedStep]) -> Row | None:
-        """The row of a cell with a shared stage that has failed already, else None."""
+        """Return the row of a cell with a shared stage that has failed already, else None."""
         for step in steps:
             if step.stage_key in self._failed and step.action != "reuse":
                 name, code = self._failed[step.stage_key]
@@ -237,7 +237,7 @@ class SweepRuns:
         return SweepResult(self.folder.name, self.folder, rows, table, shared, code)
 
     def _exit_code(self) -> int:
-        """The exit code of the first run that failed, else of one whose gate closed; 75 if runs are missing."""
+        """Return the exit code of the first run that failed, else of one whose gate closed; 75 if runs are missing."""
         codes = [row.exit_code for row in self._rows.values()]
         if len(self._rows) < len(self._cells):
             codes.append(ExitCode.RESUME)
@@ -270,7 +270,7 @@ class CellView:
 
 
 def row_of(cell: Cell[ResolvedRecipe], record: RunRecord, sweep: Sweep) -> Row:
-    """A run's row. What was measured counts, even where a gate then closed: leaving such runs out would flatter."""
+    """Return a run's row. What was measured counts, even where a gate then closed: leaving such runs out would flatter."""
     metrics = {
         measure.name: record.stages[measure.stage].metrics.get(measure.metric) for measure in sweep.measure
     }
@@ -297,7 +297,7 @@ def row_of(cell: Cell[ResolvedRecipe], record: RunRecord, sweep: Sweep) -> Row:
 def finished_run(
     cell: Cell[ResolvedRecipe], steps: Sequence[PlannedStep], runs: Sequence[RunRecord]
 ) -> RunRecord | None:
-    """The newest finished run of the cell, where the store still holds what it recorded."""
+    """Return the newest finished run of the cell, where the store still holds what it recorded."""
     digests = recipe_digests(cell.recipe)
     stored = {step.name: step.digest for step in steps if step.digest}
     for record in runs:

@@ -94,7 +94,7 @@ def run_sweep(
 
 
 def cells_at_once(machine: Machine, swept: SweepPlan[ResolvedRecipe]) -> int:
-    """The number of runs for which the machine can execute the smallest stage that depends on a seed.
+    """Return the number of runs for which the machine can execute the smallest stage that depends on a seed.
 
     Raises:
         ValueError: a stage needs more GPUs than the machine has.
@@ -159,7 +159,7 @@ def _signals_to(request_stop: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def _sweep_lock(folder: Path) -> Iterator[Path]:
-    """The sweep's folder, locked for this process."""
+    """Yield the sweep's folder, locked for this process."""
     make_folder(folder)
     lock = os.open(folder.with_name(f".{folder.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     try:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def diagnosis_plots(diagnosis: CriticDiagnosis) -> list[Plot]:
-    """The plots of a pretrained critic."""
+    """Return the plots of a pretrained critic."""
     plots = [
         _plot(
             "Explained variance along the response (good: above 0, and rising)",
@@ -47,7 +47,7 @@ def diagnosis_plots(diagnosis: CriticDiagnosis) -> list[Plot]:
 
 
 def drift_plots(drift: CriticDrift) -> list[Plot]:
-    """The plots of a critic during policy optimisation."""
+    """Return the plots of a critic during policy optimisation."""
     plots = [_plot("Explained variance (good: stays above 0)", _course(drift, "explained_variance"))]
     if drift.is_switched:
         plots.append(
@@ -153,7 +153,7 @@ def _course(drift: CriticDrift, name: str) -> "Draw":
 
 
 def _point(axes: "Axes", place: float, estimate: Estimated, *, colour: str | None = None) -> None:
-    """A value with its interval; red where it is not above 0."""
+    """Draw a value with its interval; red where it is not above 0."""
     if estimate.value is not None:
         colour = colour or (ONE if estimate.value > 0 else BAD)
         axes.errorbar(
@@ -162,6 +162,6 @@ def _point(axes: "Axes", place: float, estimate: Estimated, *, colour: str | Non
 
 
 def _reach(estimate: Estimated) -> float | None:
-    """Half of the interval's width."""
+    """Return half of the interval's width."""
     interval = estimate.interval
     return (interval[1] - interval[0]) / 2 if interval else None

@@ -17,7 +17,7 @@ _MOST_ITERATIONS = 24
 
 
 def summary(diagnosis: CriticDiagnosis) -> str:
-    """What was measured, in one sentence."""
+    """Return what was measured, in one sentence."""
     return (
         f"{_count(diagnosis.responses, 'response')} to {_count(diagnosis.prompts, 'test prompt')}, "
         f"{_count(diagnosis.tokens, 'token')}; mean return {number(diagnosis.return_mean)}, variance "
@@ -26,7 +26,7 @@ def summary(diagnosis: CriticDiagnosis) -> str:
 
 
 def diagnosis_tables(diagnosis: CriticDiagnosis) -> list[Table]:
-    """All tables of a pretrained critic; those without a row are left out."""
+    """Return all tables of a pretrained critic; those without a row are left out."""
     tables = [
         _whole(diagnosis),
         _baselines(diagnosis),
@@ -67,7 +67,7 @@ def diagnosis_tables(diagnosis: CriticDiagnosis) -> list[Table]:
 
 
 def drift_table(drift: CriticDrift) -> Table:
-    """A critic over the iterations of a policy stage."""
+    """Return a critic over the iterations of a policy stage."""
     weight = (
         " Critic's weight: 1, advantages are the critic's; 0, the batch mean's." if drift.is_switched else ""
     )
@@ -212,7 +212,7 @@ def _worst_prompts(diagnosis: CriticDiagnosis) -> Table:
 
 
 def _thinned(points: Sequence[DriftPoint]) -> Iterable[DriftPoint]:
-    """At most so many points, the first and the last among them."""
+    """Return at most so many points, the first and the last among them."""
     if len(points) <= _MOST_ITERATIONS:
         return points
     last = len(points) - 1
@@ -225,7 +225,7 @@ def _interval(estimate: Estimated, shown: Callable[[float], str] = number) -> st
 
 
 def _correlation(bound: float) -> str:
-    """A bound of an interval that few prompts may draw beyond what there is."""
+    """Return a bound of an interval that few prompts may draw beyond what there is."""
     return share(min(max(bound, -1.0), 1.0))
 
 

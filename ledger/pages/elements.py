@@ -30,18 +30,18 @@ class Table:
 
 
 def safe(text: str) -> str:
-    """The text as HTML, without secrets and control characters; also for the value of an attribute in double quotes."""
+    """Return the text as HTML, without secrets and control characters; also for the value of an attribute in double quotes."""
     return escape(safe_text(text), quote=False).replace('"', "&quot;")
 
 
 def cut(text: str, characters: int) -> str:
-    """The beginning of a longer text, with the number of characters that are left out."""
+    """Return the beginning of a longer text, with the number of characters that are left out."""
     left_out = len(text) - characters
     return text if left_out <= 0 else f"{text[:characters]}… ({left_out:,} more characters)"
 
 
 def page(title: str, body: str, *, style: str = "") -> str:
-    """A whole page, from its heading to its end.
+    """Return a whole page, from its heading to its end.
 
     Args:
         title: text of the browser's tab and of the heading.
@@ -65,20 +65,20 @@ def figures(plots: Sequence[Plot]) -> str:
 
 
 def figure(plot: Plot) -> str:
-    """A plot with its title and its note."""
+    """Return a plot with its title and its note."""
     note = f'<span class="soft">{safe(plot.note)}</span>' if plot.note else ""
     return f"<figure><figcaption>{safe(plot.title)}{note}</figcaption>{plot.svg}</figure>"
 
 
 def table(shown: Table) -> str:
-    """A table under its title."""
+    """Return a table under its title."""
     return (
         f'<section class="table"><h3>{safe(shown.title)}</h3><p>{safe(shown.good)}</p>{rows(shown)}</section>'
     )
 
 
 def rows(shown: Table) -> str:
-    """The table alone, which scrolls sideways inside its own frame, also by the keyboard."""
+    """Return the table alone, which scrolls sideways inside its own frame, also by the keyboard."""
     head = "".join(
         f'<th scope="col"{_side(shown, place)}>{safe(each)}</th>' for place, each in enumerate(shown.headings)
     )

@@ -47,7 +47,7 @@ class Plot:
 def svg(
     draw: "Callable[[Axes], None]", *, label: str, size: tuple[float, float] = SIZE, fitted: bool = True
 ) -> str:
-    """The plot as an SVG element; the same plot gives the same text.
+    """Return the plot as an SVG element; the same plot gives the same text.
 
     Args:
         draw: draws into the axes.
@@ -84,7 +84,7 @@ def svg(
 
 
 def _element(drawn: str, label: str) -> str:
-    """The element alone, with the page's colours, a label, and nothing that reaches beyond it."""
+    """Return the element alone, with the page's colours, a label, and nothing that reaches beyond it."""
     for stands, colour in _COLOURS.items():
         drawn = drawn.replace(stands, colour)
     element = drawn[drawn.index("<svg") :]

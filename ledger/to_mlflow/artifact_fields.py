@@ -33,7 +33,7 @@ def dataset_fields(given: Input, source_sha256: str | None) -> dict[str, str]:
 
 
 def source_fields(stage: str, source: str, sha256: str) -> dict[str, str]:
-    """The same of the file that a dataset was prepared from."""
+    """Return the same of the file that a dataset was prepared from."""
     return {
         "name": f"source of {stage.removeprefix('data.')}",
         "digest": sha256[:_DATASET_DIGEST_LENGTH],

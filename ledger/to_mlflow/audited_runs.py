@@ -126,7 +126,7 @@ class AuditedServer:
         return without_password(self._address)
 
     def destination(self, experiment: str) -> str | None:
-        """How an outbox names the experiment of this server; None: there is none of this name."""
+        """Return how an outbox names the experiment of this server; None: there is none of this name."""
         with self._answers() as client:
             found = client.get_experiment_by_name(experiment)
         return None if found is None else f"{found.experiment_id} {found.name} {found.creation_time}"
@@ -143,7 +143,7 @@ class AuditedServer:
         return found
 
     def knows(self, experiment: str, run_id: str) -> bool:
-        """Whether the server has anything of a run of ours."""
+        """Return whether the server has anything of a run of ours."""
         with self._answers() as client:
             place = client.get_experiment_by_name(experiment)
             found = () if place is None else search(client, [place.experiment_id], "vantage.run_id", run_id)
@@ -161,7 +161,7 @@ class AuditedServer:
         return dict(run.data.tags) if run.info.lifecycle_stage == "active" else None
 
     def model(self, model_id: str) -> LoggedModel | None:
-        """A logged model; None: there is none."""
+        """Return a logged model; None: there is none."""
         with self._answers() as client:
             found = _model(client, model_id)
         if found is None:
@@ -176,14 +176,14 @@ class AuditedServer:
         )
 
     def versions(self, name: str) -> list[MlflowVersion]:
-        """Every version of a registered model."""
+        """Return every version of a registered model."""
         with self._answers() as client:
             return [
                 self._described(client, each) for each in client.search_model_versions(f"name = '{name}'")
             ]
 
     def version(self, name: str, version: str | None, alias: str | None) -> MlflowVersion | None:
-        """A version by its number or alias; without both, the newest; None: there is none."""
+        """Return a version by its number or alias; without both, the newest; None: there is none."""
         with self._answers() as client:
             try:
                 if alias is not None:
@@ -202,14 +202,14 @@ class AuditedServer:
             return self._described(client, found)
 
     def versions_of(self, digest: str) -> list[MlflowVersion]:
-        """Every version that says it holds this artifact."""
+        """Return every version that says it holds this artifact."""
         with self._answers() as client:
             found = client.search_model_versions(f"tags.`vantage.digest` = '{digest}'")
             return [self._described(client, each) for each in found]
 
     @contextmanager
     def copy_of(self, version: MlflowVersion) -> Iterator[Path]:
-        """The folder with a version's files; a server's are downloaded while the block runs."""
+        """Yield the folder with a version's files; a server's are downloaded while the block runs."""
         local = self._local(version.location)
         if local is not None:
             yield local
@@ -226,7 +226,7 @@ class AuditedServer:
     # Implementation
 
     def _local(self, location: str) -> Path | None:
-        """A path on this machine; of a workspace that was moved with its own database, where the files are now."""
+        """Return a path on this machine; of a workspace that was moved with its own database, where the files are now."""
         place = urlsplit(location)
         if place.scheme not in ("", "file"):
             return None
@@ -297,7 +297,7 @@ class AuditedServer:
 
     @contextmanager
     def _answers(self) -> Iterator[MlflowClient]:
-        """The client; Unanswered for every way in which there is no answer."""
+        """Yield the client; Unanswered for every way in which there is no answer."""
         if self._why_not is not None:
             raise Unanswered(self._why_not)
         try:

@@ -13,7 +13,7 @@ _MISSING = "RESOURCE_DOES_NOT_EXIST"
 
 
 def problems_of_copy(location: str, *, tracking_uri: str, digest: str) -> list[str]:
-    """Problems of the copy, one line each; empty: it is equal to the artifact, byte by byte.
+    """Return problems of the copy, one line each; empty: it is equal to the artifact, byte by byte.
 
     Every byte is read (about 1 GB/s from a disk); a server's copy is downloaded into a temporary folder.
 
@@ -37,7 +37,7 @@ def problems_of_copy(location: str, *, tracking_uri: str, digest: str) -> list[s
 
 
 def _is_missing(error: Exception) -> bool:
-    """Whether the server answers that there is no such copy (it may also not answer)."""
+    """Return whether the server answers that there is no such copy (it may also not answer)."""
     if isinstance(error, MlflowException):
         return bool(error.error_code == _MISSING)
     return getattr(getattr(error, "response", None), "status_code", None) == 404

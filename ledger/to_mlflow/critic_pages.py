@@ -56,7 +56,7 @@ def _pretrained(stage: StageEntry) -> PretrainedCritic | None:
 
 
 def _drift(client: MlflowClient, run_id: str, step: str) -> CriticDrift | None:
-    """The course by MLflow's own curves; None for a policy without a critic."""
+    """Return the course by MLflow's own curves; None for a policy without a critic."""
     curves: dict[int, dict[str, float]] = {}
     names: set[str] = set()
     for name in DRIFT_CURVES:

@@ -77,7 +77,7 @@ def expected_runs(told: Iterable[Told]) -> dict[str | None, ExpectedRun]:
 
 
 def row_of(name: str, value: float, time: int, step: int) -> Row:
-    """A row as MLflow gives it back: NaN as ``nan``, infinity as the largest number."""
+    """Return a row as MLflow gives it back: NaN as ``nan``, infinity as the largest number."""
     if math.isnan(value):
         return name, time, step, math.nan  # the one object, since no NaN equals another
     if math.isinf(value):
@@ -93,7 +93,7 @@ class _Expected:
         self._opening: OpenRun | None = None
 
     def apply(self, entry: RunEntry, operation: Operation) -> None:
-        """One operation; ``entry`` is the run's state after it."""
+        """Apply one operation; ``entry`` is the run's state after it."""
         match operation:
             case OpenRun():
                 self._opening = self._opening or operation

@@ -48,7 +48,7 @@ class Producers:
         self._found[artifact_key(artifact)] = producer
 
     def find(self, artifact: Artifact) -> Producer | None:
-        """The earliest run that made the artifact under its stage key; this run if it made it.
+        """Return the earliest run that made the artifact under its stage key; this run if it made it.
 
         The digest alone is not enough: two stages may make equal artifacts, for example a policy that learned nothing
         and the model that it started from.
@@ -81,7 +81,7 @@ class Producers:
 
 
 def link_to(producer: Producer) -> Link:
-    """The pages of the producer within MLflow's site."""
+    """Return the pages of the producer within MLflow's site."""
     model_page = f"#/experiments/{producer.experiment_id}/models/{producer.model_id}"
     return Link(
         run=page_of(producer.experiment_id, producer.mlflow_run_id),
@@ -130,7 +130,7 @@ def log_inputs(
 
 
 def measured_dataset(stage: StageEntry) -> tuple[str, str] | None:
-    """(Name, digest) in MLflow of the dataset by whose held-out rows the stage measures; None: it reads none, or several."""
+    """Return (name, digest) in MLflow of the dataset by whose held-out rows the stage measures; None: it reads none, or several."""
     roles = {role: given for role, given in stage.inputs.items() if isinstance(given.artifact, Dataset)}
     chosen = (
         roles.get("prompts") or roles.get("data") or (next(iter(roles.values())) if len(roles) == 1 else None)
@@ -142,7 +142,7 @@ def measured_dataset(stage: StageEntry) -> tuple[str, str] | None:
 
 
 def source_input(stage: StageEntry) -> entities.DatasetInput | None:
-    """The file that a dataset was prepared from, with its sha256."""
+    """Return the file that a dataset was prepared from, with its sha256."""
     if stage.source_sha256 is None or stage.source is None:
         return None
     fields = source_fields(stage.name, stage.source, stage.source_sha256)
@@ -153,7 +153,7 @@ def source_input(stage: StageEntry) -> entities.DatasetInput | None:
 
 
 def _dataset_input(role: str, given: Input, kind: str, source_sha256: str | None) -> entities.DatasetInput:
-    """A dataset with our digest and that of its source; MLflow's field has 36 characters, the tags have all."""
+    """Return a dataset with our digest and that of its source; MLflow's field has 36 characters, the tags have all."""
     artifact = given.artifact
     context = "evaluation" if kind == "evaluation" else "training"
     tags = {"mlflow.data.context": context, "vantage.role": role, "vantage.digest": artifact.digest}

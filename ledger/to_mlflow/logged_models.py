@@ -62,6 +62,6 @@ def record_model(
 
 
 def model_in(location: str) -> str | None:
-    """The id in the address of a logged model's files; a run that made an equal artifact has its own logged model."""
+    """Return the id in the address of a logged model's files; a run that made an equal artifact has its own logged model."""
     found = re.search(r"/(m-[0-9a-f]{32})/", location)
     return found[1] if found else None

@@ -119,7 +119,7 @@ def describe(
     weights: str = WEIGHTS,
     params: Mapping[str, bool | int | float] | None = None,
 ) -> dict[str, Any]:
-    """What ``MLmodel`` says of the folder, except what depends on when and where it is written; see ``write_description``."""
+    """Return what ``MLmodel`` says of the folder, except what depends on when and where it is written; see ``write_description``."""
     flavors = (
         _adapter_flavors(folder, weights=weights)
         if _is_adapter(folder)
@@ -142,7 +142,7 @@ def describe(
 
 
 def requirements_of(folder: Path) -> tuple[str, ...]:
-    """The packages that MLflow needs to load the folder."""
+    """Return the packages that MLflow needs to load the folder."""
     return (*REQUIREMENTS, *(["peft"] if _is_adapter(folder) else []))
 
 
@@ -151,7 +151,7 @@ def _is_adapter(folder: Path) -> bool:
 
 
 def _param(name: str, value: bool | int | float) -> dict[str, Any]:
-    """One entry of MLflow's schema of params."""
+    """Return one entry of MLflow's schema of params."""
     types = {bool: "boolean", int: "long", float: "double"}
     return {"name": name, "type": types[type(value)], "default": value, "shape": None}
 
@@ -186,7 +186,7 @@ def _pipeline_flavors(
 
 
 def _adapter_flavors(folder: Path, *, weights: str) -> dict[str, Any]:
-    """No flavor that MLflow knows, so that it refuses to load instead of loading something else."""
+    """Return no flavor that MLflow knows, so that it refuses to load instead of loading something else."""
     base = json.loads((folder / "base.json").read_text(encoding="utf-8"))["base"]
     return {
         "vantage_adapters": {"path": weights, "base_digest": base, "peft_version": _public_version("peft")}
@@ -202,5 +202,5 @@ def _copy_tokenizer(folder: Path, target: Path) -> None:
 
 
 def _public_version(package: str) -> str:
-    """The version without the build's suffix (no index has ``2.13.0+cpu``)."""
+    """Return the version without the build's suffix (no index has ``2.13.0+cpu``)."""
     return version(package).partition("+")[0]

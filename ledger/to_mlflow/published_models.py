@@ -61,7 +61,7 @@ class PublishedVersion(NamedTuple):
     """The run's recipe, flattened, as text; empty if MLflow has lost the run."""
 
     def param(self, name: str) -> Any:
-        """A value of the recipe; None where there is none."""
+        """Return a value of the recipe; None where there is none."""
         text = self.params.get(name)
         return None if text is None else json.loads(text)
 
@@ -69,7 +69,7 @@ class PublishedVersion(NamedTuple):
 def find_version(
     tracking_uri: str, name: str, *, version: str | None = None, alias: str | None = None
 ) -> PublishedVersion:
-    """A version by its number or alias; without both, the newest.
+    """Return a version by its number or alias; without both, the newest.
 
     Raises:
         NoSuchModel: there is none, or it was not published by Vantage.
@@ -105,13 +105,13 @@ def find_version(
 def find_published(
     tracking_uri: str, name: str, *, version: str | None = None, alias: str | None = None
 ) -> PublishedVersion:
-    """As ``find_version``; RegistryUnavailable: MLflow does not answer."""
+    """Find a version as ``find_version`` does; RegistryUnavailable: MLflow does not answer."""
     with _answering(tracking_uri):
         return find_version(tracking_uri, name, version=version, alias=alias)
 
 
 def version_of_alias(tracking_uri: str, name: str, alias: str) -> str:
-    """The number of the version that an alias points to, whoever has published it.
+    """Return the number of the version that an alias points to, whoever has published it.
 
     Raises:
         NoSuchModel: there is no such model or alias.
@@ -122,7 +122,7 @@ def version_of_alias(tracking_uri: str, name: str, alias: str) -> str:
 
 
 def find_by_digest(tracking_uri: str, name: str, digest: str) -> PublishedVersion | None:
-    """The version of a model that holds an artifact; None: MLflow has none. RegistryUnavailable: it does not answer."""
+    """Return the version of a model that holds an artifact; None: MLflow has none. RegistryUnavailable: it does not answer."""
     with _answering(tracking_uri):
         client = _client(tracking_uri, name)
         found = client.search_model_versions(f"name = '{name}' AND tags.`vantage.digest` = '{digest}'")
@@ -133,7 +133,7 @@ def find_by_digest(tracking_uri: str, name: str, digest: str) -> PublishedVersio
 
 
 def problems_of_published(tracking_uri: str, found: PublishedVersion) -> list[str]:
-    """Problems of MLflow's copy of a version, every byte of which is read; RegistryUnavailable: it does not answer."""
+    """Return problems of MLflow's copy of a version, every byte of which is read; RegistryUnavailable: it does not answer."""
     with _answering(tracking_uri):
         return problems_of_copy(found.location, tracking_uri=tracking_uri, digest=found.digest)
 
@@ -141,7 +141,7 @@ def problems_of_published(tracking_uri: str, found: PublishedVersion) -> list[st
 def find_policy(
     tracking_uri: str, name: str, *, version: str | None = None, alias: str | None = None
 ) -> PublishedVersion | None:
-    """A version that holds a whole policy; None: MLflow has no such model, version or alias. Only descriptions are fetched.
+    """Return a version that holds a whole policy; None: MLflow has no such model, version or alias. Only descriptions are fetched.
 
     Raises:
         UnusableVersion: it was not published by Vantage, or holds adapters alone or a reward model.
@@ -172,7 +172,7 @@ def find_policy(
 
 
 def fetch_policy(tracking_uri: str, name: str, *, version: str, digest: str, target: Path) -> Path:
-    """The folder of a version whose content digest is known, fetched into ``target``; every byte is compared.
+    """Return the folder of a version whose content digest is known, fetched into ``target``; every byte is compared.
 
     Raises:
         UnusableVersion: there is no such version any longer, or it holds something else.
@@ -224,7 +224,7 @@ def _require_policy(found: PublishedVersion, weights: Path, files: Mapping[str, 
 
 
 def fetch_copy(found: PublishedVersion, *, tracking_uri: str, target: Path) -> Path:
-    """The model's own folder, fetched into ``target``; every byte is compared with the digest.
+    """Return the model's own folder, fetched into ``target``; every byte is compared with the digest.
 
     Raises:
         DamagedCopy: it differs, or is missing.
@@ -243,7 +243,7 @@ def fetch_copy(found: PublishedVersion, *, tracking_uri: str, target: Path) -> P
 
 
 def _client(tracking_uri: str, name: str) -> MlflowClient:
-    """A client for questions about a model; making one makes a database that is missing, so the name is looked at before."""
+    """Return a client for questions about a model; making one makes a database that is missing, so the name is looked at before."""
     if set(name) & _QUOTES:  # a search would take what follows for another condition
         raise NoSuchModel(
             f"{name!r} is no name of a registered model: it has a quotation mark or a backslash"
@@ -269,7 +269,7 @@ def _find(client: MlflowClient, name: str, version: str | None, alias: str | Non
 
 
 def _recipe(client: MlflowClient, run_id: str | None) -> Mapping[str, str]:
-    """The parameters of the parent of the stage's run."""
+    """Return the parameters of the parent of the stage's run."""
     try:
         if run_id is None:
             return {}

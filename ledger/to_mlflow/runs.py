@@ -38,7 +38,7 @@ class Runs:
         self._ids = None
 
     def page(self, stage: str | None) -> str | None:
-        """The page of a stage's run (None: of the parent run) within MLflow's site."""
+        """Return the page of a stage's run (None: of the parent run) within MLflow's site."""
         run_id = self.ids.get(stage)
         return page_of(self._experiment_id, run_id) if run_id else None
 
@@ -70,7 +70,7 @@ class Runs:
 
 
 def search(client: MlflowClient, experiments: Sequence[str], tag: str, value: str) -> Iterator[entities.Run]:
-    """Every run with the tag, the earliest first."""
+    """Yield every run with the tag, the earliest first."""
     token = None
     while True:
         runs = client.search_runs(
@@ -103,5 +103,5 @@ def close_running(
 
 
 def page_of(experiment_id: str, run_id: str) -> str:
-    """A run's page within MLflow's site."""
+    """Return a run's page within MLflow's site."""
     return f"#/experiments/{experiment_id}/runs/{run_id}"

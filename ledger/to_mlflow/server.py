@@ -59,7 +59,7 @@ class Server:
                 self.client.search_experiments(max_results=1)
 
     def experiment(self, name: str) -> entities.Experiment:
-        """The experiment with this name, created if missing."""
+        """Return the experiment with this name, created if missing."""
         if name not in self._opened:
             found = self.client.get_experiment_by_name(name) or self._create_experiment(name)
             if found.lifecycle_stage == "deleted":
@@ -72,7 +72,7 @@ class Server:
         return self._opened[name]
 
     def experiment_ids(self) -> list[str]:
-        """All experiments of ledgers: an artifact may come from a run of another recipe."""
+        """Return all experiments of ledgers: an artifact may come from a run of another recipe."""
         found = self.client.search_experiments(filter_string=f"tags.{EXPERIMENT_TAG} = 'true'")
         return [experiment.experiment_id for experiment in found]
 
@@ -89,13 +89,13 @@ class Server:
 
 
 def is_database(tracking_uri: str) -> bool:
-    """Whether the address is a database; MLflow would then write artifacts to ``mlruns`` in the working folder."""
+    """Return whether the address is a database; MLflow would then write artifacts to ``mlruns`` in the working folder."""
     engine, _, _ = urlsplit(tracking_uri).scheme.partition("+")
     return engine in DATABASE_ENGINES
 
 
 def is_permanent_error(error: Exception) -> bool:
-    """Whether a retry does not help; errors that come neither from MLflow nor from the network are our own."""
+    """Return whether a retry does not help; errors that come neither from MLflow nor from the network are our own."""
     if isinstance(error, MlflowException):
         return error.error_code in _PERMANENT_ERRORS
     return not isinstance(error, OSError)
@@ -113,6 +113,6 @@ def _creating(database: Path | None) -> Iterator[None]:
 
 
 def _sqlite_file(tracking_uri: str) -> Path | None:
-    """The database's file; None for a server."""
+    """Return the database's file; None for a server."""
     parts = urlsplit(tracking_uri)
     return Path(unquote(parts.path)[1:]) if parts.scheme.startswith("sqlite") else None

@@ -11,7 +11,7 @@ SYSTEM_METRICS = "system/"
 
 
 def system_metrics(usage: Usage | None) -> Iterator[entities.Metric]:
-    """A metric for each reading; its step is the reading's number."""
+    """Yield a metric for each reading; its step is the reading's number."""
     if usage is None:
         return
     for name, values in usage.readings.items():

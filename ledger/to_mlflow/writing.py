@@ -54,12 +54,12 @@ def flatten(value: Any, prefix: str = "") -> dict[str, str]:
 
 
 def fit_tag(text: str) -> str:
-    """A tag's value, truncated to MLflow's limit after a whole line if there are several."""
+    """Return a tag's value, truncated to MLflow's limit after a whole line if there are several."""
     return _fit(text, _TAG_LENGTH)
 
 
 def fit_description(text: str) -> str:
-    """The description of a model's version: MLflow's column is shorter, and PostgreSQL refuses what is longer."""
+    """Return the description of a model's version: MLflow's column is shorter, and PostgreSQL refuses what is longer."""
     return _fit(text, _DESCRIPTION_LENGTH)
 
 
@@ -72,7 +72,7 @@ def _fit(text: str, length: int) -> str:
 
 
 def fit_param(value: str) -> str:
-    """A param's value, or its truncation to MLflow's limit with the sha256 of the whole."""
+    """Return a param's value, or its truncation to MLflow's limit with the sha256 of the whole."""
     if len(value) <= _PARAM_LENGTH:
         return value
     whole = f"… sha256 {hashlib.sha256(value.encode()).hexdigest()}"

@@ -20,7 +20,7 @@ _SOURCE = "source"
 
 
 def files_check(evidence: Evidence, digest: str) -> Check:
-    """Every byte against the manifest, and the manifest against the digest."""
+    """Return every byte against the manifest, and the manifest against the digest."""
     hashed = evidence.hashed(digest)
     if hashed.problems:
         return Check(subject="files", outcome="wrong", detail="; ".join(hashed.problems))
@@ -28,7 +28,7 @@ def files_check(evidence: Evidence, digest: str) -> Check:
 
 
 def ref_check(evidence: Evidence, ref: Ref) -> Check:
-    """The ref against what is sealed in the artifact, and against the parts of its key."""
+    """Return the ref against what is sealed in the artifact, and against the parts of its key."""
     problems = [*_kind_problems(ref), *_parent_problems(ref)]
     sealed = evidence.sealed(ref.artifact.digest)
     if isinstance(sealed, Broken):
@@ -42,7 +42,7 @@ def ref_check(evidence: Evidence, ref: Ref) -> Check:
 
 
 def environment_checks(evidence: Evidence, ref: Ref) -> Iterator[Check]:
-    """The list of what was installed where it was computed; none of an artifact that records no such list."""
+    """Check the list of what was installed where it was computed; none of an artifact that records no such list."""
     digest = ref.provenance.get("environment")
     if isinstance(digest, str) and _DIGEST.fullmatch(digest):
         problem = evidence.environment_problem(digest)
@@ -58,7 +58,7 @@ def _kind_problems(ref: Ref) -> Iterator[str]:
 
 
 def _parent_problems(ref: Ref) -> Iterator[str]:
-    """The parents in the ref are the inputs whose digests the stage key is made of."""
+    """Check that the parents in the ref are the inputs whose digests the stage key is made of."""
     parents = {
         role: digest for role, digest in ref.artifact.parents.items() if not role.endswith(BASE_SUFFIX)
     }
@@ -80,7 +80,7 @@ def _parent_problems(ref: Ref) -> Iterator[str]:
 
 
 def _digests(value: Any) -> set[str]:
-    """Every content digest within the parts of a key."""
+    """Return every content digest within the parts of a key."""
     if isinstance(value, Mapping):
         return set().union(*map(_digests, value.values()), set())
     if isinstance(value, list | tuple):
@@ -89,7 +89,7 @@ def _digests(value: Any) -> set[str]:
 
 
 def _base_problems(evidence: Evidence, ref: Ref) -> Iterator[str]:
-    """Of adapters: the model beneath them, which is written in their own files too."""
+    """Yield problems of the model beneath adapters, which is written in their own files too."""
     artifact = ref.artifact
     if not isinstance(artifact, StoredModel) or artifact.base is None:
         return

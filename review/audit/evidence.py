@@ -27,7 +27,7 @@ _Found = TypeVar("_Found")
 
 
 def check_of(subject: str, problem: Missing | Broken) -> Check:
-    """The check that could not be made."""
+    """Return the check that could not be made."""
     return Check(
         subject=subject, outcome="wrong" if isinstance(problem, Broken) else "unchecked", detail=problem
     )
@@ -68,7 +68,7 @@ class Evidence:
         self._stack.close()
 
     def once(self, name: object, find: Callable[[], _Found]) -> _Found:
-        """What ``find`` finds, which is asked for once under this name."""
+        """Return what ``find`` finds, which is asked for once under this name."""
         if name not in self._kept:
             self._kept[name] = find()
         return cast(_Found, self._kept[name])
@@ -84,7 +84,7 @@ class Evidence:
         return open_read_only(str(workspace.store)) if workspace.store.is_dir() else None
 
     def ref(self, stage_key: str) -> Ref | Broken | None:
-        """The ref of a stage key; None: there is none."""
+        """Return the ref of a stage key; None: there is none."""
         if stage_key not in self._refs:
             try:
                 self._refs[stage_key] = None if self.store is None else self.store.ref(stage_key)
@@ -101,11 +101,11 @@ class Evidence:
         return found
 
     def has_object(self, digest: str) -> bool:
-        """Whether the store has an object of this digest."""
+        """Return whether the store has an object of this digest."""
         return self.store is not None and self.store.has_object(digest)
 
     def environment_problem(self, digest: str) -> Missing | Broken | None:
-        """What is wrong with the list of what was installed where something was computed; None: it is of its digest."""
+        """Return what is wrong with the list of what was installed where something was computed; None: it is of its digest."""
         return self.once(("environment", digest), lambda: self._read_environment(digest))
 
     def _read_environment(self, digest: str) -> Missing | Broken | None:
@@ -116,7 +116,7 @@ class Evidence:
         return Missing("the list of what was installed is not in the store") if found is None else None
 
     def sealed(self, digest: str) -> Sealed | Missing | Broken:
-        """What was measured of an artifact, from its own files."""
+        """Return what was measured of an artifact, from its own files."""
         if digest not in self._sealed:
             self._sealed[digest] = self._read_sealed(digest)
         return self._sealed[digest]
@@ -129,11 +129,11 @@ class Evidence:
             self._hashed |= hash_objects(self.store, wanted, self.clock)
 
     def hashed(self, digest: str) -> Hashed:
-        """What reading every byte of an object has shown; ``hash_objects`` comes first."""
+        """Return what reading every byte of an object has shown; ``hash_objects`` comes first."""
         return self._hashed[digest]
 
     def removal(self, digest: str) -> Removal | Broken | None:
-        """What is recorded of an artifact that was removed; None: nothing is."""
+        """Return what is recorded of an artifact that was removed; None: nothing is."""
         return self.once(("removal", digest), lambda: self._read_removal(digest))
 
     def _read_removal(self, digest: str) -> Removal | Broken | None:
@@ -158,12 +158,12 @@ class Evidence:
         return run_ids(self.workspace)
 
     def record(self, run_id: str) -> RunRecord | Missing | Broken:
-        """``run.json`` of a run."""
+        """Return ``run.json`` of a run."""
         run = self._run(run_id)
         return run if isinstance(run, Missing) else run.record
 
     def replay(self, run_id: str) -> Replay | Missing | Broken:
-        """The run's outbox, read again."""
+        """Return the run's outbox, read again."""
         run = self._run(run_id)
         return run if isinstance(run, Missing) else run.replay
 
@@ -186,7 +186,7 @@ class Evidence:
         return self._stack.enter_context(AuditedServer(address, workspace=self.workspace.root))
 
     def ask(self, question: Callable[["AuditedServer"], _Found]) -> _Found | Missing:
-        """What MLflow says; Missing: it does not answer."""
+        """Return what MLflow says; Missing: it does not answer."""
         if self._no_database:
             return Missing(self._no_database)
         from vantage.ledger.to_mlflow.audited_runs import Unanswered  # imports MLflow

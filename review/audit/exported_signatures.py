@@ -10,7 +10,7 @@ from vantage.storage.signatures import KEY_FILE, MAX_BYTES, SIGNATURE, STATEMENT
 
 
 def signature_files(told: Mapping[str, Any]) -> set[str]:
-    """The files of the signatures that ``vantage.json`` names."""
+    """Return the files of the signatures that ``vantage.json`` names."""
     folders = [Path(folder) for _, folder in _named(told)]
     return {
         path.as_posix()
@@ -20,14 +20,14 @@ def signature_files(told: Mapping[str, Any]) -> set[str]:
 
 
 def exported_signature_checks(path: Path, told: Mapping[str, Any], digest: str) -> Iterator[Check]:
-    """A check of each signature that ``vantage.json`` names."""
+    """Yield a check of each signature that ``vantage.json`` names."""
     for key_id, folder in _named(told):
         outcome, detail = _look_at(path / folder, key_id, digest)
         yield Check.model_validate({"subject": f"{SUBJECT} {folder}", "outcome": outcome, "detail": detail})
 
 
 def _named(told: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(Key id, folder of a statement); what is no such list, or leads out of the folder, names none."""
+    """Return (key id, folder of a statement); what is no such list, or leads out of the folder, names none."""
     named = told.get("signatures")
     return [
         (str(key_id), folder)

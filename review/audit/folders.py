@@ -73,7 +73,7 @@ def add_folder(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Ch
 
 
 def _sealed(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Check]]:
-    """A folder with a manifest: its digest is the manifest's sha256, whatever the folder's name is."""
+    """Return a folder with a manifest: its digest is the manifest's sha256, whatever the folder's name is."""
     digest = _sha256(path / MANIFEST)
     hashed = hash_listed({"folder": list_folder(path, digest=None)}, evidence.clock)["folder"]
     problems = list(hashed.problems)
@@ -97,7 +97,7 @@ def _copy(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Check]]
 
 
 def _exported(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Check]]:
-    """A folder that ``vantage export`` wrote: its files against its own list, and that against the artifact."""
+    """Return a folder that ``vantage export`` wrote: its files against its own list, and that against the artifact."""
     try:
         told: dict[str, Any] = json.loads((path / PROVENANCE_FILE).read_bytes())
         files, digest, parents = dict(told["files"]), str(told["digest"]), dict(told["parents"])
@@ -121,7 +121,7 @@ def _exported(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Che
 
 
 def _go_on(evidence: Evidence, walk: Walk, digest: str) -> Iterator[Check]:
-    """The walk goes on in the workspace, if that knows the artifact."""
+    """Go on with the walk in the workspace, if that knows the artifact."""
     known = digest in evidence.refs_of or evidence.has_object(digest) or _is_recorded(evidence, digest)
     if known:
         walk.add_digest(digest)
@@ -143,7 +143,7 @@ def _is_recorded(evidence: Evidence, digest: str) -> bool:
 def _file_problems(
     evidence: Evidence, path: Path, files: Mapping[str, str], *, beside: Set[str]
 ) -> Iterator[str]:
-    """The folder's files against the sha256 in ``vantage.json``; those ``beside`` them are checked elsewhere."""
+    """Yield the folder's files against the sha256 in ``vantage.json``; those ``beside`` them are checked elsewhere."""
     present = {
         file.relative_to(path).as_posix(): file
         for file in sorted(path.rglob("*"))
@@ -188,7 +188,7 @@ def _against_artifact(
     digest: str,
     parents: Mapping[str, Any],
 ) -> Iterator[Check]:
-    """What ``vantage.json`` says, against the artifact in the workspace that it names."""
+    """Compare what ``vantage.json`` says with the artifact in the workspace that it names."""
     refs = evidence.refs_of.get(digest, [])
     if not refs or not evidence.has_object(digest):
         return  # the checks of the artifact itself say so
@@ -217,7 +217,7 @@ def _against_artifact(
 
 
 def _listed_problems(evidence: Evidence, files: Mapping[str, str], digest: str) -> Iterator[str]:
-    """The list of files, against the artifact's manifest: the same files but for those that an export leaves out."""
+    """Yield the list of files, against the artifact's manifest: the same files but for those that an export leaves out."""
     assert evidence.store is not None, "it has the artifact"
     listed = evidence.store.listed(digest).files
     for name, sha in files.items():
@@ -229,7 +229,7 @@ def _listed_problems(evidence: Evidence, files: Mapping[str, str], digest: str) 
 
 
 def _gate_problems(evidence: Evidence, told: Mapping[str, Any], digest: str) -> Iterator[str]:
-    """The verdicts, against those of the runs that have recorded the artifact."""
+    """Yield the verdicts, against those of the runs that have recorded the artifact."""
     records = (evidence.record(run_id) for run_id in evidence.run_ids)
     recorded = [
         [str(verdict) for verdict in stage.verdicts]

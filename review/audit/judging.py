@@ -21,7 +21,7 @@ _ROUNDED = ("standard_error", "interval")
 def judge_again(
     evidence: Evidence, recipe: ResolvedRecipe, step: str, digest: str, inputs: Mapping[str, Input]
 ) -> list[Verdict] | Missing | Broken:
-    """The verdicts of a step's gates, from the metrics in the artifact's own files.
+    """Return the verdicts of a step's gates, from the metrics in the artifact's own files.
 
     ``inputs``: role → what the step read, to see whether it compared a model with itself.
     """
@@ -38,7 +38,7 @@ def judge_again(
 def gate_checks(
     recorded: Sequence[Verdict], judged: list[Verdict] | Missing | Broken, *, by: str
 ) -> Iterator[Check]:
-    """One check for each gate; ``by``: who recorded the verdicts, for the message."""
+    """Yield one check for each gate; ``by``: who recorded the verdicts, for the message."""
     if isinstance(judged, Missing | Broken):
         yield check_of("gates", judged)
         return
@@ -57,7 +57,7 @@ def gate_checks(
 
 
 def is_unchanged(evidence: Evidence, one: Input | None, other: Input | None) -> bool:
-    """Whether two inputs hold the same files, as they are sealed."""
+    """Return whether two inputs hold the same files, as they are sealed."""
     if one is None or other is None:
         return False
     sealed = [evidence.sealed(each.artifact.digest) for each in (one, other)]
@@ -66,7 +66,7 @@ def is_unchanged(evidence: Evidence, one: Input | None, other: Input | None) -> 
 
 
 def differs(told: Verdict, again: Verdict) -> bool:
-    """Whether two verdicts differ by more than rounding."""
+    """Return whether two verdicts differ by more than rounding."""
     return any(getattr(told, field) != getattr(again, field) for field in _EXACT) or any(
         not _close(getattr(told, field), getattr(again, field)) for field in _ROUNDED
     )
@@ -81,7 +81,7 @@ def _close(one: object, other: object) -> bool:
 
 
 def _hidden_difference(told: Verdict, again: Verdict) -> str:
-    """Fields that differ, where both verdicts read alike."""
+    """Return fields that differ, where both verdicts read alike."""
     if str(told) != str(again):
         return ""
     fields = [

@@ -86,7 +86,7 @@ def mlflow_check(evidence: Evidence, run_id: str, stage: str | None) -> Check:
 
 
 def check_without_outbox(evidence: Evidence, record: RunRecord, step: str, artifact: Artifact) -> Check:
-    """What is left to compare where the run's outbox is gone: digest, key, parents and headline metrics."""
+    """Return what is left to compare where the run's outbox is gone: digest, key, parents and headline metrics."""
     runs = evidence.mlflow_runs(record.recipe.recipe, record.run_id)
     if isinstance(runs, Missing):
         return check_of(_SUBJECT, runs)
@@ -153,7 +153,7 @@ def _tag_problems(required: "ExpectedRun", allowed: "ExpectedRun", found: "Mlflo
 
 
 def _other_tags(allowed: "ExpectedRun", found: "MlflowRun") -> Iterator[str]:
-    """Of a run that may lack anything: tags with another value."""
+    """Yield tags with another value, of a run that may lack any of them."""
     for name, value in allowed.tags.items():
         if name in found.tags and name != "vantage.status" and found.tags[name] != value:
             yield f"tag {name} is {_shown(found.tags[name])}, and was sent as {_shown(value)}"
@@ -232,7 +232,7 @@ def _dataset_field_problems(dataset: "DatasetInput", sent: list[dict[str, str]])
 
 
 def _parsed(text: str) -> object:
-    """A field of a dataset, without what may differ."""
+    """Return a field of a dataset, without what may differ."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -245,7 +245,7 @@ def _parsed(text: str) -> object:
 
 
 def _model_problems(evidence: Evidence, found: "MlflowRun", allowed: "ExpectedRun") -> Iterator[str]:
-    """The logged model of the stage's artifact: what MLflow's page of it says."""
+    """Yield the logged model of the stage's artifact: what MLflow's page of it says."""
     model_id = found.tags.get("vantage.model")
     if model_id is None:
         return
@@ -279,7 +279,7 @@ def _model_problems(evidence: Evidence, found: "MlflowRun", allowed: "ExpectedRu
 def _pointers(
     evidence: Evidence, found: "MlflowRun", parents: "list[MlflowRun]", stage: str | None
 ) -> Iterator[str]:
-    """The tags that point to others of MLflow's runs and models: what they point to is what they say."""
+    """Yield the tags that point to others of MLflow's runs and models: what they point to is what they say."""
     tags = found.tags
     if stage is not None and parents and tags.get("mlflow.parentRunId") != parents[0].run_id:
         yield f"tag mlflow.parentRunId is {_shown(tags.get('mlflow.parentRunId'))}, and not the run's own {parents[0].run_id}"

@@ -27,7 +27,7 @@ _FILES = frozenset(
 
 
 def copy_problems(evidence: Evidence, version: "MlflowVersion") -> Hashed | Missing:
-    """What reading every byte of a version's copy has shown; Missing: it cannot be reached."""
+    """Return what reading every byte of a version's copy has shown; Missing: it cannot be reached."""
     if not version.location:
         return Hashed((f"version {version.version} has no files",))
 
@@ -39,7 +39,7 @@ def copy_problems(evidence: Evidence, version: "MlflowVersion") -> Hashed | Miss
 
 
 def problems_of_folder(evidence: Evidence, folder: Path, digest: str, tags: Mapping[str, str]) -> Hashed:
-    """What reading every byte of a folder in the form of a copy has shown."""
+    """Return what reading every byte of a folder in the form of a copy has shown."""
     if not folder.is_dir():
         return Hashed(("MLflow has no files of it any longer",))
     weights = list_folder(folder / WEIGHTS, digest=digest)
@@ -56,7 +56,7 @@ def problems_of_folder(evidence: Evidence, folder: Path, digest: str, tags: Mapp
 
 
 def _tokenizer(folder: Path, weights: Listed, digest: str) -> Listed:
-    """The second copy of the tokenizer's files."""
+    """Return the second copy of the tokenizer's files."""
     place = folder / TOKENIZER
     expected = {**weights.files, MANIFEST: digest}
     found = sorted(path for path in place.iterdir() if path.name in expected) if place.is_dir() else []

@@ -54,17 +54,17 @@ class Recorded:
 
 
 def publications(evidence: Evidence, name: str) -> list[Recorded]:
-    """Every publication under a name by the runs of the workspace, in the order in which they happened."""
+    """Return every publication under a name by the runs of the workspace, in the order in which they happened."""
     return [each for each in _recorded(evidence, name) if isinstance(each.operation, Publish)]
 
 
 def is_published(evidence: Evidence, run_id: str, name: str, digest: str) -> bool:
-    """Whether MLflow has taken a publication by this run."""
+    """Return whether MLflow has taken a publication by this run."""
     return any((each.run_id, each.digest) == (run_id, digest) for each in publications(evidence, name))
 
 
 def movements(evidence: Evidence, name: str, alias: str) -> list[Recorded]:
-    """Every movement of an alias: by the runs at their end, by ``vantage publish`` and by ``vantage rollback``."""
+    """Return every movement of an alias: by the runs at their end, by ``vantage publish`` and by ``vantage rollback``."""
     return [each for each in _recorded(evidence, name) if each.operation.alias == alias]
 
 
@@ -103,7 +103,7 @@ def version_checks(evidence: Evidence, version: "MlflowVersion") -> Iterator[Che
 
 
 def copy_check(evidence: Evidence, version: "MlflowVersion") -> Check:
-    """Every byte of MLflow's own copy of the weights."""
+    """Return every byte of MLflow's own copy of the weights."""
     from vantage.review.audit.mlflow_copies import copy_problems
 
     subject = f"copy {version.name}/{version.version}"
@@ -116,7 +116,7 @@ def copy_check(evidence: Evidence, version: "MlflowVersion") -> Check:
 
 
 def alias_check(evidence: Evidence, version: "MlflowVersion", alias: str) -> Check:
-    """A recorded publication moved the alias to this version, and its gates had passed."""
+    """Return a recorded publication moved the alias to this version, and its gates had passed."""
     subject = f"alias {version.name}@{alias}"
     moves = movements(evidence, version.name, alias)
     digest = version.tags.get("vantage.digest")
@@ -136,7 +136,7 @@ def alias_check(evidence: Evidence, version: "MlflowVersion", alias: str) -> Che
 
 
 def _otherwise_said(version: "MlflowVersion", alias: str, last: Recorded) -> str:
-    """What the tag of the registered model says of the movement, if that is another; empty: the same, or nothing."""
+    """Return what the tag of the registered model says of the movement, if that is another; empty: the same, or nothing."""
     told = version.moved.get(alias)
     if told is None:
         return ""  # of an earlier version of Vantage
@@ -153,7 +153,7 @@ def _otherwise_said(version: "MlflowVersion", alias: str, last: Recorded) -> str
 
 
 def moved_away(evidence: Evidence, run_id: str) -> Iterator[Check]:
-    """A check for each alias that the run was the last to move, and that points elsewhere now."""
+    """Yield a check for each alias that the run was the last to move, and that points elsewhere now."""
     replay = evidence.replay(run_id)
     moved = list(replay.movements()) if isinstance(replay, Replay) else []
     for name, alias in dict.fromkeys((each.registered_model, each.alias) for each in moved if each.alias):
@@ -176,14 +176,14 @@ def moved_away(evidence: Evidence, run_id: str) -> Iterator[Check]:
 
 
 def required_steps(recorded: Recorded) -> list[str]:
-    """The steps whose gates hold the alias back: the published stage, and the one it waits for."""
+    """Return the steps whose gates hold the alias back: the published stage, and the one it waits for."""
     recipe, stage = recorded.recipe, recorded.operation.stage
     after = [each.after for each in _publications_of(recipe, recorded) if each.after]
     return list(dict.fromkeys([stage, *after]))
 
 
 def _publications_of(recipe: ResolvedRecipe | None, recorded: Recorded) -> list[Publication]:
-    """What of the recipe it was. A run moves its recipe's aliases alone, a person any alias of what is published."""
+    """Return what of the recipe it was. A run moves its recipe's aliases alone, a person any alias of what is published."""
     told = recorded.operation
     return [
         each
@@ -256,7 +256,7 @@ def _unknown_publication(evidence: Evidence, version: "MlflowVersion", subject: 
 
 
 def _gone(evidence: Evidence, name: str, digest: str | None) -> str:
-    """Which removed run may have published the artifact; empty: none."""
+    """Return which removed run may have published the artifact; empty: none."""
     for run_id in evidence.run_ids:
         record = evidence.record(run_id)
         removed = isinstance(record, RunRecord) and record.status == REMOVED
@@ -283,7 +283,7 @@ def _not_moved_here(evidence: Evidence, version: "MlflowVersion", alias: str, mo
 
 
 def _closed_gates(evidence: Evidence, version: "MlflowVersion") -> str:
-    """That the version's own gates were closed, where a run published it without the alias for that reason."""
+    """Explain that the version's own gates were closed, where a run published it without the alias for that reason."""
     digest = version.tags.get("vantage.digest")
     for recorded in publications(evidence, version.name):
         if recorded.digest == digest:
@@ -294,7 +294,7 @@ def _closed_gates(evidence: Evidence, version: "MlflowVersion") -> str:
 
 
 def _closed(evidence: Evidence, recorded: Recorded) -> Iterator[str]:
-    """Why the alias must not have moved: gates judged again from the artifacts, and a model that is not new.
+    """Yield why the alias must not have moved: gates judged again from the artifacts, and a model that is not new.
 
     ``Missing`` among them: what could not be judged.
     """
@@ -336,7 +336,7 @@ def _closed(evidence: Evidence, recorded: Recorded) -> Iterator[str]:
 
 
 def _is_approved(recorded: Recorded, step: str, digest: str, verdict: Verdict) -> bool:
-    """Whether a person let exactly this closed gate of this artifact pass, before the alias moved."""
+    """Return whether a person let exactly this closed gate of this artifact pass, before the alias moved."""
     return verdict.on_fail == "approve" and any(
         answer.approved
         and (answer.question.subject, answer.question.digest) == (step, digest)
@@ -355,7 +355,7 @@ def _alias_is_approved(recorded: Recorded) -> bool:
 
 
 def _must_differ(recipe: ResolvedRecipe, recorded: Recorded) -> Iterator[Input]:
-    """What the stage began with, and the baselines that it was compared with."""
+    """Yield what the stage began with, and the baselines that it was compared with."""
     entry, stage = recorded.entry, recorded.operation.stage
     own = entry.stages.get(stage)
     if own is not None and "init" in own.inputs:

@@ -10,7 +10,7 @@ from vantage.schemas.records.audit import Check
 
 
 def published_checks(evidence: Evidence, run_id: str, replay: Replay) -> Iterator[Check]:
-    """A check for each registered model of which MLflow has no version with the artifact that the run published."""
+    """Yield a check for each registered model of which MLflow has no version with the artifact that the run published."""
     published = dict.fromkeys(
         (told.registered_model, told.artifact.digest) for told, _ in replay.publications()
     )

@@ -25,7 +25,7 @@ ENDED = frozenset({"completed", "reused", "gate_closed", "waiting_approval"})
 
 
 def steps_of(record: RunRecord, stage_key: str, digest: str) -> list[str]:
-    """The run's steps that have this stage key; first those with this artifact."""
+    """Return the run's steps that have this stage key; first those with this artifact."""
     steps = [step for step, stage in record.stages.items() if stage.stage_key == stage_key]
     return sorted(steps, key=lambda step: record.stages[step].digest != digest)
 
@@ -33,7 +33,7 @@ def steps_of(record: RunRecord, stage_key: str, digest: str) -> list[str]:
 def record_checks(
     evidence: Evidence, run_id: str, step: str, digest: str, ref: Ref | None
 ) -> Iterator[Check]:
-    """``run.json`` against the ref, the artifact's own metrics, and the recipe in it; then each of its gates."""
+    """Check ``run.json`` against the ref, the artifact's own metrics, and the recipe in it; then each of its gates."""
     record = evidence.record(run_id)
     if isinstance(record, Missing | Broken):
         yield check_of("run record", record)
@@ -53,7 +53,7 @@ def record_checks(
 
 
 def _wrong_status(record: RunRecord, step: str, stage: StageRecord, artifact: Artifact) -> str:
-    """What the status of a step should be by its verdicts and by what people answered; empty: it is."""
+    """Return what the status of a step should be by its verdicts and by what people answered; empty: it is."""
     stands = standing(step, artifact, stage.verdicts, record.approvals)
     if stage.status == stands or (stands == "open" and stage.status in SUCCEEDED):
         return ""
@@ -64,7 +64,7 @@ def _wrong_status(record: RunRecord, step: str, stage: StageRecord, artifact: Ar
 
 
 def outbox_check(evidence: Evidence, run_id: str, step: str, digest: str, ref: Ref | None) -> Check:
-    """The sequence of what the run told, against the ref and ``run.json``."""
+    """Return the sequence of what the run told, against the ref and ``run.json``."""
     replay = evidence.replay(run_id)
     if isinstance(replay, Missing | Broken):
         return check_of("outbox", replay)
@@ -94,7 +94,7 @@ def outbox_check(evidence: Evidence, run_id: str, step: str, digest: str, ref: R
 def edge_problems(
     evidence: Evidence, run_id: str, step: str, role: str, digest: str, parent: Ref | None
 ) -> Iterator[str]:
-    """What the run that made an artifact says of one of its parents, where that differs from the ref of the parent."""
+    """Yield what the run that made an artifact says of one of its parents, where that differs from the ref of the parent."""
     record, replay = evidence.record(run_id), evidence.replay(run_id)
     if isinstance(record, RunRecord) and step in record.stages and record.stages[step].status in ENDED:
         read = dependencies(record.recipe).get(step, {}).get(role)
@@ -119,7 +119,7 @@ def edge_problems(
 def _unfinished(
     evidence: Evidence, run_id: str, step: str, digest: str, ref: Ref | None, stage: StageRecord | None
 ) -> Check:
-    """The run that made the artifact does not say so: it died in between, and another has found the artifact."""
+    """Return the run that made the artifact does not say so: it died in between, and another has found the artifact."""
     if stage is None or ref is None:
         return Check(subject="run record", outcome="wrong", detail=f"run {run_id} has no step {step}")
     for other in evidence.run_ids:
@@ -158,7 +158,7 @@ def _against_files(evidence: Evidence, stage: StageRecord, digest: str) -> Itera
 
 
 def _against_recipe(recipe: ResolvedRecipe, step: str, stage: StageRecord, ref: Ref | None) -> Iterator[str]:
-    """The stage key, made again from the recipe in ``run.json`` and the digests of the inputs."""
+    """Yield the stage key, made again from the recipe in ``run.json`` and the digests of the inputs."""
     parts = ref.key_parts if ref is not None else stage.key_parts
     kind = KINDS.get(str(parts.get("kind")))
     if kind is None or kind.revision != parts.get("revision") or stage.stage_key is None:
@@ -179,7 +179,7 @@ def _against_recipe(recipe: ResolvedRecipe, step: str, stage: StageRecord, ref: 
 
 
 def _inputs(evidence: Evidence, record: RunRecord, step: str) -> dict[str, Input]:
-    """Role → step and artifact that a step read, by the run's own record."""
+    """Return role → step and artifact that a step read, by the run's own record."""
     found = {}
     for role, read in dependencies(record.recipe).get(step, {}).items():
         stage = record.stages.get(read)
@@ -190,7 +190,7 @@ def _inputs(evidence: Evidence, record: RunRecord, step: str) -> dict[str, Input
 
 
 def _artifact_differences(told: Artifact, artifact: Artifact) -> Iterator[str]:
-    """Fields in which two descriptions of one artifact differ."""
+    """Yield fields in which two descriptions of one artifact differ."""
     ours, theirs = artifact.model_dump(mode="json"), told.model_dump(mode="json")
     for field in dict.fromkeys((*ours, *theirs)):
         one, other = ours.get(field), theirs.get(field)
@@ -204,7 +204,7 @@ def _artifact_differences(told: Artifact, artifact: Artifact) -> Iterator[str]:
 
 
 def _told_making(replay: Replay, step: str, ref: Ref) -> Iterator[str]:
-    """That the run made the artifact, as the ref says, and how."""
+    """Yield what disagrees with the ref's statement that the run made the artifact, and how."""
     attempt = replay.entry.stages[step].attempt
     if attempt is None:
         yield "the ref says that this run made the artifact, and it told of having found it"

@@ -29,7 +29,7 @@ class SentTo:
 
 
 def sent_to(evidence: Evidence, run_id: str, replay: Replay) -> SentTo | Missing:
-    """What the server must have of the run; Missing: the run was never sent to it."""
+    """Return what the server must have of the run; Missing: the run was never sent to it."""
     return evidence.once(("sent", run_id), lambda: _sent_to(evidence, run_id, replay))
 
 
@@ -63,13 +63,13 @@ def _sent_to(evidence: Evidence, run_id: str, replay: Replay) -> SentTo | Missin
 
 
 def is_taken(evidence: Evidence, run_id: str, replay: Replay, told: Told) -> bool:
-    """Whether the server must have applied this operation."""
+    """Return whether the server must have applied this operation."""
     sent = sent_to(evidence, run_id, replay)
     return isinstance(sent, SentTo) and any(each.end == told.end for each in sent.required)
 
 
 def order_checks(evidence: Evidence, run_id: str, replay: Replay) -> Iterator[Check]:
-    """Whether the outbox is still the one that was sent, and its times follow one another."""
+    """Check whether the outbox is still the one that was sent, and its times follow one another."""
     lines = {0, *(each.end for each in replay.told)}
     cut = sorted({end for end in _ends(evidence, run_id).values() if end not in lines})
     if cut:
@@ -99,7 +99,7 @@ def _ends(evidence: Evidence, run_id: str) -> dict[str, int]:
 
 
 def _refused(evidence: Evidence, run_id: str, destination: str) -> list[dict[str, Any]]:
-    """The operations that the server refused for good."""
+    """Return the operations that the server refused for good."""
     data = evidence.workspace.records.read_ledger_file(run_id, "refused.jsonl")
     return [
         line["operation"]

@@ -9,7 +9,7 @@ SUBJECT = "signature"
 
 
 def signature_checks(evidence: Evidence, ref: Ref, step: str) -> list[Check]:
-    """A check for each key that has signed the artifact or must have; none where nothing is signed nor required."""
+    """Return a check for each key that has signed the artifact or must have; none where nothing is signed nor required."""
     if evidence.store is None:
         return []
     from vantage.signing.statements import judged_by
@@ -22,7 +22,7 @@ def signature_checks(evidence: Evidence, ref: Ref, step: str) -> list[Check]:
 
 
 def unsigned(evidence: Evidence) -> list[Check]:
-    """Of an artifact without a ref, where keys are required: a signature is of an artifact and its ref."""
+    """Check an artifact without a ref, where keys are required: a signature is of an artifact and its ref."""
     if not evidence.required_keys:
         return []
     keys = ", ".join(key.short for key in evidence.required_keys)

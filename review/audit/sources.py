@@ -11,7 +11,7 @@ from vantage.storage.refs import Ref
 
 
 def source_check(recipe: ResolvedRecipe, step: str, ref: Ref) -> Check | None:
-    """The source as it is now, by its sha256; None: the step reads none whose digest is recorded."""
+    """Return the source as it is now, by its sha256; None: the step reads none whose digest is recorded."""
     recorded = ref.key_parts.get("inputs", {}).get("source")
     kind = KINDS.get(str(ref.key_parts.get("kind")))
     if recorded is None or kind is None or kind.imports is None:

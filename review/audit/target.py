@@ -39,7 +39,7 @@ class _Registry:
         self._evidence = evidence
 
     def has(self, named: RegisteredNamed) -> bool:
-        """Whether there is such a version; ConnectionError: MLflow does not answer."""
+        """Return whether there is such a version; ConnectionError: MLflow does not answer."""
         if tracking.is_missing_database(tracking.address(None, self._evidence.workspace.root)):
             return False
         version = _version(self._evidence, named)
@@ -49,7 +49,7 @@ class _Registry:
 
 
 def audit(evidence: Evidence, target: str) -> AuditReport:
-    """Every check of the target and of all that it was made of.
+    """Return every check of the target and of all that it was made of.
 
     Raises:
         RunError: there is no such thing; the message says what may be named.
@@ -123,7 +123,7 @@ def _run(evidence: Evidence, walk: Walk, run_id: str, step: str) -> tuple[str, l
 def _without_record(
     evidence: Evidence, walk: Walk, run_id: str, step: str, problem: Missing | Broken
 ) -> tuple[str, list[Check]]:
-    """A run whose ``run.json`` is gone or cannot be read: what its outbox told of is audited."""
+    """Return a run whose ``run.json`` is gone or cannot be read: what its outbox told of is audited."""
     replay = evidence.replay(run_id)
     told = replay.entry.stages if isinstance(replay, Replay) else {}
     for name, stage in told.items():
@@ -134,7 +134,7 @@ def _without_record(
 
 
 def _known_digests(evidence: Evidence) -> list[str]:
-    """Digests of the store, and those that runs recorded."""
+    """Return digests of the store, and those that runs recorded."""
     stored = evidence.store.digests() if evidence.store is not None else []
     records = [evidence.record(run_id) for run_id in evidence.run_ids]
     recorded = {
@@ -171,7 +171,7 @@ def _mlflow_run(evidence: Evidence, walk: Walk, mlflow_run_id: str) -> tuple[str
 
 
 def _is_its_entry(evidence: Evidence, run_id: str, step: str, mlflow_run_id: str) -> list[Check]:
-    """Whether the named run of MLflow is the one that is compared: a double would only say that it is."""
+    """Return whether the named run of MLflow is the one that is compared: a double would only say that it is."""
     record = evidence.record(run_id)
     experiment = record.recipe.recipe if isinstance(record, RunRecord) else ""
     runs = evidence.mlflow_runs(experiment, run_id)
@@ -183,7 +183,7 @@ def _is_its_entry(evidence: Evidence, run_id: str, step: str, mlflow_run_id: str
 
 
 def _version(evidence: Evidence, named: RegisteredNamed) -> "MlflowVersion | Missing | None":
-    """The version that is named, which MLflow is asked about once; None: there is none."""
+    """Return the version that is named, which MLflow is asked about once; None: there is none."""
     return evidence.once(
         named, lambda: evidence.ask(lambda server: server.version(named.name, named.version, named.alias))
     )
@@ -215,7 +215,7 @@ def _registered(evidence: Evidence, walk: Walk, named: RegisteredNamed) -> tuple
 
 
 def _add_what_held_it_back(evidence: Evidence, walk: Walk, name: str, digest: str) -> None:
-    """The evaluations whose gates decided on the alias; they are no parents of the model, but of its publication."""
+    """Add the evaluations whose gates decided on the alias; they are no parents of the model, but of its publication."""
     for recorded in publications(evidence, name):
         if recorded.digest != digest:
             continue

@@ -65,7 +65,7 @@ class Walk:
     # What there is
 
     def add(self, digest: str, stage_key: str | None, *, asked: tuple[str, str] | None = None) -> Found:
-        """An artifact and all that it was made of.
+        """Return an artifact and all that it was made of.
 
         Args:
             asked: a run that was asked about, and its step that has the artifact.
@@ -82,7 +82,7 @@ class Walk:
         return first
 
     def add_digest(self, digest: str) -> None:
-        """An artifact by every ref that names it; without one, by the first run that recorded it."""
+        """Add an artifact by every ref that names it; without one, by the first run that recorded it."""
         refs = self.evidence.refs_of.get(digest, [])
         for ref in refs:
             self.add(digest, ref.artifact.stage_key)
@@ -97,7 +97,7 @@ class Walk:
         self.add(digest, None)
 
     def runs(self) -> list[str]:
-        """Every run that made one of the artifacts, or was asked about; the earliest first."""
+        """Return every run that made one of the artifacts, or was asked about; the earliest first."""
         made = {each.run_id for each in self.found.values() if each.run_id}
         return sorted(made | {run_id for each in self.found.values() for run_id, _ in each.asked})
 
@@ -135,13 +135,13 @@ class Walk:
         return found
 
     def _ref_of_removed(self, digest: str, stage_key: str | None) -> Ref | None:
-        """The ref that was kept when the artifact was removed."""
+        """Return the ref that was kept when the artifact was removed."""
         removal = self.evidence.removal(digest)
         refs = removal.refs if isinstance(removal, Removal) else ()
         return next((ref for ref in refs if stage_key in (None, ref.artifact.stage_key)), None)
 
     def _other_artifact(self, ref: Ref, digest: str) -> Check:
-        """The ref of the key names another artifact: made again by a run that says so, or swapped."""
+        """Return the ref of the key names another artifact: made again by a run that says so, or swapped."""
         key = ref.artifact.stage_key
         record = self.evidence.record(ref.run_id)
         confirmed = isinstance(record, RunRecord) and any(
@@ -165,7 +165,7 @@ class Walk:
         return found.ref.artifact.kind if found.ref is not None else "artifact"
 
     def _artifact(self, found: Found) -> Artifact | None:
-        """Its description: the ref's, else what its run told."""
+        """Return its description: the ref's, else what its run told."""
         if found.ref is not None:
             return found.ref.artifact
         replay = self.evidence.replay(found.run_id) if found.run_id else None
@@ -177,7 +177,7 @@ class Walk:
         return dict(artifact.parents) if artifact is not None else {}
 
     def _key_of_parent(self, found: Found, role: str, digest: str) -> str | None:
-        """The stage key of a parent: as its run recorded it, as it told, or of any ref that names it."""
+        """Return the stage key of a parent: as its run recorded it, as it told, or of any ref that names it."""
         record = self.evidence.record(found.run_id) if found.run_id else None
         if isinstance(record, RunRecord):
             read = dependencies(record.recipe).get(found.step, {}).get(role)
@@ -199,7 +199,7 @@ class Walk:
     # The checks
 
     def audited(self) -> list[AuditedArtifact]:
-        """Every artifact with its checks; all files are hashed now."""
+        """Return every artifact with its checks; all files are hashed now."""
         there = [each.digest for each in self.found.values() if self.evidence.has_object(each.digest)]
         self.evidence.hash_objects(there)
         present = set(there)
@@ -241,7 +241,7 @@ class Walk:
         )
 
     def _told_by(self, found: Found) -> list[tuple[str, str]]:
-        """The runs whose records have the artifact, each with its step: the one that made it first."""
+        """Return the runs whose records have the artifact, each with its step: the one that made it first."""
         made = [] if found.ref is None else [(found.ref.run_id, found.step)]
         for run_id, step in made:
             record = self.evidence.record(run_id)
@@ -251,7 +251,7 @@ class Walk:
         return list(dict.fromkeys([*made, *found.asked]))
 
     def _claims(self, found: Found, run_id: str, step: str, artifact: Artifact | None) -> Iterator[Check]:
-        """What one run and its entry in MLflow say of the artifact."""
+        """Check what one run and its entry in MLflow say of the artifact."""
         evidence, digest = self.evidence, found.digest
         is_maker = found.ref is None or run_id == found.ref.run_id
         checks = list(record_checks(evidence, run_id, step, digest, found.ref))
@@ -277,7 +277,7 @@ class Walk:
                 yield check
 
     def _versions(self, found: Found, artifact: Artifact | None) -> Iterator[Check]:
-        """Every version of a registered model that says it holds this artifact."""
+        """Check every version of a registered model that says it holds this artifact."""
         if artifact is None or artifact.kind not in _PUBLISHED:
             return
         versions: list[MlflowVersion] | Missing = self.evidence.ask(
@@ -314,7 +314,7 @@ class Walk:
 
 
 def absent_check(evidence: Evidence, digest: str) -> Check:
-    """Of an artifact that is not in the store: when it was removed and what it was; else it is missing."""
+    """Check an artifact that is not in the store: when it was removed and what it was; else it is missing."""
     removal = evidence.removal(digest)
     if removal is None:
         return Check(

@@ -24,7 +24,7 @@ from vantage.schemas.records.stage_key import differences
 
 
 def run_checks(evidence: Evidence, run_id: str) -> AuditedRun:
-    """Every check of a run that is of none of its steps."""
+    """Return every check of a run that is of none of its steps."""
     record, replay = evidence.record(run_id), evidence.replay(run_id)
     checks = []
     if isinstance(record, Missing | Broken):
@@ -78,7 +78,7 @@ def _strange_stages(evidence: Evidence, run_id: str, replay: Replay) -> Iterator
 
 
 def _stage_problems(record: RunRecord, replay: Replay) -> Iterator[str]:
-    """Stages as the run told of them, against ``run.json``: their number, how they ended, and what is remarked on them."""
+    """Yield stages as the run told of them, against ``run.json``: their number, how they ended, and what is remarked on them."""
     for step, told in replay.entry.stages.items():
         stage = record.stages.get(step)
         if stage is None or (told.artifact is not None and stage.digest is None):

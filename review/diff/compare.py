@@ -33,7 +33,7 @@ class Pair:
 
 
 def compare(workspace: Workspace, a: Side, b: Side) -> Difference:
-    """Everything that differs between two sides; of files that cannot be read, a note says so."""
+    """Return everything that differs between two sides; of files that cannot be read, a note says so."""
     expected = a.is_recipe or b.is_recipe
     steps_a, steps_b = (_steps(side, expected) for side in (a, b))
     pairs, only_a, only_b = _paired(a, b, steps_a, steps_b)
@@ -56,7 +56,7 @@ def compare(workspace: Workspace, a: Side, b: Side) -> Difference:
 def _measured(
     storage: Storage | None, a: Side, b: Side, pairs: Sequence[Pair], found: Difference
 ) -> Difference:
-    """The record with what only computed stages have."""
+    """Return the record with what only computed stages have."""
     notes: list[str] = []
     differing = [pair for pair in pairs if _sharing(pair, expected=False) not in ("shared", "neither")]
     data: list[DataDifference] = []
@@ -82,7 +82,7 @@ def _measured(
 
 
 def _steps(side: Side, expected: bool) -> dict[str, Step]:
-    """The side's steps, by what their keys depend on if the other side is a recipe."""
+    """Return the side's steps, by what their keys depend on if the other side is a recipe."""
     if not expected or side.is_recipe:
         return dict(side.steps)
     return {name: step for name, step in expected_steps(side.recipe).items() if name in side.steps}
@@ -91,7 +91,7 @@ def _steps(side: Side, expected: bool) -> dict[str, Step]:
 def _paired(
     a: Side, b: Side, steps_a: dict[str, Step], steps_b: dict[str, Step]
 ) -> tuple[list[Pair], list[Step], list[Step]]:
-    """Steps that are compared with one another, and those of one side alone.
+    """Return steps that are compared with one another, and those of one side alone.
 
     The two stages that were named, then steps of one name, then steps of one key: a name is in no key.
     """
@@ -144,7 +144,7 @@ def _stage(pair: Pair, expected: bool) -> StageDifference:
 def _of_files(
     storage: Storage | None, pair: Pair, a: Side, b: Side
 ) -> tuple[list[DataDifference], tuple[Samples, Samples] | None, list[str]]:
-    """What is compared by the artifacts' files: rows, samples of evaluations, and notes on what could not be."""
+    """Return what is compared by the artifacts' files: rows, samples of evaluations, and notes on what could not be."""
     damage = [
         f"{letter}: {problem}"
         for letter, step in (("A", pair.a), ("B", pair.b))

@@ -18,7 +18,7 @@ _BY_STEP = {
 def recipe_differences(
     a: ResolvedRecipe, b: ResolvedRecipe, steps: Collection[str] | None = None
 ) -> tuple[FieldDifference, ...]:
-    """Fields of two recipes that differ, with every default filled in.
+    """Return fields of two recipes that differ, with every default filled in.
 
     Args:
         steps: leave out what is said of other steps, and what is published; None: compare everything.
@@ -40,7 +40,7 @@ def _said_of(recipe: Mapping[str, Any], steps: Collection[str]) -> dict[str, Any
 
 
 def field_differences(a: Any, b: Any, path: str = "") -> Iterator[FieldDifference]:
-    """Every value that differs; a mapping or list that one side does not have is one value."""
+    """Yield every value that differs; a mapping or list that one side does not have is one value."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         for name in dict.fromkeys((*a, *b)):
             below = f"{path}.{name}" if path else str(name)

@@ -26,7 +26,7 @@ _DIFFERENCE_OF_SHARES = "accuracy_gain"
 def metric_differences(
     a: Step, b: Step, samples: tuple[Samples, Samples] | None
 ) -> Iterator[MetricDifference]:
-    """Every metric that either of two steps has.
+    """Yield every metric that either of two steps has.
 
     Args:
         samples: what both kept, if they are evaluations on the same prompts.
@@ -50,7 +50,7 @@ def metric_differences(
 def samples_of(
     storage: Storage | None, a: tuple[Step, ResolvedRecipe], b: tuple[Step, ResolvedRecipe]
 ) -> tuple[tuple[Samples, Samples] | None, str | None]:
-    """The samples of two evaluations on the same prompts, or why there are none; neither, if they are no evaluations.
+    """Return the samples of two evaluations on the same prompts, or why there are none; neither, if they are no evaluations.
 
     Raises:
         OSError, ValueError: their files cannot be read.
@@ -124,7 +124,7 @@ def _of_pairs(metric: str, paired: PairedDifference) -> dict[str, object]:
 
 
 def _unpaired(a: Step, b: Step, metric: str) -> dict[str, object]:
-    """The error of a difference of two independent numbers, with Welch's degrees of freedom (1947)."""
+    """Return the error of a difference of two independent numbers, with Welch's degrees of freedom (1947)."""
     errors = [_uncertainty(step, metric) for step in (a, b)]
     known = [(each.standard_error, each.n) for each in errors if each is not None and each.n > 1]
     squares = [(error * error, n) for error, n in known if error is not None]

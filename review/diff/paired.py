@@ -43,7 +43,7 @@ class PairedDifference:
 
 
 def kept_samples(folder: Path, stage: PolicyEvaluation) -> Samples | None:
-    """The samples in the folder of an evaluation's artifact; None: it has none in this form.
+    """Return the samples in the folder of an evaluation's artifact; None: it has none in this form.
 
     Raises:
         OSError, ValueError: a file cannot be read as Parquet.
@@ -103,12 +103,12 @@ def paired_difference(a: Samples, b: Samples, metric: str) -> PairedDifference |
 
 
 def same_prompts(a: Samples, b: Samples) -> bool:
-    """Whether both answered the same prompts, however often."""
+    """Return whether both answered the same prompts, however often."""
     return set(a.prompts) == set(b.prompts)
 
 
 def reproduces(samples: Samples, metric: str, recorded: float | None) -> bool:
-    """Whether the rows have the mean that was recorded."""
+    """Return whether the rows have the mean that was recorded."""
     if recorded is None or metric not in samples.values:
         return False
     return abs(float(samples.values[metric].mean()) - recorded) <= _TOLERANCE * max(1.0, abs(recorded))

@@ -104,7 +104,7 @@ def _text(row: dict[str, Any]) -> str:
 
 
 def _read(part: IO[bytes]) -> tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]:
-    """The hashes of a part, and the numbers of their rows."""
+    """Return the hashes of a part, and the numbers of their rows."""
     import numpy as np
 
     part.seek(0)
@@ -119,7 +119,7 @@ def _first(numbers: "np.ndarray[Any, Any]") -> list[int]:
 
 
 def _shown(path: Path | None, numbers: Collection[int]) -> tuple[dict[str, str], ...]:
-    """These rows of a file, as short texts."""
+    """Return these rows of a file, as short texts."""
     wanted, found = set(numbers), []
     for number, row in enumerate(_rows(path) if wanted else ()):
         if number in wanted:

@@ -81,7 +81,7 @@ def find_side(
 
 
 def find_sides(workspace: Workspace, a: str, b: str, overrides: Sequence[str]) -> tuple[Side, Side]:
-    """Both sides; overrides are those of B if that is a recipe, else of A.
+    """Return both sides; overrides are those of B if that is a recipe, else of A.
 
     Raises:
         RunError: as ``find_side``; or there are overrides, and no recipe.
@@ -96,7 +96,7 @@ def find_sides(workspace: Workspace, a: str, b: str, overrides: Sequence[str]) -
 
 
 def expected_steps(recipe: ResolvedRecipe) -> dict[str, Step]:
-    """The steps of a recipe with keys in which the digest of an input is replaced by the input's own such key.
+    """Return the steps of a recipe with keys in which the digest of an input is replaced by the input's own such key.
 
     Two steps with the same one will have the same stage key if their inputs are reproducible, before anything is computed.
     """
@@ -143,7 +143,7 @@ def _of_run(workspace: Workspace, record: RunRecord, named: str, step: str | Non
 
 
 def _around(recipe: ResolvedRecipe, step: str | None, record: RunRecord) -> list[str]:
-    """All steps of a run; or a step, what it was made of at any depth, and the evaluations of it."""
+    """Return all steps of a run; or a step, what it was made of at any depth, and the evaluations of it."""
     read = dependencies(recipe)
     if step is None:
         return [name for name in ordered_steps(recipe) if name in record.stages]
@@ -171,7 +171,7 @@ def _step(workspace: Workspace, record: RunRecord, name: str) -> Step:
 
 
 def _of_model(workspace: Workspace, registry: MlflowRegistry, model: RegisteredNamed, named: str) -> Side:
-    """The stage of the run that published a registered model."""
+    """Return the stage of the run that published a registered model."""
     found = registry.published(model)
     what = f"{found.name} version {found.version}"
     try:

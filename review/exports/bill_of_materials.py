@@ -43,7 +43,7 @@ class Material:
 
 
 def bill_of_materials(made: Material, inputs: Iterable[Material], environment: Environment) -> str:
-    """The bill as CycloneDX 1.6 in JSON.
+    """Return the bill as CycloneDX 1.6 in JSON.
 
     Args:
         made: the artifact.
@@ -82,7 +82,7 @@ def bill_of_materials(made: Material, inputs: Iterable[Material], environment: E
 
 
 def _without_chance(text: str) -> str:
-    """The bill with a serial number of its content and without the present time, which the library puts in."""
+    """Return the bill with a serial number of its content and without the present time, which the library puts in."""
     plain = json.loads(text)
     plain["metadata"].pop("timestamp", None)
     plain.pop("serialNumber", None)
@@ -100,7 +100,7 @@ def _known(material: Material, components: Mapping[str, Component]) -> list[Comp
 
 
 def _component(material: Material) -> Component:
-    """A model, or anything else as data."""
+    """Return a model, or anything else as data."""
     is_model = material.kind in _MODELS
     return Component(
         name=material.name,

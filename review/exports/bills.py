@@ -25,7 +25,7 @@ def bill_of(
     provenance: Mapping[str, str],
     storage: Storage | None,
 ) -> str | None:
-    """The bill as CycloneDX in JSON; None: what was installed where it was made is not recorded.
+    """Return the bill as CycloneDX in JSON; None: what was installed where it was made is not recorded.
 
     Args:
         artifacts: step → its artifact, of those that are in the store; the step's own among them.
@@ -69,7 +69,7 @@ def tell_bill(
 
 
 def _made_of(recipe: ResolvedRecipe, step: str) -> list[str]:
-    """The step and all that it reads, at any depth, in the order of the recipe."""
+    """Return the step and all that it reads, at any depth, in the order of the recipe."""
     read = dependencies(recipe)
     wanted, waiting = set[str](), [step]
     while waiting:

@@ -111,7 +111,7 @@ def export(
 
 
 def generation_settings(stored: Mapping[str, Any], model: NamedModel, opened: ModelOpened) -> dict[str, Any]:
-    """``generation_config.json``: the recipe's sampling from the whole vocabulary, and all of its stop tokens."""
+    """Return ``generation_config.json``: the recipe's sampling from the whole vocabulary, and all of its stop tokens."""
     stops = list(opened.stop_token_ids)
     special = {
         name: stored[name]
@@ -130,7 +130,7 @@ def generation_settings(stored: Mapping[str, Any], model: NamedModel, opened: Mo
 
 
 def provenance(model: NamedModel, opened: ModelOpened | None, files: Mapping[str, str]) -> dict[str, Any]:
-    """The content of ``vantage.json``.
+    """Return the content of ``vantage.json``.
 
     Args:
         files: path → sha256 of the artifact's files that are here unchanged.
@@ -241,7 +241,7 @@ def _generation_of(folder: Path) -> dict[str, Any]:
 
 
 def _describe_for_mlflow(model: NamedModel, staging: Path) -> None:
-    """``MLmodel`` and what belongs to it, so that ``mlflow models serve -m FOLDER`` loads the folder."""
+    """Write ``MLmodel`` and what belongs to it, so that ``mlflow models serve -m FOLDER`` loads the folder."""
     from vantage.ledger.to_mlflow.model_description import write_description
 
     assert model.origin is not None, "made by a run"

@@ -54,7 +54,7 @@ def model_card(
 
 
 def _license_of(model: NamedModel, entry: RunEntry | None) -> list[str]:
-    """The licence in the form of the front matter, if the recipe names one for this model."""
+    """Return the licence in the form of the front matter, if the recipe names one for this model."""
     origin = model.origin
     named = entry.licenses.get(origin.stage) if origin is not None and entry is not None else None
     return [] if named is None else [f"license_name: {json.dumps(named)}", "license: other"]
@@ -139,7 +139,7 @@ def _reward_use(folder: Path) -> list[str]:
 
 
 def _card(model: NamedModel, entry: RunEntry | None) -> list[str]:
-    """What MLflow's page of the model says too; of a model whose run is not here, the metrics and gates that are known."""
+    """Return what MLflow's page of the model says too; of a model whose run is not here, the metrics and gates that are known."""
     origin = model.origin
     assert origin is not None, "made by a run"
     if entry is not None and origin.stage in entry.stages:

@@ -27,7 +27,7 @@ VARIABLE = "VANTAGE_REPORT"
 
 
 def is_wanted() -> bool:
-    """Whether a run makes its report at its end."""
+    """Return whether a run makes its report at its end."""
     return os.environ.get(VARIABLE) != "0"
 
 
@@ -87,7 +87,7 @@ class ReportProcess:
         return None
 
     def _wait(self) -> str | None:
-        """Why it failed; None: it has ended well."""
+        """Return why it failed; None: it has ended well."""
         if self._process is None:
             return self._problem
         try:

@@ -21,7 +21,7 @@ _IN, _OUT = 20, HEIGHT - 12
 
 
 def column(steps: Sequence[Step]) -> str:
-    """The drawing as an SVG element; the order of the steps has to be one in which each is below what it reads."""
+    """Return the drawing as an SVG element; the order of the steps has to be one in which each is below what it reads."""
     rows = {step.name: row for row, step in enumerate(steps)}
     readers = _readers(steps, rows)
     lanes = _lanes(readers, rows)
@@ -61,7 +61,7 @@ def _lanes(readers: Mapping[str, Sequence[str]], rows: Mapping[str, int]) -> dic
 
 
 def _line(row: int, readers: Sequence[int], x: float) -> str:
-    """From a box out, down, and in to each that reads it."""
+    """Draw a line from a box out, down, and in to each that reads it."""
     tops = [reader * (HEIGHT + _SPACE) + _IN for reader in readers]
     path = f"M{WIDTH} {row * (HEIGHT + _SPACE) + _OUT}H{x:.1f}V{max(tops)}"
     path += "".join(f"M{x:.1f} {top}H{WIDTH}" for top in tops)

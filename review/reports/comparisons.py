@@ -31,7 +31,7 @@ NO_VALUES = "Values of the tokens are not shown: no critic read them. `critic:` 
 
 
 def compared(step: str, stage: PolicyEvaluation, done: StageRecord, read: Read) -> Comparison:
-    """The comparison of one evaluation, as far as its files can be read."""
+    """Return the comparison of one evaluation, as far as its files can be read."""
     names = {"baseline": stage.baseline, "candidate": stage.candidate}
     try:
         rows = {role: _rows(read(f"{role}.parquet")) for role in ROLES}
@@ -135,7 +135,7 @@ def _by_value(of: Sequence[float], values: Sequence[float]) -> tuple[int, ...]:
 
 
 def _by_bin(of: Sequence[float], edges: Sequence[float]) -> tuple[int, ...]:
-    """The last bin contains its upper end."""
+    """Return the last bin contains its upper end."""
     width, bins = (edges[-1] - edges[0]), len(edges) - 1
     places = Counter(min(int((each - edges[0]) / width * bins), bins - 1) for each in of)
     return tuple(places[place] for place in range(bins))
@@ -147,7 +147,7 @@ def _by_bin(of: Sequence[float], edges: Sequence[float]) -> tuple[int, ...]:
 def _samples(
     rows: Mapping[str, Rows], recorded: Sequence[Mapping[str, Any]], judges: Mapping[str, str]
 ) -> tuple[Sample, ...]:
-    """The first response to each prompt, those first at which the models say different things, as on the console."""
+    """Return the first response to each prompt, those first at which the models say different things, as on the console."""
     first: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
     for theirs, ours in zip(rows["baseline"], rows["candidate"], strict=True):
         first.setdefault(ours["prompt"], (theirs, ours))
@@ -166,7 +166,7 @@ def _samples(
 def _answer(
     row: Mapping[str, Any], recorded: Mapping[str, Any], role: str, judges: Mapping[str, str]
 ) -> Answer:
-    """A response, with its tokens if the record of the run has those of this text."""
+    """Return a response, with its tokens if the record of the run has those of this text."""
     tokens = recorded.get(f"{role}_tokens") if recorded.get(role) == row["response"] else None
     shown = tuple(Token(str(text), *map(float, numbers)) for text, *numbers in tokens or ())
     return Answer(
@@ -179,7 +179,7 @@ def _answer(
 
 
 def _missing_of(samples: Sequence[Sample], stage: PolicyEvaluation) -> list[str]:
-    """What the samples have not, in words."""
+    """Return what the samples have not, in words."""
     if not any(answer.tokens for sample in samples for answer in (sample.baseline, sample.candidate)):
         return [NO_LOGPROBS]
     return [] if stage.critic is not None else [NO_VALUES]

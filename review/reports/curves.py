@@ -74,12 +74,12 @@ def stage_curves(
 
 
 def most_of_each(stages: int) -> int:
-    """How many curves each of so many stages shows."""
+    """Return how many curves each of so many stages shows."""
     return max(FEWEST_OF_A_STAGE, min(MOST_OF_A_STAGE, MOST_FIGURES // max(stages, 1)))
 
 
 def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> tuple[Point, ...]:
-    """At most so many points: the first, the last, and of each of equal parts between them the lowest and the highest.
+    """Return at most so many points: the first, the last, and of each of equal parts between them the lowest and the highest.
 
     So a spike of a single step is still seen, which a mean would hide.
     """
@@ -96,7 +96,7 @@ def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> tuple[Point, ..
 
 
 def trend(points: Sequence[Point], parts: int = TREND_POINTS) -> tuple[Point, ...]:
-    """The mean of each of equal parts, at the mean of its steps; empty for a curve that is short enough to be read."""
+    """Return the mean of each of equal parts, at the mean of its steps; empty for a curve that is short enough to be read."""
     if len(points) <= 2 * parts:
         return ()
     found = []
@@ -114,7 +114,7 @@ def meaning_of(name: str) -> tuple[str, str]:
 
 
 def has_curves(kind: str) -> bool:
-    """Whether a kind of step measures anything while it runs."""
+    """Return whether a kind of step measures anything while it runs."""
     return kind in KINDS and bool(KINDS[kind].curves)
 
 

@@ -32,7 +32,7 @@ def write_report(workspace: Workspace, run_id: str, file: Path | None = None) ->
 
 
 def page_of(workspace: Workspace, record: RunRecord) -> str:
-    """The page of a run as it is recorded now."""
+    """Return the page of a run as it is recorded now."""
     from vantage.review.reports.gather import gather_report
     from vantage.review.reports.page import report_page
 

@@ -48,7 +48,7 @@ Part = TypeVar("Part")
 
 
 def gather_report(workspace: Workspace, record: RunRecord, *, is_active: bool = False) -> Report:
-    """The report of a run as it is recorded now.
+    """Return the report of a run as it is recorded now.
 
     Args:
         is_active: a process executes the run; else a step that is recorded as running was interrupted.
@@ -116,7 +116,7 @@ class _Gathering:
         return self._histories[run.run_id]
 
     def _part(self, what: str, gather: Callable[[], Part], otherwise: Part) -> Part:
-        """A part of the report; an error of its files leaves it out, and says so."""
+        """Return a part of the report; an error of its files leaves it out, and says so."""
         try:
             return gather()
         except (ValueError, OSError, KeyError, TypeError) as error:
@@ -262,7 +262,7 @@ class _Gathering:
         return tuple(found)
 
     def _uncertainty(self, done: StageRecord) -> Mapping[str, Uncertainty]:
-        """Of a stage's metrics, from its artifact; empty where that is gone: the numbers are in the record."""
+        """Return the uncertainty of a stage's metrics, from its artifact; empty where that is gone: the numbers are in the record."""
         storage = self.workspace.existing_storage
         if done.digest is None or storage is None:
             return {}
@@ -328,7 +328,7 @@ class _Gathering:
 
 
 def _outcome(done: StageRecord) -> str:
-    """Its verdicts or headline metrics in a few words; why it did not run, if it did not."""
+    """Return its verdicts or headline metrics in a few words; why it did not run, if it did not."""
     if done.reason:
         return done.reason
     from vantage.runs.console import headline_of  # which prints with rich
@@ -337,7 +337,7 @@ def _outcome(done: StageRecord) -> str:
 
 
 def _together(measured: Sequence[Energy | None]) -> Energy | None:
-    """The sum of what was measured; None: nothing was."""
+    """Return the sum of what was measured; None: nothing was."""
     known = [each for each in measured if each is not None]
     gpu = [each.gpu_joules for each in known if each.gpu_joules is not None]
     cpu = [each.cpu_joules for each in known if each.cpu_joules is not None]

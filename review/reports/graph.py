@@ -38,7 +38,7 @@ class Place:
 
 
 def lineage(steps: Sequence[Step]) -> str | None:
-    """The drawing as an SVG element; None: it would be too wide for a screen."""
+    """Return the drawing as an SVG element; None: it would be too wide for a screen."""
     by_name = {step.name: step for step in steps}
     rows, lines = _rows(by_name)
     _order(rows)
@@ -62,7 +62,7 @@ def lineage(steps: Sequence[Step]) -> str | None:
 
 
 def label_of(steps: Sequence[Step]) -> str:
-    """The drawing in words."""
+    """Return the drawing in words."""
     return "Lineage: " + "; ".join(
         f"{step.name} ({words(step.status)})"
         + (f" reads {', '.join(dict.fromkeys(read for _, read in step.reads))}" if step.reads else "")
@@ -77,7 +77,7 @@ Node = tuple[int, int]
 
 
 def _rows(steps: Mapping[str, Step]) -> tuple[list[list[Place]], list[list[Node]]]:
-    """The places of each row, and for each line the places through which it goes, from its upper end to its lower."""
+    """Return the places of each row, and for each line the places through which it goes, from its upper end to its lower."""
     depth = _depths(steps)
     rows: list[list[Place]] = [[] for _ in range(max(depth.values(), default=0) + 1)]
     at: dict[str, int] = {}
@@ -139,7 +139,7 @@ def _below(rows: list[list[Place]]) -> list[list[list[int]]]:
 
 
 def _rank(row: list[Place], joined: list[list[float]]) -> None:
-    """Number the places of a row by the mean of what they are joined to; those joined to nothing stay."""
+    """Order the places of a row by the mean of what they are joined to; those joined to nothing stay."""
     wanted = [sum(of) / len(of) if of else place.x for place, of in zip(row, joined, strict=True)]
     middle = (len(row) - 1) / 2
     for rank, index in enumerate(sorted(range(len(row)), key=lambda each: (wanted[each], each))):
@@ -147,7 +147,7 @@ def _rank(row: list[Place], joined: list[list[float]]) -> None:
 
 
 def _set_x(rows: list[list[Place]]) -> float:
-    """From ranks to pixels, each row in the middle of the drawing; returns the drawing's width."""
+    """Turn ranks into pixels, each row in the middle of the drawing; return the drawing's width."""
     widths = [sum(place.width for place in row) + _GAP * (len(row) - 1) for row in rows]
     whole = max(widths, default=WIDTH)
     for row, width in zip(rows, widths, strict=True):
@@ -162,7 +162,7 @@ def _set_x(rows: list[list[Place]]) -> float:
 
 
 def _line(points: Sequence[tuple[Place, int]]) -> str:
-    """From below a box, straight through free places, to above another."""
+    """Draw a line from below a box, straight through free places, to above another."""
     start, top = points[0]
     path = [f"M{start.x:.0f} {top + HEIGHT}"]
     at, y = start.x, top + HEIGHT
@@ -177,7 +177,7 @@ def _line(points: Sequence[tuple[Place, int]]) -> str:
 
 
 def box(step: Step, middle: float, top: int) -> str:
-    """Name; status and kind; digest and time."""
+    """Return name; status and kind; digest and time."""
     mark, level = mark_of(step.status)
     name = _cut(step.name)
     facts = [step.digest[:12] if step.digest else "no artifact"]
@@ -195,7 +195,7 @@ def box(step: Step, middle: float, top: int) -> str:
 
 
 def _cut(name: str) -> str:
-    """As much of a name as a box has room for."""
+    """Return as much of a name as a box has room for."""
     if _halves(name) <= _NAME_CHARACTERS:
         return name
     while _halves(name) > _NAME_CHARACTERS - 1:

@@ -52,7 +52,7 @@ dl.facts dt { color: var(--soft); } dl.facts dd { margin: 0; overflow-wrap: anyw
 
 
 def report_page(report: Report) -> str:
-    """The whole page."""
+    """Return the whole page."""
     sections: list[tuple[str, str, Callable[[Report], str]]] = [
         ("lineage", "Pipeline", _lineage),
         ("gates", "Gates", _gates),

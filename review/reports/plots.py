@@ -20,18 +20,18 @@ _CROSSING_ZERO = frozenset({"explained_variance", "validation_explained_variance
 
 
 def curve_plots(stage: StageCurves) -> list[Plot]:
-    """A plot for each curve."""
+    """Return a plot for each curve."""
     return [_curve(stage, curve) for curve in stage.curves]
 
 
 def distribution_plots(comparison: Comparison) -> list[Plot]:
-    """A plot for each distribution: both models in one."""
+    """Return a plot for each distribution: both models in one."""
     return [_distribution(comparison, each) for each in comparison.distributions]
 
 
 @cache
 def value_plot(comparison: Comparison, place: int) -> Plot | None:
-    """What the critic expects while both responses of a sample grow; None: it read neither."""
+    """Return what the critic expects while both responses of a sample grow; None: it read neither."""
     sample = comparison.samples[place]
     lines = [
         (colour, style, name, values)

@@ -65,7 +65,7 @@ def _sides(sample: Sample, comparison: Comparison) -> tuple[tuple[str, str, Answ
 
 
 def _mark(role: str, sample: Sample) -> str:
-    """Which side did better, by the first judge."""
+    """Return which side did better, by the first judge."""
     if not sample.baseline.judgements or not sample.candidate.judgements:
         return ""
     difference = sample.candidate.judgements[0][1] - sample.baseline.judgements[0][1]
@@ -83,7 +83,7 @@ def _said(role: str, name: str, answer: Answer) -> str:
 
 
 def _legend(comparison: Comparison) -> str:
-    """How a token is read, by the tokens themselves; nothing where none was recorded."""
+    """Return how a token is read, by the tokens themselves; nothing where none was recorded."""
     scale = _scale(comparison)
     if not any(answer.tokens for sample in comparison.samples for answer in _answers(sample)):
         return ""
@@ -124,7 +124,7 @@ def _values(comparison: Comparison) -> Iterator[float]:
 
 
 def _scale(comparison: Comparison) -> tuple[float, float] | None:
-    """The lowest and the highest value of all tokens; None: there are no values."""
+    """Return the lowest and the highest value of all tokens; None: there are no values."""
     values = list(_values(comparison))
     return (min(values), max(values)) if values else None
 
@@ -157,7 +157,7 @@ def _tokens(answer: Answer, scale: tuple[float, float] | None) -> str:
 
 
 def _box(token: Token, scale: tuple[float, float] | None) -> str:
-    """A token with its numbers; the style says how surprising it was, the bar what the critic expected."""
+    """Return a token with its numbers; the style says how surprising it was, the bar what the critic expected."""
     style = next((style for lowest, style, _ in _SURPRISE if token.logprob >= lowest), _RARE[0])
     value = _value(token.value, scale) if token.value is not None and scale is not None else ""
     return (
@@ -167,14 +167,14 @@ def _box(token: Token, scale: tuple[float, float] | None) -> str:
 
 
 def _value(value: float, scale: tuple[float, float]) -> str:
-    """As a number and as a bar."""
+    """Show a value as a number and as a bar."""
     low, high = scale
     share = (value - low) / (high - low) if high > low else 1.0
     return f'<small>V {_two_decimals(value)}</small><i><b style="width:{100 * share:.0f}%"></b></i>'
 
 
 def _two_decimals(found: float) -> str:
-    """Without a sign where nothing is left of the number; a large one in four digits."""
+    """Write a number without a sign where nothing is left of it; a large one in four digits."""
     if abs(found) >= 1000:
         return number(found)
     shown = f"{found:.2f}"

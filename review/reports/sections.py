@@ -28,7 +28,7 @@ _MOST_NAMED = 8
 
 
 def head(report: Report) -> str:
-    """What a reader wants to know first: how it ended, what is published, what to do."""
+    """Return what a reader wants to know first: how it ended, what is published, what to do."""
     level, sentence = outcome_of(report.status)
     parts = [
         f"<p>{safe(_what(report))}</p>",
@@ -62,7 +62,7 @@ def head(report: Report) -> str:
 
 
 def _what(report: Report) -> str:
-    """What was run, in a sentence: the stages in their order."""
+    """Return what was run, in a sentence: the stages in their order."""
     stages = [step.name for step in report.steps if not step.is_implicit]
     more = f" and {len(stages) - _MOST_NAMED} more" if len(stages) > _MOST_NAMED else ""
     named = f": {' → '.join(stages[:_MOST_NAMED])}{more}" if stages else ""
@@ -70,7 +70,7 @@ def _what(report: Report) -> str:
 
 
 def _on_gates(report: Report) -> str:
-    """`` Gates: 2 passed, 1 not reached.``"""
+    """Return `` Gates: 2 passed, 1 not reached.``"""
     counts = Counter(
         "not reached" if gate.verdict is None else "passed" if gate.verdict.passed else "closed"
         for gate in report.gates
@@ -105,7 +105,7 @@ def _overrides(report: Report) -> str:
 
 
 def steps_table(report: Report) -> str:
-    """Every step: the text of the drawing."""
+    """Return every step: the text of the drawing."""
     body = tuple(
         (
             step.name,
@@ -123,7 +123,7 @@ def steps_table(report: Report) -> str:
 
 
 def gate_article(gate: Gate) -> str:
-    """One gate: what it asks, what was measured, and what follows."""
+    """Return one gate: what it asks, what was measured, and what follows."""
     title = f"{gate.step}: {gate.asks}"
     if gate.verdict is None:
         return (
@@ -141,7 +141,7 @@ def gate_article(gate: Gate) -> str:
 
 
 def remark_lines(remarks: Sequence[Remark]) -> list[str]:
-    """Warnings first."""
+    """Return warnings first."""
     order = ("bad", "warning", "note")
     return [
         f'<div class="advice {each.level}"><strong>{safe(each.step)}</strong>: {safe(cut(each.text, _LONGEST))}</div>'
@@ -213,7 +213,7 @@ def _joules(cost: Cost, kind: str) -> float | None:
 
 
 def _energy_of(cost: Cost, kind: str) -> str:
-    """With the number of attempts that it is of, where others died before they could tell."""
+    """Return the energy with the number of attempts that it is of, where others died before they could report."""
     joules = _joules(cost, kind)
     if joules is None:
         return "not measured"
@@ -222,7 +222,7 @@ def _energy_of(cost: Cost, kind: str) -> str:
 
 
 def _on_energy(kinds: Sequence[str]) -> str:
-    """What the numbers of energy mean, or why there are none."""
+    """Return what the numbers of energy mean, or why there are none."""
     said = []
     if "gpu_joules" in kinds:
         said.append("Energy of GPUs is what their own counters (NVML) counted while the step had them.")
@@ -277,7 +277,7 @@ def environment(report: Report) -> str:
 
 
 def measured_tables(report: Report) -> str:
-    """Every headline metric with its interval and its meaning, one closed table a step."""
+    """Return every headline metric with its interval and its meaning, one closed table a step."""
     headings = ("metric", "value", "95 % interval", "prompts", "unit", "meaning")
     parts = []
     for step, of_step in groupby(report.measured, key=lambda each: each.step):

@@ -24,12 +24,12 @@ _RUN = {
 
 
 def words(name: str) -> str:
-    """``gate_closed`` → ``gate closed``."""
+    """Return ``gate_closed`` as ``gate closed``."""
     return name.replace("_", " ")
 
 
 def mark_of(status: str) -> tuple[str, str]:
-    """A sign for the status of a step, and its colour."""
+    """Return a sign for the status of a step, and its colour."""
     return _MARKS.get(status, ("·", "other"))
 
 
@@ -48,7 +48,7 @@ def number(value: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``0.8 s``, ``45 s``, ``12 min 5 s`` or ``3 h 20 min``."""
+    """Return ``0.8 s``, ``45 s``, ``12 min 5 s`` or ``3 h 20 min``."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -60,7 +60,7 @@ def duration(seconds: float) -> str:
 
 
 def energy(joules: float) -> str:
-    """``850 J``, ``12.5 Wh``, ``4.56 kWh`` or ``2 MWh``."""
+    """Return ``850 J``, ``12.5 Wh``, ``4.56 kWh`` or ``2 MWh``."""
     if joules < 3600:
         return f"{joules:.3g} J" if joules < 999.5 else f"{joules:.0f} J"
     watt_hours = joules / 3600
@@ -75,7 +75,7 @@ def energy(joules: float) -> str:
 
 
 def about(count: float) -> str:
-    """A count of which two digits are known: ``1.3 million``."""
+    """Return a count of which two digits are known: ``1.3 million``."""
     for size, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
         if count >= size:
             return f"{count / size:.2g} {name}" if count < 100 * size else f"{count / size:.0f} {name}"
@@ -83,12 +83,12 @@ def about(count: float) -> str:
 
 
 def interval_text(interval: tuple[float, float] | None) -> str:
-    """``0.995 to 0.999``."""
+    """Return ``0.995 to 0.999``."""
     return f"{interval[0]:.4g} to {interval[1]:.4g}" if interval else "–"
 
 
 def verdict_sentence(verdict: Verdict) -> str:
-    """What was measured, what was compared with what, and what follows."""
+    """Return what was measured, what was compared with what, and what follows."""
     asks = "at least" if verdict.relation == ">=" else "at most"
     level = f"{100 * (verdict.confidence or DEFAULT_CONFIDENCE):g} %"
     if verdict.measured is None:
@@ -109,7 +109,7 @@ def verdict_sentence(verdict: Verdict) -> str:
 
 
 def consequence(verdict: Verdict) -> str:
-    """``passed``, or what a closed gate does."""
+    """Return ``passed``, or what a closed gate does."""
     if verdict.passed:
         return "passed"
     return {

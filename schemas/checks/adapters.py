@@ -14,14 +14,14 @@ _STARTS_FROM = ("init", "critic", "fresh_critic")
 
 
 def with_lora(recipe: Recipe, stage: Stage) -> Stage:
-    """The stage with the adapters that it inherits from the recipe's model."""
+    """Return the stage with the adapters that it inherits from the recipe's model."""
     if isinstance(stage, Training) and stage.lora is None and recipe.model.lora is not None:
         return stage.model_copy(update={"lora": recipe.model.lora})
     return stage
 
 
 def lora_of(stage: Stage | None) -> Lora | None:
-    """The adapters that a stage trains, once inherited ones are filled in; None: it trains all weights, or nothing."""
+    """Return the adapters that a stage trains, once inherited ones are filled in; None: it trains all weights, or nothing."""
     return (stage.lora or None) if isinstance(stage, Training) else None
 
 
@@ -54,7 +54,7 @@ def adapter_problems(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _other_weights(name: str, stage: PolicyOptimization, recipe: Recipe) -> Iterator[Problem]:
-    """An optimiser that is carried on from a critic of which other weights were trained than are here."""
+    """Find an optimiser that is carried on from a critic of which other weights were trained than are here."""
     critic = recipe.stages.get(stage.critic or "")
     own, theirs = lora_of(stage), lora_of(critic)
     if isinstance(critic, Training) and (own is None) != (theirs is None):

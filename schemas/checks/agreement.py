@@ -22,7 +22,7 @@ PolicyStages = Mapping[str, PolicyOptimization]
 
 
 def resolve(recipe: Recipe) -> tuple[Recipe, list[Problem]]:
-    """The recipe with all inherited values written out, and the disagreements between its stages.
+    """Return the recipe with all inherited values written out, and the disagreements between its stages.
 
     A critic must be pretrained on the returns that the policy stage uses: the same reward, the same switches of
     ``Returns`` and, where KL is in the reward, the same reference. Values that its stage does not set come from the
@@ -87,7 +87,7 @@ def _cut_reference(name: str, stage: ValuePretraining) -> Iterator[Problem]:
 
 
 def _unread(stage: PolicyOptimization) -> dict[str, None]:
-    """Fields of the stage that its switches do not read, each → None."""
+    """Return fields of the stage that its switches do not read, each → None."""
     critics = () if stage.algorithm.reads_critic else ("critic", "fresh_critic")
     ptx = () if stage.algorithm.ptx_coef else ("ptx",)
     rollouts = () if stage.algorithm.reads_rollouts else ("rollouts",)
@@ -105,7 +105,7 @@ def _policy_stages_of(recipe: Recipe, critic: str) -> PolicyStages:
 def _inherit(
     name: str, stage: ValuePretraining, policy_stages: PolicyStages
 ) -> tuple[ValuePretraining, list[Problem]]:
-    """The stage with the returns of the policy stages that start from its critic; the defaults where there are none."""
+    """Return the stage with the returns of the policy stages that start from its critic; the defaults where there are none."""
     if stage.returns is not None:
         return stage, []
     returns = {
@@ -125,7 +125,7 @@ def _inherit(
 def _disagreements(
     recipe: Recipe, name: str, stage: ValuePretraining, policy_stages: PolicyStages
 ) -> Iterator[Problem]:
-    """Values that the stage sets differently from a policy stage that starts from its critic."""
+    """Find values that the stage sets differently from a policy stage that starts from its critic."""
     given = {} if stage.returns is None else dict(stage.returns)
     for policy_name, policy_stage in policy_stages.items():
         path = ("stages", name)

@@ -17,7 +17,7 @@ _KL_IN_REWARD = {
 
 
 def algorithm_warnings(recipe: Recipe, name: str, stage: PolicyOptimization) -> list[str]:
-    """Warnings about a policy stage's switches, each with its source."""
+    """Return warnings about a policy stage's switches, each with its source."""
     return [
         *_critic(recipe, name, stage),
         *_zero_lambda(recipe, name, stage),
@@ -33,7 +33,7 @@ def algorithm_warnings(recipe: Recipe, name: str, stage: PolicyOptimization) -> 
 
 
 def _combinations(switches: Algorithm) -> Iterator[str]:
-    """Warnings that depend on the switches alone: ``switch: why``."""
+    """Yield warnings that depend on the switches alone: ``switch: why``."""
     if switches.kl_coef and switches.kl_kind in _KL_IN_REWARD:
         yield f"kl_kind: in the reward, {switches.kl_kind} misleads: {_KL_IN_REWARD[switches.kl_kind]}; use k1"
     if switches.kl_loss_coef and switches.kl_loss_kind == "abs":
@@ -114,7 +114,7 @@ def _critic(recipe: Recipe, name: str, stage: PolicyOptimization) -> Iterator[st
 
 
 def _zero_lambda(recipe: Recipe, name: str, stage: PolicyOptimization) -> Iterator[str]:
-    """λ = 1 − 1/(α·l), clamped to [0, 1], is 0 for every l ≤ 1/α."""
+    """Warn where λ = 1 − 1/(α·l), clamped to [0, 1], is 0: for every l ≤ 1/α."""
     alpha, longest = stage.algorithm.length_adaptive_alpha, recipe.generation.max_response_tokens
     read = stage.algorithm.advantage == "gae"
     if read and alpha is not None and 2 / alpha >= longest:

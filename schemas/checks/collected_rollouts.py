@@ -20,7 +20,7 @@ _POLICY_OF = {"reference_mean": "mean score", "optimal_value": "optimal value"}
 
 
 def rollout_problems(recipe: Recipe, name: str, stage: Stage) -> Iterator[Problem]:
-    """What is wrong with the ``rollouts`` of a stage.
+    """Find what is wrong with the ``rollouts`` of a stage.
 
     Collected scores stand beside scores of the stage's own reward, and prompts that the stage holds out must not be among
     those that were collected for training. A critic's returns are those of one policy.

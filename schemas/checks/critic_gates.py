@@ -23,7 +23,7 @@ SEVERAL_RESPONSES = {
 
 
 def critic_gate_problems(recipe: Recipe, name: str, stage: ValuePretraining) -> Iterator[Problem]:
-    """A problem for each gate of a value stage on what this recipe cannot measure."""
+    """Yield a problem for each gate of a value stage on what this recipe cannot measure."""
     longest = recipe.generation.max_response_tokens
     for number, gate in enumerate(stage.gate):
         index = (number,) if len(stage.gate) > 1 else ()
@@ -39,7 +39,7 @@ def critic_gate_problems(recipe: Recipe, name: str, stage: ValuePretraining) -> 
 
 
 def _for_several_responses(recipe: Recipe, name: str, stage: ValuePretraining, *, needed: int) -> list[str]:
-    """What to set, so that test prompts have several responses; empty if they have, or it is not known yet."""
+    """Return what to set, so that test prompts have several responses; empty if they have, or it is not known yet."""
     collection, prompts = recipe.stages.get(stage.rollouts or ""), _test_prompts(recipe, stage)
     responses = stage.validation_samples if stage.test_samples is None else stage.test_samples
     remedies = []
@@ -53,6 +53,6 @@ def _for_several_responses(recipe: Recipe, name: str, stage: ValuePretraining, *
 
 
 def _test_prompts(recipe: Recipe, stage: ValuePretraining) -> int | None:
-    """The number of test prompts, where the recipe asks for a number."""
+    """Return the number of test prompts, where the recipe asks for a number."""
     asked = asked_test_rows(recipe, stage.prompts)
     return asked if isinstance(asked, int) else None

@@ -22,7 +22,7 @@ _CYCLE_REMEDY = "name a stage before them in one of these fields"
 
 
 def cycles(plain: Plain) -> Iterator[Problem]:
-    """One problem for each cycle of stages, which lists the whole cycle."""
+    """Find one problem for each cycle of stages, which lists the whole cycle."""
     waiting = _dependencies(plain)
     while waiting:
         free = [name for name, waits in waiting.items() if not any(to in waiting for _, to in waits)]
@@ -69,7 +69,7 @@ def _dependencies(plain: Plain) -> dict[str, list[tuple[Path, str]]]:
 
 
 def _find_cycle(waiting: dict[str, list[tuple[Path, str]]]) -> list[tuple[str, Path, str]]:
-    """A cycle among stages that all wait for another of them: (stage, field, stage it waits for)."""
+    """Return a cycle among stages that all wait for another of them: (stage, field, stage it waits for)."""
     trail: list[tuple[str, Path, str]] = []
     name = next(iter(waiting))
     while name not in (names := [passed for passed, _, _ in trail]):

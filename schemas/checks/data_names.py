@@ -74,7 +74,7 @@ def _parts(plain: Plain) -> Iterator[Problem]:
 
 
 def _source_problems(name: str, data: Plain, reader: Path, content: Content) -> Iterator[Problem]:
-    """What the reader needs and the dataset's source or columns do not have."""
+    """Find what the reader needs and the dataset's source or columns do not have."""
     source, columns, known_content = data.get("source"), data.get("columns"), builtin_content(data)
     if known_content is not None and content not in (known_content, "prompts"):
         yield Problem(

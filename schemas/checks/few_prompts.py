@@ -29,7 +29,7 @@ Measured = Mapping[str, Mapping[str, float | None]]
 
 
 def few_prompts(recipe: Recipe, measured: Measured) -> Iterator[str]:
-    """A warning for each gate with too few prompts, where their number is known from ``split`` or the dataset."""
+    """Yield a warning for each gate with too few prompts, where their number is known from ``split`` or the dataset."""
     inputs = dependencies(recipe)
     for name, stage in recipe.stages.items():
         for gate in stage.gate:
@@ -63,7 +63,7 @@ def _why_inconclusive(gate: Gate, n: int) -> str | None:
 
 
 def _held_out_of(recipe: Recipe, stage: Stage, inputs: Mapping[str, str], metric: str) -> str:
-    """The step that makes the dataset whose held-out prompts the metric is measured on (of collected responses: their prompts)."""
+    """Return the step that makes the dataset whose held-out prompts the metric is measured on (of collected responses: their prompts)."""
     if metric in _ON_DEMONSTRATIONS and "demonstrations" in inputs:
         return inputs["demonstrations"]
     fields = [field for field in KINDS[stage.kind].data if field in ("data", "rankings", "prompts")]

@@ -17,7 +17,7 @@ def kept_apart_problems(plain: Plain) -> Iterator[Problem]:
 
 
 def held_out_of(plain: Plain) -> Iterator[tuple[Path, str, str]]:
-    """(Path, dataset, other dataset) for each name in ``near_duplicates.held_out_of``."""
+    """Yield (Path, dataset, other dataset) for each name in ``near_duplicates.held_out_of``."""
     for name, data in mapping_of(plain.get("data")).items():
         named = mapping_of(mapping_of(data).get("near_duplicates")).get("held_out_of")
         for i, other in enumerate(items_of(named)):

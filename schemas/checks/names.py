@@ -56,7 +56,7 @@ _NAMED = ("models", "data", "mixtures", "verifiers", "benchmarks", "rewards", "s
 
 
 def name_problems(plain: Plain) -> list[Problem]:
-    """Everything that is wrong with the names in a recipe; the rest of it may be invalid."""
+    """Return everything that is wrong with the names in a recipe; the rest of it may be invalid."""
     if any(len(mapping_of(plain.get(field))) > MAX_NAMED for field in _NAMED):
         return []  # pydantic refuses the number
     found = itertools.chain(
@@ -146,7 +146,7 @@ def _gates(plain: Plain) -> Iterator[Problem]:
 
 
 def _unmeasured(path: Path, metric: str, kind: str, stage: Plain, measured: list[str]) -> Problem:
-    """A gate on a metric that the kind of stage does not report, or not with the stage's settings."""
+    """Return a gate on a metric that the kind of stage does not report, or not with the stage's settings."""
     has = settings_of(stage) or ()
     judges = [judge for judge in JUDGED if judge in has and f"also.{judge}" not in has]
     by = with_article(kind) + "".join(f" with a {judge} as judge" for judge in judges)
@@ -159,7 +159,7 @@ def _unmeasured(path: Path, metric: str, kind: str, stage: Plain, measured: list
 def _confidence_without_estimate(
     path: Path, metric: str, kind: str, has: Settings | None
 ) -> Iterator[Problem]:
-    """A gate with ``confidence`` on a metric that has no standard error."""
+    """Find a gate with ``confidence`` on a metric that has no standard error."""
     estimated = estimated_metric_names(kind, has=has) & gate_metric_names(kind, has=has)
     if metric not in estimated:
         one_of = "one of: " if len(estimated) > 1 else ""

@@ -16,17 +16,17 @@ Plain = Mapping[str, Any]
 
 
 def mapping_of(value: Any) -> Plain:
-    """The value, if it is a mapping; else an empty one."""
+    """Return the value, if it is a mapping; else an empty one."""
     return value if isinstance(value, Mapping) else {}
 
 
 def is_in(named: Plain, name: Any) -> bool:
-    """Whether a name, if it is one, stands in a section."""
+    """Return whether a name, if it is one, stands in a section."""
     return isinstance(name, str) and name in named
 
 
 def items_of(value: Any) -> list[Any]:
-    """The items of a list; of a single value, that value."""
+    """Return the items of a list; of a single value, that value."""
     if isinstance(value, list | tuple):
         return list(value)
     return [] if value is None else [value]
@@ -52,12 +52,12 @@ def terms_of(plain: Plain) -> Iterator[tuple[str, Path, Plain]]:
 
 
 def fields_that_name(what: str) -> list[str]:
-    """Fields of a reward term that name a ``what``."""
+    """Return fields of a reward term that name a ``what``."""
     return [kind.field for kind in TERMS if kind.names == what]
 
 
 def rewards_read(name: str, stage: Plain) -> Iterator[tuple[Path, str]]:
-    """(Path, reward) for each reward that a stage names."""
+    """Yield (Path, reward) for each reward that a stage names."""
     kind = stage.get("kind")
     fields = STAGES[kind].work.model_fields if isinstance(kind, str) and kind in STAGES else {}
     reward = stage.get("reward")
@@ -77,13 +77,13 @@ def datasets_of(plain: Plain) -> dict[str, tuple[str, ...]]:
 
 
 def builtin_content(data: Plain) -> str | None:
-    """What a built-in dataset holds; None: it is another source."""
+    """Return what a built-in dataset holds; None: it is another source."""
     origin = origin_of(data)
     known_content = origin.kind if isinstance(origin, Builtin) else None
     return known_content if known_content in CONTENT_COLUMNS else None
 
 
 def origin_of(data: Plain) -> FileSource | None:
-    """What a dataset's ``source`` names."""
+    """Return what a dataset's ``source`` names."""
     source = data.get("source")
     return file_source(source) if isinstance(source, str) else None

@@ -11,7 +11,7 @@ from vantage.schemas.steps import JUDGES
 
 
 def stage_references(plain: Plain) -> Iterator[Problem]:
-    """Fields of stages that name a stage of the wrong kind, or none."""
+    """Find fields of stages that name a stage of the wrong kind, or none."""
     stages = stages_of(plain)
     for name, kind in kinds_of(plain).items():
         for field, artifacts in STAGES[kind].reads.items():
@@ -34,20 +34,20 @@ def unread_models(plain: Plain) -> Iterator[Problem]:
 
 
 def other_models_read(stage: Plain, kind: str) -> list[Any]:
-    """What a stage names where another model may stand."""
+    """Return what a stage names where another model may stand."""
     judges = [model for _, model in judging_models("", stage, kind)]
     return [*(stage.get(field) for field in STAGES[kind].other_models), *judges]
 
 
 def judging_models(name: str, stage: Plain, kind: str) -> Iterator[tuple[Path, Any]]:
-    """(Path, model) for each judge of a stage that is a model."""
+    """Yield (Path, model) for each judge of a stage that is a model."""
     for field in JUDGES:
         if field in STAGES[kind].work.model_fields and mapping_of(stage.get(field)).get("model") is not None:
             yield ("stages", name, field, "model"), mapping_of(stage[field])["model"]
 
 
 def judge_references(plain: Plain) -> Iterator[Problem]:
-    """Models that judge responses: policies, or other models."""
+    """Find models that judge responses: policies, or other models."""
     for name, kind in kinds_of(plain).items():
         for path, target in judging_models(name, stages_of(plain)[name], kind):
             if not is_in(mapping_of(plain.get("models")), target):
@@ -55,14 +55,14 @@ def judge_references(plain: Plain) -> Iterator[Problem]:
 
 
 def stand_in_references(plain: Plain) -> Iterator[Problem]:
-    """Stages that stand in for registered models: each makes a policy."""
+    """Find stages that stand in for registered models: each makes a policy."""
     for name, model in mapping_of(plain.get("models")).items():
         target = mapping_of(model).get("otherwise")
         yield from stage_named(plain, ("models", name, "otherwise"), target, kinds_making(("policy",)))
 
 
 def stage_named(plain: Plain, path: Path, target: Any, allowed: tuple[str, ...]) -> Iterator[Problem]:
-    """What is wrong where a field names a stage (or the model) that must be of an allowed kind."""
+    """Find what is wrong where a field names a stage (or the model) that must be of an allowed kind."""
     kinds, itself = kinds_of(plain), path[1] if path[0] == "stages" else None
     fitting = [name for name, kind in kinds.items() if kind in allowed and name != itself]
     fitting += [MODEL] if MODEL in allowed else []
@@ -87,7 +87,7 @@ def stage_named(plain: Plain, path: Path, target: Any, allowed: tuple[str, ...])
 
 
 def with_article(kind: str) -> str:
-    """``an sft stage``, ``a reward_model stage`` …"""
+    """Return the kind with its article: ``an sft stage``, ``a reward_model stage`` …"""
     return f"{_article(kind)} {kind} stage"
 
 

@@ -36,7 +36,7 @@ class Draft:
 
 
 def draft_of(plain: dict[str, Any]) -> Draft:
-    """The draft of a sweep's plain mapping."""
+    """Return the draft of a sweep's plain mapping."""
     arms, measure = plain.get("arms"), plain.get("measure")
     published = plain.get("published")
     values = published.get("values") if isinstance(published, dict) else None
@@ -55,7 +55,7 @@ def draft_of(plain: dict[str, Any]) -> Draft:
 
 
 def mapping_of(value: Any) -> dict[str, Any]:
-    """The value if it is a mapping, else an empty one."""
+    """Return the value if it is a mapping, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
@@ -64,7 +64,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def draft_problems(sweep: Draft, overrides: Sequence[str]) -> Iterator[Problem]:
-    """Problems between the fields of a sweep, whatever its recipe is."""
+    """Yield problems between the fields of a sweep, whatever its recipe is."""
     for field, values in (("seeds", sweep.seeds), ("reseeds", sweep.reseeds)):
         for i, value in enumerate(values):
             if value in values[:i]:
@@ -101,7 +101,7 @@ def _seed_overrides(sweep: Draft) -> Iterator[Problem]:
 
 
 def _sets(key: str, value: Any, field: str) -> bool:
-    """Whether an override sets a field, or something inside it."""
+    """Return whether an override sets a field, or something inside it."""
     own, parts = key.split("."), field.split(".")
     if own[: len(parts)] == parts:
         return True
@@ -117,7 +117,7 @@ def _sets(key: str, value: Any, field: str) -> bool:
 def selection_problems(
     sweep: Draft, arms: Sequence[str] | None, seeds: Sequence[str] | None
 ) -> Iterator[Problem]:
-    """What is wrong with ``--arms`` and ``--seeds``."""
+    """Find what is wrong with ``--arms`` and ``--seeds``."""
     for option, chosen, known in (
         ("--arms", arms, list(sweep.arms)),
         ("--seeds", seeds, [str(seed) for seed in sweep.seeds]),

@@ -6,7 +6,7 @@ from vantage.schemas.recipe.algorithm import COLLECTED, GROUPED, Algorithm
 
 
 def unread_switches(switches: Algorithm) -> Iterator[str]:
-    """``switch: value is not read ...; remedy`` for each unread switch that differs from its preset's value."""
+    """Yield ``switch: value is not read ...; remedy`` for each unread switch that differs from its preset's value."""
     preset = Algorithm(preset=switches.preset)
     for name, (why, remedy) in _unread(switches).items():
         value = getattr(switches, name)

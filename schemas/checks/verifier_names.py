@@ -60,14 +60,14 @@ def verifiers_of_another_task(plain: Plain) -> Iterator[Problem]:
 
 
 def _prompts_of(plain: Plain, stage: Plain) -> Iterator[tuple[str, Plain]]:
-    """The dataset that a stage reads as prompts, by name; of a mixture its parts."""
+    """Yield the dataset that a stage reads as prompts, by name; of a mixture its parts."""
     data, prompts = mapping_of(plain.get("data")), stage.get("prompts")
     parts = datasets_of(plain).get(prompts, ()) if isinstance(prompts, str) else ()
     yield from ((part, mapping_of(data[part])) for part in parts if part in data)
 
 
 def comparisons_without_answers(plain: Plain) -> Iterator[Problem]:
-    """``exact_match`` on prompts that are known to have no answers; the stage checks other files when it starts."""
+    """Yield a problem for each ``exact_match`` on prompts that are known to have no answers; the stage checks other files when it starts."""
     own = mapping_of(plain.get("verifiers"))
     for name, stage in stages_of(plain).items():
         for prompts, data in _prompts_of(plain, stage):
@@ -83,7 +83,7 @@ def comparisons_without_answers(plain: Plain) -> Iterator[Problem]:
 
 
 def _reads_verifiers(plain: Plain, name: str, stage: Plain) -> list[tuple[Path, Any]]:
-    """(Path, verifier) for each verifier that a stage or its reward names."""
+    """Return (Path, verifier) for each verifier that a stage or its reward names."""
     read: list[tuple[Path, Any]] = [
         (("stages", name, field, key), mapping_of(stage.get(field)).get(key))
         for field, key in _VERIFIER_FIELDS

@@ -14,7 +14,7 @@ from vantage.schemas.steps import dependencies, ordered_steps, reward_of, source
 
 
 def warnings(recipe: Recipe) -> list[str]:
-    """Warnings for the author of the recipe; none of them stops a run."""
+    """Return warnings for the author of the recipe; none of them stops a run."""
     found = [*_unread(recipe), *_unrelated_gates(recipe)]
     for name, stage in recipe.stages.items():
         if isinstance(stage, PolicyEvaluation) and stage.candidate == stage.baseline:

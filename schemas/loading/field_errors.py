@@ -48,7 +48,7 @@ class Validated(Generic[Model]):
 
 
 def validated(model: type[Model], plain: Any) -> Validated[Model]:
-    """``plain`` as a ``model``, with everything that is wrong with its fields.
+    """Return ``plain`` as a ``model``, with everything that is wrong with its fields.
 
     pydantic does not check the rules of a class where one of its fields is invalid. So invalid fields are omitted and
     the rest is validated again. What a rule then says about an omitted field is dropped.
@@ -83,7 +83,7 @@ def validated(model: type[Model], plain: Any) -> Validated[Model]:
 
 
 def is_about(problem: Problem, path: Path) -> bool:
-    """Whether a rule's problem is at ``path``, or is above it and names the field in its message."""
+    """Return whether a rule's problem is at ``path``, or is above it and names the field in its message."""
     below = path[: len(problem.path)] == problem.path
     return below and (
         len(path) == len(problem.path) or bool(re.search(rf"\b{re.escape(str(path[-1]))}\b", problem.message))
@@ -95,7 +95,7 @@ def _rules_of(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
 
 
 def _paths_to_omit(problem: Problem, plain: Any) -> list[Path]:
-    """Fields to omit so that the problem does not come again: the field itself, or those that a rule names."""
+    """Return fields to omit so that the problem does not come again: the field itself, or those that a rule names."""
     path = problem.path
     value = _value_at(plain, path)
     if isinstance(value, dict):
@@ -114,7 +114,7 @@ def _value_at(plain: Any, path: Path) -> Any:
 
 
 def _without(plain: Any, paths: Sequence[Path]) -> Any:
-    """A copy of plain values without some fields."""
+    """Return a copy of plain values without some fields."""
     if isinstance(plain, list):
         return [_without(item, [path[1:] for path in paths if path[0] == i]) for i, item in enumerate(plain)]
     if not isinstance(plain, dict):
@@ -128,7 +128,7 @@ def _without(plain: Any, paths: Sequence[Path]) -> Any:
 
 
 def field_problems(model: type[BaseModel], errors: Sequence[ErrorDetails], plain: Any) -> list[Problem]:
-    """The problems of each path that pydantic refused; ``plain`` is its input."""
+    """Return the problems of each path that pydantic refused; ``plain`` is its input."""
     by_path: dict[Path, list[ErrorDetails]] = {}
     for error in errors:
         if error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"]:
@@ -138,7 +138,7 @@ def field_problems(model: type[BaseModel], errors: Sequence[ErrorDetails], plain
 
 
 def _written_path(error: ErrorDetails, plain: Any) -> Path:
-    """pydantic's location without the parts that only exist in types: union members, tags, the list around one gate."""
+    """Return pydantic's location without the parts that only exist in types: union members, tags, the list around one gate."""
     path: list[str | int] = []
     value = plain
     for part in error["loc"]:
@@ -261,7 +261,7 @@ def _stage_kind(model: type[BaseModel], path: Path, error: ErrorDetails) -> Prob
 
 
 def _unknown_field(root: type[BaseModel], path: Path, plain: Any) -> Problem:
-    """An unknown field, with a suggestion: the nearest field here, one level below, or in other kinds of stage."""
+    """Return an unknown field, with a suggestion: the nearest field here, one level below, or in other kinds of stage."""
     word = str(path[-1])
     model = _model_at(root, path[:-1], plain)
     known = list(model.model_fields) if model else []
@@ -278,7 +278,7 @@ def _unknown_field(root: type[BaseModel], path: Path, plain: Any) -> Problem:
 
 
 def _model_at(root: type[BaseModel], path: Path, plain: Any) -> type[BaseModel] | None:
-    """The class that reads the mapping at ``path``."""
+    """Return the class that reads the mapping at ``path``."""
     annotation: Any = root
     value = plain
     for part in path:
@@ -301,7 +301,7 @@ def _part_of(value: Any, part: str | int) -> Any:
 
 
 def _model_of(annotation: Any, value: Any) -> type[BaseModel] | None:
-    """The model class in an annotation; in a union, the one of the value's kind."""
+    """Return the model class in an annotation; in a union, the one of the value's kind."""
     if get_origin(annotation) in (dict,) or (get_origin(annotation) is tuple and isinstance(value, list)):
         return None
     models = list(_models_in(annotation))
@@ -313,7 +313,7 @@ def _model_of(annotation: Any, value: Any) -> type[BaseModel] | None:
 
 
 def _item_type(annotation: Any) -> Any:
-    """The type of a mapping's values or of a tuple's items."""
+    """Return the type of a mapping's values or of a tuple's items."""
     arguments = get_args(annotation)
     if get_origin(annotation) is dict:
         return arguments[1]
@@ -341,7 +341,7 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _stage_models(root: type[BaseModel]) -> list[type[BaseModel]]:
-    """The kinds of stage that a recipe has; a sweep has none."""
+    """Return the kinds of stage that a recipe has; a sweep has none."""
     stages = root.model_fields.get("stages")
     return list(_models_in(stages.annotation)) if stages else []
 

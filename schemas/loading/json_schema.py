@@ -58,7 +58,7 @@ ONE_OR_LIST = ("gate", "measure")
 
 
 def recipe_schema() -> Schema:
-    """What a recipe's file may hold."""
+    """Return what a recipe's file may hold."""
     schema = _schema(Recipe)
     definitions: Schema = schema["definitions"]
     algorithm = definitions["Algorithm"]
@@ -80,7 +80,7 @@ def recipe_schema() -> Schema:
 
 
 def sweep_schema() -> Schema:
-    """What a sweep's file may hold."""
+    """Return what a sweep's file may hold."""
     return _schema(Sweep)
 
 
@@ -182,7 +182,7 @@ def _is_given(field: str) -> Schema:
 
 
 def _source_constraint(builtin: tuple[str, ...], patterns: dict[str, str]) -> Schema:
-    """A built-in source, one of a known form, or a path."""
+    """Return a built-in source, one of a known form, or a path."""
     return {
         "anyOf": [
             {"enum": list(builtin)},

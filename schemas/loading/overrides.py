@@ -121,7 +121,7 @@ def _apply(plain: Any, override: Override) -> Path:
 
 
 def _key(node: Any, part: str | int, depth: int) -> str | int:
-    """The path's part as a key of the mapping, or as an index of the list, ``node``."""
+    """Return the path's part as a key of the mapping, or as an index of the list, ``node``."""
     if isinstance(node, dict):
         return str(part)
     if not isinstance(node, list):

@@ -64,7 +64,7 @@ class Document:
 
 
 def decode(data: bytes) -> str:
-    """The text of a recipe's bytes.
+    """Return the text of a recipe's bytes.
 
     Raises:
         RecipeError: too long, empty, not UTF-8, or with NUL bytes.
@@ -87,7 +87,7 @@ def decode(data: bytes) -> str:
 
 
 def _line_after(data: bytes) -> int:
-    """The number of the line in which the text of these bytes ends."""
+    """Return the number of the line in which the text of these bytes ends."""
     return len(_LINE_BREAK.split(data.decode("utf-8-sig", errors="replace")))
 
 
@@ -112,7 +112,7 @@ def read(text: str) -> Document:
 
 
 def _events(text: str) -> Iterator[yaml.Event]:
-    """The events of a text.
+    """Yield the events of a text.
 
     Raises:
         yaml.YAMLError: the text is no YAML, and PyYAML says so.
@@ -223,12 +223,12 @@ def _scalar(event: yaml.ScalarEvent, path: Path, document: Document) -> Any:
 
 
 def is_text(text: str) -> bool:
-    """Whether a text holds no NUL and no single surrogate (which is how bytes that are not UTF-8 arrive)."""
+    """Return whether a text holds no NUL and no single surrogate (which is how bytes that are not UTF-8 arrive)."""
     return not _INVALID_CHARACTERS.search(text)
 
 
 def _text(event: yaml.ScalarEvent, path: Path, document: Document) -> str:
-    """The text as written, without invalid characters; these are a problem."""
+    """Return the text as written, without invalid characters; these are a problem."""
     text: str = event.value
     found = _INVALID_CHARACTERS.search(text)
     if found:

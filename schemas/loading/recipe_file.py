@@ -89,7 +89,7 @@ def _parse(
 
 
 def builtin_recipes() -> list[str]:
-    """Names of the recipes and sweeps that come with Vantage."""
+    """Return names of the recipes and sweeps that come with Vantage."""
     return sorted(
         File(entry.name).stem
         for entry in resources.files("vantage.recipes").iterdir()
@@ -98,7 +98,7 @@ def builtin_recipes() -> list[str]:
 
 
 def find_recipe(source: str | File) -> File:
-    """The file of a recipe, given its path or the name of a built-in one.
+    """Return the file of a recipe, given its path or the name of a built-in one.
 
     Raises:
         RecipeError: there is no such file and no such built-in recipe.
@@ -155,7 +155,7 @@ def _read(text: str, name: str) -> plain_yaml.Document:
 
 
 def _validate(plain: Any) -> tuple[Recipe | None, list[Problem]]:
-    """The recipe and its problems: in fields, in names, and between stages; None if there are problems."""
+    """Return the recipe and its problems: in fields, in names, and between stages; None if there are problems."""
     if not isinstance(plain, dict):
         return None, [Problem((), "is not a mapping", "a recipe starts with `recipe: NAME`")]
     if "sweep" in plain:
@@ -172,7 +172,7 @@ def _validate(plain: Any) -> tuple[Recipe | None, list[Problem]]:
 
 
 def _locate(problem: Problem, name: str, lines: dict[Path, int], placed: dict[Path, Override]) -> Problem:
-    """The problem with the override or line that caused it."""
+    """Return the problem with the override or line that caused it."""
     path = problem.path
     prefixes = [path[:length] for length in range(len(path), -1, -1)]
     for prefix in prefixes:

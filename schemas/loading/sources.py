@@ -48,7 +48,7 @@ class UnresolvablePath(ValueError):
 
 
 def absolute(path: str | File, start: File) -> File:
-    """The path from ``start`` on, with ``~`` and links followed.
+    """Return the path from ``start`` on, with ``~`` and links followed.
 
     Raises:
         UnresolvablePath: it cannot be resolved.
@@ -61,7 +61,7 @@ def absolute(path: str | File, start: File) -> File:
 
 
 def mode_of(file: File) -> int:
-    """``st_mode`` of a path; 0 where nothing exists.
+    """Return ``st_mode`` of a path; 0 where nothing exists.
 
     Raises:
         UnresolvablePath: it cannot be looked up.
@@ -75,7 +75,7 @@ def mode_of(file: File) -> int:
 
 
 def is_file(file: File) -> bool:
-    """Whether the path is a regular file (no folder, pipe or device).
+    """Return whether the path is a regular file (no folder, pipe or device).
 
     Raises:
         UnresolvablePath: it cannot be looked up.
@@ -95,7 +95,7 @@ def resolve_sources(
     *,
     needs_files: bool = True,
 ) -> tuple[Any, list[Problem]]:
-    """The plain recipe with absolute paths, and the problems of its sources.
+    """Return the plain recipe with absolute paths, and the problems of its sources.
 
     Relative paths start at ``folder``; those set by an override (``placed``) start at ``here``. Without
     ``needs_files``, files of data, verifiers and benchmarks may be missing.
@@ -156,7 +156,7 @@ def _resolve_key(
 
 
 def _adapter_problems(owner: Path, model: Any) -> list[Problem]:
-    """An adapter without the model that it stands on, or a base of what is no adapter."""
+    """Return an adapter without the model that it stands on, or a base of what is no adapter."""
     if not isinstance(model, dict) or not isinstance(model.get("source"), str):
         return []
     name = ".".join(map(str, owner))

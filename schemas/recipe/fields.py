@@ -51,17 +51,17 @@ Confidence = Annotated[float, Field(ge=0.5, lt=1.0, strict=True)]
 
 
 def is_off(value: object) -> bool:
-    """As ``is_unset``, for a later switch that is off."""
+    """Return whether a later switch is off, to be left out of the JSON as by ``is_unset``."""
     return value is False
 
 
 def is_default(default: object) -> Callable[[object], bool]:
-    """As ``is_unset``, for a later field with another default."""
+    """Return a test for a later field with another default, to be left out of the JSON as by ``is_unset``."""
     return lambda value: value == default
 
 
 def is_unset(value: object) -> bool:
-    """Whether a field has no value; for ``exclude_if``, so that a later field changes no earlier recipe's JSON."""
+    """Return whether a field has no value; for ``exclude_if``, so that a later field changes no earlier recipe's JSON."""
     return value is None or value == {}
 
 

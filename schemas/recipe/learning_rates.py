@@ -28,7 +28,7 @@ LORA_FACTOR = 10.0
 
 
 def unset_rates(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """(Stage, field) of every learning rate that the recipe does not set."""
+    """Yield (stage, field) of every learning rate that the recipe does not set."""
     for name, stage in recipe.stages.items():
         if isinstance(stage, Training) and stage.learning_rate is None:
             yield name, "learning_rate"
@@ -39,7 +39,7 @@ def unset_rates(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def rate_for(kind: str, field: str, *, width: int, lora: bool = False) -> float:
-    """The default rate of a kind of stage for a model of this hidden size, in two digits.
+    """Return the default rate of a kind of stage for a model of this hidden size, in two digits.
 
     Args:
         lora: whether adapters are trained, and not all weights.
@@ -55,7 +55,7 @@ def rate_for(kind: str, field: str, *, width: int, lora: bool = False) -> float:
 
 
 def with_learning_rates(recipe: Recipe, *, width: int) -> Recipe:
-    """The recipe with default learning rates filled in."""
+    """Return the recipe with default learning rates filled in."""
     stages = dict(recipe.stages)
     for name, field in unset_rates(recipe):
         stage = stages[name]

@@ -18,11 +18,11 @@ class PassLimits:
     again for the backward pass: they would add them twice."""
 
     def or_rows(self, rows: int) -> "PassLimits":
-        """The same, with a bound for rows where there is none."""
+        """Return the same, with a bound for rows where there is none."""
         return replace(self, rows=self.rows or rows)
 
     def rows_of(self, positions: int, rows: int) -> int:
-        """The most of ``rows`` rows, each of so many positions, that a pass may have; at least 1.
+        """Return the most of ``rows`` rows, each of so many positions, that a pass may have; at least 1.
 
         >>> PassLimits(rows=8, tokens=1000).rows_of(150, 100)
         6

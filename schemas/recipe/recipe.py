@@ -122,7 +122,7 @@ class ResolvedRecipe(Recipe):
 
     @classmethod
     def of(cls, recipe: Recipe) -> "ResolvedRecipe":
-        """The recipe as a resolved one.
+        """Return the recipe as a resolved one.
 
         Raises:
             pydantic.ValidationError: a stage has a field that is not resolved.

@@ -192,7 +192,7 @@ def model_source(text: str) -> ModelSource:
 
 
 def _registered(text: str) -> Registered:
-    """``NAME@ALIAS``, ``NAME/VERSION`` or ``NAME``, with or without ``#PIN``."""
+    """Read ``NAME@ALIAS``, ``NAME/VERSION`` or ``NAME``, with or without ``#PIN``."""
     place, has_pin, pin = text.partition("#")
     name, has_alias, alias = place.partition("@")
     name, has_version, version = (name, "", "") if has_alias else name.partition("/")

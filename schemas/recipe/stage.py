@@ -69,7 +69,7 @@ class Distributed(Frozen):
 
 
 def _is_default(distributed: Distributed) -> bool:
-    """As ``is_unset``: the field changes the JSON of no recipe that does not set it."""
+    """Return whether the field has its default, as ``is_unset``: it then changes the JSON of no recipe that does not set it."""
     return distributed == Distributed()
 
 

@@ -262,7 +262,7 @@ class ValuePretraining(Rollouts):
 
 
 def _reader_of_kl_to_old(algorithm: Algorithm) -> str | None:
-    """The switch by which KL(old‖new) of one rollout's updates decides something."""
+    """Return the switch by which KL(old‖new) of one rollout's updates decides something."""
     if algorithm.trust_region_kl is not None:
         return f"trust_region_kl={algorithm.trust_region_kl}"
     if algorithm.kl_penalty_coef:

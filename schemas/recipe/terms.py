@@ -110,12 +110,12 @@ TERMS = (
 
 
 def row_of(term: RewardTerm) -> TermKind:
-    """The row of a term's kind."""
+    """Return the row of a term's kind."""
     return next(kind for kind in TERMS if kind.term is type(term))
 
 
 def class_of(plain: Any) -> type[RewardTerm]:
-    """The class of a term in plain form; ``RewardTerm``, which is always invalid, if the kind is not clear."""
+    """Return the class of a term in plain form; ``RewardTerm``, which is always invalid, if the kind is not clear."""
     given = [kind.term for kind in TERMS if isinstance(plain, dict) and plain.get(kind.field) is not None]
     return given[0] if len(given) == 1 else RewardTerm
 

@@ -69,5 +69,5 @@ class Approval(Frozen):
 
 
 def answer_to(question: Question, approvals: tuple[Approval, ...]) -> Approval | None:
-    """The answer to exactly this question."""
+    """Return the answer to exactly this question."""
     return next((each for each in approvals if each.question == question), None)

@@ -38,7 +38,7 @@ class StoredArtifact(Frozen):
 
 
 def is_same(one: StoredArtifact, other: StoredArtifact) -> bool:
-    """Whether two artifacts hold the same files: the same weights and tokenizer, or the same rows.
+    """Return whether two artifacts hold the same files: the same weights and tokenizer, or the same rows.
 
     Adapters that change nothing are the same as what they stand on.
     """

@@ -91,7 +91,7 @@ class AuditReport(Frozen):
     hashing: Hashing = Hashing()
 
     def every_check(self) -> Iterator[tuple[str, Check]]:
-        """Where, and the check."""
+        """Yield where, and the check."""
         yield from ((self.target, check) for check in self.checks)
         for artifact in self.artifacts:
             yield from ((artifact.step, check) for check in artifact.checks)
@@ -112,6 +112,6 @@ class AuditReport(Frozen):
 
 
 def worst(checks: Iterable[Check]) -> Outcome:
-    """The worst outcome; ``ok`` of none."""
+    """Return the worst outcome; ``ok`` of none."""
     found = {check.outcome for check in checks}
     return next((outcome for outcome in _WORST_FIRST if outcome in found), "ok")

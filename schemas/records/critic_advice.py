@@ -40,7 +40,7 @@ class Advice(Frozen):
 
 
 def advice_on_pretraining(critic: PretrainedCritic) -> list[Advice]:
-    """What follows from a diagnosis; the first is what to do."""
+    """Return what follows from a diagnosis; the first is what to do."""
     found = [advice for rule in _PRETRAINING for advice in rule(critic)]
     if not any(each.level in ("bad", "warning") for each in found):
         found.insert(0, _usable(critic.diagnosis))
@@ -48,7 +48,7 @@ def advice_on_pretraining(critic: PretrainedCritic) -> list[Advice]:
 
 
 def advice_on_drift(drift: CriticDrift) -> list[Advice]:
-    """What follows from a critic's course during policy optimisation; the first is what to do."""
+    """Return what follows from a critic's course during policy optimisation; the first is what to do."""
     measured = [
         (point.iteration, point.explained_variance)
         for point in drift.points
@@ -289,12 +289,12 @@ _DRIFT: tuple[Callable[[CriticDrift, _Measured], list[Advice]], ...] = (
 
 
 def _start(measured: _Measured) -> float:
-    """The mean of the first quarter of the iterations."""
+    """Return the mean of the first quarter of the iterations."""
     return fmean(explained for _, explained in measured[: max(1, len(measured) // 4)])
 
 
 def _end(measured: _Measured) -> float:
-    """The mean of the last quarter of the iterations."""
+    """Return the mean of the last quarter of the iterations."""
     return fmean(explained for _, explained in measured[-max(1, len(measured) // 4) :])
 
 
@@ -302,13 +302,13 @@ def _end(measured: _Measured) -> float:
 
 
 def is_below_zero(explained: Estimated) -> bool:
-    """Whether the whole interval is below 0."""
+    """Return whether the whole interval is below 0."""
     interval = explained.interval
     return interval is not None and interval[1] < 0
 
 
 def tokens(label: str) -> str:
-    """``8-15`` as ``8 to 15 tokens``."""
+    """Return ``8-15`` as ``8 to 15 tokens``."""
     if label == "1":
         return "1 token"
     if label.endswith("+"):
@@ -318,14 +318,14 @@ def tokens(label: str) -> str:
 
 
 def number(value: float | None) -> str:
-    """Three digits, or ``–`` for what is undefined."""
+    """Return three digits, or ``–`` for what is undefined."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}" if value else "0"
 
 
 def share(value: float | None) -> str:
-    """Two decimals: what is 1 at most, such as explained variance."""
+    """Return two decimals: what is 1 at most, such as explained variance."""
     if value is None:
         return "–"
     return f"{value:z.2f}" if abs(value) < 100 else f"{value:,.0f}"  # z: no −0.00

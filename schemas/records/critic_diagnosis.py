@@ -145,7 +145,7 @@ DRIFT_CURVES = ("explained_variance", "critic_weight", "value_bias", "value_loss
 
 
 def drift_points(curves: Mapping[int, Mapping[str, float]]) -> tuple[DriftPoint, ...]:
-    """The points of curves by iteration and metric, in order; what is not finite counts as not measured."""
+    """Return the points of curves by iteration and metric, in order; what is not finite counts as not measured."""
     return tuple(
         DriftPoint(
             iteration=iteration,

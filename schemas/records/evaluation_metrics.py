@@ -22,25 +22,25 @@ def _of_judge(name: str, unit: str, meaning: str, judge: Literal["verifier", "re
 
 
 def _of_second_judge(name: str, judge: str) -> Iterator[Metric]:
-    """What pairs say by the judge of the field ``also``."""
+    """Yield what pairs say by the judge of the field ``also``."""
     for metric in COMPARED_BY_JUDGE:
         yield Metric(f"{name}_{metric}", "1", f"{metric} by the second judge.", needs=(f"also.{judge}",))
 
 
 def _of_both(name: str, unit: str, meaning: str, *, needs: tuple[str, ...] = ()) -> Iterator[Metric]:
-    """A metric of both models, and the difference."""
+    """Yield a metric of both models, and the difference."""
     yield Metric(name, unit, f"{meaning}, of the candidate.", needs=needs)
     yield from _beside(name, unit, needs=needs)
 
 
 def _beside(name: str, unit: str, *, needs: tuple[str, ...] = ()) -> Iterator[Metric]:
-    """The baseline's metric and the difference, beside the candidate's."""
+    """Yield the baseline's metric and the difference, beside the candidate's."""
     yield Metric(f"baseline_{name}", unit, f"{name} of the baseline.", needs=needs)
     yield Metric(f"{name}_difference", unit, f"{name} − baseline_{name}.", needs=needs)
 
 
 def _pass_at() -> Iterator[Metric]:
-    """pass@k of both models and the difference, each a family over k."""
+    """Yield pass@k of both models and the difference, each a family over k."""
     listed = ", ".join(map(str, PASS_AT))
     meanings = {
         "pass_at_{}": "Chance that the verifier accepts at least one of K of the candidate's responses to a test prompt, "

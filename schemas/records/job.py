@@ -59,7 +59,7 @@ class StageJob(Frozen, Generic[W]):
     """CPU threads of torch; None: torch's default."""
 
     def model(self, role: str) -> ModelFiles:
-        """The files of the model in ``role``."""
+        """Return the files of the model in ``role``."""
         return ModelFiles(self.inputs[role], self.inputs.get(f"{role}.base"))
 
     def base_digest(self, role: str) -> Digest | None:

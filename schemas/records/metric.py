@@ -47,7 +47,7 @@ class Metric:
 
 
 def settings_of(stage: Mapping[str, Any]) -> Settings | None:
-    """What an evaluation stage has, by its fields as a recipe writes them; None: another kind, or a wrong judge."""
+    """Return what an evaluation stage has, by its fields as a recipe writes them; None: another kind, or a wrong judge."""
     if stage.get("kind") != "evaluation":
         return None
     main, also = (_kind_of_judge(stage.get(field)) for field in ("judge", "also"))

@@ -24,7 +24,7 @@ class Rule:
     """A metric that is subtracted before the division."""
 
     def broken_by(self, metrics: Metrics) -> str | None:
-        """The warning if the metrics exceed the bound; None also if one of them is missing or undefined."""
+        """Return the warning if the metrics exceed the bound; None also if one of them is missing or undefined."""
         names = [name for name in (self.metric, self.less, self.of) if name is not None]
         if any(metrics.get(name) is None for name in names):
             return None
@@ -91,12 +91,12 @@ RULES: tuple[Rule, ...] = (
 
 
 def warnings_of(metrics: Metrics) -> tuple[str, ...]:
-    """The warnings for a stage's headline metrics."""
+    """Return the warnings for a stage's headline metrics."""
     return tuple(text for rule in RULES if (text := rule.broken_by(metrics)) is not None)
 
 
 def dropped_summary(metrics: Metrics, reasons: Mapping[str, int] | None = None) -> str | None:
-    """One line with the data that a stage dropped or truncated; None if there is none.
+    """Return one line with the data that a stage dropped or truncated; None if there is none.
 
     Args:
         metrics: the stage's headline metrics.

@@ -458,29 +458,29 @@ SELECTION_PREFIX = "validation_"
 
 
 def gate_metric_names(kind: str, *, has: Settings | None = None) -> frozenset[str]:
-    """Names of the headline metrics that a gate on this kind of stage can use."""
+    """Return names of the headline metrics that a gate on this kind of stage can use."""
     return frozenset(
         name for name in headline_metric_names(kind, has=has) if not name.startswith(SELECTION_PREFIX)
     )
 
 
 def headline_metric_names(kind: str, *, has: Settings | None = None) -> frozenset[str]:
-    """Names of the headline metrics of a kind of stage; with ``has``, of a stage with these settings."""
+    """Return names of the headline metrics of a kind of stage; with ``has``, of a stage with these settings."""
     return _with_settings(KINDS[kind].headline, has) if kind in KINDS else frozenset()
 
 
 def estimated_metric_names(kind: str, *, has: Settings | None = None) -> frozenset[str]:
-    """Names of the headline metrics that are estimates over held-out prompts: each has an uncertainty."""
+    """Return names of the headline metrics that are estimates over held-out prompts: each has an uncertainty."""
     return _with_settings(KINDS[kind].estimates, has) if kind in KINDS else frozenset()
 
 
 def curve_metric_names(kind: str) -> frozenset[str]:
-    """Names of the metrics that a kind of stage reports while it runs."""
+    """Return names of the metrics that a kind of stage reports while it runs."""
     return frozenset(KINDS[kind].curves) if kind in KINDS else frozenset()
 
 
 def one_of_each_family(names: Iterable[str]) -> list[str]:
-    """The names in order, of a family the first in the table alone, with dots."""
+    """Return the names in order, of a family the first in the table alone, with dots."""
     family = {metric.name: metric.family for metric in METRICS if metric.family}
     first = {of: name for name, of in reversed(family.items())}
     listed = [name for name in sorted(names) if first.get(family.get(name, ""), name) == name]
@@ -488,7 +488,7 @@ def one_of_each_family(names: Iterable[str]) -> list[str]:
 
 
 def how_to_measure(name: str, has: Settings) -> str | None:
-    """What to set in a stage with these settings so that it reports the metric; None: it does already, or there is none."""
+    """Return what to set in a stage with these settings so that it reports the metric; None: it does already, or there is none."""
     metric = next((metric for metric in METRICS if metric.name == name), None)
     missing = sorted(set(metric.needs) - set(has)) if metric is not None else []
     return " and ".join(NEEDS[each].remedy for each in missing) or None

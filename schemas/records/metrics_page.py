@@ -6,7 +6,7 @@ from vantage.schemas.records.metrics import METRICS
 
 
 def docs_page() -> str:
-    """The page ``docs/metrics.md``."""
+    """Return the page ``docs/metrics.md``."""
     lines = [
         "# Metrics",
         "",

@@ -67,7 +67,7 @@ def key_parts(
     inputs: Mapping[str, str],
     extra: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The parts of the key of ``work``, as JSON.
+    """Return the parts of the key of ``work``, as JSON.
 
     Args:
         work: the work of the stage process.
@@ -141,12 +141,12 @@ def key_parts(
 
 
 def stage_key(parts: Mapping[str, Any]) -> str:
-    """sha256 of the canonical JSON of ``parts``, in lower-case hexadecimal."""
+    """Return the sha256 of the canonical JSON of ``parts``, in lower-case hexadecimal."""
     return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
 
 
 def differences(old_parts: Mapping[str, Any], new_parts: Mapping[str, Any]) -> list[str]:
-    """The changed values, one line each: ``configuration.algorithm.clip_range_high: 0.28 → 0.2``.
+    """Return the changed values, one line each: ``configuration.algorithm.clip_range_high: 0.28 → 0.2``.
 
     Empty exactly if both have the same key. Digests are shortened to 12 characters.
     """
@@ -172,7 +172,7 @@ def _reward_names(configuration: Mapping[str, Any]) -> dict[str, str]:
 def _reward_by_content(
     name: str, rewards: Mapping[str, Reward], digests: dict[str, str], kind: str
 ) -> dict[str, Any]:
-    """The reward, with the names of models and of the recipe's verifiers replaced by their content digests, which are
+    """Return the reward, with the names of models and of the recipe's verifiers replaced by their content digests, which are
     removed from ``digests``."""
     if name not in rewards:
         raise ValueError(
@@ -189,7 +189,7 @@ def _reward_by_content(
 
 
 def _source_by_content(work: Work, imported: dict[str, Any], digests: dict[str, str]) -> dict[str, str]:
-    """``source`` → its digest, unless its text says what it holds; in ``imported`` only how it is read is left."""
+    """Return ``source`` → its digest, unless its text says what it holds; in ``imported`` only how it is read is left."""
     origin: ModelSource | DataSource = getattr(work, KINDS[work.kind].imports or "").origin
     imported["source"] = _form(origin, is_folder=isinstance(work, ImportModel | ImportBenchmark))
     if imported.pop("base", None) is not None:  # its content is in the digest of the source
@@ -219,7 +219,7 @@ def _verifier_by_content(
 
 
 def _form(origin: ModelSource | DataSource, *, is_folder: bool) -> str:
-    """The part of a source that decides how its content is read: its text without the path."""
+    """Return the part of a source that decides how its content is read: its text without the path."""
     match origin:
         case Builtin() | Hub() | HubFiles():
             return str(origin)
@@ -249,7 +249,7 @@ def _differences(path: str, old: Any, new: Any) -> Iterator[str]:
 
 
 def _is_nested(old: Any, container: type[Mapping[str, Any]] | type[Sequence[Any]], new: Any) -> bool:
-    """Whether both are such containers, or one is a nonempty container and the other is absent."""
+    """Return whether both are such containers, or one is a nonempty container and the other is absent."""
     if isinstance(old, container) and isinstance(new, container):
         return True
     if new is _ABSENT:

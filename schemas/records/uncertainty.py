@@ -62,7 +62,7 @@ class Uncertainty(Frozen):
 def interval_of(
     metric: str, measured: float, uncertainty: Uncertainty, *, confidence: float
 ) -> tuple[float, float] | None:
-    """The two-sided interval of a metric at a confidence; None for one prompt, or a mean without variation.
+    """Return the two-sided interval of a metric at a confidence; None for one prompt, or a mean without variation.
 
     Means: measured ± t·standard error, Student's t with n − 1 degrees of freedom. Shares: Wilson's score interval
     (1927) with the same t and an effective number of rows, so that 4 right of 4 has an interval below 1. A difference
@@ -88,7 +88,7 @@ def interval_of(
 
 
 def effective_rows(share: float, uncertainty: Uncertainty) -> float:
-    """Number of independent rows with the same standard error: p·(1 − p)/standard error² · n/(n − 1).
+    """Return number of independent rows with the same standard error: p·(1 − p)/standard error² · n/(n − 1).
 
     The last factor cancels the n − 1 in the standard error, so that n prompts with one row each are n rows. At most the
     actual number of rows. If all prompts are equal, the standard error is 0, which is too small for few prompts: then
@@ -102,7 +102,7 @@ def effective_rows(share: float, uncertainty: Uncertainty) -> float:
 
 
 def smallest_conclusive_share(threshold: float, n: int, *, confidence: float = 0.95) -> float | None:
-    """The lowest share of n prompts whose interval lies above the threshold; None if even 1 does not."""
+    """Return the lowest share of n prompts whose interval lies above the threshold; None if even 1 does not."""
     t = _t_quantile((1 + confidence) / 2, n - 1) if n > 1 else math.inf
     for right in range(math.ceil(threshold * n), n + 1):
         if math.isfinite(t) and _wilson(right / n, float(n), t)[0] > threshold:

@@ -65,7 +65,7 @@ class Verdict(Frozen):
 
 
 def _decimal(measured: float, threshold: float, *, decimals: int = 3) -> str:
-    """With ``decimals`` digits, or with as many as show the side of the threshold: 0.74996 is not 0.750."""
+    """Write the number with ``decimals`` digits, or with as many as show the side of the threshold: 0.74996 is not 0.750."""
     for enough in range(decimals, 17):
         text = f"{measured:.{enough}f}"
         above, below = float(text) > threshold, float(text) < threshold
@@ -75,7 +75,7 @@ def _decimal(measured: float, threshold: float, *, decimals: int = 3) -> str:
 
 
 def _decimals(interval: tuple[float, float]) -> int:
-    """Two, or as many as show one digit of the interval's width."""
+    """Return two, or as many as show one digit of the interval's width."""
     width = interval[1] - interval[0]
     return min(max(2, -math.floor(math.log10(width))), 8) if width > 0 else 2
 
@@ -144,12 +144,12 @@ def check_gate(
 
 
 def check_artifact_gate(gate: Gate, artifact: StoredArtifact, *, equal: str | None = None) -> Verdict:
-    """``check_gate`` on the metrics of an artifact."""
+    """Judge a gate as ``check_gate`` does, on the metrics of an artifact."""
     return check_gate(gate, artifact.metrics, artifact.uncertainty, equal=equal)
 
 
 def _meets(gate: Gate, low: float | None, high: float | None) -> bool:
-    """Whether the range from ``low`` to ``high`` meets the gate's bound; an undefined range does not."""
+    """Return whether the range from ``low`` to ``high`` meets the gate's bound; an undefined range does not."""
     if low is None or high is None:
         return False
     return (gate.at_least is None or low >= gate.at_least) and (gate.at_most is None or high <= gate.at_most)
@@ -161,7 +161,7 @@ def _warning(
     metric_uncertainty: Uncertainty | None,
     confidence: float,
 ) -> str | None:
-    """Why it is not clear on which side of the threshold the true value lies; None if it is."""
+    """Return why it is not clear on which side of the threshold the true value lies; None if it is."""
     if interval is None:
         few = metric_uncertainty is None or metric_uncertainty.n < 2
         return (

@@ -131,7 +131,7 @@ class Problem:
 
 
 def demonstrations(*, seed: int, count: int, dial: Dial = SHORT) -> Iterator[dict[str, str]]:
-    """Rows `{prompt, response}`; steps slip with the dial's `slip_rates`, answers with `ANSWER_SLIP_RATE`."""
+    """Yield rows `{prompt, response}`; steps slip with the dial's `slip_rates`, answers with `ANSWER_SLIP_RATE`."""
     rng = random.Random(f"{dial.name}/demonstrations/{seed}")
     for _ in range(count):
         problem = _draw_problem(rng, num_steps=rng.randint(dial.min_steps, dial.max_steps))
@@ -141,7 +141,7 @@ def demonstrations(*, seed: int, count: int, dial: Dial = SHORT) -> Iterator[dic
 
 
 def preferences(*, seed: int, count: int, dial: Dial = SHORT) -> Iterator[dict[str, str]]:
-    """Rows `{prompt, chosen, rejected}`; the chosen side is clean, the rejected one has slips."""
+    """Yield rows `{prompt, chosen, rejected}`; the chosen side is clean, the rejected one has slips."""
     rng = random.Random(f"{dial.name}/preferences/{seed}")
     kinds, shares = list(PAIR_KINDS), list(PAIR_KINDS.values())
     for _ in range(count):
@@ -169,7 +169,7 @@ def prompts(
     side_of: Callable[[str], str],
     dial: Dial = SHORT,
 ) -> Iterator[dict[str, str]]:
-    """Rows `{prompt, answer}`: exactly so many different prompts of each side, in the order drawn.
+    """Return rows `{prompt, answer}`: exactly so many different prompts of each side, in the order drawn.
 
     Args:
         wanted: side of a split → number of prompts.
@@ -189,7 +189,7 @@ def prompts(
 
 
 def verify(prompt: str, response: str, *, dial: Dial = SHORT) -> bool:
-    """Whether the response ends in `#` and the right answer. The steps are not looked at (see `check_steps`).
+    """Return whether the response ends in `#` and the right answer. The steps are not looked at (see `check_steps`).
 
     Raises ValueError for a prompt that is not one of the dial's.
     """
@@ -199,12 +199,12 @@ def verify(prompt: str, response: str, *, dial: Dial = SHORT) -> bool:
 
 
 def check_steps(prompt: str, response: str, *, dial: Dial = SHORT) -> bool:
-    """Whether every step is there, in order, copied and counted correctly, and the answer repeats the last digit."""
+    """Return whether every step is there, in order, copied and counted correctly, and the answer repeats the last digit."""
     return response == _clean_response(parse_prompt(prompt, dial=dial))
 
 
 def parse_prompt(prompt: str, *, dial: Dial = SHORT) -> Problem:
-    """The problem that a prompt states; ValueError for any other text."""
+    """Return the problem that a prompt states; ValueError for any other text."""
     match = _PROMPT.fullmatch(prompt)
     steps = match[2].split() if match else []
     if match is None or "".join(step[0] for step in steps) != dial.letters[: len(steps)]:
@@ -237,7 +237,7 @@ def _draw_prompts(
 
 
 def _draw_places(rng: random.Random, *, rates: tuple[float, ...]) -> frozenset[int]:
-    """Which places slip: 0 ... n-1 are the steps, n is the answer."""
+    """Return which places slip: 0 ... n-1 are the steps, n is the answer."""
     return frozenset(place for place, rate in enumerate(rates) if rng.random() < rate)
 
 
@@ -259,7 +259,7 @@ def _clean_response(problem: Problem) -> str:
 
 
 def _write_response(problem: Problem, rng: random.Random, *, slip_places: frozenset[int]) -> str:
-    """The counted-out response with a slip at each of the places.
+    """Return the counted-out response with a slip at each of the places.
 
     `offset` is by how much the running digit is wrong; a slip changes it, never to 0.
     """
@@ -286,7 +286,7 @@ def _draw_distance(rng: random.Random, offset: int) -> int:
 
 
 def _write_false_digit(clean: str, rng: random.Random) -> str:
-    """The clean response with one counted digit replaced, although the count goes on from the right one."""
+    """Return the clean response with one counted digit replaced, although the count goes on from the right one."""
     *steps, answer = clean.split(" ")
     place = rng.randrange(len(steps))
     step = steps[place]

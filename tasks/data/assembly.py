@@ -51,7 +51,7 @@ class Assembly:
         return tuple(dict.fromkeys([*kept, *needed, "messages"]))
 
     def assemble(self, values: Values) -> Values:
-        """A row of the dataset.
+        """Return a row of the dataset.
 
         Args:
             values: our column → what the row holds, as ``RowMapper`` reads it.
@@ -82,7 +82,7 @@ class Assembly:
         return {column: row.get(column) for column in self.made}
 
     def _turns(self, row: Values) -> list[Message] | None:
-        """The turns before the response; None: the prompt is missing."""
+        """Return the turns before the response; None: the prompt is missing."""
         if row.get("conversation") is not None:
             turns: list[Message] = row["conversation"]
             return self._before_the_response(turns, row)
@@ -105,7 +105,7 @@ class Assembly:
         return _asking(turns, "conversation")
 
     def _implicit_prompt(self, row: Values) -> list[Message] | None:
-        """What the two sides of a pair have in common, where the file says no more of the prompt."""
+        """Return what the two sides of a pair have in common, where the file says no more of the prompt."""
         if self.content != "preferences" or "prompt" in self.columns or "conversation" in self.columns:
             return None
         for column in ("chosen", "rejected"):
@@ -162,7 +162,7 @@ def _read_rounds(row: Values) -> None:
 
 
 def texts_in_json(value: Any) -> list[str] | None:
-    """The texts of a list that is written as JSON in a text; None: it is anything else."""
+    """Return the texts of a list that is written as JSON in a text; None: it is anything else."""
     if not isinstance(value, str) or not value.lstrip().startswith("["):
         return None
     try:
@@ -174,7 +174,7 @@ def texts_in_json(value: Any) -> list[str] | None:
 
 
 def _with_earlier_turns(turns: list[Message], row: Values) -> list[Message]:
-    """The prompt with the turns that stand before the last one in the responses, where these are conversations."""
+    """Return the prompt with the turns that stand before the last one in the responses, where these are conversations."""
     for column in _SIDES:
         if is_transcript(row.get(column)):
             read = read_transcript(row[column])
@@ -196,7 +196,7 @@ def _learnt(message: Message) -> Message:
 
 
 def _with_tools(turns: list[Message], tools: list[Any] | None) -> list[Message]:
-    """The turns, of which the first says which tools there are."""
+    """Return the turns, of which the first says which tools there are."""
     if not tools:
         return turns
     extra = {**extras_of(turns[0]), "tools": tools}

@@ -60,7 +60,7 @@ def check_tasks(folder: Path) -> None:
 
 
 def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
-    """A mapping and all in it: the tasks of a group may be written out there."""
+    """Yield a mapping and all in it: the tasks of a group may be written out there."""
     if isinstance(value, Mapping):
         yield value
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()

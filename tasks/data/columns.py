@@ -62,7 +62,7 @@ class RowMapper:
         self._lacking: dict[str, MissingColumn] = {}
 
     def map(self, row: Row) -> dict[str, Any]:
-        """Our column → what ``row`` holds for it; None where it holds nothing there.
+        """Return our column → what ``row`` holds for it; None where it holds nothing there.
 
         Most columns are text; ``_NOT_TEXT`` says what the others are.
 
@@ -80,25 +80,25 @@ class RowMapper:
             raise
 
     def paths(self) -> list[str]:
-        """What the mapping reads of a row."""
+        """Return what the mapping reads of a row."""
         return [path for spec in self.columns.values() for path in _paths(spec)]
 
     def _paths_in(self, row: Row) -> Iterator[str]:
-        """Of what the mapping reads, that which the row has."""
+        """Yield, of what the mapping reads, that which the row has."""
         for path in self.paths():
             with suppress(MissingColumn):
                 _follow(row, path, path)
                 yield path
 
     def never_found(self) -> list[MissingColumn]:
-        """What is wrong with the mapping: each part of it that no row had so far."""
+        """Return what is wrong with the mapping: each part of it that no row had so far."""
         paths = [
             path for ours, spec in self.columns.items() if ours not in self._optional for path in _paths(spec)
         ]
         return [self._lacking[path] for path in paths if path in self._lacking and path not in self._found]
 
     def absent(self) -> list[str]:
-        """The optional columns that no row had so far."""
+        """Return the optional columns that no row had so far."""
         return [column for column in self.columns if column in self._optional and column not in self._found]
 
     def _value_at(self, row: Row, spec: str, ours: str) -> Any:
@@ -149,7 +149,7 @@ class RowMapper:
 
 
 def map_row(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
-    """One row on its own, as ``RowMapper.map``.
+    """Return one row on its own, as ``RowMapper.map``.
 
     Raises:
         MissingColumn: a column, or a part of a path, that the row does not have.
@@ -167,7 +167,7 @@ def _paths(spec: str) -> list[str]:
 
 
 def _follow(row: Row, path: str, ours: str) -> Any:
-    """The value at ``a.b.0``: keys of mappings, indices of lists; ``a.*.b`` is the list of all items' ``b``.
+    """Return the value at ``a.b.0``: keys of mappings, indices of lists; ``a.*.b`` is the list of all items' ``b``.
 
     ``a_[0-9]`` or ``a_*`` in place of a key is the list of what stands under all such keys, in the order of their names.
     A column's own name may hold dots.
@@ -198,7 +198,7 @@ def _follow(row: Row, path: str, ours: str) -> Any:
 
 
 def _items(value: Any, part: str) -> list[Any] | None:
-    """All items of a list, for ``*``, or what stands under the keys that a pattern matches; None: ``part`` is one key."""
+    """Return all items of a list, for ``*``, or what stands under the keys that a pattern matches; None: ``part`` is one key."""
     if part == "*" and isinstance(value, list):
         return value
     if not is_pattern(part) or not isinstance(value, Mapping) or part in value:
@@ -208,12 +208,12 @@ def _items(value: Any, part: str) -> list[Any] | None:
 
 
 def is_pattern(part: str) -> bool:
-    """Whether a part of a path stands for several keys."""
+    """Return whether a part of a path stands for several keys."""
     return any(character in part for character in "*?[")
 
 
 def short(row: Row) -> str:
-    """The row, shortened."""
+    """Return the row, shortened."""
     try:
         return repr(dict(row))[:_SHOWN_CHARACTERS]
     except RecursionError:
@@ -221,7 +221,7 @@ def short(row: Row) -> str:
 
 
 def whole_text(text: str | None) -> str | None:
-    """The text, if all of its characters can be written in UTF-8."""
+    """Return the text, if all of its characters can be written in UTF-8."""
     try:
         if text is not None:
             text.encode()
@@ -231,7 +231,7 @@ def whole_text(text: str | None) -> str | None:
 
 
 def _numbers_in(value: Any) -> Any:
-    """The number in a text, also in each of a list, as columns of one pattern are; anything else as it is."""
+    """Return the number in a text, also in each of a list, as columns of one pattern are; anything else as it is."""
     if isinstance(value, list):
         return list(map(_numbers_in, value))
     return _number_in(value) if isinstance(value, str) else value
@@ -244,7 +244,7 @@ def _number_in(text: str) -> float:
 
 
 def _hint(ours: str) -> str:
-    """What people have instead of ranks, and how it becomes them."""
+    """Return what people have instead of ranks, and how it becomes them."""
     if ours != "ranks":
         return ""
     return ". Ranks are positions: 1 is the best, and equal ranks tie; of scores, where higher is better, give −score"
@@ -257,7 +257,7 @@ def _keys(value: Any) -> list[Any]:
 
 
 def as_text(value: Any) -> str | None:
-    """The text of a value: a string, a number, one chat message, or a list of messages.
+    """Return the text of a value: a string, a number, one chat message, or a list of messages.
 
     Of one message, and of a list with one, it is the content. Of a list that ends in an assistant's message, as
     preference files carry it in ``chosen``, it is that last content. Other lists become ``Role: content`` lines.
@@ -293,7 +293,7 @@ def _role(message: Mapping[str, Any]) -> str:
 
 
 def as_number(value: Any) -> float | None:
-    """A number; a text that looks like one is none, so that a wrong column is not read by accident."""
+    """Return a number; a text that looks like one is none, so that a wrong column is not read by accident."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -305,7 +305,7 @@ def as_number(value: Any) -> float | None:
 
 
 def as_texts(value: Any) -> list[str | None]:
-    """A list of texts, each as ``as_text`` reads it, but a number is none."""
+    """Return a list of texts, each as ``as_text`` reads it, but a number is none."""
     items = _as_list(value)
     for item in items:
         if isinstance(item, bool | int | float):
@@ -314,7 +314,7 @@ def as_texts(value: Any) -> list[str | None]:
 
 
 def as_numbers(value: Any) -> list[float | None]:
-    """A list of numbers."""
+    """Return a list of numbers."""
     return [as_number(item) for item in _as_list(value)]
 
 
@@ -325,7 +325,7 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def as_label(value: Any) -> Any:
-    """A label, or a list of several annotators' labels."""
+    """Return a label, or a list of several annotators' labels."""
     if all(
         isinstance(item, str | int | float | None) for item in (value if isinstance(value, list) else [value])
     ):
@@ -334,7 +334,7 @@ def as_label(value: Any) -> Any:
 
 
 def as_tools(value: Any) -> list[Any] | None:
-    """The tools of a row: a list of definitions, or JSON of one."""
+    """Return the tools of a row: a list of definitions, or JSON of one."""
     if isinstance(value, str):
         try:
             value = json.loads(value) if value.strip() else None

@@ -20,19 +20,19 @@ _READ_ROWS = 1 << 14
 
 
 def asked_text(row: Mapping[str, Any]) -> str:
-    """The row's prompt; of a conversation, what the user said first."""
+    """Return the row's prompt; of a conversation, what the user said first."""
     turns = row.get("messages")
     text: str = row["prompt"] if turns is None else first_words(turns)
     return text
 
 
 def positions_of(asked: Iterable[str]) -> Sequence[float]:
-    """What decides the side of every row: the position of its prompt."""
+    """Return what decides the side of every row: the position of its prompt."""
     return array("d", map(prompt_position, asked))
 
 
 def contaminated(positions: Sequence[float], job: StageJob[PrepareData]) -> Any:
-    """(N,) booleans: whether a test set has the row's prompt, but for case and white space."""
+    """Return (N,) booleans: whether a test set has the row's prompt, but for case and white space."""
     if not job.work.test_sets:
         return np.zeros(len(positions), dtype=np.bool_)
     held_out = [
@@ -44,7 +44,7 @@ def contaminated(positions: Sequence[float], job: StageJob[PrepareData]) -> Any:
 
 
 def held_out_elsewhere(job: StageJob[PrepareData]) -> Iterator[tuple[str, str]]:
-    """(dataset, text) of what test sets and the datasets that ``near_duplicates`` names hold out."""
+    """Yield (dataset, text) of what test sets and the datasets that ``near_duplicates`` names hold out."""
     for i, name in enumerate(job.work.test_sets):
         yield from ((name, text) for text in _asked_in(job.inputs[role_of_test_set(i)], TEST))
     near = job.work.data.near_duplicates

@@ -43,7 +43,7 @@ _NUMPY_LIST = re.compile(r"\}\s*\n\s*\{\s*'(role|from|content|value)':")
 
 
 def read_conversation(value: Any) -> list[Message]:
-    """The messages of a value in any of the layouts above.
+    """Return the messages of a value in any of the layouts above.
 
     A transcript's last turn may be ``Assistant:`` without words: then the conversation ends before it.
 
@@ -63,7 +63,7 @@ def read_conversation(value: Any) -> list[Message]:
 
 
 def turns_in_text(text: str) -> list[Message] | None:
-    """The messages of a list that stands in a text; None: it is another text.
+    """Return the messages of a list that stands in a text; None: it is another text.
 
     Raises:
         ValueError: it is such a list, but cannot be read.
@@ -99,7 +99,7 @@ def _read_rounds(rounds: Sequence[Mapping[str, Any]], asked: str, answered: str)
 
 
 def read_transcript(text: str) -> list[Message]:
-    """The messages of an HH transcript.
+    """Return the messages of an HH transcript.
 
     Raises:
         ValueError: it does not begin with ``Human:``, ``Assistant:`` or ``System:``.
@@ -115,12 +115,12 @@ def read_transcript(text: str) -> list[Message]:
 
 
 def is_transcript(value: Any) -> bool:
-    """Whether a value is a text that begins as an HH transcript does."""
+    """Return whether a value is a text that begins as an HH transcript does."""
     return isinstance(value, str) and _TURN.match(value.strip()) is not None
 
 
 def read_history(value: Any) -> list[Message]:
-    """The messages of earlier rounds, each a list of what the user and what the assistant said.
+    """Return the messages of earlier rounds, each a list of what the user and what the assistant said.
 
     Raises:
         ValueError: it is no list of such pairs.
@@ -139,7 +139,7 @@ def read_history(value: Any) -> list[Message]:
 
 
 def common_beginning(one: Sequence[Message], other: Sequence[Message]) -> list[Message]:
-    """The messages that two conversations have in common, up to the last that is not the assistant's."""
+    """Return the messages that two conversations have in common, up to the last that is not the assistant's."""
     count = 0
     while count < min(len(one), len(other)) and one[count] == other[count]:
         count += 1
@@ -149,7 +149,7 @@ def common_beginning(one: Sequence[Message], other: Sequence[Message]) -> list[M
 
 
 def joined(asked: Sequence[Message], before: Sequence[Message]) -> list[Message] | None:
-    """A prompt, and the turns that stand before the last one of a response that is a conversation, as one conversation.
+    """Return a prompt, and the turns that stand before the last one of a response that is a conversation, as one conversation.
 
     None: they do not belong together, as where the prompt is the conversation in another way of writing.
     """
@@ -207,7 +207,7 @@ def _text(content: Any, turn: Mapping[str, Any]) -> str:
 
 
 def _call(text: str) -> Any:
-    """A call of a tool, which ShareGPT's layout writes as JSON in a text."""
+    """Return a call of a tool, which ShareGPT's layout writes as JSON in a text."""
     try:
         return json.loads(text)
     except ValueError:

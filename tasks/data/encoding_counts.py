@@ -41,7 +41,7 @@ class EncodingCounts:
     """Those that stand for a single byte of it."""
 
     def __add__(self, other: "EncodingCounts") -> "EncodingCounts":
-        """The counts of the rows of both."""
+        """Return the counts of the rows of both."""
         sums = {
             field.name: getattr(self, field.name) + getattr(other, field.name)
             for field in fields(EncodingCounts)
@@ -95,7 +95,7 @@ def count_tokens(tokenizer: PreTrainedTokenizerBase, rows: Iterable[Sequence[int
 
 
 def encoding_metrics(job: StageJob, role: str, splits: Sequence[Encoded]) -> dict[str, float]:
-    """What a stage reports of the text in ``role``, over all splits that it reads.
+    """Return what a stage reports of the text in ``role``, over all splits that it reads.
 
     Raises:
         TooManyLeftOut: more rows cannot be used than the dataset's ``max_dropped`` allows.
@@ -123,7 +123,7 @@ def encoding_metrics(job: StageJob, role: str, splits: Sequence[Encoded]) -> dic
 
 
 def comparison_metrics(job: StageJob, role: str, splits: Sequence[Encoded]) -> dict[str, float]:
-    """The same of pairs or rankings, with those that compare nothing."""
+    """Return the same of pairs or rankings, with those that compare nothing."""
     return {
         **encoding_metrics(job, role, splits),
         "rows_alike_after_cut": sum(split.counts.num_alike for split in splits),

@@ -69,7 +69,7 @@ class Codec:
 
 
 def codec_of(job: StageJob, role: str) -> Codec:
-    """The codec of the model in ``role``.
+    """Return the codec of the model in ``role``.
 
     Raises:
         ValueError: a stop string that no response can have.
@@ -124,22 +124,22 @@ class Completions:
         return len(self.prompt_ids)
 
     def lengths(self, indices: Sequence[int] | None = None) -> Sequence[int]:
-        """Tokens of each prompt with its longest response; of all rows, or of those at ``indices``."""
+        """Return tokens of each prompt with its longest response; of all rows, or of those at ``indices``."""
         rows, sides = range(len(self)) if indices is None else indices, self.response_ids.values()
         return array("i", (len(self.prompt_ids[i]) + max(len(side[i]) for side in sides) for i in rows))
 
     def clusters(self) -> Tensor:
-        """The number of each row's prompt, (N,): rows of one prompt are not independent."""
+        """Return the number of each row's prompt, (N,): rows of one prompt are not independent."""
         return clusters_of_ids(self.prompt_ids)
 
     def num_learnt(self) -> list[int]:
-        """Tokens of each demonstration that are learnt."""
+        """Return tokens of each demonstration that are learnt."""
         if self.learnt is None:
             return [len(response) for response in self.response_ids["response"]]
         return [sum(row[1::2]) - sum(row[::2]) for row in self.learnt]
 
     def batch(self, indices: Sequence[int]) -> Sequences:
-        """The prompts at ``indices`` with the responses of the first column, then again with those of the next."""
+        """Return the prompts at ``indices`` with the responses of the first column, then again with those of the next."""
         return collate(
             [self.prompt_ids[i] for _ in self.response_ids for i in indices],
             [responses[i] for responses in self.response_ids.values() for i in indices],
@@ -159,7 +159,7 @@ class RankedBatch:
     """Which prompt: its place in the batch."""
 
     def to(self, device: torch.device | str) -> "RankedBatch":
-        """The same on another device."""
+        """Return the same on another device."""
         return RankedBatch(
             sequences=self.sequences.to(device),
             ranks=self.ranks.to(device),
@@ -185,7 +185,7 @@ class Rankings:
         return len(self.prompt_ids)
 
     def lengths(self, indices: Sequence[int] | None = None) -> Sequence[int]:
-        """Tokens of each prompt with its longest response; of all rows, or of those at ``indices``."""
+        """Return tokens of each prompt with its longest response; of all rows, or of those at ``indices``."""
         rows = range(len(self)) if indices is None else indices
         return array("i", (len(self.prompt_ids[i]) + max(map(len, self.response_ids[i])) for i in rows))
 
@@ -195,11 +195,11 @@ class Rankings:
         return [len(self.response_ids[i]) for i in rows]
 
     def clusters(self) -> Tensor:
-        """The number of each row's prompt, (N,): rows of one prompt are not independent."""
+        """Return the number of each row's prompt, (N,): rows of one prompt are not independent."""
         return clusters_of_ids(self.prompt_ids)
 
     def batch(self, indices: Sequence[int]) -> RankedBatch:
-        """All completions of the prompts at ``indices``, prompt by prompt."""
+        """Return all completions of the prompts at ``indices``, prompt by prompt."""
         ranks, group_ids = self.ranks_of(indices)
         sequences = collate(
             [self.prompt_ids[i] for i in indices for _ in self.response_ids[i]],
@@ -216,7 +216,7 @@ class Rankings:
 
 
 def read_prompts(folder: Path, split: str, codec: Codec) -> Prompts:
-    """The prompts of one split of a dataset as ids; those longer than the recipe's limit are left out."""
+    """Return the prompts of one split of a dataset as ids; those longer than the recipe's limit are left out."""
     has_turns = "messages" in column_names(folder, split)
     ids = TokenRowsWriter(codec.scratch)
     texts, answers, conversations = (JsonRowsWriter(codec.scratch) for _ in range(3))
@@ -390,7 +390,7 @@ def read_rankings(folder: Path, split: str, codec: Codec) -> Rankings:
 
 
 def _ranked(responses: list[list[int]], ranks: list[int]) -> tuple[list[list[int]], list[int], bool]:
-    """The responses and ranks without those that equal a better-ranked response; and whether there were any."""
+    """Return the responses and ranks without those that equal a better-ranked response; and whether there were any."""
     best: dict[tuple[int, ...], int] = {}
     for response, rank in zip(responses, ranks, strict=True):
         best[tuple(response)] = min(rank, best.get(tuple(response), rank))
@@ -416,7 +416,7 @@ def _nothing_differs(num_rows: int, codec: Codec) -> NothingLeft:
 
 
 def _places(ranks: Sequence[float]) -> list[int]:
-    """The same order and ties in integers, which no tensor rounds: (0.1, 3.5, 0.1) → (0, 1, 0)."""
+    """Return the same order and ties in integers, which no tensor rounds: (0.1, 3.5, 0.1) → (0, 1, 0)."""
     place_of = {rank: place for place, rank in enumerate(sorted(set(ranks)))}
     return [place_of[rank] for rank in ranks]
 
@@ -450,7 +450,7 @@ def _count(
     *,
     num_alike: int = 0,
 ) -> EncodingCounts:
-    """The counts of one split, all of its prompts and the responses of those that fit."""
+    """Return the counts of one split, all of its prompts and the responses of those that fit."""
     tokens = count_tokens(codec.tokenizer, [*prompts, *(ids for ids, _ in responses)])
     return EncodingCounts(
         num_rows=len(prompts),

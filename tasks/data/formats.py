@@ -171,7 +171,7 @@ class Format:
 
 
 def recognise(rows: Sequence[Mapping[str, Any]], content: str, *, is_text: bool) -> Format | None:
-    """The first format in which at least nine tenths of the rows can be read as ``content``; None: none.
+    """Return the first format in which at least nine tenths of the rows can be read as ``content``; None: none.
 
     Args:
         rows: the first rows of a file.
@@ -191,7 +191,7 @@ def recognise(rows: Sequence[Mapping[str, Any]], content: str, *, is_text: bool)
 
 
 def nearest(rows: Sequence[Mapping[str, Any]], content: str, *, is_text: bool) -> str | None:
-    """Of the formats whose columns the rows have, that of most rows, and why it cannot be read; None: there is none.
+    """Return, of the formats whose columns the rows have, that of most rows, and why it cannot be read; None: there is none.
 
     For rows in no format of the content. One of prompts alone, or of a single column, says nothing.
     """
@@ -207,7 +207,7 @@ def nearest(rows: Sequence[Mapping[str, Any]], content: str, *, is_text: bool) -
 
 
 def _tried(rows: Sequence[Mapping[str, Any]], content: str) -> Iterator[Format]:
-    """The formats whose columns the rows have."""
+    """Yield the formats whose columns the rows have."""
     names = {str(name) for row in rows for name in row}
     for candidate in _candidates(content, names):
         columns = spelt_as_in(candidate.columns, names, may_differ=not candidate.is_own)
@@ -230,7 +230,7 @@ def share_read(rows: Sequence[Mapping[str, Any]], content: str, form: Format, *,
 def _reasons(
     rows: Sequence[Mapping[str, Any]], content: str, form: Format, *, is_text: bool
 ) -> Iterator[str]:
-    """Why rows cannot be read in the format, one for each that cannot."""
+    """Yield why rows cannot be read in the format, one for each that cannot."""
     single = are_single(content, form.columns)
     content = "demonstrations" if single else content
     assembly = Assembly(content, tuple(form.columns), form.labels)
@@ -251,7 +251,7 @@ def _reasons(
 
 
 def completed(found: Format, rows: Sequence[Mapping[str, Any]], content: str, *, is_text: bool) -> Format:
-    """The format with what the rows have beside it: a prompt that is a transcript, and a system message."""
+    """Return the format with what the rows have beside it: a prompt that is a transcript, and a system message."""
     columns, details = dict(found.columns), []
     if _share(rows, columns.get("prompt"), is_transcript) >= READ_SHARE:
         columns = {"conversation": columns.pop("prompt"), **columns}
@@ -277,7 +277,7 @@ def _share(rows: Sequence[Mapping[str, Any]], column: str | None, has: Callable[
 
 
 def _may_be_compared(form: Format, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a column of single answers is of marks; of scores, whether half of the rows have a prompt that others have."""
+    """Return whether a column of single answers is of marks; of scores, whether half of the rows have a prompt that others have."""
     if "label" in form.columns:
         return _share(rows, form.columns["label"], is_mark) >= READ_SHARE
     asked = [repr(row.get(form.columns.get("prompt", ""))) for row in rows]
@@ -286,12 +286,12 @@ def _may_be_compared(form: Format, rows: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def own_format(content: str) -> Format:
-    """The format of a file whose columns are called like ours."""
+    """Return the format of a file whose columns are called like ours."""
     return Format(OWN, {column: column for column in CONTENT_COLUMNS[content]})
 
 
 def optional_columns(content: str) -> tuple[str, ...]:
-    """Columns that a file in our own format may have or not."""
+    """Return columns that a file in our own format may have or not."""
     return tuple(column for column in OPTIONAL_COLUMNS[content] if column != "messages")
 
 
@@ -430,7 +430,7 @@ def _prompts() -> Iterator[Format]:
 
 
 def _labels(candidate: Format, rows: Sequence[Mapping[str, Any]]) -> Iterator[Labels]:
-    """The readings of a label to try: the format's own; else words, and numbers or the columns' names where no other stand there."""
+    """Yield the readings of a label to try: the format's own; else words, and numbers or the columns' names where no other stand there."""
     yield candidate.labels
     if "label" not in candidate.columns or candidate.labels:
         return

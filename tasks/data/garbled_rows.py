@@ -52,7 +52,7 @@ def refuse_garbled(found: "Format", rows: Sequence[Mapping[str, Any]], content: 
 
 
 def is_mark(value: Any) -> bool:
-    """Whether a value says good or bad, and is no number."""
+    """Return whether a value says good or bad, and is no number."""
     return isinstance(value, bool) or (isinstance(value, str) and value.casefold() in ("true", "false"))
 
 
@@ -76,7 +76,7 @@ def _is_json_list(text: Any) -> bool:
 
 
 def _has_rounds(found: "Format", rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the responses are such lists too: then an item of each is a round (``vantage.tasks.data.assembly``)."""
+    """Return whether the responses are such lists too: then an item of each is a round (``vantage.tasks.data.assembly``)."""
     sides = {column: spec for column, spec in found.columns.items() if column in _RESPONSES}
     return bool(sides) and _share(_are_json_lists(RowMapper(sides), row) for row in rows) >= _MOST
 

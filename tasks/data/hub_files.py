@@ -20,7 +20,7 @@ class UnreachableHub(ValueError):
 
 
 def source_files(source: str) -> list[Path]:
-    """The files that the source names, in the order of their names; those of the hub are fetched where they are missing.
+    """Return the files that the source names, in the order of their names; those of the hub are fetched where they are missing.
 
     Raises:
         UnreachableHub: the hub cannot be reached, or has no such repository, commit or file.
@@ -30,7 +30,7 @@ def source_files(source: str) -> list[Path]:
 
 
 def hub_files(source: HubFiles) -> list[Path]:
-    """The files of a repository, in the cache. Raises as ``source_files``."""
+    """Return the files of a repository, in the cache. Raises as ``source_files``."""
     import huggingface_hub  # costs half a second, which other data does not pay
 
     repository, commit = source.repository, source.revision
@@ -49,7 +49,7 @@ def hub_files(source: HubFiles) -> list[Path]:
 
 
 def _names(source: HubFiles) -> list[str]:
-    """The names in the repository that the source matches, in their order."""
+    """Return the names in the repository that the source matches, in their order."""
     import huggingface_hub
 
     if not source.has_wildcards:
@@ -78,7 +78,7 @@ def _cached(source: HubFiles) -> list[str]:
 
 
 def matching(source: HubFiles, names: Sequence[str]) -> list[str]:
-    """The names in the source's folder whose last part it matches, in their order."""
+    """Return the names in the source's folder whose last part it matches, in their order."""
     wanted = PurePosixPath(source.files)
     return sorted(
         name
@@ -88,7 +88,7 @@ def matching(source: HubFiles, names: Sequence[str]) -> list[str]:
 
 
 def are_all(names: Sequence[str]) -> bool:
-    """Whether the names themselves say that none is missing: ``train-00000-of-00002.parquet`` and ``-00001-of-``."""
+    """Return whether the names themselves say that none is missing: ``train-00000-of-00002.parquet`` and ``-00001-of-``."""
     parts: dict[tuple[str, str, str], set[int]] = {}
     for name in names:
         found = _NUMBERED.fullmatch(name)

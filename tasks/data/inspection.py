@@ -37,7 +37,7 @@ class UnknownData(ValueError):
 
 
 def inspect_file(path: Path, content: Content | None) -> tuple[FileInspection, list[tuple[int, Row]]]:
-    """What the file holds, and its first usable rows with their numbers from 0.
+    """Return what the file holds, and its first usable rows with their numbers from 0.
 
     Memory holds a batch of rows, their lengths, and a digest of each usable row and of each different prompt: about 50 bytes a row.
 
@@ -97,7 +97,7 @@ def known_formats(rows: Sequence[Row], ending: str, wanted: Content | None) -> d
 
 
 def _nearly(rows: Sequence[Row], contents: Sequence[Content], ending: str) -> dict[Content, str]:
-    """Of contents as which the rows cannot be read: the format that is nearest, and why."""
+    """Return, for contents as which the rows cannot be read, the format that is nearest, and why."""
     near = {content: nearest(rows, content, is_text=ending.startswith(".csv")) for content in contents}
     return {content: reason for content, reason in near.items() if reason is not None}
 
@@ -205,14 +205,14 @@ class _Tally:
 
 
 def responses_of(row: Row) -> list[str]:
-    """All responses of a row."""
+    """Return all responses of a row."""
     if row.get("responses") is not None:
         return [text for text in row["responses"] if text is not None]
     return [row[column] for column in ("response", "chosen", "rejected") if row.get(column) is not None]
 
 
 def quantiles(lengths: Sequence[int]) -> Quantiles:
-    """Of one length at least."""
+    """Return the quantiles of one length at least."""
     ordered = sorted(lengths)
     last = len(ordered) - 1
     return Quantiles(
@@ -222,12 +222,12 @@ def quantiles(lengths: Sequence[int]) -> Quantiles:
 
 @lru_cache(maxsize=1 << 14)
 def script_of(letter: str) -> str:
-    """The script of a letter by the first word of its name in Unicode: ``latin``, ``cjk``, ``cyrillic`` …"""
+    """Return the script of a letter by the first word of its name in Unicode: ``latin``, ``cjk``, ``cyrillic`` …"""
     return unicodedata.name(letter, "unnamed").partition(" ")[0].lower()
 
 
 def recipe_text(path: Path, form: Format) -> str:
-    """What to write under ``data`` of a recipe."""
+    """Return what to write under ``data`` of a recipe."""
     entry: dict[str, Any] = {"source": str(path)}
     if not form.is_own:
         entry["columns"] = form.columns

@@ -49,7 +49,7 @@ class Unpairable(ValueError):
 
 
 def preferred(labels: Any, names: Mapping[str, Sequence[str]]) -> Literal[0, 1]:
-    """The place of the response that one label prefers, or most of several annotators' labels.
+    """Return the place of the response that one label prefers, or most of several annotators' labels.
 
     Args:
         labels: a label, or a list of them; missing ones do not count.
@@ -78,14 +78,14 @@ def preferred(labels: Any, names: Mapping[str, Sequence[str]]) -> Literal[0, 1]:
 
 
 def plain(label: Any) -> str:
-    """A label as it is looked up: in small letters; a whole number without its point."""
+    """Return a label as it is looked up: in small letters; a whole number without its point."""
     if isinstance(label, float) and label.is_integer():
         label = int(label)
     return str(label).strip().casefold()
 
 
 def readings(columns: Mapping[str, str]) -> Iterator[Mapping[str, Sequence[str]]]:
-    """What numbers and names of columns mean. A number is not guessed that may be a flag or counted from the other end."""
+    """Yield what numbers and names of columns mean. A number is not guessed that may be a flag or counted from the other end."""
     first, label = columns.get("response_a", ""), columns["label"]
     if first.endswith("0") or not first or label in _INDICES:
         yield _FROM_0

@@ -49,7 +49,7 @@ def near_duplicates(
     similarity: float,
     elsewhere: Iterable[tuple[str, str]] = (),
 ) -> Iterator[NearDuplicate]:
-    """The rows for training whose text has at least that Jaccard similarity with a held-out one, each once.
+    """Yield the rows for training whose text has at least that Jaccard similarity with a held-out one, each once.
 
     Memory holds for each held-out row its signature and its text, and 2 to 4 kB of the index.
 
@@ -108,13 +108,13 @@ def _numbered(elsewhere: Iterable[tuple[str, str]]) -> Iterator[tuple[str, int, 
 
 
 def shingles(text: str) -> set[str]:
-    """All sequences of ``SHINGLE`` characters of the text without case and repeated white space; of a shorter text itself."""
+    """Return all sequences of ``SHINGLE`` characters of the text without case and repeated white space; of a shorter text itself."""
     alike = alike_text(text)
     return {alike[begin : begin + SHINGLE] for begin in range(max(1, len(alike) - SHINGLE + 1))}
 
 
 def jaccard(one: str, other: str) -> float:
-    """|A ∩ B| / |A ∪ B| of their shingles."""
+    """Return |A ∩ B| / |A ∪ B| of their shingles."""
     first, second = shingles(one), shingles(other)
     return len(first & second) / len(first | second)
 

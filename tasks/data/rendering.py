@@ -16,7 +16,7 @@ Part = tuple[str, bool]
 def render(
     codec: Codec, prompt: str, messages: list[Message] | None, response: str | None, *, train_on: TrainOn
 ) -> tuple[list[Part], int, int]:
-    """The row's text in pieces, tokens of its prompt, and tokens of its response (0 without one).
+    """Return the row's text in pieces, tokens of its prompt, and tokens of its response (0 without one).
 
     Nothing is cut off.
     """

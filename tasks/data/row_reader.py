@@ -51,7 +51,7 @@ class RowReader:
                 )
 
     def read(self, row: SourceRow) -> Mapping[str, Any] | Fault:
-        """The row's columns, or why it cannot be read."""
+        """Return the row's columns, or why it cannot be read."""
         if isinstance(row, Fault):
             return row
         try:
@@ -74,7 +74,7 @@ class RowReader:
         return (*CONTENT_COLUMNS[self._content], "messages") if self._are_single else self._assembly.made
 
     def made(self, rows: Iterable[SourceRow], folder: Path) -> Iterator[Numbered]:
-        """The rows that are made of all rows of the file, with their numbers in it; single answers are put together by prompt.
+        """Return the rows that are made of all rows of the file, with their numbers in it; single answers are put together by prompt.
 
         Args:
             folder: for files, which are removed.
@@ -86,7 +86,7 @@ class RowReader:
         return by_prompt(read, content=self._content, are_marks=are_marks, folder=folder)
 
     def table(self, made: Iterable[Numbered]) -> pa.Table:
-        """Rows that it made; one that could not be read says why in ``vantage.schemas.row_rules.FAULT``."""
+        """Return rows that it made; one that could not be read says why in ``vantage.schemas.row_rules.FAULT``."""
         rows = [
             {**({FAULT: asdict(row)} if isinstance(row, Fault) else row), SOURCE_ROW: number}
             for number, row in made
@@ -107,23 +107,23 @@ class RowReader:
             raise error
 
     def unread(self, names: Collection[str]) -> list[str]:
-        """Those of the file's columns that nothing is read from."""
+        """Return those of the file's columns that nothing is read from."""
         read = [path if path in names else path.partition(".")[0] for path in self._mapper.paths()]
         return [name for name in names if not any(name == each or fnmatchcase(name, each) for each in read)]
 
     def absent(self) -> list[str]:
-        """The optional columns that no row had."""
+        """Return the optional columns that no row had."""
         return [*self._mapper.absent(), *([] if self._has_messages else ["messages"])]
 
 
 def reader_of(data: Data, content: str, rows: Iterator[SourceRow]) -> tuple[RowReader, Iterator[SourceRow]]:
-    """A reader of the rows, and all the rows again."""
+    """Return a reader of the rows, and all the rows again."""
     first = list(islice(rows, SAMPLE_ROWS))
     return RowReader(data, content, first), chain(first, rows)
 
 
 def format_of(data: Data, content: str, first_rows: Iterable[SourceRow], *, is_text: bool) -> Format:
-    """The recipe's mapping; without one, the format that the first rows are in; without that, our own columns."""
+    """Return the recipe's mapping; without one, the format that the first rows are in; without that, our own columns."""
     if data.columns:
         return Format(MAPPED, {str(ours): theirs for ours, theirs in data.columns.items()}, _labels_of(data))
     rows = [row for row in first_rows if not isinstance(row, Fault)]

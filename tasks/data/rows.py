@@ -40,7 +40,7 @@ class SpooledRows:
         self.schema: pa.Schema = pa.ipc.open_file(self._file).schema
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """All rows, of these columns."""
+        """Yield all rows, of these columns."""
         fields = [self.schema.get_field_index(column) for column in columns]
         reader = pa.ipc.open_file(self._file, options=pa.ipc.IpcReadOptions(included_fields=fields))
         for number in range(reader.num_record_batches):
@@ -90,32 +90,32 @@ def _row_groups(batches: Iterable[pa.RecordBatch], marks: Any) -> Iterator[pa.Ta
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:
-    """A file that is read batch by batch: by default all of it would end up in memory, read ahead and never dropped."""
+    """Return a file that is read batch by batch: by default all of it would end up in memory, read ahead and never dropped."""
     return pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER)
 
 
 def read_rows(folder: Path, split: str) -> list[Row]:
-    """All rows of one split of a ``Dataset`` artifact."""
+    """Return all rows of one split of a ``Dataset`` artifact."""
     rows: list[Row] = pq.read_table(folder / f"{split}.parquet").to_pylist()
     return rows
 
 
 def row_batches(folder: Path, split: str, size: int) -> Iterator[list[Row]]:
-    """The same rows, so many at a time."""
+    """Yield the same rows, so many at a time."""
     with open_parquet(folder / f"{split}.parquet") as file:
         for batch in file.iter_batches(size):
             yield batch.to_pylist()
 
 
 def column_names(folder: Path, split: str) -> list[str]:
-    """The columns of one split."""
+    """Return the columns of one split."""
     with pq.ParquetFile(folder / f"{split}.parquet") as file:
         names: list[str] = file.schema_arrow.names
         return names
 
 
 def count_missing(folder: Path, split: str, column: str) -> tuple[int, int]:
-    """In how many rows of one split the column holds nothing (in all, where there is no such column); and how many rows there are."""
+    """Count the rows of one split in which the column holds nothing (all, where there is no such column), and all rows."""
     with pq.ParquetFile(folder / f"{split}.parquet") as file:
         num_rows = file.metadata.num_rows
         if column not in file.schema_arrow.names:

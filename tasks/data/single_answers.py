@@ -43,7 +43,7 @@ Numbered = tuple[int, Row | Fault]
 
 
 def are_single(content: str, columns: Collection[str]) -> bool:
-    """Whether the rows of a mapping are single answers, of which rankings or pairs are made."""
+    """Return whether the rows of a mapping are single answers, of which rankings or pairs are made."""
     return (
         content in ("preferences", "rankings")
         and bool({"score", "label"} & set(columns))
@@ -53,7 +53,7 @@ def are_single(content: str, columns: Collection[str]) -> bool:
 
 
 def grade_of(values: Row, labels: Mapping[str, Sequence[str]]) -> float:
-    """The score of an answer; of a mark, 1 for a good one and 0 for a bad one.
+    """Return the score of an answer; of a mark, 1 for a good one and 0 for a bad one.
 
     Args:
         values: our column → what the row holds.
@@ -74,7 +74,7 @@ def grade_of(values: Row, labels: Mapping[str, Sequence[str]]) -> float:
 def by_prompt(
     answers: Iterable[Numbered], *, content: str, are_marks: bool, folder: Path
 ) -> Iterator[Numbered]:
-    """The rankings or pairs that are made of single answers, and the answers of which none is made.
+    """Yield the rankings or pairs that are made of single answers, and the answers of which none is made.
 
     Of scores, the best answer of a prompt is preferred to the worst. Of marks, the first good one to the first bad one, the second to
     the second and so on.
@@ -124,7 +124,7 @@ def _key(answer: Row) -> bytes:
 
 
 def _parts(path: Path) -> list[Path]:
-    """The file, or files of ``PART_BYTES``, each with all answers of its prompts in their order."""
+    """Return the file, or files of ``PART_BYTES``, each with all answers of its prompts in their order."""
     count = min(MOST_PARTS, -(-path.stat().st_size // PART_BYTES))
     if count == 1:
         return [path]

@@ -72,7 +72,7 @@ class _Wrong(ValueError):
 
 
 def read_rows_of(path: Path, ending: str, limit: SizeLimit) -> Iterator[SourceRow]:
-    """The rows of a file in their order.
+    """Yield the rows of a file in their order.
 
     Args:
         path: the file.
@@ -159,7 +159,7 @@ class _Unpacked(io.RawIOBase):
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes | None]:
-    """The lines of a file without a byte order mark; None for one that is too long."""
+    """Yield the lines of a file without a byte order mark; None for one that is too long."""
     is_first = True
     while line := file.readline(MAX_ROW_BYTES + 1):
         if is_first:
@@ -203,7 +203,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _begins_with_bracket(file: io.BufferedReader) -> bool:
-    """Whether the file holds one list."""
+    """Return whether the file holds one list."""
     return file.peek(_PEEK).removeprefix(_BOM).lstrip().startswith(b"[")
 
 
@@ -212,7 +212,7 @@ _INSIDE = re.compile(rb'["\\]')
 
 
 def _elements(file: BinaryIO) -> Iterator[bytes | None]:
-    """The text of each element of the list that begins here; None for one that is too long.
+    """Yield the text of each element of the list that begins here; None for one that is too long.
 
     Only quotes, brackets and commas are looked at, so that what is wrong within an element stays there.
     """
@@ -292,7 +292,7 @@ def _csv_rows(file: BinaryIO) -> Iterator[SourceRow]:
 
 
 def _csv_row(header: list[str], cells: list[str]) -> SourceRow:
-    """Every cell is text; an empty one is missing, quoted or not."""
+    """Return every cell is text; an empty one is missing, quoted or not."""
     text = ",".join(cells)
     if len(cells) != len(header):
         return Fault("another number of cells than the header has", _shown(text))
@@ -318,7 +318,7 @@ class _TextLines:
         self._mark = next((mark for mark in _MARKS if mark in unquoted), _MARKS[0])
 
     def record(self, num_cells: int | None = None) -> list[str] | Fault | None:
-        """The next record that is no blank line, or why it is none; None at the end of the file.
+        """Return the next record that is no blank line, or why it is none; None at the end of the file.
 
         A quote that is never closed, or that is closed in the middle of a cell, costs its own line alone. So does one
         that is closed by the first quote of a later line, as long as all lines but the first are records of
@@ -390,7 +390,7 @@ def _parquet_rows(path: Path) -> Iterator[SourceRow]:
 
 
 def _arrow_rows(path: Path) -> Iterator[SourceRow]:
-    """Of a file, or of a stream, as ``datasets`` keeps them."""
+    """Yield the rows of a file, or of a stream, as ``datasets`` keeps them."""
     try:
         with pa.memory_map(str(path)) as file:
             is_file = file.read(len(_ARROW_FILE)) == _ARROW_FILE
@@ -419,7 +419,7 @@ def _rows_of_batch(batch: pa.RecordBatch) -> Iterator[SourceRow]:
 
 
 def _shown(text: bytes | str) -> str:
-    """The beginning of a row, in characters that can be shown."""
+    """Return the beginning of a row, in characters that can be shown."""
     start = text[: 4 * _SHOWN_CHARACTERS]
     if isinstance(start, str):
         start = start.encode("utf-8", "surrogateescape")

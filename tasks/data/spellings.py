@@ -9,7 +9,7 @@ from vantage.tasks.data.columns import RowMapper, is_pattern
 def spelt_as_in(
     columns: Mapping[str, str], names: Collection[str], *, may_differ: bool
 ) -> dict[str, str] | None:
-    """A mapping with the names of the file; None: the file lacks one of them.
+    """Return a mapping with the names of the file; None: the file lacks one of them.
 
     Args:
         columns: our column → a name, a path or a template.

@@ -17,17 +17,17 @@ class TooFewRows(ValueError):
 
 
 def prompt_position(prompt: str) -> float:
-    """A prompt's place in [0, 1), the same for prompts that are alike but for case and white space."""
+    """Return a prompt's place in [0, 1), the same for prompts that are alike but for case and white space."""
     return int.from_bytes(hashlib.sha256(alike_text(prompt).encode()).digest()[:8], "big") / 2**64
 
 
 def alike_text(prompt: str) -> str:
-    """The prompt without case and repeated white space."""
+    """Return the prompt without case and repeated white space."""
     return " ".join(prompt.casefold().split())
 
 
 def side_of(prompt: str, shares: Shares) -> str:
-    """The side of a prompt, whatever dataset it stands in: from position 0 up ``test``, then ``validation``, ``train``."""
+    """Return the side of a prompt, whatever dataset it stands in: from position 0 up ``test``, then ``validation``, ``train``."""
     return _side_at(prompt_position(prompt), shares)
 
 
@@ -38,13 +38,13 @@ def _side_at(position: float, shares: Shares) -> str:
 
 
 def size_of(split: Split, shares: Shares, side: str) -> int | float:
-    """Rows of a held-out side, or their share of all."""
+    """Return rows of a held-out side, or their share of all."""
     size, share = getattr(split, side), getattr(shares, side)
     return size if isinstance(size, int | float) else float(share)
 
 
 def split_by_shares(positions: Sequence[float], split: Split, shares: Shares) -> list[str | None]:
-    """The side of every row, of whose prompt this is the position, by ``shares``; None for rows of a held-out side beyond the number that ``split`` asks for.
+    """Return the side of every row, of whose prompt this is the position, by ``shares``; None for rows of a held-out side beyond the number that ``split`` asks for.
 
     Those are neither measured on nor trained on: another dataset may hold them out. A number is reached by taking
     whole prompts in the order of their positions.
@@ -77,7 +77,7 @@ def split_by_shares(positions: Sequence[float], split: Split, shares: Shares) ->
 
 
 def split_alone(positions: Sequence[float], split: Split, shares: Shares) -> list[str]:
-    """The side of every row, by its prompt's position, of a dataset that has no other to agree with: all rows are used.
+    """Return the side of every row, by its prompt's position, of a dataset that has no other to agree with: all rows are used.
 
     A share is a stretch of the positions; a number is reached by taking whole prompts in the order of their positions,
     beyond its share if it must.
@@ -107,7 +107,7 @@ def _refuse_empty_sides(
 
 
 def _end_of(size: int | float, *, start: float, ordered: Any) -> float:
-    """Where a side ends that begins at ``start``: with a number of rows, behind the last row of its last prompt.
+    """Return where a side ends that begins at ``start``: with a number of rows, behind the last row of its last prompt.
 
     Args:
         ordered: (N,) the positions of all rows, in ascending order.

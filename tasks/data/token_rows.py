@@ -38,12 +38,12 @@ class TokenRows(Sequence[list[int]]):
         return values
 
     def array(self, index: int) -> Any:
-        """One row, (L,)."""
+        """Return one row, (L,)."""
         row = range(len(self))[index]  # raises IndexError
         return self._values[self._ends[row - 1] if row else 0 : self._ends[row]]
 
     def lengths(self) -> Any:
-        """(R,) int64."""
+        """Return the lengths, (R,) int64."""
         return np.diff(self._ends, prepend=0)
 
 
@@ -96,7 +96,7 @@ class TokenRowsWriter:
             self._write()
 
     def rows(self) -> TokenRows:
-        """All rows; nothing may be added afterwards."""
+        """Return all rows; nothing may be added afterwards."""
         ends = np.frombuffer(self._ends, dtype=np.int64) if self._ends else np.zeros(0, dtype=np.int64)
         kind = np.dtype(self._typecode)
         if self._file is None:
@@ -152,5 +152,5 @@ class JsonRowsWriter:
         self._rows.extend(array("B", json.dumps(value, ensure_ascii=False).encode()) for value in values)
 
     def rows(self) -> JsonRows:
-        """All values; nothing may be added afterwards."""
+        """Return all values; nothing may be added afterwards."""
         return JsonRows(self._rows.rows())

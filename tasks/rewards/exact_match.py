@@ -7,7 +7,7 @@ _NUMBER = re.compile(r"[+-]?([0-9]{1,3}(,[0-9]{3})+|[0-9]+)?(\.[0-9]*)?")
 
 
 def exact_match(response: str, answer: str, *, extract: str | None) -> bool:
-    """Whether what ``extract`` finds in the response is the answer: the same text but for white space around it, or the
+    """Return whether what ``extract`` finds in the response is the answer: the same text but for white space around it, or the
     same number (``1,000`` is ``1000.0``).
 
     Args:
@@ -22,7 +22,7 @@ def exact_match(response: str, answer: str, *, extract: str | None) -> bool:
 
 
 def last_match(response: str, extract: str) -> str | None:
-    """What the expression's group holds where it matched last; None where it matched nowhere, or without its group."""
+    """Return what the expression's group holds where it matched last; None where it matched nowhere, or without its group."""
     found = None
     for match in re.finditer(extract, response):
         found = match[1]
@@ -30,7 +30,7 @@ def last_match(response: str, extract: str) -> str | None:
 
 
 def as_number(text: str) -> Decimal | None:
-    """The decimal number that the text is, with or without commas between thousands; exact at any length."""
+    """Return the decimal number that the text is, with or without commas between thousands; exact at any length."""
     text = text.strip()
     is_number = _NUMBER.fullmatch(text) and any("0" <= character <= "9" for character in text)
     return Decimal(text.replace(",", "")) if is_number else None

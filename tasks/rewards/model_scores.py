@@ -19,7 +19,7 @@ class TokenizersDiffer(ValueError):
 
 
 def load(term: ModelTerm, source: Source) -> TermScores:
-    """The model's score of whole responses.
+    """Return the model's score of whole responses.
 
     Raises:
         TokenizersDiffer: it was trained with another tokenizer than the policy's.

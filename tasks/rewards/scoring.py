@@ -108,7 +108,7 @@ def score(
 
 
 def apply_missing_eos(total: Tensor, ended: Tensor, rule: MissingEos | None) -> Tensor:
-    """The recipe's ``missing_eos`` rule."""
+    """Return the recipe's ``missing_eos`` rule."""
     if rule is None:
         return total
     if rule.subtract is not None:

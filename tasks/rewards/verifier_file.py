@@ -28,7 +28,7 @@ class BrokenVerifier(ValueError):
 
 
 def load_function(file: Path, function: str, *, name: str) -> VerifierFunction:
-    """The function of the file, checked at every call.
+    """Return the function of the file, checked at every call.
 
     Args:
         name: what the recipe calls the verifier.
@@ -58,7 +58,7 @@ def load_function(file: Path, function: str, *, name: str) -> VerifierFunction:
 
 
 def _run(file: Path, *, name: str) -> ModuleType:
-    """The module that the file makes; no bytecode is left in the store."""
+    """Return the module that the file makes; no bytecode is left in the store."""
     module = ModuleType(f"_verifier_{name}")
     module.__file__ = str(file)
     sys.modules[module.__name__] = module  # where a dataclass looks its own module up
@@ -100,14 +100,14 @@ def _function_in(module: ModuleType, function: str, *, name: str) -> Callable[..
 
 
 def _told(error: BaseException, file: Path) -> str:
-    """The error in a line, with the place in the user's file that it came from."""
+    """Return the error in a line, with the place in the user's file that it came from."""
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     place = f" (line {lines[-1].lineno}: {lines[-1].line})" if lines else ""
     return f"{type(error).__name__}: {_cut(' '.join(str(error).split()))}{place}"
 
 
 def shown_case(prompt: str, response: str, answer: str | None) -> str:
-    """What a verifier was given, shortened."""
+    """Return what a verifier was given, shortened."""
     case = f"prompt {_short(prompt)}, response {_short(response)}, answer {_short(answer)}"
     return case if answer is not None else f"{case} (data.*.columns.answer maps answers)"
 

@@ -135,7 +135,7 @@ class VerifierProcess:
     def _broken(
         self, running: "_Running", reply: "bytes | _NoReply", what: str, seconds: float, case: str
     ) -> BrokenVerifier:
-        """What the reply, or the lack of one, means."""
+        """Return what the reply, or the lack of one, means."""
         if isinstance(reply, bytes):
             return BrokenVerifier(json.loads(reply))
         about = f"verifiers.{self._name}: {what}"
@@ -164,7 +164,7 @@ class VerifierProcess:
 
 
 def _without(cases: Sequence[Case], begun: Sequence[Case]) -> list[Case]:
-    """The cases that were not begun, in order; equal ones are as many as they are more."""
+    """Return the cases that were not begun, in order; equal ones are as many as they are more."""
     left, found = Counter(begun), []
     for case in cases:
         if left[case]:
@@ -229,7 +229,7 @@ class _Running:
         self._to_send = memoryview(bytes(self._to_send) + json.dumps(cases).encode() + b"\n")
 
     def reply(self, seconds: float) -> bytes | _NoReply:
-        """The next line of the process, which may take so long for it."""
+        """Return the next line of the process, which may take so long for it."""
         deadline = time.monotonic() + seconds
         self._printed = 0
         while b"\n" not in self._told:
@@ -245,7 +245,7 @@ class _Running:
         return line + b"\n"
 
     def place_of_hang(self) -> str:
-        """Where the code stands now: faulthandler writes it from C, whatever the code does."""
+        """Return where the code stands now: faulthandler writes it from C, whatever the code does."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGUSR1)
         deadline = time.monotonic() + _STACK_SECONDS
@@ -254,7 +254,7 @@ class _Running:
         return self.place()
 
     def place(self) -> str:
-        """The innermost line of the user's file in the stack that faulthandler has written; empty: none."""
+        """Return the innermost line of the user's file in the stack that faulthandler has written; empty: none."""
         lines = re.findall(rb'File "[^"]*[/"]verifier\.py", line (\d+) in (\S+)', self._tail)
         return f" (line {int(lines[0][0])}, in {lines[0][1].decode(errors='replace')})" if lines else ""
 
@@ -284,7 +284,7 @@ class _Running:
 
 
 def passed(environment: Mapping[str, str]) -> dict[str, str]:
-    """The part of an environment that a user's code is given: no login, and none of the keys of a storage."""
+    """Return the part of an environment that a user's code is given: no login, and none of the keys of a storage."""
     return {
         name: value
         for name, value in environment.items()

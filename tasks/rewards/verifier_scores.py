@@ -14,7 +14,7 @@ from vantage.tasks.training import ranks
 
 
 def load(term: VerifierTerm, source: Source) -> TermScores:
-    """The verifier's word.
+    """Return the verifier's word.
 
     Raises:
         BrokenVerifier, MissingAnswers: see ``load_verifier``.
@@ -47,7 +47,7 @@ def judged(
     responses: Sequence[str],
     answers: Sequence[str | None],
 ) -> Tensor:
-    """Which responses are right, (B,), on the CPU; each is asked about on one rank."""
+    """Return which responses are right, (B,), on the CPU; each is asked about on one rank."""
     mine = ranks.own(len(prompts))
     right = torch.zeros(len(prompts), dtype=torch.int64)
     right[mine] = torch.tensor(

@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def _leave_to_the_stage(number: int, frame: object) -> None:
-    """A request to stop that reaches all processes: the stage saves, and ends this one then."""
+    """Ignore a request to stop that reaches all processes: the stage saves, and ends this one then."""
 
 
 def _load(configuration: dict[str, Any], name: str) -> VerifierFunction:
@@ -60,7 +60,7 @@ def _compare(prompt: str, response: str, answer: str | None, *, extract: str | N
 
 
 def _answered(replies: int, work: Any) -> Any:
-    """What the work returns; None where the verifier is broken, which is then the reply."""
+    """Return what the work returns; None where the verifier is broken, which is then the reply."""
     try:
         return work()
     except BrokenVerifier as error:

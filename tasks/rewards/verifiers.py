@@ -23,7 +23,7 @@ class MissingAnswers(ValueError):
 
 
 def _on_a_dial(prompt: str, response: str, answer: str | None = None, *, dial: arithmetic.Dial) -> bool:
-    """The prompt itself says what is right."""
+    """Return the prompt itself says what is right."""
     return arithmetic.verify(prompt, response, dial=dial)
 
 
@@ -34,7 +34,7 @@ BUILTIN_FUNCTIONS: dict[str, VerifierFunction] = {
 
 
 def load_verifier(job: StageJob, name: str, *, role: str) -> VerifierFunction:
-    """The verifier that the recipe calls ``name``.
+    """Return the verifier that the recipe calls ``name``.
 
     Args:
         role: under which the stage reads its artifact, where it is one of the recipe's own.
@@ -52,7 +52,7 @@ def load_verifier(job: StageJob, name: str, *, role: str) -> VerifierFunction:
 
 
 def in_process(folder: Path, *, name: str) -> VerifierProcess:
-    """A verifier of a recipe's own, from its artifact, in a process of its own.
+    """Return a verifier of a recipe's own, from its artifact, in a process of its own.
 
     A regular expression may take for ever just like a user's function.
     """
@@ -66,7 +66,7 @@ def in_process(folder: Path, *, name: str) -> VerifierProcess:
 
 
 def read_configuration(folder: Path) -> Verifier:
-    """What a verifier's artifact says of it."""
+    """Return what a verifier's artifact says of it."""
     return Verifier.model_validate_json((folder / CONFIGURATION).read_bytes())
 
 
@@ -95,7 +95,7 @@ def refuse_missing_answers(job: StageJob, name: str) -> None:
 
 
 def lack_of_answers(prompts: Path) -> str | None:
-    """How many of which prompts of a dataset have no answer, in words; None where all have one."""
+    """Return how many of which prompts of a dataset have no answer, in words; None where all have one."""
     for split in SPLITS:
         missing, rows = count_missing(prompts, split, "answer")
         if missing:

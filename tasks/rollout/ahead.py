@@ -73,7 +73,7 @@ class AheadEngine:
         self._now = replace(self._now, is_beside_another=False)
 
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """The policy's own tensors, which `generate` reads; the copy has its weights from `begin`."""
+        """Take the policy's own tensors, which `generate` reads; the copy has its weights from `begin`."""
         self._now.take_weights(weights)
 
     def begin(self, prompts: Sequence[list[int]], *, count: int, seed: int) -> None:
@@ -110,7 +110,7 @@ class AheadEngine:
         return of_all_ranks(own, ranks.own(len(repeated)), count=len(repeated), max_length=limit)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The responses that were begun, once all are sampled, as a checkpoint keeps them: of all ranks; none of what was not."""
+        """Return the responses that were begun, once all are sampled, as a checkpoint keeps them: of all ranks; none of what was not."""
         begun = self._begun
         if begun is None:
             return {"lengths": torch.zeros(0, dtype=torch.int64)}
@@ -176,13 +176,13 @@ class AheadEngine:
 
 
 def _counts_in(tensors: dict[str, Tensor]) -> PassCounts:
-    """What all ranks counted, on the first one; nothing where an older checkpoint does not say it."""
+    """Return what all ranks counted, on the first one; nothing where an older checkpoint does not say it."""
     return (
         PassCounts(*tensors["counts"].tolist()) if "counts" in tensors and not ranks.rank() else PassCounts()
     )
 
 
 def _copied(policy: PolicyModel) -> PolicyModel:
-    """A policy to sample from: frozen weights are the very same, what trains is copied."""
+    """Return a policy to sample from: frozen weights are the very same, what trains is copied."""
     frozen = {id(each): each for each in policy.causal_lm.parameters() if not each.requires_grad}
     return PolicyModel(copy.deepcopy(policy.causal_lm, memo=dict(frozen)).requires_grad_(False))

@@ -81,16 +81,16 @@ class Collected:
         return list(zip(first["prompt"].to_pylist(), first["answer"].to_pylist(), strict=True))
 
     def ids(self, column: str, rows: Sequence[int]) -> list[list[int]]:
-        """``prompt_ids`` or ``response_ids`` at these rows."""
+        """Return ``prompt_ids`` or ``response_ids`` at these rows."""
         found: list[list[int]] = self.table[column].take(list(rows)).to_pylist()
         return found
 
     def rows_of(self, prompts: Iterable[int], *, count: int) -> list[int]:
-        """The rows of the first ``count`` responses to each of these prompts."""
+        """Return the rows of the first ``count`` responses to each of these prompts."""
         return [prompt * self.samples_per_prompt + sample for prompt in prompts for sample in range(count)]
 
     def select(self, rows: Sequence[int], device: torch.device) -> Scored:
-        """The responses at ``rows``, in that order."""
+        """Return the responses at ``rows``, in that order."""
         part = self.table.take(list(rows))
         sequences = collate(
             part["prompt_ids"].to_pylist(), part["response_ids"].to_pylist(), pad_token_id=self.pad_token_id
@@ -116,7 +116,7 @@ class Collected:
 
 
 def read_collected(folder: Path, split: str, codec: Codec, *, tokenizer: str) -> Collected:
-    """One split of a stage's artifact. It is mapped into memory, which holds what ``select`` asks for.
+    """Return one split of a stage's artifact. It is mapped into memory, which holds what ``select`` asks for.
 
     Args:
         tokenizer: digest of the tokenizer of the stage that reads.
@@ -140,12 +140,12 @@ def read_collected(folder: Path, split: str, codec: Codec, *, tokenizer: str) ->
 
 
 def split_file(folder: Path, split: str) -> Path:
-    """Where the responses of one split are."""
+    """Return where the responses of one split are."""
     return folder / f"{split}.arrow"
 
 
 def part_of(scored: Scored) -> bytes:
-    """The responses as an Arrow file.
+    """Return the responses as an Arrow file.
 
     Raises:
         FloatingPointError: a score is not finite.
@@ -189,7 +189,7 @@ def join_parts(parts: Sequence[Path], path: Path) -> None:
 
 
 def prompt_numbers(collected: Collected, prompts: Sequence[str], answers: Sequence[str | None]) -> Tensor:
-    """Which of the collected prompts each response (B,) answers; of equal prompts, the first.
+    """Return which of the collected prompts each response (B,) answers; of equal prompts, the first.
 
     Raises:
         PromptNotCollected: one has no collected response.

@@ -6,7 +6,7 @@ from vantage.tasks.rollout.collected import Collected
 
 
 def best_against_worst(collected: Collected, codec: Codec, *, split: str) -> Completions:
-    """A pair for each prompt whose responses do not all score the same; of equal scores the first response counts.
+    """Return a pair for each prompt whose responses do not all score the same; of equal scores the first response counts.
 
     Raises:
         NothingLeft: no prompt gives a pair.

@@ -83,7 +83,7 @@ def compare_judgements(pairs: Pairs) -> Estimates:
 
 
 def order_disagreement(pairs: Pairs, verdicts: SwappedVerdicts) -> Estimates:
-    """The share of pairs of different responses on which a judge says something else in the other order.
+    """Return the share of pairs of different responses on which a judge says something else in the other order.
 
     Of two equal responses each order prefers the same place, if any, and so disagrees with the other.
     """
@@ -104,7 +104,7 @@ def _win_rates(pairs: Pairs, difference: Tensor, *, prefix: str) -> Estimates:
 
 
 def _pass_at(pairs: Pairs, candidate: Tensor, baseline: Tensor) -> Estimates:
-    """pass@k for every k up to the samples of a prompt, of verdicts (B,)."""
+    """Estimate pass@k for every k up to the samples of a prompt, of verdicts (B,)."""
     count = pairs.samples_per_prompt
     rows = pairs.clusters[::count]
     right = [verdicts.view(-1, count).sum(dim=1).long() for verdicts in (candidate, baseline)]
@@ -167,7 +167,7 @@ def compare_likelihoods(
 
 
 def _perplexity(measured: MeasuredLikelihood, weights: Tensor) -> Tensor:
-    """e^(NLL per token) under each set of weights (R,N) → (R,)."""
+    """Return e^(NLL per token) under each set of weights (R,N) → (R,)."""
     return torch.exp((weights @ measured.nll) / (weights @ measured.num_tokens.double()))
 
 

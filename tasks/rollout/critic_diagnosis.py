@@ -47,7 +47,7 @@ def diagnose_critic(
     iterations: int,
     best_iteration: int,
 ) -> CriticDiagnosis:
-    """The whole diagnosis; `values`, `returns`, `response_mask` (B,T), Monte-Carlo returns; `prompts` of the rows.
+    """Return the whole diagnosis; `values`, `returns`, `response_mask` (B,T), Monte-Carlo returns; `prompts` of the rows.
 
     `iterations` is the most that the critic could be trained, `best_iteration` the one that was kept.
     """
@@ -124,7 +124,7 @@ def diagnosis_estimates(diagnosis: CriticDiagnosis) -> dict[str, Estimated]:
 
 
 def diagnosis_metrics(diagnosis: CriticDiagnosis) -> dict[str, float | None]:
-    """The diagnosis under the names that gates use; None where there was nothing to measure."""
+    """Return the diagnosis under the names that gates use; None where there was nothing to measure."""
     everything = dict.fromkeys(KINDS["value_pretraining"].estimates)
     measured = {name: each.value for name, each in diagnosis_estimates(diagnosis).items()}
     return {**everything, **measured, "calibration_error": diagnosis.calibration_error}

@@ -20,7 +20,7 @@ class Listener(Protocol):
     """Goes on with responses while others are still sampled."""
 
     def sampled(self, rows: Sequence[int], responses: Sequence[list[int]]) -> None:
-        """The ids of some responses, by their rows among all; each is told once at most."""
+        """Receive the ids of some responses, by their rows among all; each is received once at most."""
 
     def keep_up(self) -> None:
         """Called before each token that is sampled; to return at once."""
@@ -53,7 +53,7 @@ class RolloutEngine(Protocol):
         greedy: bool = False,
         listener: Listener | None = None,
     ) -> Samples:
-        """``count`` responses to each prompt's ids, those of a prompt in a row, with the log-probability of each id.
+        """Sample ``count`` responses to each prompt's ids, those of a prompt in a row, with the log-probability of each id.
 
         The same seed, prompts and weights give the same responses. ``greedy`` takes the likeliest ids instead. The
         listener may be told of some of this rank's responses before all are sampled.
@@ -164,7 +164,7 @@ class LocalEngine:
         return batches(list(map(len, prompts)), self.limits, max_new_tokens=limit)
 
     def _largest_batch(self, prompts: Sequence[list[int]]) -> tuple[int, int]:
-        """Rows and positions of the batch that has most positions."""
+        """Return rows and positions of the batch that has most positions."""
         limit = self.codec.generation.max_response_tokens
         sizes = [
             (len(batch), len(batch) * (max(len(prompts[place]) for place in batch) + limit))
@@ -198,7 +198,7 @@ class LocalEngine:
 
 
 def of_all_ranks(own: Samples, rows: slice, *, count: int, max_length: int) -> Samples:
-    """The responses of all ranks, ``count`` in all, of which this rank's own are those at ``rows``."""
+    """Return the responses of all ranks, ``count`` in all, of which this rank's own are those at ``rows``."""
     if ranks.world_size() == 1:
         return own
     ids = torch.zeros(count, max_length, dtype=torch.int64)
@@ -221,5 +221,5 @@ def of_all_ranks(own: Samples, rows: slice, *, count: int, max_length: int) -> S
 def load_engine(
     policy: PolicyModel, codec: Codec, *, limits: PassLimits, precision: Precision = "float32"
 ) -> RolloutEngine:
-    """The engine that samples from ``policy``; it has to be given the weights after they have changed."""
+    """Return the engine that samples from ``policy``; it has to be given the weights after they have changed."""
     return LocalEngine(policy, codec, limits, precision)

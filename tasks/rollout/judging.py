@@ -26,7 +26,7 @@ def load_judge(
     device: torch.device,
     limits: PassLimits,
 ) -> Judgement:
-    """The recipe's judge, loaded.
+    """Return the recipe's judge, loaded.
 
     Args:
         role: the field that names the judge.

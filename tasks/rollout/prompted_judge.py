@@ -48,7 +48,7 @@ class PromptedJudge:
 def load_prompted_judge(
     job: StageJob, judge: Judge, *, role: str, device: torch.device, limits: PassLimits
 ) -> PromptedJudge:
-    """The model in ``role``, with the recipe's template and answers.
+    """Return the model in ``role``, with the recipe's template and answers.
 
     Raises:
         UnusableJudge: its tokenizer reads one answer as the beginning of the other.
@@ -86,14 +86,14 @@ def answer_ids(
 
 
 def judge_pairs(judge: PromptedJudge, candidate: Sampled, baseline: Sampled) -> SwappedVerdicts:
-    """The verdicts on the i-th response of the candidate beside the i-th of the baseline."""
+    """Return the verdicts on the i-th response of the candidate beside the i-th of the baseline."""
     return judge_texts(judge, candidate.prompts, candidate.responses, baseline.responses)
 
 
 def judge_texts(
     judge: PromptedJudge, prompts: Sequence[str], ours: Sequence[str], theirs: Sequence[str]
 ) -> SwappedVerdicts:
-    """The verdicts on B pairs of responses, the i-th of each to the i-th prompt; ``ours`` are the candidate's."""
+    """Return the verdicts on B pairs of responses, the i-th of each to the i-th prompt; ``ours`` are the candidate's."""
     return swapped_verdicts(
         candidate_first=preferences(judge, prompts, ours, theirs),
         baseline_first=preferences(judge, prompts, theirs, ours),
@@ -104,7 +104,7 @@ def judge_texts(
 def preferences(
     judge: PromptedJudge, prompts: Sequence[str], firsts: Sequence[str], seconds: Sequence[str]
 ) -> Tensor:
-    """(B,), on the CPU: log-probability of the answer for the first response less that for the second, at temperature 1.
+    """Return (B,), on the CPU: log-probability of the answer for the first response less that for the second, at temperature 1.
 
     Raises:
         UnusableJudge: a question with its answer is longer than the model reads.
@@ -131,7 +131,7 @@ def preferences(
 
 
 def question(template: str, prompt: str, first: str, second: str) -> str:
-    """The template with the prompt and both responses; what looks like a field in these stays as it is."""
+    """Return the template with the prompt and both responses; what looks like a field in these stays as it is."""
     texts = dict(zip(PAIR_FIELDS, (prompt, first, second), strict=True))
     return _FIELD.sub(lambda field: texts[field[0]], template)
 

@@ -69,7 +69,7 @@ class ResponseSource:
         )
 
     def for_moments(self) -> Scored:
-        """One rollout's worth of responses, whose scores are the unit of all."""
+        """Return one rollout's worth of responses, whose scores are the unit of all."""
         work = self.job.work
         collected = None if work.rollouts is None else self._collected(TRAIN)
         order = DataOrder(
@@ -102,7 +102,7 @@ class ResponseSource:
         return sample_and_score(self.models, prompts, indices, seed=self._seed(f"{split} sampling"))
 
     def _fresh(self, iteration: int) -> tuple[list[int], int]:
-        """The prompts of a training rollout's responses that are sampled here, by their indices, and their seed."""
+        """Return the prompts of a training rollout's responses that are sampled here, by their indices, and their seed."""
         indices = prompts_of_iteration(
             iteration,
             num_responses=self.job.work.fresh_responses,
@@ -128,5 +128,5 @@ class ResponseSource:
 
 
 def load_source(job: StageJob[ResolvedValuePretraining], models: RolloutModels) -> ResponseSource:
-    """The stage's responses, as its recipe says."""
+    """Return the stage's responses, as its recipe says."""
     return ResponseSource(job, models, read_prompts(job.inputs["prompts"], TRAIN, models.codec))

@@ -15,7 +15,7 @@ def write_moments(folder: Path, moments: RunningMoments) -> None:
 
 
 def read_moments(folder: Path | None) -> RunningMoments:
-    """The moments that a critic's folder hands over; where there are none, moments of nothing."""
+    """Return the moments that a critic's folder hands over; where there are none, moments of nothing."""
     if folder is None or not (folder / _FILE).is_file():
         return RunningMoments()
     return RunningMoments(**json.loads((folder / _FILE).read_text(encoding="utf-8")))

@@ -88,7 +88,7 @@ def load_rollout_models(
     with_reference: bool,
     with_scorer: bool = True,
 ) -> RolloutModels:
-    """What stands beside ``policy``, on its device: engine, reference, the reward of ``work``, and the codec.
+    """Return what stands beside ``policy``, on its device: engine, reference, the reward of ``work``, and the codec.
 
     Args:
         role: of the policy among the job's inputs, whose tokenizer all of them share.

@@ -45,7 +45,7 @@ class Sampled:
     """(B,T): the engine's own, of each token when it drew it, in nats; 0 outside the mask."""
 
     def select(self, rows: Sequence[int]) -> "Sampled":
-        """The responses at ``rows``, in that order."""
+        """Return the responses at ``rows``, in that order."""
         places = torch.tensor(rows, device=self.ended.device)
         sequences = self.sequences.select(places)
         return Sampled(
@@ -66,7 +66,7 @@ class Scored:
     scores: Scores
 
     def select(self, rows: Sequence[int]) -> "Scored":
-        """The responses at ``rows``, in that order."""
+        """Return the responses at ``rows``, in that order."""
         places = torch.tensor(rows, device=self.sampled.ended.device)
         return Scored(
             sampled=self.sampled.select(rows),
@@ -123,7 +123,7 @@ class Rollout:
 def prompts_of_iteration(
     iteration: int, *, num_responses: int, samples_per_prompt: int, num_prompts: int, seed: int
 ) -> list[int]:
-    """Indices of the prompts of one rollout, each of which is sampled ``samples_per_prompt`` times."""
+    """Return indices of the prompts of one rollout, each of which is sampled ``samples_per_prompt`` times."""
     order = DataOrder(num_examples=num_prompts, batch_size=num_responses // samples_per_prompt, seed=seed)
     return order.batch(iteration)
 
@@ -140,7 +140,7 @@ def sample_responses(
     greedy: bool = False,
     scorer: Scorer | None = None,
 ) -> Sampled:
-    """``count`` responses to each of the prompts at ``indices``, those of a prompt in a row, on ``device``.
+    """Sample ``count`` responses to each of the prompts at ``indices``, those of a prompt in a row, on ``device``.
 
     ``scorer``: what will score them, which may begin with the first while others are sampled.
     """
@@ -163,7 +163,7 @@ def sample_responses(
 
 
 def padded(rows: Iterable[Tensor]) -> Tensor:
-    """Rows of any lengths as one (B,T), 0 behind the end of each."""
+    """Return rows of any lengths as one (B,T), 0 behind the end of each."""
     return nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
 
 
@@ -176,7 +176,7 @@ def sample_and_score(
     count: int = 1,
     greedy: bool = False,
 ) -> Scored:
-    """``count`` responses to each of the prompts at ``indices``, in a row, and what each is worth as a whole."""
+    """Sample ``count`` responses to each of the prompts at ``indices``, in a row, and score each as a whole."""
     sampled = sample_responses(
         models.engine,
         models.codec,
@@ -212,7 +212,7 @@ def shape(
     with_values: bool = False,
     with_final_values: bool = False,
 ) -> Rollout:
-    """One reward per token: −β·KL on each, the scaled score on the last.
+    """Return one reward per token: −β·KL on each, the scaled score on the last.
 
     Args:
         by_sampler: take the sampler's log-probabilities, and make no pass of the policy unless something else needs it.
@@ -261,7 +261,7 @@ def build_rollout(
     kl_coef: float,
     max_length: int,
 ) -> Rollout:
-    """The rollout with these log-probabilities, (B,T) each; ``full_kl`` (B,T) where the reward counts that kind of KL."""
+    """Return the rollout with these log-probabilities, (B,T) each; ``full_kl`` (B,T) where the reward counts that kind of KL."""
     kl = torch.zeros_like(logprobs)
     if full_kl is not None:
         kl = full_kl
@@ -282,7 +282,7 @@ def build_rollout(
 
 
 def scale(scored: Scored, returns: Returns, moments: RunningMoments | None, *, max_length: int) -> Tensor:
-    """The scores (B,) of responses as the reward's last token begins with them; see ``shape_scores``."""
+    """Return the scores (B,) of responses as the reward's last token begins with them; see ``shape_scores``."""
     lengths = scored.sampled.sequences.lengths
     return shape_scores(scored.scores.total, lengths, returns, moments, max_length=max_length)
 
@@ -330,7 +330,7 @@ def rollout_logprobs(
 
 
 def rollout_values(critic: ScalarModel, sequences: Sequences, models: RolloutModels) -> Tensor:
-    """Values (B,T) of the prefixes that chose each token, in the numerics that training uses."""
+    """Return values (B,T) of the prefixes that chose each token, in the numerics that training uses."""
 
     def compute(micro: Sequences) -> dict[str, Tensor]:
         with autocast(models.precision, micro.input_ids.device):
@@ -343,7 +343,7 @@ def rollout_values(critic: ScalarModel, sequences: Sequences, models: RolloutMod
 def rollout_values_and_final(
     critic: ScalarModel, sequences: Sequences, models: RolloutModels
 ) -> tuple[Tensor, Tensor]:
-    """``rollout_values``, and the value (B,) of each whole response, from the same pass."""
+    """Return ``rollout_values``, and the value (B,) of each whole response, from the same pass."""
 
     def compute(micro: Sequences) -> dict[str, Tensor]:
         with autocast(models.precision, micro.input_ids.device):
@@ -362,7 +362,7 @@ def per_token(
     limits: PassLimits,
     computes: str,
 ) -> dict[str, Tensor]:
-    """``compute`` over the passes of all ranks, its results gathered into float32: (b,T) into (B,T) with 0 outside the mask, and
+    """Run ``compute`` over the passes of all ranks, and gather its results into float32: (b,T) into (B,T) with 0 outside the mask, and
     one number for each response, (b,), into (B,).
 
     ``computes`` is what progress calls it.

@@ -25,7 +25,7 @@ class SamplerDisagrees(ValueError):
 
 
 def compare_with_sampler(logprobs: Tensor, sampled: Sampled, *, precision: Precision) -> dict[str, float]:
-    """The metrics of the trainer's ``logprobs`` (B,T) of sampled tokens against the sampler's own; before any update.
+    """Return the metrics of the trainer's ``logprobs`` (B,T) of sampled tokens against the sampler's own; before any update.
 
     Raises:
         SamplerDisagrees: the mean |Δ| is above what rounding allows, or no number.

@@ -40,7 +40,7 @@ class Meanwhile:
 def scored_meanwhile(
     scorer: Scorer, codec: Codec, prompts: Prompts, indices: Sequence[int]
 ) -> Listener | None:
-    """What the scorer can begin with; None: nothing that it asks has a process of its own."""
+    """Return what the scorer can begin with; None: nothing that it asks has a process of its own."""
     verifiers = [
         term.scores.verifier
         for term in scorer.terms

@@ -62,7 +62,7 @@ class Selection:
         )
 
     def score(self) -> float:
-        """The mean score of responses to the validation prompts."""
+        """Return the mean score of responses to the validation prompts."""
         scored = self._respond(
             self.prompts, self.num_samples, stream="validation sampling", phase="validation"
         )

@@ -26,12 +26,12 @@ class ByToken:
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> tuple[str, ...]:
-    """The text of each token alone; parts of one character come out as a replacement character."""
+    """Return the text of each token alone; parts of one character come out as a replacement character."""
     return tuple(str(tokenizer.decode([each], clean_up_tokenization_spaces=False)) for each in ids)
 
 
 def first_responses(samples: Sequence[Mapping[str, object]], sampled: Sampled) -> Sampled:
-    """The responses that come with their tokens: the first to the prompt of each of the first samples."""
+    """Return the responses that come with their tokens: the first to the prompt of each of the first samples."""
     prompts = [str(each) for each in sampled.prompts]
     return sampled.select([prompts.index(str(sample["prompt"])) for sample in samples[:NUM_BY_TOKEN]])
 
@@ -39,7 +39,7 @@ def first_responses(samples: Sequence[Mapping[str, object]], sampled: Sampled) -
 def with_tokens(
     samples: Sequence[Mapping[str, object]], sides: Mapping[str, ByToken]
 ) -> tuple[dict[str, object], ...]:
-    """The samples, the first of them with each token: text, log-probability (nats) when it was drawn, and value if there is one.
+    """Return the samples, the first of them with each token: text, log-probability (nats) when it was drawn, and value if there is one.
 
     Args:
         samples: as an evaluation hands them back to be shown.
@@ -52,7 +52,7 @@ def with_tokens(
 
 
 def _tokens_of(row: int, sides: Mapping[str, ByToken]) -> dict[str, object]:
-    """Tokens of both responses in a row, and how many there are of each."""
+    """Return tokens of both responses in a row, and how many there are of each."""
     found: dict[str, object] = {}
     for side, of in sides.items():
         length = int(of.sampled.sequences.lengths[row])

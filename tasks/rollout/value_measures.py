@@ -21,13 +21,13 @@ def diagnose(critic: ScalarModel, held_out: Returned, models: RolloutModels) -> 
 
 
 def predict(critic: ScalarModel, held_out: Returned, models: RolloutModels) -> Tensor:
-    """Values (B,T) of the held-out responses' prefixes."""
+    """Return values (B,T) of the held-out responses' prefixes."""
     with progress.within("validation"):
         return rollout_values(critic, held_out.rollout.sequences, models)
 
 
 def headline_metrics(measured: ValueDiagnostics) -> dict[str, float | None]:
-    """The diagnostics under the names that gates and the ledger use; None where one is undefined."""
+    """Return the diagnostics under the names that gates and the ledger use; None where one is undefined."""
     by_position = {
         f"explained_variance_position_{number}": defined(part)
         for number, part in enumerate(measured.explained_variance_by_position, start=1)

@@ -109,7 +109,7 @@ class Attempt(Generic[State]):
             self._journal.close()
 
     def remaining(self) -> Iterator[int]:
-        """The steps still to do; a checkpoint is saved between two of them when it is due, and after the last.
+        """Yield the steps still to do; a checkpoint is saved between two of them when it is due, and after the last.
 
         Raises:
             Preempted: the process was asked to stop; everything up to the finished step is saved.
@@ -183,7 +183,7 @@ class Attempt(Generic[State]):
         )
 
     def _describe(self) -> None:
-        """What is trained and where it begins, for the stage's log."""
+        """Write what is trained and where it begins into the stage's log."""
         for name, module in self._modules.items():
             if not (parameters := list(module.parameters())):
                 continue  # numbers that move without an optimiser
@@ -232,7 +232,7 @@ class Attempt(Generic[State]):
         self.step = loaded.step
 
     def _latest(self) -> checkpoints.Checkpoint | None:
-        """The newest intact checkpoint; the others look when the first rank has put damaged ones aside."""
+        """Return the newest intact checkpoint; the others look when the first rank has put damaged ones aside."""
         if not writes_files():
             ranks.wait()
         found = checkpoints.latest(self._scratch / CHECKPOINTS)
@@ -277,7 +277,7 @@ class Attempt(Generic[State]):
         log.info("step %d of %d: %s; saved", self.step, self._total, self._summary)
 
     def _is_shard(self, name: str) -> bool:
-        """Whether a checkpoint's tensor is cut, since its weight is spread over the ranks."""
+        """Return whether a checkpoint's tensor is cut, since its weight is spread over the ranks."""
         part, _, weight = name.partition("/")
         if part.endswith(".optimizer"):
             weight, _, key = weight.rpartition("/")

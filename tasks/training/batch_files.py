@@ -62,7 +62,7 @@ class BatchFiles:
             self._journal.close()
 
     def remaining(self) -> Iterator[int]:
-        """The numbers of the batches still to do; ``finish`` has to be called in each turn.
+        """Yield the numbers of the batches still to do; ``finish`` has to be called in each turn.
 
         Raises:
             Preempted: the process was asked to stop; every finished batch is kept.
@@ -116,14 +116,14 @@ class BatchFiles:
         )
 
     def attachment(self, number: int) -> Path:
-        """Where the attachment of a finished batch is."""
+        """Return where the attachment of a finished batch is."""
         return self._folder / f"{number}.attachment"
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number}.json"
 
     def _kept(self, number: int) -> dict[str, Any] | None:
-        """What is kept of a batch; None where that is not whole: then the batch is done again."""
+        """Return what is kept of a batch; None where that is not whole: then the batch is done again."""
         kept = _read(self._path(number))
         if kept is None or "attachment" not in kept:
             return kept
@@ -135,7 +135,7 @@ class BatchFiles:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """What the file holds; None where it is not there, or not what was written: then the batch is done again."""
+    """Return what the file holds; None where it is not there, or not what was written: then the batch is done again."""
     try:
         digest, _, text = path.read_bytes().partition(b"\n")
     except (FileNotFoundError, IsADirectoryError):

@@ -17,7 +17,7 @@ class NoOptimizerState(ValueError):
 
 
 def state_of(optimizer: Optimizer, module: nn.Module) -> dict[str, Tensor]:
-    """A copy of both moments and the number of steps of each trained parameter, on the CPU; empty before the first step."""
+    """Return a copy of both moments and the number of steps of each trained parameter, on the CPU; empty before the first step."""
     return {
         f"{_PREFIX}{name}/{key}": tensor.detach().to("cpu", copy=True)
         for name, parameter in module.named_parameters()

@@ -32,7 +32,7 @@ class Checkpoint:
 
 
 def committed(folder: Path) -> list[Checkpoint]:
-    """All checkpoints by name, oldest first; nothing is read."""
+    """Return all checkpoints by name, oldest first; nothing is read."""
     if not folder.is_dir():
         return []
     named = ((_NAME.fullmatch(entry.name), entry) for entry in folder.iterdir())
@@ -40,7 +40,7 @@ def committed(folder: Path) -> list[Checkpoint]:
 
 
 def latest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint whose every file is what its manifest says, or None.
+    """Return the newest checkpoint whose every file is what its manifest says, or None.
 
     A damaged one is renamed to ``damaged-…``, with a warning that says what is wrong, and the one before it is
     taken.
@@ -58,7 +58,7 @@ def latest(folder: Path) -> Checkpoint | None:
 
 
 def saving_folder(folder: Path) -> Path:
-    """An empty folder to write the next checkpoint's files to."""
+    """Return an empty folder to write the next checkpoint's files to."""
     new = folder / SAVING
     if new.is_dir() and not new.is_symlink():
         shutil.rmtree(new)

@@ -108,7 +108,7 @@ def save_shards(
     state: Mapping[str, Any],
     keep: int = 2,
 ) -> None:
-    """As ``save``, with a file for each rank's parts of the tensors; to be called by all ranks.
+    """Save as ``save`` does, with a file for each rank's parts of the tensors; to be called by all ranks.
 
     Args:
         tensors: this rank's parts of those of which ``is_shard`` is true, and whole ones.
@@ -156,7 +156,7 @@ def load(
 
 
 def _read(files: Sequence[Any], name: str, *, own: bool) -> Tensor:
-    """A tensor whose rows stand in one file after the other: all of it, or this rank's own rows."""
+    """Return a tensor whose rows stand in one file after the other: all of it, or this rank's own rows."""
     if not own and len(files) == 1:
         whole: Tensor = files[0].get_tensor(name)
         return whole.clone()
@@ -202,7 +202,7 @@ def restore_module(module: nn.Module, tensors: Mapping[str, Tensor], *, part: st
 def optimizer_tensors(
     optimizer: Optimizer, named_parameters: Iterable[tuple[str, Tensor]], *, part: str
 ) -> dict[str, Tensor]:
-    """What moves in an optimiser as ``part/name``: each parameter's state by the parameter's name, and the numbers
+    """Return what moves in an optimiser as ``part/name``: each parameter's state by the parameter's name, and the numbers
     of each group (learning rate, betas …), as float64.
 
     ``part/has_state`` says for which parameters there is state (none before the first step), so that a lost one
@@ -280,7 +280,7 @@ def restore_optimizer(
 
 
 def _for_state(saved: Tensor, parameter: Tensor) -> Tensor:
-    """A tensor of an optimiser's state, sharded as its parameter is; a number stays one."""
+    """Return a tensor of an optimiser's state, sharded as its parameter is; a number stays one."""
     return like(parameter, saved.to(local(parameter).device)) if saved.dim() else saved
 
 
@@ -317,7 +317,7 @@ def _require_names(part: str, *, required: Iterable[str], found: Iterable[str]) 
 
 
 def _without_aliases(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Each tensor once, contiguous and sharing memory with no other, and other name → the name it is saved by."""
+    """Return each tensor once, contiguous and sharing memory with no other, and other name → the name it is saved by."""
     seen: dict[tuple[Any, ...], str] = {}
     storages: set[tuple[Any, ...]] = set()
     unique, aliases = {}, {}
@@ -336,7 +336,7 @@ def _without_aliases(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], 
 
 
 def _names_in_order(optimizer: Optimizer, named_parameters: Iterable[tuple[str, Tensor]]) -> list[str]:
-    """The parameters' names in the order of the optimiser's groups, which is that of its ``state_dict``."""
+    """Return the parameters' names in the order of the optimiser's groups, which is that of its ``state_dict``."""
     names = {id(parameter): name for name, parameter in named_parameters}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     unknown = sum(id(parameter) not in names for parameter in parameters)
@@ -353,7 +353,7 @@ def _names_in_order(optimizer: Optimizer, named_parameters: Iterable[tuple[str, 
 
 
 def _numbers(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a parameter group that are numbers (or a tensor, or a tuple of numbers), not flags."""
+    """Return the entries of a parameter group that are numbers (or a tensor, or a tuple of numbers), not flags."""
     return {
         key: value
         for key, value in group.items()
@@ -367,7 +367,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _like(value: Any, saved: Tensor) -> Any:
-    """``saved`` as the kind of number that ``value`` is."""
+    """Return ``saved`` as the kind of number that ``value`` is."""
     if isinstance(value, Tensor):
         return saved.to(dtype=value.dtype, device=value.device)
     if isinstance(value, tuple):
@@ -376,6 +376,6 @@ def _like(value: Any, saved: Tensor) -> Any:
 
 
 def _state_keys(saved: Mapping[str, Tensor], with_state: list[str]) -> list[str]:
-    """The names of the tensors that the optimiser keeps for each parameter (``exp_avg``, ``step`` …)."""
+    """Return the names of the tensors that the optimiser keeps for each parameter (``exp_avg``, ``step`` …)."""
     known = set(with_state)
     return sorted({name.rsplit("/", 1)[1] for name in saved if name.rsplit("/", 1)[0] in known})

@@ -25,10 +25,10 @@ def note(*, is_compiled: bool) -> None:
 
 
 def is_any_compiled() -> bool:
-    """Whether a network of this stage was compiled."""
+    """Return whether a network of this stage was compiled."""
     return any(_noted.get() or ())
 
 
 def metrics_of(noted: list[bool]) -> dict[str, float]:
-    """The share of the networks that were not compiled; nothing where none was to be."""
+    """Return the share of the networks that were not compiled; nothing where none was to be."""
     return {"uncompiled_share": noted.count(False) / len(noted)} if noted else {}

@@ -17,7 +17,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def compiled(job: StageJob, network: Network) -> Network:
-    """The network, whose layers are compiled if the stage asks for it; as it is written, with a warning, if they cannot be."""
+    """Return the network, whose layers are compiled if the stage asks for it; as it is written, with a warning, if they cannot be."""
     work = job.work
     if not isinstance(work, Training) or not work.compile:
         return network

@@ -61,7 +61,7 @@ def alone(totals: Sequence[int]) -> Planned:
 
 
 def shared(lengths: Lengths, rows: Sequence[int]) -> Planned:
-    """Each prompt once, then the responses, both in parts of like length.
+    """Return each prompt once, then the responses, both in parts of like length.
 
     Args:
         rows: which sequences; the plan names them by their places in it.
@@ -80,7 +80,7 @@ def shared(lengths: Lengths, rows: Sequence[int]) -> Planned:
 
 
 def _of_like_length(lengths: Sequence[int], overhead: int) -> tuple[list[list[int]], int]:
-    """Rows in parts, the longest first, and the positions that these have."""
+    """Return rows in parts, the longest first, and the positions that these have."""
     longest_first = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     slices = cut([lengths[row] for row in longest_first], limits=UNLIMITED, overhead=overhead)
     parts = [sorted(longest_first[part]) for part in slices]
@@ -88,7 +88,7 @@ def _of_like_length(lengths: Sequence[int], overhead: int) -> tuple[list[list[in
 
 
 def filled(lengths: Lengths, rows: Sequence[int], limits: PassLimits) -> list[list[int]]:
-    """The rows in passes that hold as many as ``limits`` allow, the responses to one prompt side by side."""
+    """Return the rows in passes that hold as many as ``limits`` allow, the responses to one prompt side by side."""
     order = sorted(
         rows, key=lambda row: (-lengths.prompts[row], lengths.first_equal[row], -lengths.responses[row])
     )
@@ -102,7 +102,7 @@ def filled(lengths: Lengths, rows: Sequence[int], limits: PassLimits) -> list[li
 
 
 def _fits(rows: Sequence[int], lengths: Lengths, limits: PassLimits) -> bool:
-    """Whether one pass may have these rows; parts of like length have fewer positions than are counted here."""
+    """Return whether one pass may have these rows; parts of like length have fewer positions than are counted here."""
     if limits.rows is not None and len(rows) > limits.rows:
         return False
     if limits.tokens is None:
@@ -113,12 +113,12 @@ def _fits(rows: Sequence[int], lengths: Lengths, limits: PassLimits) -> bool:
 
 
 def overhead_here() -> int:
-    """That of the device that this process computes on."""
+    """Return the overhead of the device that this process computes on."""
     return OVERHEAD[device_here()]
 
 
 def device_here() -> str:
-    """As OVERHEAD and READ_AGAIN name it."""
+    """Return the name that OVERHEAD and READ_AGAIN give this process's device."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -129,7 +129,7 @@ def cut(
     overhead: int,
     sequences: int | Sequence[int] | NDArray[np.int64] = 1,
 ) -> list[slice]:
-    """Rows, the longest first, in passes such that all positions, and ``overhead`` for each pass, are fewest.
+    """Return rows, the longest first, in passes such that all positions, and ``overhead`` for each pass, are fewest.
 
     A pass has as many positions as rows times its longest row. By dynamic programming over the end of the last pass; of
     equal costs, that with the shortest last pass. A row that has more positions by itself than ``limits`` allow is a pass.

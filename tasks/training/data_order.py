@@ -21,7 +21,7 @@ class Examples(Protocol):
     def __len__(self) -> int: ...
 
     def lengths(self) -> Sequence[int]:
-        """Tokens of each example's longest sequence."""
+        """Return tokens of each example's longest sequence."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class DataOrder:
     """Of the examples, in tokens: batches are then of like length. None: plainly shuffled."""
 
     def batch(self, number: int) -> list[int]:
-        """The examples of batch ``number`` (from 0); batches run on over the ends of epochs, so all are full."""
+        """Return the examples of batch ``number`` (from 0); batches run on over the ends of epochs, so all are full."""
         indices = []
         for position in range(number * self.batch_size, (number + 1) * self.batch_size):
             epoch, offset = divmod(position, self.num_examples)
@@ -52,7 +52,7 @@ def order_of(
     work: SupervisedFineTuning | RewardModelling | DirectPreferenceOptimization,
     seed: int,
 ) -> DataOrder:
-    """The order in which a stage trains on its examples: as its ``batch_size`` and ``group_by_length`` say."""
+    """Return the order in which a stage trains on its examples: as its ``batch_size`` and ``group_by_length`` say."""
     return DataOrder(
         num_examples=len(examples),
         batch_size=work.batch_size,

@@ -68,7 +68,7 @@ class Taken:
 
 
 def longest_row(examples: Completions | Rankings, *, shares_prompt: bool = False) -> Row:
-    """That of a dataset; prompts of several responses may be shared."""
+    """Return the longest row of a dataset; prompts of several responses may be shared."""
     lengths = examples.lengths()
     longest = max(range(len(lengths)), key=lengths.__getitem__)
     prompt = len(examples.prompt_ids[longest])
@@ -76,12 +76,12 @@ def longest_row(examples: Completions | Rankings, *, shares_prompt: bool = False
 
 
 def longest_response(prompts: Prompts, generation: Generation, *, shares_prompt: bool = False) -> Row:
-    """The longest response that may be sampled, to the longest prompt."""
+    """Return the longest response that may be sampled, to the longest prompt."""
     return Row(max(map(len, prompts.ids)), generation.max_response_tokens, shares_prompt)
 
 
 def found_limits(job: StageJob[Stage], taken: Taken, *, device: torch.device) -> FoundLimits | None:
-    """What the stage has room for; None where nothing was found: the recipe says it, or memory is not measured here.
+    """Return what the stage has room for; None where nothing was found: the recipe says it, or memory is not measured here.
 
     Every rank has the bound of the one that has least room.
     """
@@ -101,7 +101,7 @@ def found_limits(job: StageJob[Stage], taken: Taken, *, device: torch.device) ->
 
 
 def within_memory(job: Job, found: FoundLimits | None) -> Job:
-    """The job, whose passes have no more positions than were found. After memory ran out, the smaller bound holds."""
+    """Return the job, whose passes have no more positions than were found. After memory ran out, the smaller bound holds."""
     if found is None:
         return job
     given = job.work.microbatch_tokens
@@ -110,7 +110,7 @@ def within_memory(job: Job, found: FoundLimits | None) -> Job:
 
 
 def sampling_limits(limits: PassLimits, found: FoundLimits | None, *, given: int | None) -> PassLimits:
-    """Those of what is sampled side by side: what was found for it, or less after memory ran out.
+    """Return those of what is sampled side by side: what was found for it, or less after memory ran out.
 
     Args:
         limits: of the stage's other passes.
@@ -160,7 +160,7 @@ def _find(taken: Taken, device: torch.device, meter: Meter) -> FoundLimits:
 
 
 def _most(costs: Callable[[], list[Cost]], room: float, *, share: float, row: Row) -> int:
-    """The positions for which the room suffices, on every rank; at least those of a row, which nothing divides.
+    """Return the positions for which the room suffices, on every rank; at least those of a row, which nothing divides.
 
     Args:
         costs: measures what passes take.

@@ -41,7 +41,7 @@ class MeasuredLikelihood:
 def measure_likelihood(
     policy: PolicyModel, examples: Completions, *, limits: PassLimits
 ) -> MeasuredLikelihood:
-    """How likely the responses are at temperature 1."""
+    """Return how likely the responses are at temperature 1."""
     nll = torch.zeros(len(examples), dtype=torch.float64)
     num_tokens = torch.tensor(examples.num_learnt())
     for part in passes(examples.lengths(), limits):

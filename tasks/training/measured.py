@@ -16,13 +16,13 @@ _DIGEST_BYTES = 16
 
 
 def clusters_of(prompts: Sequence[Hashable]) -> Tensor:
-    """The number of each row's prompt, (N,): rows of equal prompts are one cluster, wherever they stand."""
+    """Return the number of each row's prompt, (N,): rows of equal prompts are one cluster, wherever they stand."""
     numbers: dict[Hashable, int] = {}
     return torch.tensor([numbers.setdefault(prompt, len(numbers)) for prompt in prompts], dtype=torch.int64)
 
 
 def clusters_of_ids(prompts: Sequence[Sequence[int]]) -> Tensor:
-    """The same of prompts as token ids, whose digests stand for them: held-out rows may be very many."""
+    """Return the same of prompts as token ids, whose digests stand for them: held-out rows may be very many."""
     digests = np.empty(len(prompts), dtype=f"S{_DIGEST_BYTES}")
     for row, prompt in enumerate(prompts):
         digests[row] = hashlib.blake2b(array("q", prompt).tobytes(), digest_size=_DIGEST_BYTES).digest()
@@ -50,5 +50,5 @@ def uncertainty_of(estimates: Mapping[str, Estimate]) -> dict[str, Uncertainty]:
 
 
 def defined(measured: float) -> float | None:
-    """The number itself, or None for NaN and infinities, which JSON cannot say."""
+    """Return the number itself, or None for NaN and infinities, which JSON cannot say."""
     return measured if isfinite(measured) else None

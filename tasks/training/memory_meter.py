@@ -18,13 +18,13 @@ class Meter(Protocol):
         """Forget the peak."""
 
     def peak(self) -> int:
-        """The most that was taken at once since ``begin``."""
+        """Return the most that was taken at once since ``begin``."""
 
     def taken(self) -> int:
-        """What is taken now."""
+        """Return what is taken now."""
 
     def limit(self) -> int:
-        """The most that this process may take."""
+        """Return the most that this process may take."""
 
 
 class CudaMeter:
@@ -43,22 +43,22 @@ class CudaMeter:
         torch.cuda.reset_peak_memory_stats()
 
     def peak(self) -> int:
-        """Of tensors."""
+        """Return the most bytes that tensors have taken."""
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated()
 
     def taken(self) -> int:
-        """By tensors."""
+        """Return the bytes that tensors take."""
         return torch.cuda.memory_allocated()
 
     def limit(self) -> int:
-        """What is free on the GPU, and what this process has of it; less where others compute there too."""
+        """Return what is free on the GPU, and what this process has of it; less where others compute there too."""
         free, _ = torch.cuda.mem_get_info()
         return free + torch.cuda.memory_reserved()
 
 
 def meter() -> Meter | None:
-    """That of the device that this process computes on; None on a CPU.
+    """Return the meter of the device that this process computes on; None on a CPU.
 
     What a process takes there is known by pages, with the allocator's own caches: two equal runs would find unequal limits
     and end with unequal bits.

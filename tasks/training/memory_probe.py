@@ -59,12 +59,12 @@ class Cost:
     each: float
 
     def positions_in(self, room: float, *, share: float = 1.0) -> int:
-        """The most positions for which so many bytes suffice, or a share of those that nothing fixed takes; 0: none."""
+        """Return the most positions for which so many bytes suffice, or a share of those that nothing fixed takes; 0: none."""
         return max(0, int((room - self.fixed) * share / self.each))
 
 
 def cost_of(small: Measured, large: Measured) -> Cost:
-    """The line through two measurements; a pass that takes no more than a smaller one is taken to need a byte a position."""
+    """Return the line through two measurements; a pass that takes no more than a smaller one is taken to need a byte a position."""
     each = max(1.0, (large.peak - small.peak) / (large.positions - small.positions))
     return Cost(fixed=small.peak - each * small.positions, each=each)
 
@@ -78,7 +78,7 @@ def pass_costs(
     device: torch.device,
     meter: Meter,
 ) -> list[Cost]:
-    """What the passes of each network take, forward and backward, the gradients of all beside them.
+    """Return what the passes of each network take, forward and backward, the gradients of all beside them.
 
     Sequences of their own are measured, and where a prompt may be shared, responses to one: each of them takes a copy of the
     prompt's keys and values, which no position counts.
@@ -105,7 +105,7 @@ def pass_costs(
 def sampling_cost(
     policy: PolicyModel, row: Row, *, precision: Precision, pad_token_id: int, meter: Meter
 ) -> Cost:
-    """What sampling takes for each position of its cache: a prompt's pass and a token's numbers over the vocabulary, shared
+    """Return what sampling takes for each position of its cache: a prompt's pass and a token's numbers over the vocabulary, shared
     out over the row, and keys and values."""
 
     def sampled(count: int) -> Measured:
@@ -151,12 +151,12 @@ def gradients_to_come(optimizers: Iterable[Optimizer]) -> int:
 
 
 def bytes_that_train(parameters: Iterable[nn.Parameter]) -> int:
-    """Of the weights that are not frozen, on this rank."""
+    """Return the bytes of the weights that are not frozen, on this rank."""
     return sum(local(each).numel() * each.element_size() for each in parameters if each.requires_grad)
 
 
 def _pass(compute: Compute, batch: Sequences, *, precision: Precision, meter: Meter) -> Measured:
-    """One pass, whose gradients are added to those that are there."""
+    """Return one pass, whose gradients are added to those that are there."""
     positions = _positions(batch)
     progress.computing(len(batch), positions)
     meter.begin()
@@ -169,7 +169,7 @@ def _pass(compute: Compute, batch: Sequences, *, precision: Precision, meter: Me
 
 
 def _positions(batch: Sequences) -> int:
-    """As ``microbatch_tokens`` counts them."""
+    """Count positions as ``microbatch_tokens`` counts them."""
     return (
         batch.input_ids.numel()
         if batch.layout is None
@@ -194,7 +194,7 @@ def _prompts(length: int, count: int) -> list[list[int]]:
 
 
 def _in_step(policy: PolicyModel) -> InStep | None:
-    """All ranks sample as many tokens, whatever they are."""
+    """Return all ranks sample as many tokens, whatever they are."""
     if not ranks.are_sharded():
         return None
     return InStep(forward=policy.next_logits, num_batches=1, all_ended=lambda ended: ended)
@@ -202,7 +202,7 @@ def _in_step(policy: PolicyModel) -> InStep | None:
 
 @torch.no_grad()
 def _cache_bytes(policy: PolicyModel, length: int, *, precision: Precision, meter: Meter) -> float:
-    """Keys and values of a position, in all layers."""
+    """Return keys and values of a position, in all layers."""
     model: PreTrainedModel = policy.causal_lm
     ids = torch.zeros(1, length, dtype=torch.long, device=model.device)
     forward: Callable[..., Any] = model if _in_step(policy) is None else policy.next_logits

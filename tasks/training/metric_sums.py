@@ -24,7 +24,7 @@ class MetricSums:
             self._sums[name] = self._sums[name] + metric if name in self._sums else metric
 
     def means(self) -> dict[str, float]:
-        """The mean, over all ranks, of each metric of which anything was counted."""
+        """Return the mean, over all ranks, of each metric of which anything was counted."""
         sums = [ranks.total(metric.sum) for metric in self._sums.values()]
         counts = [ranks.total(metric.count) for metric in self._sums.values()]
         numbers = read_together([*sums, *counts])
@@ -36,7 +36,7 @@ class LossSums:
     """Losses of a minibatch by name, added up over its micro-batches in float64 where they are, and read once."""
 
     def __init__(self, *names: str) -> None:
-        """``names``: of losses that are 0 if nothing is added."""
+        """Begin the sums. ``names``: of losses that are 0 if nothing is added."""
         self._sums: dict[str, Tensor | float] = dict.fromkeys(names, 0.0)
 
     def add(self, name: str, loss: Tensor, weight: float = 1.0) -> None:
@@ -44,13 +44,13 @@ class LossSums:
         self._sums[name] = self._sums.get(name, 0.0) + weight * loss.detach().double()
 
     def totals(self) -> dict[str, float]:
-        """Of all ranks."""
+        """Return the sums over all ranks."""
         own = dict(zip(self._sums, read_together(self._sums.values()), strict=True))
         return {name: ranks.total(total) for name, total in own.items()}
 
 
 def read_together(numbers: Iterable[Tensor | float]) -> list[float]:
-    """0-d tensors of one device as Python's numbers: a GPU is waited for once, not for each."""
+    """Return 0-d tensors of one device as Python's numbers: a GPU is waited for once, not for each."""
     given = list(numbers)
     tensors = [each.double() for each in given if isinstance(each, Tensor)]
     read = iter(torch.stack(tensors).tolist() if tensors else ())
@@ -58,6 +58,6 @@ def read_together(numbers: Iterable[Tensor | float]) -> list[float]:
 
 
 def means_of(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean of each metric over the steps that report it (equal minibatches, so a mean of means is right)."""
+    """Return the mean of each metric over the steps that report it (equal minibatches, so a mean of means is right)."""
     names = dict.fromkeys(name for step in steps for name in step)
     return {name: fmean(step[name] for step in steps if name in step) for name in names}

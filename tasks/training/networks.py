@@ -36,7 +36,7 @@ class Written:
 
 
 def placed(build: Callable[[], Network], folder: Path, device: torch.device) -> Network:
-    """The network that ``build`` loads from the folder; with sharded ranks it is never whole in any of them."""
+    """Return the network that ``build`` loads from the folder; with sharded ranks it is never whole in any of them."""
     if not ranks.are_sharded():
         return build().to(device)
     with without_weights():
@@ -48,7 +48,7 @@ def placed(build: Callable[[], Network], folder: Path, device: torch.device) -> 
 
 
 def training_of(job: StageJob[stage.Training]) -> Training:
-    """What the stage trains of its networks: all weights, or adapters alone."""
+    """Return what the stage trains of its networks: all weights, or adapters alone."""
     lora = job.work.lora
     if not lora:
         return "all"
@@ -58,7 +58,7 @@ def training_of(job: StageJob[stage.Training]) -> Training:
 def trained(
     job: StageJob[stage.Training], build: Callable[[Training], Network], folder: Path, device: torch.device
 ) -> Network:
-    """A network of the stage that trains, as ``placed`` gives it; ``build`` is told what is trained of it."""
+    """Return a network of the stage that trains, as ``placed`` gives it; ``build`` is told what is trained of it."""
     network = placed(lambda: build(training_of(job)), folder, device)
     if job.work.gradient_checkpointing:
         checkpoint_gradients(network)
@@ -66,7 +66,7 @@ def trained(
 
 
 def trained_policy(job: StageJob[stage.Training], device: torch.device) -> PolicyModel:
-    """The policy of ``init``, to be trained."""
+    """Return the policy of ``init``, to be trained."""
     return trained(
         job,
         lambda training: PolicyModel(load_stored_policy(job.model("init"), training=training)),
@@ -87,7 +87,7 @@ def trained_critic(job: StageJob[stage.Training], device: torch.device) -> Scala
 
 
 def fixed_policy(job: StageJob, role: str, device: torch.device) -> PolicyModel:
-    """A policy that is not trained."""
+    """Return a policy that is not trained."""
     policy = placed(
         lambda: PolicyModel(load_stored_policy(job.model(role), training="nothing")), job.inputs[role], device
     )
@@ -106,7 +106,7 @@ def write_policy(job: StageJob, model: PreTrainedModel, tokenizer: PreTrainedTok
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:
-    """A copy of this rank's weights on the CPU, to go back to; of frozen ones beside adapters, none."""
+    """Return a copy of this rank's weights on the CPU, to go back to; of frozen ones beside adapters, none."""
     return {
         name: local(tensor.detach()).to("cpu", copy=True) for name, tensor in kept_tensors(module).items()
     }

@@ -21,7 +21,7 @@ class TrainingDiverged(Exception):
 
 
 def training_device() -> torch.device:
-    """The GPU of this rank (without ranks: the first visible one), or the CPU."""
+    """Return the GPU of this rank (without ranks: the first visible one), or the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -42,14 +42,14 @@ class Pass:
     """In which parts they are computed, by their places; None: all at once."""
 
     def select(self, batch: Sequences) -> Sequences:
-        """These rows, laid out."""
+        """Return these rows, laid out."""
         found = batch.select(self.rows)
         if self.cuts is not None:
             return in_parts(found, self.cuts)
         return found if self.layout is None else pack(found, self.layout)
 
     def put(self, found: Tensor, into: Tensor) -> None:
-        """What was found for these rows, (b, …), into their places of a tensor of all rows, (B, …), which may be wider."""
+        """Put what was found for these rows, (b, …), into their places of a tensor of all rows, (B, …), which may be wider."""
         if self.weight and found.dim() > 1:
             into[self.rows, : found.shape[1]] = found.to(into.device, into.dtype)
         elif self.weight:
@@ -77,7 +77,7 @@ def passes(
 
 
 def passes_of(batch: Sequences, limits: PassLimits) -> Iterator[Pass]:
-    """The same over a batch of sequences; where several have one prompt, and it costs less, a pass reads each prompt once.
+    """Yield the same over a batch of sequences; where several have one prompt, and it costs less, a pass reads each prompt once.
 
     The responses to a prompt are of one rank then.
     """
@@ -126,7 +126,7 @@ def _cut_by_length(
 
 
 def _cut_by_prompt(lengths: Lengths, limits: PassLimits) -> _Plan:
-    """All responses to a prompt on one rank, the longest groups dealt first."""
+    """Return all responses to a prompt on one rank, the longest groups dealt first."""
     groups: dict[int, list[int]] = {}
     for row, first in enumerate(lengths.first_equal):
         groups.setdefault(first, []).append(row)
@@ -146,7 +146,7 @@ def _cut_by_prompt(lengths: Lengths, limits: PassLimits) -> _Plan:
 
 
 def packed_passes(lengths: Sequence[int], limits: PassLimits) -> Iterator[Pass]:
-    """The same with several rows of the batch side by side in each row of a pass, which is as long as the longest.
+    """Yield the same with several rows of the batch side by side in each row of a pass, which is as long as the longest.
 
     Args:
         limits: the most that a pass has: rows, each of which may hold several of the batch, and their positions.
@@ -167,7 +167,7 @@ def packed_passes(lengths: Sequence[int], limits: PassLimits) -> Iterator[Pass]:
 
 
 def _packed(groups: Sequence[Sequence[int]], lengths: Sequence[int]) -> tuple[Pass, int]:
-    """A pass whose rows hold these groups, and its positions."""
+    """Return a pass whose rows hold these groups, and its positions."""
     rows = [row for group in groups for row in group]
     place_of = {row: place for place, row in enumerate(rows)}
     layout = [[place_of[row] for row in group] for group in groups]
@@ -204,5 +204,5 @@ def laid_out(sequences: Sequences, limits: PassLimits) -> Sequences:
 
 
 def in_step(mine: list[Pass], count: int) -> list[Pass]:
-    """As many passes as the rank that has most: sharded weights are gathered in each pass by all ranks."""
+    """Return as many passes as the rank that has most: sharded weights are gathered in each pass by all ranks."""
     return mine + [Pass([0], weight=0.0)] * (count - len(mine))

@@ -24,7 +24,7 @@ class Requested(BaseException):
 
 
 def requested() -> bool:
-    """Whether this process has been asked to stop; cheap enough to ask after every micro-step."""
+    """Return whether this process has been asked to stop; cheap enough to ask after every micro-step."""
     return _signals_received > 0
 
 

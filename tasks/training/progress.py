@@ -220,7 +220,7 @@ def computing(rows: int, tokens: int) -> None:
 
 
 def end() -> None:
-    """The stage is over: nothing more is shown of it."""
+    """End the display: nothing more is shown of the stage."""
     global _current
     if _current is not None:
         _current.close()
@@ -239,7 +239,7 @@ def within(name: str) -> Iterator[None]:
 
 
 def read_progress(path: Path) -> StageProgress | None:
-    """The newest report, or None where there is none (yet)."""
+    """Return the newest report, or None where there is none (yet)."""
     try:
         return StageProgress.model_validate_json(path.read_bytes())
     except (FileNotFoundError, IsADirectoryError, ValueError):

@@ -30,7 +30,7 @@ _is_sharded = False
 
 
 def patience(hang_seconds: float | None) -> timedelta:
-    """The longest wait for another rank: longer than the watchdog's; a week if it has no limit."""
+    """Return the longest wait for another rank: longer than the watchdog's; a week if it has no limit."""
     return timedelta(seconds=hang_seconds + MARGIN_SECONDS) if hang_seconds else timedelta(days=7)
 
 
@@ -64,12 +64,12 @@ def join(*, hang_seconds: float | None, sharded: bool = False, rendezvous: str =
 
 
 def leave() -> None:
-    """The stage is done; not to be called after an error, when the others may no longer answer."""
+    """Leave the group when the stage is done; not to be called after an error, when the others may no longer answer."""
     distributed.destroy_process_group()
 
 
 def is_of_communication(error: BaseException) -> bool:
-    """Whether the error says that another rank has ended or does not answer; its own error tells why."""
+    """Return whether the error says that another rank has ended or does not answer; its own error tells why."""
     is_of_gloo = isinstance(error, RuntimeError) and "gloo" in str(error)
     return is_of_gloo or isinstance(error, distributed.DistError)
 
@@ -80,22 +80,22 @@ def world_size() -> int:
 
 
 def are_sharded() -> bool:
-    """Whether each rank holds a part of every network: then all of them make every pass together."""
+    """Return whether each rank holds a part of every network: then all of them make every pass together."""
     return _is_sharded and world_size() > 1
 
 
 def rank() -> int:
-    """The number of this process among them, from 0."""
+    """Return the number of this process among them, from 0."""
     return distributed.get_rank() if world_size() > 1 else 0
 
 
 def own(count: int) -> slice:
-    """The rows of this rank among ``count``; each row is of exactly one rank."""
+    """Return the rows of this rank among ``count``; each row is of exactly one rank."""
     return slice(rank(), count, world_size())
 
 
 def total(value: Summed) -> Summed:
-    """The sum over all ranks, of the same type; a tensor may have any shape, equal on all ranks."""
+    """Return the sum over all ranks, of the same type; a tensor may have any shape, equal on all ranks."""
     if world_size() == 1:
         return value
     summed = _tensor(value).clone()
@@ -131,17 +131,17 @@ def _add(gradients: list[Tensor]) -> None:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor that may be spread over ranks, on each of them."""
+    """Return a tensor that may be spread over ranks, on each of them."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def any_rank(flag: bool) -> bool:
-    """Whether it is so on any rank."""
+    """Return whether it is so on any rank."""
     return total(int(flag)) > 0
 
 
 def agreed(value: Agreed) -> Agreed:
-    """The first rank's number, on all ranks: what decides how a loop goes on must not differ by a rounding."""
+    """Return the first rank's number, on all ranks: what decides how a loop goes on must not differ by a rounding."""
     if world_size() == 1:
         return value
     first = _tensor(value).clone()
@@ -150,7 +150,7 @@ def agreed(value: Agreed) -> Agreed:
 
 
 def least(value: Agreed) -> Agreed:
-    """The smallest number of all ranks."""
+    """Return the smallest number of all ranks."""
     if world_size() == 1:
         return value
     smallest = _tensor(value).clone()
@@ -172,5 +172,5 @@ def _tensor(value: int | float | Tensor) -> Tensor:
 
 
 def _device() -> torch.device:
-    """Where the process group's messages have to be."""
+    """Return where the process group's messages have to be."""
     return torch.device("cuda" if distributed.get_backend() == "nccl" else "cpu")

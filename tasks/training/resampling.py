@@ -21,7 +21,7 @@ _MOST_WEIGHTS = 2_000_000
 
 
 def bootstrapped(statistic: Statistic, clusters: Tensor, *, seed: int) -> Estimate:
-    """The statistic of all rows, with the error and the percentile intervals that resampled prompts give it.
+    """Return the statistic of all rows, with the error and the percentile intervals that resampled prompts give it.
 
     Prompts are drawn with replacement, each with all of its rows, and of a comparison with the rows of both models: a
     paired bootstrap (Efron and Tibshirani, 1993, ch. 13). The same seed gives the same numbers. Where a resample leaves
@@ -48,19 +48,19 @@ def bootstrapped(statistic: Statistic, clusters: Tensor, *, seed: int) -> Estima
 
 
 def percentile_intervals(drawn: Tensor) -> tuple[tuple[float, float, float], ...]:
-    """(confidence, low, high) for each of ``CONFIDENCES``: quantiles of the resampled statistic (R,)."""
+    """Return (confidence, low, high) for each of ``CONFIDENCES``: quantiles of the resampled statistic (R,)."""
     levels = torch.tensor(CONFIDENCES, dtype=torch.float64)
     low, high = drawn.quantile((1 - levels) / 2), drawn.quantile((1 + levels) / 2)
     return tuple(zip(CONFIDENCES, low.tolist(), high.tolist(), strict=True))
 
 
 def _distribution(statistic: Statistic, index: Tensor, n: int, *, seed: int) -> Tensor:
-    """The statistic of every resample, (R,)."""
+    """Return the statistic of every resample, (R,)."""
     import numpy as np  # lazily, with scipy.stats: together a second
     from scipy.stats import DegenerateDataWarning, bootstrap
 
     def of_resamples(drawn: np.ndarray, axis: int = -1) -> np.ndarray:
-        """``drawn`` (R,n): places of the drawn prompts."""
+        """Compute the statistic of resamples; ``drawn`` (R,n): places of the drawn prompts."""
         counts = torch.zeros(len(drawn), n, dtype=torch.float64)
         places = torch.from_numpy(np.ascontiguousarray(drawn))
         counts.scatter_add_(1, places, torch.ones(places.shape, dtype=torch.float64))

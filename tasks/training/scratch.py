@@ -42,7 +42,7 @@ def write_committed(scratch: Path, *, step: int, journal_offset: int) -> None:
 
 
 def read_committed(scratch: Path) -> tuple[int, int]:
-    """(step, journal offset) of the newest checkpoint as last written here, (0, 0) before there is one."""
+    """Return (step, journal offset) of the newest checkpoint as last written here, (0, 0) before there is one."""
     try:
         committed = Committed.model_validate_json((scratch / _COMMITTED).read_bytes())
     except (FileNotFoundError, IsADirectoryError, ValueError):
@@ -64,7 +64,7 @@ def write_found(scratch: Path, limits: FoundLimits, *, device: str) -> None:
 
 
 def read_found(scratch: Path, *, device: str | None = None) -> FoundLimits | None:
-    """What an attempt found, on ``device`` (None: on any); None: nothing."""
+    """Return what an attempt found, on ``device`` (None: on any); None: nothing."""
     try:
         found = _Found.model_validate_json((scratch / _FOUND).read_bytes())
     except (FileNotFoundError, IsADirectoryError, ValueError):  # found anew, which costs a moment

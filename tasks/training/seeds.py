@@ -12,16 +12,16 @@ from vantage.schemas.records.job import StageJob
 
 
 def stage_seed(job: StageJob) -> int:
-    """What all streams of a stage derive from: the recipe's (or its own) seed and the kind of stage."""
+    """Return what all streams of a stage derive from: the recipe's (or its own) seed and the kind of stage."""
     return derive_seed(job.seed, job.work.kind)
 
 
 def derive_seed(seed: int, stream: str, *indices: int) -> int:
-    """A 63-bit seed for one named stream (``init``, ``order``, ``sampling`` …) at the given indices."""
+    """Return a 63-bit seed for one named stream (``init``, ``order``, ``sampling`` …) at the given indices."""
     text = ":".join([str(seed), stream, *map(str, indices)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def generator(seed: int, stream: str, *indices: int) -> torch.Generator:
-    """A CPU generator at the start of the named stream."""
+    """Return a CPU generator at the start of the named stream."""
     return torch.Generator().manual_seed(derive_seed(seed, stream, *indices))

@@ -26,7 +26,7 @@ class BestSoFar:
 
 
 def state_from_json(initial: State, saved: Mapping[str, Any], *, path: str) -> State:
-    """A state like ``initial`` with the values that ``dataclasses.asdict`` gave of a later one.
+    """Return a state like ``initial`` with the values that ``dataclasses.asdict`` gave of a later one.
 
     Raises:
         ValueError: a field is missing or unknown; the message names it as ``path.field``.

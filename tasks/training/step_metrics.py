@@ -49,7 +49,7 @@ def peak_memory() -> float:
 
 
 def pass_metrics() -> dict[str, float]:
-    """Of the passes since the last step, on all ranks; nothing of what no rank did."""
+    """Return metrics of the passes since the last step, on all ranks; nothing of what no rank did."""
     counts, graphs = taken_counts(), taken_graphs()
     of_ranks = ranks.total(torch.tensor([float(each) for each in vars(counts).values()], dtype=torch.float64))
     of = dict(zip(vars(counts), of_ranks.tolist(), strict=True))

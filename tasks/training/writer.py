@@ -4,7 +4,7 @@ import os
 
 
 def writes_files() -> bool:
-    """Whether this process writes checkpoints, journal, progress and the artifact: the first of a stage's processes.
+    """Return whether this process writes checkpoints, journal, progress and the artifact: the first of a stage's processes.
 
     By the environment that launchers of several processes (torchrun, Ray Train) set; a process alone is the first.
     """

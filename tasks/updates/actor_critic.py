@@ -60,20 +60,20 @@ class ActorCritic:
         return replace(self, models=models), job
 
     def values(self, rollout: Rollout) -> Tensor | None:
-        """Values (B,T) of the prefixes that chose each token; on a shared trunk those that ``shape`` read in its pass."""
+        """Return values (B,T) of the prefixes that chose each token; on a shared trunk those that ``shape`` read in its pass."""
         if self.critic is None:
             return rollout.values
         return rollout_values(self.critic, rollout.sequences, self.models)
 
     def values_and_final(self, rollout: Rollout) -> tuple[Tensor | None, Tensor | None]:
-        """The same, and the value (B,) of each whole response, of which that of one that was cut off is read."""
+        """Return the same, and the value (B,) of each whole response, of which that of one that was cut off is read."""
         if self.critic is None:
             return rollout.values, rollout.final_values
         return rollout_values_and_final(self.critic, rollout.sequences, self.models)
 
 
 def load_actor_critic(job: StageJob[ResolvedPolicyOptimization], device: torch.device) -> ActorCritic:
-    """The policy of ``init`` with its rollout models, and the critic that the switches ask for, with their optimisers."""
+    """Return the policy of ``init`` with its rollout models, and the critic that the switches ask for, with their optimisers."""
     work = job.work
     seed = derive_seed(stage_seed(job), "init")
 
@@ -109,7 +109,7 @@ def load_actor_critic(job: StageJob[ResolvedPolicyOptimization], device: torch.d
 
 
 def taken_by(networks: ActorCritic, prompts: Prompts, job: StageJob[ResolvedPolicyOptimization]) -> Taken:
-    """What the passes of an update take, and sampling before it or beside it."""
+    """Return what the passes of an update take, and sampling before it or beside it."""
     work, sampler = job.work, networks.models.sampler
     assert sampler is not None, "a policy is optimised on what is sampled"
     wants_full_kl = work.algorithm.kl_loss_coef and work.algorithm.kl_loss_kind == "full"
@@ -135,7 +135,7 @@ def taken_by(networks: ActorCritic, prompts: Prompts, job: StageJob[ResolvedPoli
 
 
 def load_partly_frozen(files: ModelFiles, algorithm: Algorithm, seed: int, training: Training) -> ScalarModel:
-    """The critic, of which ``freeze_critic`` keeps a part as it is."""
+    """Return the critic, of which ``freeze_critic`` keeps a part as it is."""
     critic = load_critic(files, seed=seed, training=training)
     if algorithm.freeze_critic == "attention":
         freeze_attention(critic)
@@ -143,10 +143,10 @@ def load_partly_frozen(files: ModelFiles, algorithm: Algorithm, seed: int, train
 
 
 def critic_folder(job: StageJob) -> Path:
-    """What the critic starts from: a value or reward model, or a policy for a fresh head."""
+    """Return what the critic starts from: a value or reward model, or a policy for a fresh head."""
     return job.inputs[critic_role(job)]
 
 
 def critic_role(job: StageJob) -> str:
-    """The field that names what the critic starts from."""
+    """Return the field that names what the critic starts from."""
     return "critic" if "critic" in job.inputs else "fresh_critic"

@@ -67,7 +67,7 @@ def estimate(
     weight: float | None = None,
     positive_verifier: VerifierFunction | None = None,
 ) -> Estimates:
-    """Everything that the updates of one rollout learn from.
+    """Return everything that the updates of one rollout learn from.
 
     Args:
         old_values: (B,T), of the critic; for ``advantage: gae``.
@@ -114,7 +114,7 @@ def estimate(
 
 
 def critic_weight(explained: float | None, algorithm: Algorithm, *, was_used: bool) -> float:
-    """How far this rollout's advantages are the critic's, by its explained variance; 1 unless the switches ask for it."""
+    """Return how far this rollout's advantages are the critic's, by its explained variance; 1 unless the switches ask for it."""
     if explained is None:
         return 1.0
     if algorithm.critic_ev_threshold is not None:
@@ -128,14 +128,14 @@ def critic_weight(explained: float | None, algorithm: Algorithm, *, was_used: bo
 
 
 def _explained_variance(rollout: Rollout, algorithm: Algorithm, values: Tensor) -> float:
-    """Of Monte-Carlo returns, over all valid tokens at once."""
+    """Return the explained variance of Monte-Carlo returns, over all valid tokens at once."""
     mask = rollout.sequences.response_mask
     returns = monte_carlo_returns(rollout.rewards, mask, gamma=algorithm.gamma)
     return explained_variance(values, returns, mask)
 
 
 def _ends(rollout: Rollout, algorithm: Algorithm, final_values: Tensor | None) -> Tensor | None:
-    """The value after the last token (B,): the critic's of a response that was cut off, 0 of one that ended."""
+    """Return the value after the last token (B,): the critic's of a response that was cut off, 0 of one that ended."""
     if not algorithm.bootstrap_truncated:
         return None
     assert final_values is not None
@@ -199,7 +199,7 @@ def _above_others(scores: Tensor, algorithm: Algorithm, prompt_baselines: Tensor
 
 
 def minibatch_advantages(advantages: Tensor, policy_mask: Tensor, algorithm: Algorithm) -> Tensor:
-    """The advantages (b,T) of one whole minibatch, normalised and clipped as the switches say."""
+    """Return the advantages (b,T) of one whole minibatch, normalised and clipped as the switches say."""
     if algorithm.normalise_advantages:
         advantages = _whitened(advantages, policy_mask)
     if algorithm.advantage_clip is not None:
@@ -215,7 +215,7 @@ def _whitened(advantages: Tensor, policy_mask: Tensor) -> Tensor:
 def positive_responses(
     rollout: Rollout, algorithm: Algorithm, verifier: VerifierFunction | None = None
 ) -> Tensor:
-    """Which responses (B,) the positive-example loss imitates: by a verifier, or by a score threshold."""
+    """Return which responses (B,) the positive-example loss imitates: by a verifier, or by a score threshold."""
     scores = rollout.scores.total
     if not algorithm.positive_nll_coef:
         return torch.zeros_like(scores, dtype=torch.bool)

@@ -81,14 +81,14 @@ class Microbatch:
     """0 of a pass that only keeps step with the other ranks; else 1."""
 
     def of(self, per_token: Tensor) -> Tensor:
-        """These rows of a (B,T) tensor of the rollout."""
+        """Return these rows of a (B,T) tensor of the rollout."""
         return per_token[self.rows, : self.policy_mask.shape[1]]
 
 
 def minibatch_of(
     rollout: Rollout, estimates: Estimates, rows: Tensor, work: PolicyOptimization, *, max_length: int
 ) -> Minibatch:
-    """The minibatch of the given rows; ``max_length`` is the longest response that sampling allows."""
+    """Return the minibatch of the given rows; ``max_length`` is the longest response that sampling allows."""
     algorithm, mask = work.algorithm, estimates.policy_mask[rows]
     denominator = denominator_of(mask, aggregation=algorithm.aggregation, max_length=max_length)
     advantages = minibatch_advantages(estimates.advantages[rows], mask, algorithm)
@@ -182,7 +182,7 @@ def _accumulate_policy_loss(
 
 
 def predict(networks: ActorCritic, micro: Microbatch, work: PolicyOptimization) -> LogProbs:
-    """The policy's log-probabilities of the micro-batch now, and what else the losses read, in one pass of its trunk."""
+    """Return the policy's log-probabilities of the micro-batch now, and what else the losses read, in one pass of its trunk."""
     switches = work.algorithm
     wants_full_kl = switches.kl_loss_coef and switches.kl_loss_kind == "full"
     with autocast(work.precision, micro.policy_mask.device):
@@ -196,7 +196,7 @@ def predict(networks: ActorCritic, micro: Microbatch, work: PolicyOptimization) 
 
 
 def surrogate_of(logprobs: Tensor, micro: Microbatch, work: PolicyOptimization) -> PolicyLoss:
-    """The surrogate that the switches describe."""
+    """Return the surrogate that the switches describe."""
     switches = work.algorithm
     tokens = (logprobs, micro.of(micro.whole.rollout.logprobs), micro.advantages, micro.policy_mask)
     if not switches.importance_ratio:
@@ -232,7 +232,7 @@ def policy_loss_of(
     kl_penalty_coef: float,
     sums: MetricSums,
 ) -> tuple[Tensor, Tensor]:
-    """The surrogate, and with it all that is weighted beside it: imitation of right responses, entropy, both KLs.
+    """Return the surrogate, and with it all that is weighted beside it: imitation of right responses, entropy, both KLs.
 
     Metrics of the parts are added to ``sums``.
     """
@@ -287,7 +287,7 @@ def policy_loss_of(
 
 
 def value_loss_of(new_values: Tensor, micro: Microbatch, work: PolicyOptimization) -> ValueLoss:
-    """The critic's loss, over all tokens: those of responses that the policy does not learn from too."""
+    """Return the critic's loss, over all tokens: those of responses that the policy does not learn from too."""
     estimates = micro.whole.estimates
     assert estimates.old_values is not None
     assert estimates.targets is not None
@@ -310,7 +310,7 @@ def _add_value_loss(regression: ValueLoss, micro: Microbatch, sums: MetricSums, 
 def surrogate_and_old_kl(
     networks: ActorCritic, minibatch: Minibatch, work: PolicyOptimization
 ) -> tuple[float, float]:
-    """The surrogate loss, and KL(old‖new) in nats per token, of the policy as it is now."""
+    """Return the surrogate loss, and KL(old‖new) in nats per token, of the policy as it is now."""
     sums, losses = MetricSums(), LossSums("surrogate_loss")
     for micro in minibatch.parts(work.pass_limits):
         with autocast(work.precision, micro.policy_mask.device):

@@ -35,7 +35,7 @@ class PolicyState(BestSoFar):
 def with_updated_kl_coefs(
     state: PolicyState, rollout: Rollout, measure_kl: Callable[[], float], algorithm: Algorithm
 ) -> PolicyState:
-    """The coefficients for the next rollout, moved by what the policy did in this one."""
+    """Return the coefficients for the next rollout, moved by what the policy did in this one."""
     return replace(
         state,
         kl_coef=updated_kl_coef(state.kl_coef, rollout, algorithm),
@@ -51,7 +51,7 @@ def updated_kl_penalty_coef(coef: float, measure_kl: Callable[[], float], algori
 
 
 def updated_kl_coef(kl_coef: float, rollout: Rollout, algorithm: Algorithm) -> float:
-    """β for the next rollout: as it is, or moved towards the target KL (nats per response)."""
+    """Return β for the next rollout: as it is, or moved towards the target KL (nats per response)."""
     if algorithm.kl_target is None:
         return kl_coef
     controller = ProportionalController(kl_coef, target=algorithm.kl_target, horizon=algorithm.kl_horizon)

@@ -59,7 +59,7 @@ def update(
     learning: tuple[str, ...] = ("policy", "critic"),
     ptx: Ptx | None = None,
 ) -> dict[str, float]:
-    """Every epoch's steps of the networks that learn; returns the means of their metrics, and the first ratio's deviation.
+    """Return every epoch's steps of the networks that learn; returns the means of their metrics, and the first ratio's deviation.
 
     Raises:
         TrainingDiverged: a loss or gradient is not finite.
@@ -104,7 +104,7 @@ def update(
 def more_critic_steps(
     networks: ActorCritic, minibatch: Minibatch, work: ResolvedPolicyOptimization, *, step: Step
 ) -> list[dict[str, float]]:
-    """The critic's steps on a minibatch after its first one, at the same learning rate."""
+    """Return the critic's steps on a minibatch after its first one, at the same learning rate."""
     described = []
     for _ in range(work.algorithm.critic_steps - 1):
         metrics = accumulate_losses(networks, minibatch, work, kl_penalty_coef=0.0, learning=("critic",))
@@ -155,7 +155,7 @@ def step_all(
 def _take(
     networks: ActorCritic, name: str, work: ResolvedPolicyOptimization, step: Step, share: float
 ) -> dict[str, float]:
-    """One optimiser step with a share of its learning rate."""
+    """Return one optimiser step with a share of its learning rate."""
     return update_weights(
         networks.optimizers[name],
         networks.modules[name],

@@ -27,7 +27,7 @@ class PromptBaselines(nn.Module):
     """KL(old‖new) of all updates so far, in nats per token."""
 
     def __init__(self, collected: Collected, algorithm: Algorithm, *, max_length: int) -> None:
-        """``max_length``: of a response, in tokens."""
+        """Prepare baselines of prompts. ``max_length``: of a response, in tokens."""
         super().__init__()
         self._collected, self._algorithm, self._max_length = collected, algorithm, max_length
         if algorithm.advantage == "tracked_mean":
@@ -45,7 +45,7 @@ class PromptBaselines(nn.Module):
         return self._algorithm.advantage == "tracked_mean"
 
     def of(self, sampled: Sampled, moments: RunningMoments) -> Tensor:
-        """The baseline (B,) of each response, in units of the scaled scores of this rollout.
+        """Return the baseline (B,) of each response, in units of the scaled scores of this rollout.
 
         Raises:
             PromptNotCollected: a prompt has no collected response.
@@ -76,7 +76,7 @@ class PromptBaselines(nn.Module):
         self.kl = self.kl + kl
 
     def _scaled(self, moments: RunningMoments) -> Tensor:
-        """The collected scores (P,K), scaled as those of a rollout are."""
+        """Return the collected scores (P,K), scaled as those of a rollout are."""
         scaled = shape_scores(
             self._collected.scores,
             self._collected.lengths,
@@ -90,7 +90,7 @@ class PromptBaselines(nn.Module):
 def load_baselines(
     job: StageJob[ResolvedPolicyOptimization], models: RolloutModels
 ) -> PromptBaselines | None:
-    """Those that the switches ask for, if they ask for any."""
+    """Return those that the switches ask for, if they ask for any."""
     algorithm = job.work.algorithm
     if not algorithm.reads_rollouts:
         return None

@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def measure(setting: Setting) -> dict[str, Any]:
-    """The moments of one seed's gradients, the batch mean's first: of all parameters, and of the last block among them."""
+    """Return the moments of one seed's gradients, the batch mean's first: of all parameters, and of the last block among them."""
     gradients, signed, means = basic_gradients(setting)
     places = places_of_last_block(setting)
     weights = {key: row_of(weights).repeat(len(means), 1) for key, weights in ARMS.items()}
@@ -142,7 +142,7 @@ def basic_gradients(setting: Setting) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def places_of_last_block(setting: Setting) -> Tensor:
-    """Where the matrices of ``LAST_BLOCK`` stand in the gradient of all parameters: True (P,)."""
+    """Return where the matrices of ``LAST_BLOCK`` stand in the gradient of all parameters: True (P,)."""
     last = f"layers.{len(setting.policy.causal_lm.get_decoder().layers) - 1}.mlp."
     return torch.cat(
         [

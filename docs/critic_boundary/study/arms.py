@@ -41,7 +41,7 @@ class Tokens:
     """(N,): ‖∇ log π‖² of the matrices whose gradient is measured."""
 
     def column(self, name: str) -> Tensor:
-        """A basic baseline (N,)."""
+        """Return a basic baseline (N,)."""
         return self.baselines[:, self.names.index(name)]
 
     def advantages(self, weights: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class ArmMaker:
         self._num_rollouts = int(tokens.rollout.max()) + 1
 
     def all(self) -> Iterator[Arm]:
-        """Every arm; the batch mean, which the others are held against, comes first."""
+        """Yield every arm; the batch mean, which the others are held against, comes first."""
         yield self._arm("baseline", MEAN, None, {MEAN: 1.0})
         yield self._arm("baseline", "none", None, {})
         yield self._arm("baseline", OTHERS, None, {OTHERS: 1.0})
@@ -130,5 +130,5 @@ class ArmMaker:
 
 
 def explained(values: Tensor, returns: Tensor) -> float:
-    """1 − Var(G − V) / Var(G) over tokens (N,)."""
+    """Return 1 − Var(G − V) / Var(G) over tokens (N,)."""
     return 1 - ((returns - values).var(correction=0) / returns.var(correction=0)).item()

@@ -41,7 +41,7 @@ class Oracle:
     """Greedy tokens left // `PATH_BIN` → p."""
 
     def values(self, agrees: Tensor, left: Tensor, mask: Tensor) -> Tensor:
-        """Values (B,T) for the prefixes before each token."""
+        """Return values (B,T) for the prefixes before each token."""
         on_path = torch.zeros(mask.shape)
         for part, chance in self.chances.items():
             on_path[left // PATH_BIN == part] = 2 * chance - 1
@@ -49,7 +49,7 @@ class Oracle:
 
 
 def pretrain(setting: Setting, rollouts: list[Responses]) -> Iterator[tuple[str, ScalarModel]]:
-    """Name and copy of one critic as it learns Monte-Carlo returns from the reward model on: at each stop, and the last."""
+    """Yield name and copy of one critic as it learns Monte-Carlo returns from the reward model on: at each stop, and the last."""
     work = setting.pretraining
     critic = load_critic(setting.folders["reward"], seed=0)
     yield REWARD_MODEL, copy.deepcopy(critic)
@@ -70,18 +70,18 @@ def pretrain(setting: Setting, rollouts: list[Responses]) -> Iterator[tuple[str,
 
 
 def fresh_critic(setting: Setting) -> ScalarModel:
-    """The policy's trunk with a new head, which has learned nothing."""
+    """Return the policy's trunk with a new head, which has learned nothing."""
     return load_critic(setting.folders["sft"], seed=derive_seed(setting.seed, "study head"))
 
 
 def training_prompts(setting: Setting, number: int) -> list[int]:
-    """The prompts of one rollout that the critic learns from; nothing is measured on them."""
+    """Return the prompts of one rollout that the critic learns from; nothing is measured on them."""
     size = setting.pretraining.batch_size
     return setting.order[number * size : (number + 1) * size]
 
 
 def training_rollouts(setting: Setting) -> list[Responses]:
-    """Everything that the critic learns from."""
+    """Return everything that the critic learns from."""
     return [
         setting.respond(training_prompts(setting, number), stream="study pretraining", number=number, count=1)
         for number in range(NUM_ROLLOUTS)
@@ -89,7 +89,7 @@ def training_rollouts(setting: Setting) -> list[Responses]:
 
 
 def predict(critic: ScalarModel, sequences: Sequences) -> Tensor:
-    """Values (B,T), 0 outside the mask."""
+    """Return values (B,T), 0 outside the mask."""
     said = per_token(
         lambda part: {"values": values(critic, part)},
         sequences,
@@ -100,7 +100,7 @@ def predict(critic: ScalarModel, sequences: Sequences) -> Tensor:
 
 
 def fit_oracle(setting: Setting, rollouts: list[Responses]) -> Oracle:
-    """The chances of success along the greedy response, counted on the first of what the critic learns from."""
+    """Return the chances of success along the greedy response, counted on the first of what the critic learns from."""
     outcomes: dict[int, list[bool]] = {}
     for number, responses in enumerate(rollouts[:NUM_ORACLE_ROLLOUTS]):
         agrees, left = along_greedy(setting, responses, training_prompts(setting, number), count=1)
@@ -115,7 +115,7 @@ def fit_oracle(setting: Setting, rollouts: list[Responses]) -> Oracle:
 def along_greedy(
     setting: Setting, responses: Responses, indices: list[int], *, count: int
 ) -> tuple[Tensor, Tensor]:
-    """Whether the prefix before each token agrees with the greedy response (B,T), and the greedy tokens left (B,T)."""
+    """Return whether the prefix before each token agrees with the greedy response (B,T), and the greedy tokens left (B,T)."""
     greedy = setting.greedy(indices).sequences
     sampled = responses.sequences.response_ids
     width = sampled.shape[1]

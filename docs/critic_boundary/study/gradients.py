@@ -24,12 +24,12 @@ class TokenScores:
     inputs: Tensor
 
     def at(self, here: Tensor) -> "TokenScores":
-        """Those of some of the tokens: ``here`` (N,) is True for them."""
+        """Return those of some of the tokens: ``here`` (N,) is True for them."""
         return TokenScores(self.signals[here], self.inputs[here])
 
 
 def last_block_scores(policy: PolicyModel, sequences: Sequences, *, temperature: float) -> list[TokenScores]:
-    """Each response token's ∇ log π with respect to the matrices of `LAST_BLOCK`, by rows and then along each response.
+    """Return each response token's ∇ log π with respect to the matrices of `LAST_BLOCK`, by rows and then along each response.
 
     Raises:
         ValueError: the policy's last block has no such MLP.
@@ -62,7 +62,7 @@ def last_block_gradients(scores: list[TokenScores], coefficients: Tensor) -> Ten
 
 
 def squared_norms(scores: list[TokenScores]) -> Tensor:
-    """‖∇ log π‖² of each token (N,) over all matrices of `scores`."""
+    """Return ‖∇ log π‖² of each token (N,) over all matrices of `scores`."""
     return sum(
         (score.signals.square().sum(dim=1) * score.inputs.square().sum(dim=1) for score in scores),
         start=torch.zeros(()),
@@ -86,7 +86,7 @@ def all_gradients(
 
 @contextmanager
 def _frozen(policy: PolicyModel) -> Iterator[None]:
-    """No parameter asks for a gradient, so a graph begins only where one is asked for."""
+    """Let no parameter ask for a gradient, so a graph begins only where one is asked for."""
     learning = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     for parameter in learning:
         parameter.requires_grad_(False)
@@ -99,7 +99,7 @@ def _frozen(policy: PolicyModel) -> Iterator[None]:
 
 @contextmanager
 def _captured(mlp: nn.Module) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
-    """Name → input and output of each matrix in the passes made inside; the outputs ask for a gradient."""
+    """Yield name → input and output of each matrix in the passes made inside; the outputs ask for a gradient."""
     captured: dict[str, tuple[Tensor, Tensor]] = {}
 
     def keep(name: str) -> Any:

@@ -73,7 +73,7 @@ class Measured:
 
 
 def measure(setting: Setting) -> Row:
-    """One seed: what its tokens are like, every arm, and some arms by tokens left."""
+    """Return one seed: what its tokens are like, every arm, and some arms by tokens left."""
     rollouts = training_rollouts(setting)
     oracle = fit_oracle(setting, rollouts)
     critics = dict(pretrain(setting, rollouts)) | {FRESH: fresh_critic(setting)}
@@ -171,7 +171,7 @@ def noises(setting: Setting, responses: Responses, number: int) -> dict[str, Ten
 
 
 def tokens_of(responses: Responses, basic: dict[str, Tensor], weights: Tensor, number: int) -> Tokens:
-    """The response tokens of one rollout, by rows and then along each response."""
+    """Return the response tokens of one rollout, by rows and then along each response."""
     mask = responses.mask
     left = mask.flip(1).cumsum(dim=1).flip(1) - 1
     return Tokens(
@@ -185,7 +185,7 @@ def tokens_of(responses: Responses, basic: dict[str, Tensor], weights: Tensor, n
 
 
 def described(tokens: Tokens) -> Row:
-    """What the rollouts are like, and how unevenly ‖∇ log π‖² is spread over their tokens."""
+    """Return what the rollouts are like, and how unevenly ‖∇ log π‖² is spread over their tokens."""
     weights, returns = tokens.weights.double(), tokens.returns.double()
     heaviest = weights.sort(descending=True).values[: max(1, len(weights) // 100)]
     return {
@@ -198,7 +198,7 @@ def described(tokens: Tokens) -> Row:
 
 
 def judged(measured: Measured, arm: Arm) -> Row:
-    """One arm: how well its baseline knows the return, and the moments of its gradient over the rollouts."""
+    """Return one arm: how well its baseline knows the return, and the moments of its gradient over the rollouts."""
     tokens = measured.tokens
     above_mean = tokens.returns - tokens.column(MEAN)
     advantages = tokens.advantages(arm.weights)
@@ -226,7 +226,7 @@ def is_shown_by_part(arm: Arm) -> bool:
 
 
 def by_part(measured: Measured, arm: Arm, batch_mean: Arm) -> Iterator[Row]:
-    """One arm in each part by tokens left: the part's share of the gradient's variance is the batch mean's."""
+    """Yield one arm in each part by tokens left: the part's share of the gradient's variance is the batch mean's."""
     tokens = measured.tokens
     advantages = tokens.advantages(arm.weights)
     above_mean = tokens.returns - tokens.column(MEAN)

@@ -70,7 +70,7 @@ def write_report(measured: list[Row], output: Path) -> None:
 
 
 def tables_of(measured: list[Row], more: list[Row]) -> dict[str, list[Row]]:
-    """Every table, by the name of its file; `more` are the seeds of `all_parameters`."""
+    """Return every table, by the name of its file; `more` are the seeds of `all_parameters`."""
     ratios = [with_ratios(seed) for seed in measured]
     by_seed = {seed["seed"]: table for seed, table in zip(measured, ratios, strict=True)}
     whole = [whole_ratios(seed, by_seed[seed["seed"]]) for seed in more]
@@ -89,7 +89,7 @@ def tables_of(measured: list[Row], more: list[Row]) -> dict[str, list[Row]]:
 
 
 def plot_ratios(path: Path, arms: list[Row]) -> None:
-    """The ratio of variances against each measure, by how the baseline was made."""
+    """Plot the ratio of variances against each measure, by how the baseline was made."""
     figure, axes = plt.subplots(1, len(MEASURES), figsize=(5.2 * len(MEASURES), 4.6), sharey=True)
     for axis, measure in zip(axes, MEASURES, strict=True):
         for number, (family, marker) in enumerate(MARKERS.items()):
@@ -119,7 +119,7 @@ def plot_ratios(path: Path, arms: list[Row]) -> None:
 
 
 def plot_whole(path: Path, arms: list[Row]) -> None:
-    """The ratio of the gradient of all parameters against explained variance and its weighted form."""
+    """Plot the ratio of the gradient of all parameters against explained variance and its weighted form."""
     shown = {
         "explained_variance": TITLES["explained_variance"],
         "whole_weighted": "weighted by ‖∇ log π‖² of all parameters",
@@ -191,7 +191,7 @@ def plot_parts(path: Path, parts: list[Row]) -> None:
 
 
 def mark_boundary(axis: Axes) -> None:
-    """Lines at a ratio of 1 and a measure of 0."""
+    """Draw lines at a ratio of 1 and a measure of 0."""
     axis.axhline(1.0, color="black", linewidth=0.8)
     axis.axvline(0.0, color="black", linewidth=0.8)
     axis.set_yscale("log")

@@ -101,7 +101,7 @@ class Setting:
         return work
 
     def respond(self, indices: Sequence[int], *, stream: str, number: int, count: int) -> Responses:
-        """``count`` responses to each of the prompts, with the verifier's returns."""
+        """Sample ``count`` responses to each of the prompts, with the verifier's returns."""
         sampled = sample_responses(
             self.engine,
             self.codec,
@@ -126,7 +126,7 @@ class Setting:
         return Responses(sampled, total, monte_carlo_returns(rewards, mask, gamma=1.0))
 
     def greedy(self, indices: Sequence[int]) -> Sampled:
-        """The most likely response to each prompt, which is nearly always the right one here."""
+        """Return the most likely response to each prompt, which is nearly always the right one here."""
         return sample_responses(
             self.engine,
             self.codec,

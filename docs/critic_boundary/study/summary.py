@@ -64,7 +64,7 @@ BY_PART = (
 
 
 def summary(tables: dict[str, list[Row]]) -> str:
-    """All tables: means over seeds ± half of the 95 % interval."""
+    """Return all tables: means over seeds ± half of the 95 % interval."""
     return "\n\n".join(
         [
             headline(tables["all_parameters"]),
@@ -81,7 +81,7 @@ def summary(tables: dict[str, list[Row]]) -> str:
 
 
 def headline(table: list[Row]) -> str:
-    """What explained variance lets one expect of the gradient's variance, and what it is, of all parameters."""
+    """Return what explained variance lets one expect of the gradient's variance, and what it is, of all parameters."""
     found = {keys_of(row): row for row in table}
     lines = [
         "| baseline | explained variance | 1 − explained variance | variance of the gradient over the batch mean's |",
@@ -97,7 +97,7 @@ def headline(table: list[Row]) -> str:
 
 
 def baselines(arms: list[Row]) -> str:
-    """Each shown baseline by the three measures, with its ratio of variances."""
+    """Return each shown baseline by the three measures, with its ratio of variances."""
     found = {(row["family"], row["critic"], row["x"]): row for row in arms}
     lines = [
         "| baseline | explained variance | with bias | gradient-weighted | variance ratio |",
@@ -112,7 +112,7 @@ def baselines(arms: list[Row]) -> str:
 
 
 def whole(table: list[Row]) -> str:
-    """The ratio of the gradient of all parameters, beside that of the last block on the same rollouts."""
+    """Return the ratio of the gradient of all parameters, beside that of the last block on the same rollouts."""
     found = {(row["family"], row["critic"], row["x"]): row for row in table}
     lines = [
         "| baseline | explained variance | gradient-weighted, all parameters | variance ratio, all parameters | "
@@ -129,7 +129,7 @@ def whole(table: list[Row]) -> str:
 
 
 def agreement(table: list[Row]) -> str:
-    """How well each measure foretells the ratio."""
+    """Return how well each measure foretells the ratio."""
     lines = [
         "| measure | on the right side of 1 | mean distance of 1 − measure from the ratio | baselines |",
         "|---|---|---|---|",
@@ -142,7 +142,7 @@ def agreement(table: list[Row]) -> str:
 
 
 def crossings(table: list[Row]) -> str:
-    """Where each curve passes a ratio of 1."""
+    """Return where each curve passes a ratio of 1."""
     lines = [
         "| curve | measure at a ratio of 1 | seeds that pass 1 | ratios from | to |",
         "|---|---|---|---|---|",
@@ -163,7 +163,7 @@ def crossings(table: list[Row]) -> str:
 
 
 def switches(arms: list[Row]) -> str:
-    """The critic alone, with EVPO's switch and with the smooth form: advantages and gradients."""
+    """Return the critic alone, with EVPO's switch and with the smooth form: advantages and gradients."""
     found = {(row["family"], row["critic"], row["x"]): row for row in arms}
     lines = [
         "| critic | advantages' variance, alone | switched | blended | gradient's, alone | switched | blended |",
@@ -197,16 +197,16 @@ def parts(table: list[Row]) -> str:
 
 
 def described(row: Row) -> str:
-    """What the rollouts are like, in one line."""
+    """Return what the rollouts are like, in one line."""
     names = [name for name in row if name != "of" and name != "seeds" and not name.endswith("_half")]
     return ", ".join(f"{name} {shown(row, name)}" for name in names)
 
 
 def shown(row: Row, name: str) -> str:
-    """A mean with half of its interval, two decimals; a dash where nothing was measured."""
+    """Return a mean with half of its interval, two decimals; a dash where nothing was measured."""
     return "–" if row[name] is None else f"{row[name]:.2f}{half(row, name)}".replace("-", "−")
 
 
 def half(row: Row, name: str) -> str:
-    """± half of the interval, where there is one."""
+    """Return ± half of the interval, where there is one."""
     return "" if row[f"{name}_half"] is None else f" ± {row[f'{name}_half']:.2f}"

@@ -27,12 +27,12 @@ BY_CRITIC = ("switched", "blended")
 
 
 def moments_of(row: Row) -> GradientMoments:
-    """The moments that an arm's row, or its ``whole``, holds."""
+    """Return the moments that an arm's row, or its ``whole``, holds."""
     return GradientMoments(row["squared_norms"], row["products"])
 
 
 def with_ratios(seed: Row) -> list[Row]:
-    """One seed's arms with the trace of each gradient's covariance over the batch mean's, which comes first."""
+    """Return one seed's arms with the trace of each gradient's covariance over the batch mean's, which comes first."""
     mean = seed["arms"][0]
     rows = []
     for arm in seed["arms"]:
@@ -44,7 +44,7 @@ def with_ratios(seed: Row) -> list[Row]:
 
 
 def over_seeds(tables: Iterable[list[Row]], keys: Sequence[str], quantities: Sequence[str]) -> list[Row]:
-    """Rows of all seeds with the same ``keys`` as one: of each quantity the mean and half of its interval."""
+    """Return rows of all seeds with the same ``keys`` as one: of each quantity the mean and half of its interval."""
     samples: dict[tuple[Any, ...], dict[str, list[float]]] = {}
     for table in tables:
         for row in table:
@@ -63,13 +63,13 @@ def over_seeds(tables: Iterable[list[Row]], keys: Sequence[str], quantities: Seq
 
 
 def arm_table(ratios: list[list[Row]]) -> list[Row]:
-    """Every arm: what its baseline knows of the return in three ways, and its ratio of variances."""
+    """Return every arm: what its baseline knows of the return in three ways, and its ratio of variances."""
     quantities = (*MEASURES, "variance_ratio", "jackknife_error")
     return over_seeds(ratios, KEYS, quantities)
 
 
 def whole_ratios(seed: Row, of_last_block: list[Row]) -> list[Row]:
-    """One seed's arms of which the gradient of all parameters was taken, with the measures of the same arms.
+    """Return one seed's arms of which the gradient of all parameters was taken, with the measures of the same arms.
 
     The gradient-weighted measure with the weights of all parameters is there where it was measured.
     """
@@ -100,12 +100,12 @@ def whole_table(whole: list[list[Row]], fewer: list[list[Row]]) -> list[Row]:
 
 
 def keys_of(row: Row) -> tuple[Any, ...]:
-    """What names an arm."""
+    """Return what names an arm."""
     return tuple(row[name] for name in KEYS)
 
 
 def crossing_table(ratios: list[list[Row]]) -> list[Row]:
-    """For each curve and measure where the ratio passes 1, over the seeds in which it does, and its ends."""
+    """Return, for each curve and measure, where the ratio passes 1, over the seeds in which it does, and its ends."""
     rows = []
     for name, critic in curves_in(ratios[0]):
         curves = [on_curve(table, name, critic) for table in ratios]
@@ -135,7 +135,7 @@ def crossing_table(ratios: list[list[Row]]) -> list[Row]:
 
 
 def curves_in(table: list[Row]) -> list[tuple[str, str]]:
-    """Name and critic of every curve of a seed."""
+    """Return name and critic of every curve of a seed."""
     made = [
         (name, critic)
         for name in CURVES
@@ -145,7 +145,7 @@ def curves_in(table: list[Row]) -> list[tuple[str, str]]:
 
 
 def on_curve(table: list[Row], name: str, critic: str) -> list[Row]:
-    """The arms of one curve: a family's with the critic as it is, which is where the curve begins."""
+    """Return the arms of one curve: a family's with the critic as it is, which is where the curve begins."""
     if name == LEARNED:
         return [row for row in table if row["family"] == "critic" and row["critic"] not in NOT_LEARNED]
     own = [row for row in table if row["critic"] == critic]
@@ -155,7 +155,7 @@ def on_curve(table: list[Row], name: str, critic: str) -> list[Row]:
 
 
 def agreement_table(tables: list[list[Row]], *, ratio: str, measures: Sequence[str]) -> list[Row]:
-    """How well each measure tells on which side of 1 the ratio lies, and how far 1 − measure is from it, over all arms.
+    """Return how well each measure tells on which side of 1 the ratio lies, and how far 1 − measure is from it, over all arms.
 
     Without the batch mean itself, and without the arms that choose between it and a critic.
     """
@@ -180,7 +180,7 @@ def agreement_table(tables: list[list[Row]], *, ratio: str, measures: Sequence[s
 
 
 def part_table(measured: list[Row]) -> list[Row]:
-    """The arms by tokens left."""
+    """Return the arms by tokens left."""
     return over_seeds(
         [seed["parts"] for seed in measured],
         ("family", "critic", "tokens_left"),
@@ -189,7 +189,7 @@ def part_table(measured: list[Row]) -> list[Row]:
 
 
 def token_table(measured: list[Row]) -> list[Row]:
-    """What the rollouts are like."""
+    """Return what the rollouts are like."""
     return over_seeds(
         [[{"of": "tokens", **seed["tokens"]}] for seed in measured],
         ("of",),
@@ -198,7 +198,7 @@ def token_table(measured: list[Row]) -> list[Row]:
 
 
 def write_csv(path: Path, table: list[Row]) -> None:
-    """One line for each row, numbers with six significant digits."""
+    """Write one line for each row, numbers with six significant digits."""
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(table[0]))
         writer.writeheader()

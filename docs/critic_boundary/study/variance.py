@@ -35,7 +35,7 @@ class Baseline:
 
 
 def gradient_moments(gradients: Tensor) -> GradientMoments:
-    """Of gradients (R,P)."""
+    """Return the moments of gradients (R,P)."""
     exact = gradients.to(torch.float64)
     return GradientMoments(
         squared_norms=exact.square().sum(dim=1).tolist(), products=(exact @ exact.mean(dim=0)).tolist()
@@ -43,7 +43,7 @@ def gradient_moments(gradients: Tensor) -> GradientMoments:
 
 
 def covariance_trace(moments: GradientMoments) -> float:
-    """Σ over parameters of the sample variance (ddof 1): (Σ‖g_r‖² − R·‖ḡ‖²) / (R − 1); ‖ḡ‖² is the mean product.
+    """Return Σ over parameters of the sample variance (ddof 1): (Σ‖g_r‖² − R·‖ḡ‖²) / (R − 1); ‖ḡ‖² is the mean product.
 
     Raises ValueError for fewer than two gradients.
     """
@@ -78,7 +78,7 @@ def _left_out(moments: GradientMoments, r: int) -> GradientMoments:
 def judge_baseline(
     advantages: Tensor, returns: Tensor, above_mean: Tensor, token_weights: Tensor
 ) -> Baseline:
-    """The three measures, over tokens (N,); `above_mean` is return less the mean return of its rollout."""
+    """Return the three measures, over tokens (N,); `above_mean` is return less the mean return of its rollout."""
     advantages, returns, above_mean, weights = (
         tensor.to(torch.float64) for tensor in (advantages, returns, above_mean, token_weights)
     )
@@ -91,7 +91,7 @@ def judge_baseline(
 
 
 def crossing(measures: Sequence[float], ratios: Sequence[float]) -> float | None:
-    """Where a curve of ratios against a measure passes 1, by straight lines between neighbours in `measures`.
+    """Return where a curve of ratios against a measure passes 1, by straight lines between neighbours in `measures`.
 
     Of several passages the one at the largest measure counts; None where the ratios stay on one side.
     """

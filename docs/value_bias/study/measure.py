@@ -51,7 +51,7 @@ Row = dict[str, Any]
 
 
 def measure(workspace: Path, seed: int, overrides: list[str]) -> list[Row]:
-    """All measurements of one seed: rows ``{part, seed, critic, x, quantity, value}``."""
+    """Return all measurements of one seed: rows ``{part, seed, critic, x, quantity, value}``."""
     report = run(workspace, seed, overrides)
     stages = report["stages"]
     folders = {name: workspace / "store" / "objects" / stage["digest"] for name, stage in stages.items()}
@@ -78,7 +78,7 @@ def measure(workspace: Path, seed: int, overrides: list[str]) -> list[Row]:
 
 
 def run(workspace: Path, seed: int, overrides: list[str]) -> dict[str, Any]:
-    """The report of the recipe's run with this seed; what the workspace has is reused."""
+    """Return the report of the recipe's run with this seed; what the workspace has is reused."""
     seeds = [f"stages.{stage}.seed={seed}" for stage in RESEEDED]
     sets = [part for override in (*seeds, *overrides) for part in ("--set", override)]
     vantage = Path(sys.executable).with_name("vantage")
@@ -163,7 +163,7 @@ def by_target_lambda(setting: Setting, held_out: Responses) -> Iterator[Row]:
 def known(
     predicted: Tensor, returns: Tensor, here: Tensor, *, part: str, critic: str, x: float | None
 ) -> Iterator[Row]:
-    """What a critic knows of the return at the tokens ``here`` (B,T).
+    """Yield what a critic knows of the return at the tokens ``here`` (B,T).
 
     ``slope`` is that of its values on the returns: by how much V differs between two responses whose scores differ
     by 1. An ideal critic's slope is its explained variance; a critic that does not hear of the reward has 0.
@@ -186,7 +186,7 @@ def training_rollouts(setting: Setting) -> Iterator[Responses]:
 
 
 def train_critic(setting: Setting, rollouts: list[Responses], *, lam: float) -> ScalarModel:
-    """A critic that starts from the reward model and learns GAE targets, A(λ) + V, as PPO's critic does.
+    """Return a critic that starts from the reward model and learns GAE targets, A(λ) + V, as PPO's critic does.
 
     Optimiser and schedule are the value stage's. With λ = 1 the targets are Monte-Carlo returns.
     """
@@ -210,5 +210,5 @@ def train_critic(setting: Setting, rollouts: list[Responses], *, lam: float) -> 
 
 
 def row(part: str, critic: str, x: float | None, quantity: str, value: Tensor | float) -> Row:
-    """One measured number; ``x`` is None for one of the whole response or run."""
+    """Return one measured number; ``x`` is None for one of the whole response or run."""
     return {"part": part, "critic": critic, "x": x, "quantity": quantity, "value": float(value)}

@@ -82,7 +82,7 @@ def over(numbers: list[float]) -> dict[str, float]:
 
 
 def write_csv(path: Path, table: list[Row]) -> None:
-    """One row for each number of the table."""
+    """Write one row for each number of the table."""
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=["critic", "x", "quantity", "mean", "half_width", "seeds"])
         writer.writeheader()
@@ -90,7 +90,7 @@ def write_csv(path: Path, table: list[Row]) -> None:
 
 
 def plot(path: Path, table: list[Row], part: str) -> None:
-    """A panel for each entry of ``PANELS``: a line with its interval for each critic."""
+    """Draw a panel for each entry of ``PANELS``: a line with its interval for each critic."""
     panels = PANELS[part]
     figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.6), squeeze=False)
     for axis, quantity in zip(axes[0], panels, strict=True):
@@ -141,5 +141,5 @@ def summary(tables: dict[str, list[Row]], *, num_seeds: int) -> str:
 
 
 def shown(cell: Row | None) -> str:
-    """A mean with its interval."""
+    """Return a mean with its interval."""
     return "" if cell is None else f"{cell['mean']:.3f} ± {cell['half_width']:.3f}"

@@ -56,7 +56,7 @@ class Setting:
     codec: Codec
 
     def prompts(self, split: str) -> Prompts:
-        """The recipe's prompts of one split."""
+        """Return the recipe's prompts of one split."""
         return read_prompts(self.folders["data.prompts"], split, self.codec)
 
     def respond(self, prompts: Prompts, indices: Sequence[int], *, seed: int) -> Sampled:
@@ -83,7 +83,7 @@ class Setting:
         )
 
     def rewarded_by_reward_model(self, sampled: Sampled) -> Responses:
-        """The same responses with the reward model's score as reward: then it is a critic of itself."""
+        """Return the same responses with the reward model's score as reward: then it is a critic of itself."""
         return rewarded(
             sampled,
             [Term("reward", 1.0, model_scores.scored_by(load_scalar(self.folders["reward"], role="reward")))],
@@ -107,14 +107,14 @@ def rewarded(sampled: Sampled, terms: Sequence[Term]) -> Responses:
 
 
 def value_stage(setting: Setting) -> ResolvedValuePretraining:
-    """The recipe's value stage, for its optimiser's settings."""
+    """Return the recipe's value stage, for its optimiser's settings."""
     work = resolve_work(setting.recipe.stages["value"])
     assert isinstance(work, ResolvedValuePretraining)
     return work
 
 
 def predict(critic: ScalarModel, sequences: Sequences) -> Tensor:
-    """Values (B,T), 0 outside the mask."""
+    """Return values (B,T), 0 outside the mask."""
     said = per_token(
         lambda part: {"values": values(critic, part)},
         sequences,
