@@ -17,7 +17,6 @@ import weakref
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 from vantage.tasks.rewards.verifier_file import BrokenVerifier, shown_case
@@ -40,11 +39,10 @@ PASSED = frozenset(
 )
 """Variables of the stage's environment that the verifier's process has too."""
 PASSED_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "VERIFIER_")
-"""Beginnings of more such names. ``VERIFIER_…`` is for what a user wants their own code to have."""
+"""Beginnings of more such names, ``PYTHONPATH`` among them, by which the process finds our package. ``VERIFIER_…`` is for what a user wants their own code to have."""
 
 _STACK_SECONDS = 2.0
 _LOOK_SECONDS = 0.5
-_OURS = Path(__file__).parents[2]
 
 Case = tuple[str, str, str | None]
 """(prompt, response, the row's answer or None)"""
@@ -203,7 +201,7 @@ class _Running:
             stderr=subprocess.STDOUT,
             pass_fds=(asked, replies),
             process_group=0,  # so that what it starts can be ended with it
-            env={**passed(os.environ), "PYTHONSAFEPATH": "1", "PYTHONPATH": _path()},
+            env={**passed(os.environ), "PYTHONSAFEPATH": "1"},
         )
         os.close(asked)
         os.close(replies)
@@ -290,10 +288,6 @@ def passed(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if name in PASSED or name.startswith(PASSED_PREFIXES)
     }
-
-
-def _path() -> str:
-    return os.pathsep.join([str(_OURS), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def _end(

@@ -59,13 +59,17 @@ class RolloutModels:
             taken: what the stage's passes take.
         """
         engine, limits = self.engine, self.limits
-        assert isinstance(engine, LocalEngine), "another kind of engine has memory of its own"
         found = found_limits(job, taken, device=self.policy.device)
         if found is not None:
+            assert isinstance(engine, LocalEngine), "another kind of engine has memory of its own"
             given, limits = job.work.microbatch_tokens, within_memory(job, found).work.pass_limits
             engine = replace(engine, limits=sampling_limits(limits, found, given=given))
-        ready = replace(self, limits=limits, engine=AheadEngine(engine) if self.ahead else engine)
-        return ready, within_memory(job, found)
+        if self.ahead:
+            assert isinstance(engine, LocalEngine), (
+                "another kind of engine samples beside the training by itself"
+            )
+            engine = AheadEngine(engine)
+        return replace(self, limits=limits, engine=engine), within_memory(job, found)
 
     @contextmanager
     def sampling(self) -> Iterator[None]:

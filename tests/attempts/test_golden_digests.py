@@ -9,6 +9,7 @@ import torch
 from tests.attempts.golden_digests import (
     RECORD,
     Golden,
+    Numbers,
     Record,
     golden,
     read,
@@ -114,7 +115,7 @@ def test_a_new_run_is_recorded_and_one_that_is_gone_is_not() -> None:
 
 
 def test_numbers_are_alike_up_to_rounding() -> None:
-    recorded = {"loss": 2.0, "gap": 0.0, "texts": "ab", "none": None, "undefined": nan}
+    recorded: Numbers = {"loss": 2.0, "gap": 0.0, "texts": "ab", "none": None, "undefined": nan}
     assert unlike({**recorded, "loss": 2.005, "gap": 9e-4}, recorded) == []
     assert unlike({**recorded, "loss": 2.01}, recorded) == ["loss: 2.0 in the record, 2.01 now"]
     assert unlike({**recorded, "texts": "ac", "none": 0.0}, recorded) == [

@@ -24,6 +24,7 @@ from vantage.schemas.records.job import StageJob
 from vantage.tasks import policy_optimization
 from vantage.tasks.data.examples import read_prompts
 from vantage.tasks.rollout import ahead as ahead_engine
+from vantage.tasks.rollout import rollout_models
 from vantage.tasks.rollout.ahead import AheadEngine
 from vantage.tasks.rollout.engine import LocalEngine
 from vantage.tasks.stages import run_stage
@@ -310,6 +311,16 @@ def test_what_may_run_beside_the_thread_knows_it(
     assert main == [True] * 4 + [False] * num_test
     assert num_test == 1
     assert [is_beside for name, is_beside in said if name != "MainThread"] == [True]
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_memory_is_found_for_a_sampler_beside_the_training(
+    ahead: int, pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[Any] = []
+    monkeypatch.setattr(rollout_models, "found_limits", lambda job, of, **_: taken.append(of))
+    run_stage(job_in(tmp_path, "grpo", pipeline, rollout={"ahead": ahead}, iterations=1, validate_every=1))
+    assert [each.sampler.beside_training for each in taken] == [bool(ahead)]
 
 
 def test_whoever_waits_for_the_thread_tells_how_far_it_is(

@@ -1,6 +1,9 @@
 """Code of a user's that does its worst: the stage goes on living, and the verifier is at fault, with its line."""
 
+import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.packages import copy_packages
 from vantage.tasks.rewards import verifier_process
 from vantage.tasks.rewards.verifier_file import BrokenVerifier
 from vantage.tasks.rewards.verifier_process import VerifierProcess
@@ -52,6 +56,52 @@ def test_batches_are_judged_by_one_process_that_keeps_its_state(
     assert verifier.verdicts(cases) == expected
     assert verifier.verdicts(cases) == expected
     assert verifier.verdicts([]) == []
+
+
+STARTS = (
+    "import json; from vantage.attempts.identity.child_python import python_environment; "
+    "print(json.dumps(python_environment()))"
+)
+STAGE = """
+import sys, vantage
+from vantage.tasks.rewards.verifier_process import VerifierProcess
+process = VerifierProcess({"file": sys.argv[1], "function": "verify"}, name="mine", function="verify")
+print(vantage.__file__, process.verdicts([("", vantage.__file__, None), ("", "another", None)]))
+process.close()
+"""
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_it_finds_the_package_that_its_stage_has_from_any_folder(is_installed: bool, tmp_path: Path) -> None:
+    """In a checkout that is installed, and in a copy that is found by nothing but where it was started."""
+    copy, elsewhere = tmp_path / "copy", tmp_path / "elsewhere"
+    copy_packages(copy)
+    elsewhere.mkdir()
+    (elsewhere / "pathlib.py").write_text(
+        "raise RuntimeError('the folder that it is started in is on its path')"
+    )
+    define(
+        tmp_path, "return vantage.__file__ == response and sys.flags.safe_path", before="import sys, vantage"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+    def python(*arguments: str, folder: Path, **more: str) -> str:
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=folder,
+            env=environment | more,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    of_stages = json.loads(python("-c", STARTS, folder=tmp_path if is_installed else copy))
+    assert of_stages.pop("PYTHONSAFEPATH") == "1"
+    # -P in its place: the process of the verifier has to set it by itself
+    printed = python("-P", "-c", STAGE, str(tmp_path / "verifier.py"), folder=elsewhere, **of_stages)
+    file, told = printed.split(" ", 1)
+    assert Path(file).is_relative_to(copy) != is_installed
+    assert told == "[True, False]\n"
 
 
 def test_any_text_arrives_as_it_is(tmp_path: Path, verifier: VerifierProcess) -> None:
