@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support.made_once import made_once
 from tests.support.small_chat_run import make_small_chat_run
 from vantage.runs.workspace import Workspace
 
@@ -11,4 +12,4 @@ def small_chat_run(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """The workspace of a finished run, whose ledger is its own; for reading only."""
     with pytest.MonkeyPatch.context() as patched:
         patched.delenv("MLFLOW_TRACKING_URI", raising=False)
-        return make_small_chat_run(tmp_path_factory.mktemp("small-chat"))
+        return Workspace(made_once(tmp_path_factory, "small-chat", make_small_chat_run) / "workspace")

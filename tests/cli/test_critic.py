@@ -36,7 +36,7 @@ def diagnosed(workspace: Workspace) -> None:
 
 
 def run_all(workspace: Workspace, recipe: Path, *overrides: str, until: str | None = None) -> str:
-    with orchestrated(workspace, recipe, *overrides) as orchestrator:
+    with orchestrated(workspace, recipe, *overrides, in_process=True) as orchestrator:
         attempt_all(orchestrator, until=until)
         if until is None:
             orchestrator.run.update(status=orchestrator.run.outcome())
@@ -184,7 +184,7 @@ def test_a_run_that_is_not_so_far(workspace: Workspace, recipe_file: Path) -> No
 def test_a_running_policy_shows_its_journal(workspace: Workspace, recipe_file: Path) -> None:
     """Also the iterations that no checkpoint has and the ledger was not told of."""
     diagnosed(workspace)
-    with orchestrated(workspace, recipe_file) as orchestrator:
+    with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
         attempt_all(orchestrator, until="policy")
         key = "5" * 64
         orchestrator.run.update_stage("policy", status="running", stage_key=key)

@@ -43,7 +43,7 @@ def vantage_process(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def finished(workspace: Workspace, recipe_file: Path) -> Workspace:
     """A workspace in which the recipe has run."""
-    with orchestrated(workspace, recipe_file) as orchestrator:
+    with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
         attempt_all(orchestrator)
         orchestrator.run.update(status=orchestrator.run.outcome())
     return workspace

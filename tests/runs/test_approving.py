@@ -46,7 +46,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, workspace: Workspace) -> None:
 
 def go_through(workspace: Workspace, recipe: Path, *overrides: str) -> list[str]:
     """The newest unfinished run of the recipe, or a new one, to its end; returns what was printed."""
-    with orchestrated(workspace, recipe, *overrides, stage_function=FAKE) as orchestrator:
+    with orchestrated(workspace, recipe, *overrides, stage_function=FAKE, in_process=True) as orchestrator:
         attempt_all(orchestrator)
         orchestrator.end()
         orchestrator.ledger.close()
@@ -147,7 +147,7 @@ def test_another_threshold_or_another_artifact_asks_again(workspace: Workspace, 
         tighter = run.record.recipe.model_dump()
         tighter["stages"]["sft"]["gate"][0]["at_most"] = 0.05
         run.update(recipe=type(run.record.recipe).model_validate(tighter))
-    with orchestrated(workspace, recipe_file, stage_function=FAKE) as orchestrator:
+    with orchestrated(workspace, recipe_file, stage_function=FAKE, in_process=True) as orchestrator:
         assert orchestrator.run.record.run_id == record.run_id
         assert attempt_all(orchestrator)["sft"].status == "waiting_approval"
         asked = orchestrator.run.record.open_questions["sft"]
@@ -224,7 +224,7 @@ def test_of_several_at_once_one_is_recorded(workspace: Workspace, recipe_file: P
 def test_an_answer_to_a_run_that_is_executed_is_taken_up_by_it(
     workspace: Workspace, recipe_file: Path
 ) -> None:
-    with orchestrated(workspace, recipe_file, stage_function=FAKE) as orchestrator:
+    with orchestrated(workspace, recipe_file, stage_function=FAKE, in_process=True) as orchestrator:
         attempt_all(orchestrator)
         record = orchestrator.run.record
         given, sent = answer(

@@ -19,7 +19,7 @@ from vantage.runs.workspace import Workspace
 
 @pytest.fixture
 def finished(workspace: Workspace, recipe_file: Path) -> tuple[Workspace, str]:
-    with orchestrated(workspace, recipe_file) as orchestrator:
+    with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
         attempt_all(orchestrator)
         orchestrator.run.update(status=orchestrator.run.outcome())
     return workspace, orchestrator.run.record.run_id
@@ -79,7 +79,7 @@ def test_a_pass_of_a_model_compared_with_itself_is_not_borne_out(
 ) -> None:
     workspace.root.mkdir(parents=True, exist_ok=True)
     (workspace.root / "idle.txt").write_text("policy")
-    with orchestrated(workspace, recipe_file) as orchestrator:
+    with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
         attempt_all(orchestrator)
         orchestrator.run.update(status=orchestrator.run.outcome())
     run_id = orchestrator.run.record.run_id

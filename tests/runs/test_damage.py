@@ -20,7 +20,7 @@ from vantage.storage.sealed_folders import seal
 @pytest.fixture
 def finished(workspace: Workspace, recipe_file: Path) -> tuple[Workspace, str]:
     """A workspace and the run that made everything in it."""
-    with orchestrated(workspace, recipe_file) as orchestrator:
+    with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
         attempt_all(orchestrator)
         orchestrator.run.update(status="completed")
     return workspace, orchestrator.run.record.run_id

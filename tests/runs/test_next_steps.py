@@ -25,7 +25,7 @@ SETS = ("stages.value.gate.at_least=0.9",)
 @pytest.fixture
 def closed(workspace: Workspace, recipe_file: Path) -> RunRecord:
     """A run whose critic (0.4) did not pass its gate (0.9)."""
-    with orchestrated(workspace, recipe_file, *SETS) as orchestrator:
+    with orchestrated(workspace, recipe_file, *SETS, in_process=True) as orchestrator:
         attempt_all(orchestrator)
         orchestrator.run.update(status=orchestrator.run.outcome(), source=str(recipe_file), overrides=SETS)
     return read_runs(workspace)[0]
@@ -51,7 +51,7 @@ def test_it_names_the_fields_what_is_reused_and_what_runs_again(
 
 
 def test_no_closed_gate_no_advice(workspace: Workspace, recipe_file: Path) -> None:
-    with orchestrated(workspace, recipe_file) as orchestrator:
+    with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
         attempt_all(orchestrator)
     assert after_closed_gates(read_runs(workspace)[0], workspace.address) == []
 

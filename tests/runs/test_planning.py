@@ -46,7 +46,7 @@ def actions(steps: dict[str, PlannedStep], names: Sequence[str] = STEPS) -> list
 
 
 def run_all(workspace: Workspace, recipe: Path, *overrides: str, until: str | None = None) -> None:
-    with orchestrated(workspace, recipe, *overrides) as orchestrator:
+    with orchestrated(workspace, recipe, *overrides, in_process=True) as orchestrator:
         attempt_all(orchestrator, until=until)
         orchestrator.run.update(status=orchestrator.run.outcome())
 

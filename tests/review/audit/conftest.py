@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.review.audit.tampering import Case
+from tests.support.made_once import made_once
 from tests.support.orchestrated import attempt_all, orchestrated
 from vantage.attempts.energy import EnergyMeter
 from vantage.flows.publishing.publishing import publish
@@ -68,7 +69,7 @@ STAGES = "tests.review.audit.audited_work.run_stage"
 
 def run_once(workspace: Workspace, recipe: Path, *overrides: str, until: str | None = None) -> None:
     """What ``vantage run`` does, without Prefect; ``until``: the process ends before this step."""
-    with orchestrated(workspace, recipe, *overrides, stage_function=STAGES) as orchestrator:
+    with orchestrated(workspace, recipe, *overrides, stage_function=STAGES, in_process=True) as orchestrator:
         attempt_all(orchestrator, until=until)
         if until is None:
             for publication in orchestrator.recipe.publish:
@@ -90,12 +91,13 @@ def write_recipe(folder: Path) -> Path:
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a recipe, its data, and the workspace of a run of it; for reading only."""
 
-    folder = tmp_path_factory.mktemp("audited")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.delenv("MLFLOW_TRACKING_URI", raising=False)
-        patched.setattr(EnergyMeter, "finish", lambda self: Energy(gpu_joules=7.25, cpu_joules=3.5))
-        run_once(Workspace(folder / "workspace"), write_recipe(folder))
-    return folder
+    def make(folder: Path) -> None:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.delenv("MLFLOW_TRACKING_URI", raising=False)
+            patched.setattr(EnergyMeter, "finish", lambda self: Energy(gpu_joules=7.25, cpu_joules=3.5))
+            run_once(Workspace(folder / "workspace"), write_recipe(folder))
+
+    return made_once(tmp_path_factory, "audited", make)
 
 
 @pytest.fixture

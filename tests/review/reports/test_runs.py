@@ -23,7 +23,7 @@ CLOSED = "stages.value.gate.at_least=0.5"
 
 
 def run(workspace: Workspace, recipe: Path, *overrides: str, until: str | None = None) -> str:
-    with orchestrated(workspace, recipe, *overrides) as orchestrator:
+    with orchestrated(workspace, recipe, *overrides, in_process=True) as orchestrator:
         attempt_all(orchestrator, until=until)
         if until is None:
             orchestrator.run.update(status=orchestrator.run.outcome())
