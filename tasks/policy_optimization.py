@@ -162,7 +162,7 @@ def log_critic(estimates: Estimates, algorithm: Algorithm, *, was_used: bool) ->
 def headline_metrics(
     measured: Measured, state: PolicyState, work: ResolvedPolicyOptimization
 ) -> dict[str, float | None]:
-    """Of the kept policy, and of the iterations that led to it."""
+    """Return the metrics of the kept policy, and of the iterations that led to it."""
     return {
         **values_of(measured.estimates),
         "reward_spread": measured.reward_spread,
@@ -173,7 +173,7 @@ def headline_metrics(
 
 
 def mean_critic_weight(state: PolicyState, work: ResolvedPolicyOptimization) -> dict[str, float]:
-    """How far the advantages of all iterations were the critic's, where that can vary."""
+    """Return how far the advantages of all iterations were the critic's, where that can vary."""
     if not work.algorithm.weighs_critic:
         return {}
     return {"critic_weight_mean": state.critic_weight_sum / work.iterations}

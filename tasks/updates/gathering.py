@@ -190,7 +190,7 @@ class Batch:
 
 
 def batch_of(job: StageJob[ResolvedPolicyOptimization], prompts: Prompts, number: int) -> Batch:
-    """A pure function of the number, counted over the whole stage."""
+    """Return a batch as a pure function of its number, counted over the whole stage."""
     work, seed = job.work, stage_seed(job)
     indices = prompts_of_iteration(
         number,
@@ -203,7 +203,7 @@ def batch_of(job: StageJob[ResolvedPolicyOptimization], prompts: Prompts, number
 
 
 def importance_of(rollout: Rollout, *, cap: float) -> ImportanceWeights:
-    """The weights of the rollout's tokens, which the policy drew as it is now or as it was before its last update."""
+    """Return the weights of the rollout's tokens, which the policy drew as it is now or as it was before its last update."""
     return truncated_importance_weights(
         rollout.logprobs, rollout.sampled.sampler_logprobs, rollout.sequences.response_mask, cap=cap
     )
@@ -212,7 +212,7 @@ def importance_of(rollout: Rollout, *, cap: float) -> ImportanceWeights:
 def sample_rollout(
     job: StageJob[ResolvedPolicyOptimization], models: RolloutModels, prompts: Prompts, *, first_batch: int
 ) -> Filled:
-    """One iteration's scored responses; the batches of prompts, and their random numbers, count on from ``first_batch``."""
+    """Return one iteration's scored responses; the batches of prompts, and their random numbers, count on from ``first_batch``."""
     work = job.work
     group = work.algorithm.samples_per_prompt
 
@@ -235,7 +235,7 @@ def sample_rollout(
 def sample_greedy(
     work: ResolvedPolicyOptimization, models: RolloutModels, prompts: Prompts, scored: Scored
 ) -> Scored | None:
-    """The likeliest response to the prompt of each response, scored; None where no baseline is made of them."""
+    """Return the likeliest response to the prompt of each response, scored; None where no baseline is made of them."""
     if work.algorithm.advantage != "greedy_baseline":
         return None
     # Demonstrations may have one prompt in several rows, with an answer of its own in each
@@ -250,19 +250,19 @@ def sample_greedy(
 def scaled_greedy(
     greedy: Scored | None, algorithm: Algorithm, moments: RunningMoments, job: StageJob
 ) -> Tensor | None:
-    """The greedy responses' scores (B,), scaled as the sampled ones are."""
+    """Return the greedy responses' scores (B,), scaled as the sampled ones are."""
     if greedy is None:
         return None
     return scale(greedy, algorithm, moments, max_length=job.generation.max_response_tokens)
 
 
 def updated_moments(before: RunningMoments, scored: Scored, algorithm: Algorithm) -> RunningMoments:
-    """The moments of all scores so far, a rollout's included before it is scaled by them."""
+    """Return the moments of all scores so far, a rollout's included before it is scaled by them."""
     return before if algorithm.reward_scaling == "none" else before.update(scored.scores.total)
 
 
 def describe(gathered: Gathered, algorithm: Algorithm, state: PolicyState) -> dict[str, float]:
-    """What a rollout was like, before its updates, and the coefficients of its rewards."""
+    """Describe what a rollout was like, before its updates, and the coefficients of its rewards."""
     rollout, estimates, filled = gathered.rollout, gathered.estimates, gathered.filled
     mask = rollout.sequences.response_mask
     advantages = estimates.advantages[estimates.policy_mask]
