@@ -190,7 +190,7 @@ class Batch:
 
 
 def batch_of(job: StageJob[ResolvedPolicyOptimization], prompts: Prompts, number: int) -> Batch:
-    """Return a pure function of the number, counted over the whole stage."""
+    """Return a batch as a pure function of its number, counted over the whole stage."""
     work, seed = job.work, stage_seed(job)
     indices = prompts_of_iteration(
         number,
@@ -262,7 +262,7 @@ def updated_moments(before: RunningMoments, scored: Scored, algorithm: Algorithm
 
 
 def describe(gathered: Gathered, algorithm: Algorithm, state: PolicyState) -> dict[str, float]:
-    """Return what a rollout was like, before its updates, and the coefficients of its rewards."""
+    """Describe what a rollout was like, before its updates, and the coefficients of its rewards."""
     rollout, estimates, filled = gathered.rollout, gathered.estimates, gathered.filled
     mask = rollout.sequences.response_mask
     advantages = estimates.advantages[estimates.policy_mask]

@@ -24,7 +24,8 @@ from typing import TypedDict
 import torch
 from safetensors.torch import load_file
 
-from tests.tasks.golden_runs import RUNS, Made, Results, kinds_behind
+from tests.tasks.golden_results import Made, Results
+from tests.tasks.golden_runs import RUNS, kinds_behind
 from vantage.ledger.journal import read as read_journal
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.metric_names import SPEED

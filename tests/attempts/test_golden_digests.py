@@ -19,7 +19,8 @@ from tests.attempts.golden_digests import (
     updated,
     written,
 )
-from tests.tasks.golden_runs import RUNS, Results, kinds_behind
+from tests.tasks.golden_results import Results
+from tests.tasks.golden_runs import RUNS, kinds_behind
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.presets import PresetName
 

@@ -3,7 +3,6 @@
 Their inputs differ in everything (``unequal_inputs``), and one prompt of each dataset has several rows with other answers.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -12,37 +11,18 @@ from typing import Any, get_args
 
 from tests.tasks import test_policy_runs_by_oracle as by_oracle
 from tests.tasks.test_presets_run import preset
-from tests.tasks.unequal_inputs import REWARDS, job_of, write_inputs
+from tests.tasks.unequal_inputs import REWARDS, job_of
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.algorithm import Algorithm
 from vantage.schemas.recipe.presets import PresetName
 from vantage.schemas.recipe.rewards import MissingEos, Reward
 from vantage.schemas.recipe.terms import ModelTerm, VerifierTerm
-from vantage.schemas.records.job import StageJob, StageResult
-from vantage.storage.sealed_folders import seal
-from vantage.tasks.data.rows import read_rows, write_rows
-from vantage.tasks.data.splits import SPLITS
-from vantage.tasks.stages import run_stage
+from vantage.schemas.records.job import StageJob
 
 VERIFIED = Reward(
     terms=(VerifierTerm(verifier="last_digit", wrong=-0.5),), missing_eos=MissingEos(replace=-0.9)
 )
 SCORED_BY_MODEL = Reward(terms=(ModelTerm(model="reward", weight=0.7),), missing_eos=MissingEos(subtract=0.4))
-OWN_VERIFIER = (
-    "def verify(prompt, response, answer):\n    return answer is not None and response.count(answer) == 1\n"
-)
-TASK = """
-task: sums
-dataset_path: json
-dataset_kwargs: {data_files: {test: sums.jsonl}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{question}}"
-doc_to_choice: "{{choices}}"
-doc_to_target: "{{place}}"
-target_delimiter: ""
-metric_list: [{metric: acc}]
-"""
 
 
 @dataclass(frozen=True)
@@ -59,9 +39,8 @@ class Run:
     """The stage's, where it is not that of its kind."""
 
     def job(self, folder: Path, find: Callable[[str], Path]) -> StageJob:
-        """An attempt at it in ``folder``; ``find`` gives the folder of an input. Names of inputs stand for their digests."""
+        """Return an attempt at it in ``folder``; ``find`` gives the folder of an input. Names of inputs stand for their digests."""
         inputs = {role: find(name) for role, name in self.inputs.items()}
-        # a source is a path that only the machine knows
         work = _in_place(self.work, find)
         job = job_of(
             KINDS[self.kind].work.model_validate({"kind": self.kind, **work}),
@@ -75,7 +54,7 @@ class Run:
 
 
 def _in_place(value: Any, find: Callable[[str], Path]) -> Any:
-    """The value, in which ``input:NAME/FILE`` is the path of that file."""
+    """Return the value, in which ``input:NAME/FILE`` is the path of that file."""
     if isinstance(value, Mapping):
         return {name: _in_place(each, find) for name, each in value.items()}
     if isinstance(value, str) and value.startswith("input:"):
@@ -246,7 +225,7 @@ PRETRAINING = {
 
 
 def _policy(algorithm: Mapping[str, Any], *, seed: int = 9, reward: Reward | None = None, **work: Any) -> Run:
-    """Policy optimisation: two iterations of what the oracle's tests train, with the inputs that the switches read."""
+    """Return two iterations of policy optimisation of what the oracle's tests train, with the inputs that the switches read."""
     switches = Algorithm.model_validate(algorithm)
     fixed = {
         **by_oracle.WORK,
@@ -274,20 +253,20 @@ def _policy(algorithm: Mapping[str, Any], *, seed: int = 9, reward: Reward | Non
 
 
 def _judge_of(reward: Reward) -> str:
-    """The input that scores the only term of a reward."""
+    """Return the input that scores the only term of a reward."""
     [term] = reward.terms
     return "reward" if isinstance(term, ModelTerm) else "last_digit"
 
 
 def _of_preset(name: str) -> Run:
-    """A preset as it is, but for groups that fit the batch, and a discount."""
+    """Return a preset as it is, but for groups that fit the batch, and a discount."""
     if name == "dapo":  # a reward model's scores never leave a group uniform
         return _policy(preset(name, gamma=0.9, max_sampling_rounds=2), reward=VERIFIED)
     return _policy(preset(name, gamma=0.9), reward=SCORED_BY_MODEL)
 
 
 def _of_oracle(case: by_oracle.Case) -> Run:
-    """A case of the oracle's tests, in two iterations."""
+    """Return a case of the oracle's tests, in two iterations."""
     work = {
         name: value for name, value in case.work.items() if name not in ("iterations", "checkpoint_every")
     }
@@ -402,76 +381,7 @@ RUNS: dict[str, Run] = {**IMPORTS, **LEARNING_FROM_DATA, **PRETRAINING, **POLICI
 
 
 def kinds_behind(name: str) -> set[str]:
-    """The kinds of stage whose revisions explain another result of a run: its own, and those that made its inputs."""
+    """Return the kinds of stage whose revisions explain another result of a run: its own, and those that made its inputs."""
     run = RUNS[name]
     made = (kinds_behind(each) for each in run.inputs.values() if each in RUNS)
     return {run.kind}.union(*made)
-
-
-@dataclass(frozen=True)
-class Made:
-    """What a run made."""
-
-    job: StageJob
-    result: StageResult
-    artifact: str
-    """Content digest of its folder."""
-
-
-class Results:
-    """Runs in one folder, each at most once, with those that make its inputs before it."""
-
-    def __init__(self, root: Path) -> None:
-        """Write the inputs."""
-        self._root = root
-        self._inputs = write_inputs(root)
-        for name in ("sources", "benchmark"):
-            self._inputs[name] = root / name
-            (root / name).mkdir()
-        self._made: dict[str, Made] = {}
-        _repeat_prompts(self._inputs)
-        _write_sources(self._inputs["sources"])
-        _write_benchmark(self._inputs["benchmark"])
-
-    def of(self, name: str) -> Made:
-        """Do a run, or return what it made before."""
-        if name not in self._made:
-            number = list(RUNS).index(name)
-            job = RUNS[name].job(self._root / f"run-{number}", self.folder)
-            result = run_stage(job)
-            self._made[name] = Made(job, result, artifact=seal(job.output))
-        return self._made[name]
-
-    def folder(self, name: str) -> Path:
-        """Return the folder of an input, or of a run's artifact."""
-        return self.of(name).job.output if name in RUNS else self._inputs[name]
-
-
-def _repeat_prompts(folders: Mapping[str, Path]) -> None:
-    """Write two more rows of the first prompt of every split, with answers of their own."""
-    changed: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
-        "prompts": lambda row, answer: {**row, "answer": answer},
-        "demonstrations": lambda row, answer: {**row, "response": f"a{answer}"},
-        "pairs": lambda row, answer: {**row, "chosen": f"{answer}a", "margin": 0.4},
-    }
-    for name, change in changed.items():
-        for split in SPLITS:
-            rows = list(read_rows(folders[name], split))
-            write_rows(folders[name], split, [*rows, *(change(rows[0], answer) for answer in ("3", "2"))])
-
-
-def _write_sources(folder: Path) -> None:
-    rows = [{"question": f"{a}+{b}?", "reply": str((a + b) % 5)} for a in range(5) for b in range(5)]
-    rows.append({"question": "0+0?", "reply": "4"})
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "mine.py").write_text(OWN_VERIFIER)
-
-
-def _write_benchmark(folder: Path) -> None:
-    questions = [
-        {"question": f"{a}+{b}?", "choices": [str((a + b) % 5), str((a + b + 2) % 5), "a"], "place": a % 3}
-        for a in range(4)
-        for b in range(3)
-    ]
-    (folder / "sums.jsonl").write_text("".join(json.dumps(each) + "\n" for each in questions))
-    (folder / "sums.yaml").write_text(TASK)

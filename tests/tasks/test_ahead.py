@@ -317,9 +317,10 @@ def test_what_may_run_beside_the_thread_knows_it(
 def test_memory_is_found_for_a_sampler_beside_the_training(
     ahead: int, pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    job = job_in(tmp_path, "grpo", pipeline, rollout={"ahead": ahead}, iterations=1, validate_every=1)
     taken: list[Any] = []
-    monkeypatch.setattr(rollout_models, "found_limits", lambda job, of, **_: taken.append(of))
-    run_stage(job_in(tmp_path, "grpo", pipeline, rollout={"ahead": ahead}, iterations=1, validate_every=1))
+    monkeypatch.setattr(rollout_models, "found_limits", lambda _, of, **__: taken.append(of))
+    run_stage(job)
     assert [each.sampler.beside_training for each in taken] == [bool(ahead)]
 
 

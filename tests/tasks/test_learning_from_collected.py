@@ -82,9 +82,7 @@ def test_a_pass_reads_every_collected_response_once_and_the_next_in_another_orde
     source = load_source(job, models_of(job, role="policy"))
 
     def one_pass(start: int) -> list[tuple[str, str]]:
-        batches = [
-            source.for_iteration(iteration, source.models).sampled for iteration in range(start, start + 8)
-        ]
+        batches = [source.for_iteration(iteration).sampled for iteration in range(start, start + 8)]
         return [row for each in batches for row in zip(each.prompts, each.responses, strict=True)]
 
     passes = [one_pass(0), one_pass(8)]
@@ -145,7 +143,7 @@ def test_several_critics_learn_the_same_responses(pipeline: Any, tmp_path: Path)
     one, other = (value_job(pipeline, tmp_path / name) for name in ("one", "other"))
     other = other.model_copy(update={"inputs": {**other.inputs, "init": pipeline.folder("sft")}})
     sources = [load_source(job, models_of(job, role="policy")) for job in (one, other)]
-    first, second = (source.for_iteration(2, source.models).sampled.responses for source in sources)
+    first, second = (source.for_iteration(2).sampled.responses for source in sources)
     assert first == second
     assert run_stage(one).metrics["return_variance"] == run_stage(other).metrics["return_variance"]
 
