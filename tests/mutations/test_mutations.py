@@ -173,3 +173,13 @@ def test_the_script_goes_on_where_a_file_of_results_ends(script: Path, tmp_path:
     assert set(outcomes(run_script(script, "--results", file))) == {"small/small/noticed"}, "another mutation"
     passed = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert [each["passed"] for each in passed if "passed" in each] == ["tests/test_small.py"], "tried once"
+
+
+@pytest.mark.slow
+def test_mutations_whose_tests_fail_without_them_are_not_tried(script: Path, tmp_path: Path) -> None:
+    with (tmp_path / "tests/test_small.py").open("a") as test:
+        test.write("    assert False\n")
+    ran = run_script(script)
+    assert ran.returncode == 1
+    assert "tests/test_small.py fails without any mutation" in ran.stderr
+    assert "0 of 4 mutations killed, 4 not tried" in ran.stdout
