@@ -185,7 +185,7 @@ def try_mutation(mutation: Mutation | None, tests: Sequence[str], original: Path
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutation-") as temporary:
         folder = Path(temporary).resolve() / "tree"
-        shutil.copytree(original, folder)
+        shutil.copytree(original, folder, symlinks=True)  # vantage's links must lead to the copy's folders
         if mutation is not None:
             try:
                 (folder / mutation.file).write_text(mutated(mutation, original), encoding="utf-8")
