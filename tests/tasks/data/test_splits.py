@@ -90,6 +90,7 @@ SHARES = Shares(validation=0.1, test=0.2)
 SIZES = st.one_of(st.none(), st.integers(1, 20))
 
 
+@pytest.mark.slow
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no fault
 @given(
     st.data(), st.builds(Split, validation=SIZES, test=SIZES), st.builds(Split, validation=SIZES, test=SIZES)
