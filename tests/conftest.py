@@ -23,17 +23,31 @@ LONGEST = (
     "tests/flows/test_pipeline.py",
     "tests/attempts/launchers/test_ray_train.py",
     "tests/tasks/test_compile.py",
+    "tests/tasks/test_found_limits.py",
     "tests/tasks/test_stages_on_ranks.py",
     "tests/flows/prefect_server/test_flow_runs.py",
-    "tests/cli/test_secrets.py",
-    "tests/cli/test_main.py",
+    "tests/tasks/test_presets_run.py",
+    "tests/tasks/test_model_families.py",
+    "tests/tasks/training/test_ranks.py",
+    "tests/tasks/test_lora_stages.py",
+    "tests/review/audit/test_tampering.py",
+    "tests/flows/test_orchestrator.py",
     "tests/cli/test_export.py",
+    "tests/cli/test_sample.py",
+    "tests/cli/test_main.py",
+    "tests/cli/test_secrets.py",
+    "tests/runs/test_registered_models.py",
+    "tests/test_imports.py",
     "tests/flows/test_started_by_prefect.py",
     "tests/flows/test_approval_form.py",
     "tests/models/test_compiled_layers.py",
     "tests/flows/test_random_kills.py",
+    "tests/tasks/test_stages_by_oracle.py",
+    "tests/tasks/test_policy_runs_by_oracle.py",
+    "tests/tasks/test_ahead.py",
+    "tests/test_recipes.py",
 )
-"""Files of a minute and a half and more, which come first, the longest before the others: a process that began with one of them
+"""The longest files of both tiers, which come first, the longest before the others: a process that began with one of them
 when all others were done would work alone for minutes (Makefile)."""
 
 

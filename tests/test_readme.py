@@ -187,3 +187,26 @@ def test_the_table_of_presets_has_each_once_in_its_row() -> None:
     ]
     assert [set(row) for row in rows] == expected
     assert sum(map(len, rows)) == len(PRESETS)
+
+
+# -- commands
+
+
+def test_make_knows_the_commands_of_the_readme() -> None:
+    makefile = (README_FILE.parent / "Makefile").read_text(encoding="utf-8")
+    shown = set(re.findall(r"`make ([a-z-]+)`", README))
+    assert {"setup", "demo", "check", "test", "test-all", "test-slow"} <= shown
+    assert shown - set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE)) == set()
+
+
+def test_the_two_tiers_are_all_tests() -> None:
+    """What `make test` leaves out is what `make test-slow` runs."""
+    makefile = (README_FILE.parent / "Makefile").read_text(encoding="utf-8")
+    recipes = dict(re.findall(r"^(test[a-z-]*):.*\n((?:\t.*\n)+)", makefile, re.MULTILINE))
+    assert recipes.keys() == {"test", "test-slow", "test-all"}
+    selected = {name: re.findall(r"\$\(PYTEST\)(.*)", recipe) for name, recipe in recipes.items()}
+    assert selected == {"test": [' -m "not slow"'], "test-slow": [" -m slow"], "test-all": [""]}
+    needs = "tests.support.needs"
+    assert [needs in recipe for recipe in recipes.values()] == [False, True, True]
+    ci = (README_FILE.parent / ".ci" / "run").read_text(encoding="utf-8")
+    assert re.findall(r"make (test[a-z-]*)$", ci, re.MULTILINE) == ["test", "test-slow"]

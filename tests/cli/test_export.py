@@ -245,6 +245,7 @@ def answers(address: str) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_mlflow_serves_the_folder_and_answers_over_http_as_the_sampler_does(
     policy: Path, sampled: tuple[str, list[int], list[int]]
 ) -> None:

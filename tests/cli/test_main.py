@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib.metadata import version
@@ -12,6 +13,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from tests.support.fixtures import RECIPE
 from tests.support.orchestrated import attempt_all, orchestrated
 from vantage.attempts.exit_codes import MEANINGS, ExitCode
 from vantage.cli.main import app
@@ -40,12 +42,25 @@ def vantage_process(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory, ledger_database: str) -> Workspace:
+    """A workspace in which the recipe has run; for reading only."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "fake.yaml").write_text(RECIPE)
+    workspace = Workspace(folder / "workspace")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("MLFLOW_TRACKING_URI", ledger_database)
+        with orchestrated(workspace, folder / "fake.yaml", in_process=True) as orchestrator:
+            attempt_all(orchestrator)
+            orchestrator.run.update(status=orchestrator.run.outcome())
+            orchestrator.ledger.close()  # what is sent in the background would change what is copied
+    return workspace
+
+
 @pytest.fixture
-def finished(workspace: Workspace, recipe_file: Path) -> Workspace:
-    """A workspace in which the recipe has run."""
-    with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
-        attempt_all(orchestrator)
-        orchestrator.run.update(status=orchestrator.run.outcome())
+def finished(original: Workspace, workspace: Workspace) -> Workspace:
+    """A copy of it that a test may change."""
+    shutil.copytree(original.root, workspace.root, symlinks=True)
     return workspace
 
 

@@ -12,6 +12,8 @@ from vantage.models.compiled_layers import CannotCompile, compile_layers, taken_
 from vantage.models.gradient_checkpointing import checkpoint_gradients
 from vantage.models.sampling import sample
 
+pytestmark = pytest.mark.slow
+
 TRACED = "aot_eager"
 """A backend that needs no compiler: graphs are made, and run operator by operator."""
 SHAPES = ((4, 16), (3, 11), (7, 30), (1, 20), (2, 4))

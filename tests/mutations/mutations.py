@@ -12,7 +12,7 @@ the tests of ``make test``; --only-slow lists the mutations that name none of th
 Each is applied to a copy of the tree, never to the tree itself, and the tests that its list names for it run there until
 one fails. A mutation that no test notices is a hole in the tests: the script ends with 1 and names it. So it does for
 one that no longer applies (its text has to stand in its file exactly once) or that stops the code from being imported.
-First the same tests run on an unchanged copy, and have to pass.
+First the same tests run on an unchanged copy. Mutations whose tests do not all pass there are not tried.
 """
 
 import argparse
@@ -254,13 +254,16 @@ def run_all(
         original = Path(temporary).resolve()
         copy_tree(original)  # once: who goes on working on the tree changes nothing here
         left = [each for each in mutations if each.digest not in results.tried]
+        failing = set()
         for test in dict.fromkeys(test for mutation in left for test in mutation.tests):
             if test not in results.passed:
                 without = try_mutation(None, [*options, test], original)
-                if without.outcome != SURVIVED:
-                    print(f"{test} fails without any mutation:\n{without.told}", file=sys.stderr)
-                    return 1
-                results.add_passed(test)
+                if without.outcome == SURVIVED:
+                    results.add_passed(test)
+                else:
+                    failing.add(test)
+                    print(f"{test} fails without any mutation:\n{without.told}", file=sys.stderr, flush=True)
+        left = [each for each in left if failing.isdisjoint(each.tests)]
         with ThreadPoolExecutor(jobs) as workers:
 
             def attempt(mutation: Mutation) -> Tried:
@@ -269,9 +272,10 @@ def run_all(
             for mutation, tried in zip(left, workers.map(attempt, left), strict=True):
                 results.add(mutation, tried)
                 print(f"{tried.outcome:8} {tried.seconds:5.0f} s  {mutation.name}  {tried.told}", flush=True)
-    not_killed = [each.name for each in mutations if results.tried[each.digest].outcome != KILLED]
-    print(f"{len(mutations) - len(not_killed)} of {len(mutations)} mutations killed")
-    return 1 if not_killed else 0
+    tried_now = [results.tried[each.digest].outcome for each in mutations if each.digest in results.tried]
+    killed = tried_now.count(KILLED)
+    print(f"{killed} of {len(mutations)} mutations killed, {len(mutations) - len(tried_now)} not tried")
+    return 0 if killed == len(mutations) else 1
 
 
 @cache

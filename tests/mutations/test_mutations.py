@@ -113,7 +113,7 @@ def test_names_are_chosen_by_patterns() -> None:
 SMALL_LIST = """
 tests: {all: [tests/test_small.py]}
 mutations:
-  small.py:
+  small/code.py:
     noticed: {old: "doubled = 2", new: "doubled = 3", tests: all}
     unnoticed: {old: "unused = 1", new: "unused = 2", tests: all}
     not-importable: {old: "import math", new: "import no_such_module", tests: all}
@@ -123,15 +123,17 @@ mutations:
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    """A copy of the script in a tree of one module and one test."""
+    """A copy of the script in a tree of one test and one module, which is imported by a link as ours are."""
     script = tmp_path / "tests/mutations/mutations.py"
     script.parent.mkdir(parents=True)
     shutil.copy(ROOT / "tests/mutations/mutations.py", script)
     (script.parent / "small.yaml").write_text(SMALL_LIST)
     (tmp_path / "vantage").mkdir()
     (tmp_path / "vantage/__init__.py").touch()
-    (tmp_path / "small.py").write_text("import math\n\ndoubled = 2\nunused = 1\n")
-    test = "import small\n\ndef test_small():\n    assert small.doubled == 2\n"
+    (tmp_path / "small").mkdir()
+    (tmp_path / "vantage/small").symlink_to("../small")
+    (tmp_path / "small/code.py").write_text("import math\n\ndoubled = 2\nunused = 1\n")
+    test = "from vantage.small import code\n\ndef test_small():\n    assert code.doubled == 2\n"
     (tmp_path / "tests/test_small.py").write_text(test)
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     return script
@@ -150,13 +152,13 @@ def outcomes(ran: subprocess.CompletedProcess[str]) -> dict[str, str]:
 def test_the_script_tells_what_is_noticed_from_what_is_not(script: Path) -> None:
     ran = run_script(script)
     assert outcomes(ran) == {
-        "small/small/noticed": "killed",
-        "small/small/unnoticed": "SURVIVED",
-        "small/small/not-importable": "BROKEN",
-        "small/small/gone": "BROKEN",
+        "small/code/noticed": "killed",
+        "small/code/unnoticed": "SURVIVED",
+        "small/code/not-importable": "BROKEN",
+        "small/code/gone": "BROKEN",
     }, ran.stdout + ran.stderr
     assert ran.returncode == 1
-    assert "small/small/noticed  tests/test_small.py::test_small\n" in ran.stdout
+    assert "small/code/noticed  tests/test_small.py::test_small\n" in ran.stdout
     assert "1 of 4 mutations killed" in ran.stdout
 
 
@@ -164,12 +166,22 @@ def test_the_script_tells_what_is_noticed_from_what_is_not(script: Path) -> None
 def test_the_script_goes_on_where_a_file_of_results_ends(script: Path, tmp_path: Path) -> None:
     file = str(tmp_path / "results.jsonl")
     first = run_script(script, "--results", file, "--shard", "1/2")
-    assert set(outcomes(first)) == {"small/small/noticed", "small/small/not-importable"}
+    assert set(outcomes(first)) == {"small/code/noticed", "small/code/not-importable"}
     rest = run_script(script, "--results", file)
-    assert set(outcomes(rest)) == {"small/small/unnoticed", "small/small/gone"}
+    assert set(outcomes(rest)) == {"small/code/unnoticed", "small/code/gone"}
     assert "1 of 4 mutations killed" in rest.stdout
     changed = SMALL_LIST.replace("doubled = 3", "doubled = 4")
     (script.parent / "small.yaml").write_text(changed)
-    assert set(outcomes(run_script(script, "--results", file))) == {"small/small/noticed"}, "another mutation"
+    assert set(outcomes(run_script(script, "--results", file))) == {"small/code/noticed"}, "another mutation"
     passed = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert [each["passed"] for each in passed if "passed" in each] == ["tests/test_small.py"], "tried once"
+
+
+@pytest.mark.slow
+def test_mutations_whose_tests_fail_without_them_are_not_tried(script: Path, tmp_path: Path) -> None:
+    with (tmp_path / "tests/test_small.py").open("a") as test:
+        test.write("    assert False\n")
+    ran = run_script(script)
+    assert ran.returncode == 1
+    assert "tests/test_small.py fails without any mutation" in ran.stderr
+    assert "0 of 4 mutations killed, 4 not tried" in ran.stdout

@@ -1,15 +1,14 @@
 """What is printed after a gate has closed can be pasted, and does what it says."""
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.support.orchestrated import attempt_all, orchestrated
+from vantage.cli.main import app
 from vantage.runs.next_steps import _threshold_met_by, after_closed_gates
 from vantage.runs.record import RunRecord
 from vantage.runs.run import read_runs
@@ -18,7 +17,6 @@ from vantage.schemas.recipe.stage import Gate
 from vantage.schemas.records.uncertainty import Uncertainty
 from vantage.schemas.records.verdicts import check_gate
 
-ROOT = Path(__file__).parents[2]
 SETS = ("stages.value.gate.at_least=0.9",)
 
 
@@ -58,14 +56,8 @@ def test_no_closed_gate_no_advice(workspace: Workspace, recipe_file: Path) -> No
 
 def planned(words: list[str]) -> dict[str, str]:
     """Step → action of the plan of a command that would run."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.fake_vantage", "plan", *words[1:], "--json"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(app, ["plan", *words[1:], "--json"])
+    assert done.exit_code == 0, done.stderr
     return dict(re.findall(r'"name": "([^"]+)", "kind": "[^"]+", "action": "([^"]+)"', done.stdout))
 
 

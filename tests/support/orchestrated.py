@@ -15,7 +15,7 @@ from vantage.runs.record import StageRecord
 from vantage.runs.resolving import load_resolved
 from vantage.runs.run import acquire_run
 from vantage.runs.workspace import Workspace
-from vantage.schemas.records.attempt import Share
+from vantage.schemas.records.attempt import RUN_STAGE, Share
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.tasks.training.progress import StageProgress
 
@@ -43,7 +43,7 @@ class Witness:
 class InProcess:
     """Computes stages in the process of the test, for tests that look at what is recorded and not at processes."""
 
-    def launch(self, job: StageJob, *, function: str, log: Path, **_: Any) -> StageResult:
+    def launch(self, job: StageJob, *, log: Path, function: str = RUN_STAGE, **_: Any) -> StageResult:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.touch()
         module, _, name = function.rpartition(".")

@@ -54,6 +54,7 @@ def _traced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "compile_layers", partial(compile_layers, backend="aot_eager"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_traced")
 @pytest.mark.parametrize(
     ("name", "changes"),
@@ -114,6 +115,7 @@ def test_cut_weights_are_refused() -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.needs("g++")
 def test_compiled_code_learns_the_same_and_goes_on_exactly_in_another_process(

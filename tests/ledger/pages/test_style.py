@@ -23,10 +23,13 @@ def test_the_measure_is_that_of_the_standard() -> None:
 
 
 @pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
-@pytest.mark.parametrize("behind", ["page", "card"])
-@pytest.mark.parametrize("text", ["ink", "soft", "good", "note", "warning", "bad", "one", "two"])
-def test_text_can_be_read(colours: dict[str, str], behind: str, text: str) -> None:
-    assert contrast(colours[text], colours[behind]) >= 4.5
+def test_text_can_be_read(colours: dict[str, str]) -> None:
+    contrasts = {
+        f"{text} on {behind}": contrast(colours[text], colours[behind])
+        for text in ("ink", "soft", "good", "note", "warning", "bad", "one", "two")
+        for behind in ("page", "card")
+    }
+    assert {each: found for each, found in contrasts.items() if found < 4.5} == {}
 
 
 @pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
