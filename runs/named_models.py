@@ -330,6 +330,7 @@ def _published(
 ) -> Iterator[NamedModel]:
     """MLflow's copy of a registered model, in a temporary folder."""
     found = registry.published(named)
+    tracking.set_up_client()
     from vantage.ledger.to_mlflow.published_models import fetch_copy  # imports MLflow
 
     address = tracking.address(None, workspace.root)
