@@ -18,6 +18,7 @@ from vantage.schemas.checks.names import name_problems
 from vantage.schemas.loading import plain_yaml
 from vantage.schemas.loading.field_errors import is_about, validated
 from vantage.schemas.loading.overrides import Override, apply_overrides, parse_override
+from vantage.schemas.loading.partial_reading import partial_recipe
 from vantage.schemas.loading.sources import UnresolvablePath, mode_of, resolve_sources
 from vantage.schemas.problems import (
     Path,
@@ -160,11 +161,11 @@ def _validate(plain: Any) -> tuple[Recipe | None, list[Problem]]:
         return None, [Problem((), "is not a mapping", "a recipe starts with `recipe: NAME`")]
     if "sweep" in plain:
         return None, [Problem(("sweep",), "is a sweep, not a recipe", "use `vantage sweep`")]
-    named = name_problems(plain)
+    named = name_problems(partial_recipe(plain))
     fields = validated(Recipe, plain)
     problems = [*fields.problems, *named]
     recipe, omitted = fields.value, fields.omitted
-    if recipe is None or named or name_problems(fields.plain):
+    if recipe is None or named or (omitted and name_problems(partial_recipe(fields.plain))):
         return None, problems
     recipe, disagreements = resolve(recipe)
     problems += (problem for problem in disagreements if not any(is_about(problem, p) for p in omitted))

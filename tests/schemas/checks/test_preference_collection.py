@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from vantage.schemas.checks.names import name_problems
+from vantage.schemas.loading.partial_reading import partial_recipe
 from vantage.schemas.loading.recipe_file import parse_recipe
 from vantage.schemas.recipe.recipe import Recipe
 from vantage.schemas.steps import (
@@ -33,7 +34,7 @@ def plain(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def said(plain: dict[str, Any]) -> list[str]:
-    return [str(problem) for problem in name_problems(plain)]
+    return [str(problem) for problem in name_problems(partial_recipe(plain))]
 
 
 def test_both_learners_of_preferences_may_name_it(plain: dict[str, Any]) -> None:
