@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from vantage.schemas.checks.partial_recipe import PartialRecipe
 from vantage.schemas.checks.references import RecipeReferences
-from vantage.schemas.kinds import kinds_collecting
 from vantage.schemas.problems import Path, Problem
 
 _CYCLE_REMEDY = "name a stage before them in one of these fields"
@@ -35,11 +34,7 @@ def _waits(name: str, recipe: PartialRecipe, references: RecipeReferences) -> It
     if kind is None:
         return
     models, judging = references.models[name], references.judging_models[name]
-    collected = [
-        each
-        for each in references.data[name]
-        if kinds_collecting(kind.data[each.field]) and each.name not in recipe.datasets
-    ]
+    collected = [each for each in references.data[name] if each.collects]
     others = [each for each in models if each.field in kind.other_models]
     stand_ins = [  # a stage that stands in for another model would have to end first
         stand_in for other in (*others, *judging) for stand_in in references.stand_ins.get(other.name, ())

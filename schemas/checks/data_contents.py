@@ -33,7 +33,9 @@ def _readings(recipe: PartialRecipe, references: RecipeReferences) -> dict[str, 
     readings: dict[str, Readings] = {}
     for name, named in references.data.items():
         kind = recipe.stages[name].kind
-        for reference in named if kind is not None else ():
+        if kind is None:
+            continue
+        for reference in named:
             for part in recipe.datasets.get(reference.name, ()):
                 if part in recipe.data:
                     readings.setdefault(part, []).append((reference.path, kind.data[reference.field]))

@@ -9,8 +9,8 @@ from vantage.schemas.checks.references import RecipeReferences
 from vantage.schemas.problems import Problem
 
 
-def kept_apart_problems(recipe: PartialRecipe, references: RecipeReferences) -> Iterator[Problem]:
-    """Test sets that something is to be trained on, and datasets that are kept apart from none or from themselves."""
+def trained_on_test_sets(recipe: PartialRecipe, references: RecipeReferences) -> Iterator[Problem]:
+    """Test sets that something is to be trained on."""
     test_sets = {name for name, data in recipe.data.items() if data.is_test_set}
     for name, named in references.data.items():
         kind = recipe.stages[name].kind
@@ -24,13 +24,12 @@ def kept_apart_problems(recipe: PartialRecipe, references: RecipeReferences) -> 
                 message = f"data.{part} has test rows alone (split.test: all)"
                 remedy = "leave it out of the mixture, and let an evaluation read it"
                 yield Problem(("mixtures", name, "parts", part), message, remedy)
-    yield from (each.problem for named in references.held_out.values() for each in named if each.problem)
-    yield from _waiting_for_one_another(references)
 
 
-def _waiting_for_one_another(references: RecipeReferences) -> Iterator[Problem]:
+def kept_apart_cycles(references: RecipeReferences) -> Iterator[Problem]:
+    """Datasets that are kept apart from one another, so that none can be first."""
     waiting = {
-        name: [each.name for each in named if each.problem is None]
+        name: [each.name for each in named if each.wrong is None]
         for name, named in references.held_out.items()
     }
     try:

@@ -9,19 +9,18 @@ from collections.abc import Iterable, Iterator
 from vantage.schemas.checks.cycles import cycles
 from vantage.schemas.checks.data_contents import content_problems
 from vantage.schemas.checks.gates import gate_problems
-from vantage.schemas.checks.kept_apart import kept_apart_problems
+from vantage.schemas.checks.kept_apart import kept_apart_cycles, trained_on_test_sets
 from vantage.schemas.checks.partial_recipe import PartialRecipe
-from vantage.schemas.checks.references import RecipeReferences, References, resolved_references
+from vantage.schemas.checks.publications import publication_problems
+from vantage.schemas.checks.references import RecipeReferences, References, UnknownName, Wrong
 from vantage.schemas.checks.verifiers import verifier_problems
-from vantage.schemas.problems import MAX_PROBLEMS, Problem, quote
+from vantage.schemas.problems import MAX_PROBLEMS, Problem
 from vantage.schemas.recipe.inputs import MODEL
-from vantage.schemas.reserved_aliases import RESERVED_ALIAS
 
 
-def name_problems(recipe: PartialRecipe) -> list[Problem]:
+def name_problems(recipe: PartialRecipe, references: RecipeReferences) -> list[Problem]:
     """Everything that is wrong with the names in a recipe; the rest of it may be invalid."""
-    references = resolved_references(recipe)
-    found = itertools.chain(
+    found: Iterator[Wrong] = itertools.chain(
         _reserved_names(recipe),
         _wrong(references.models.values()),
         _unread_models(recipe, references),
@@ -32,21 +31,24 @@ def name_problems(recipe: PartialRecipe) -> list[Problem]:
         _wrong(references.parts.values()),
         _wrong(references.data.values()),
         content_problems(recipe, references),
-        kept_apart_problems(recipe, references),
+        trained_on_test_sets(recipe, references),
+        _wrong(references.held_out.values()),
+        kept_apart_cycles(references),
         _wrong(references.scoring_verifiers.values()),
         _wrong(references.stage_verifiers.values()),
         verifier_problems(recipe, references),
         _wrong(references.benchmarks.values()),
         gate_problems(recipe),
-        _publications(recipe, references),
+        publication_problems(recipe, references),
         _wrong([references.licenses]),
         cycles(recipe, references),
     )
-    return list(itertools.islice(found, MAX_PROBLEMS))
+    reported = itertools.islice(found, MAX_PROBLEMS)
+    return [wrong.problem() if isinstance(wrong, UnknownName) else wrong for wrong in reported]
 
 
-def _wrong(named: Iterable[References]) -> Iterator[Problem]:
-    return (each.problem for references in named for each in references if each.problem is not None)
+def _wrong(named: Iterable[References]) -> Iterator[Wrong]:
+    return (each.wrong for references in named for each in references if each.wrong is not None)
 
 
 def _reserved_names(recipe: PartialRecipe) -> Iterator[Problem]:
@@ -77,18 +79,3 @@ def _unread_models(recipe: PartialRecipe, references: RecipeReferences) -> Itera
     for name in recipe.models:
         if name not in read and name != MODEL and name not in recipe.stages:
             yield Problem(("models", name), "no stage reads it", "name it in one, or remove it")
-
-
-def _publications(recipe: PartialRecipe, references: RecipeReferences) -> Iterator[Problem]:
-    aliases: dict[tuple[str, str], int] = {}
-    for i, (publication, named) in enumerate(zip(recipe.publish, references.publications, strict=True)):
-        yield from _wrong([named])
-        model, alias = publication.registered_model, publication.alias
-        if alias is not None and RESERVED_ALIAS.fullmatch(alias):
-            message = f"{quote(alias)} is reserved by MLflow, which would not register the model under it"
-            yield Problem(("publish", i, "alias"), message, "name another, such as champion")
-        if model is not None and alias is not None:
-            first = aliases.setdefault((model, alias), i)
-            if first != i:
-                message = f"publish.{first} moves the alias {quote(alias)} of {quote(model)} too"
-                yield Problem(("publish", i, "alias"), message, "an alias points at one model; name another")

@@ -1,14 +1,42 @@
 """What the names in a recipe refer to: each is looked up once, and must be something of the right kind."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import get_args
 
 from vantage.schemas.checks.partial_recipe import PartialPublication, PartialRecipe, PartialStage
 from vantage.schemas.kind import PUBLISHED, Kind
 from vantage.schemas.kinds import kinds_collecting, kinds_making
-from vantage.schemas.problems import MAX_PROBLEMS, Path, Problem, quote, suggest
-from vantage.schemas.recipe.inputs import MODEL
+from vantage.schemas.problems import Path, Problem, quote, suggest
+from vantage.schemas.recipe.inputs import MODEL, Content
 from vantage.schemas.steps import BUILTIN_VERIFIERS
+
+_COLLECTORS: Mapping[str, tuple[str, ...]] = {
+    content: kinds_collecting(content) for content in get_args(Content)
+}
+"""Content → kinds of stage that collect a dataset of it."""
+
+
+@dataclass(frozen=True)
+class UnknownName:
+    """A name that nothing in the recipe has."""
+
+    path: Path
+    none: str
+    """How the message begins: ``no stage``."""
+    name: str
+    known: Sequence[str]
+    """Names that would be right."""
+    otherwise: str = ""
+    """The remedy where none is similar, and none is known."""
+
+    def problem(self) -> Problem:
+        """Return the problem, with a similar name as its remedy. Looking for one takes time."""
+        remedy = suggest(self.name, self.known) or self.otherwise
+        return Problem(self.path, f"{self.none} is called {quote(self.name)}", remedy)
+
+
+Wrong = Problem | UnknownName
 
 
 @dataclass(frozen=True)
@@ -17,8 +45,10 @@ class Reference:
 
     path: Path
     name: str
-    problem: Problem | None = None
-    """What is wrong with the name. None also after the first ``MAX_PROBLEMS`` wrong names."""
+    wrong: Wrong | None = None
+    """What is wrong with the name."""
+    collects: bool = False
+    """Whether it names a stage whose artifact is read as a dataset."""
 
     @property
     def field(self) -> str:
@@ -107,20 +137,18 @@ def resolved_references(recipe: PartialRecipe) -> RecipeReferences:
 
 
 class _Names:
-    """The names of a recipe. References are looked up in the order in which their problems are reported."""
+    """The names of a recipe, and what each of them is."""
 
     def __init__(self, recipe: PartialRecipe) -> None:
         self._recipe = recipe
         self._kinds = {
             name: stage.kind.name for name, stage in recipe.stages.items() if stage.kind is not None
         }
-        self._num_wrong = 0
-
-    def _reference(self, path: Path, name: str, problems: Iterator[Problem]) -> Reference:
-        """Return the reference with the first of its problems. After ``MAX_PROBLEMS`` wrong names none is looked for."""
-        problem = next(problems, None) if self._num_wrong < MAX_PROBLEMS else None
-        self._num_wrong += problem is not None
-        return Reference(path, name, problem)
+        self._gated = [name for name, stage in recipe.stages.items() if stage.has_gate]
+        self._verifiers = (*recipe.verifiers, *BUILTIN_VERIFIERS)
+        sourced = {"models": recipe.models, "data": recipe.data}
+        steps = [f"{section}.{name}" for section, named in sourced.items() for name in named]
+        self._steps = (MODEL, *steps, *recipe.stages)
 
     def models(self, name: str, stage: PartialStage, kind: Kind) -> Iterator[Reference]:
         """Yield the references to models in the stage's own fields."""
@@ -146,34 +174,39 @@ class _Names:
 
     def rewards(self, name: str, stage: PartialStage, kind: Kind) -> Iterator[Reference]:
         """Yield the references to rewards, where the kind of stage has such a field."""
-        fields = kind.work.model_fields
         named: dict[Path, str | None] = {("stages", name, "reward"): stage.texts.get("reward")}
         named |= {("stages", name, field, "reward"): judge.reward for field, judge in stage.judges.items()}
         for path, reward in named.items():
-            if reward is not None and path[2] in fields:
-                yield self._reference(path, reward, self._reward_problems(path, reward))
+            if reward is not None and path[2] in kind.work.model_fields:
+                remedy = "define it under rewards"
+                yield self._among(path, "no reward", reward, tuple(self._recipe.rewards), remedy)
 
     def benchmarks(self, name: str, stage: PartialStage, kind: Kind) -> Iterator[Reference]:
         """Yield the references to benchmarks."""
         for field in kind.benchmarks:
-            path, target = ("stages", name, field), stage.texts.get(field)
+            path, target, remedy = (
+                ("stages", name, field),
+                stage.texts.get(field),
+                "define it under benchmarks",
+            )
             if target is not None:
-                yield self._reference(path, target, self._benchmark_problems(path, target))
+                yield self._among(path, "no benchmark", target, self._recipe.benchmarks, remedy)
 
     def data(self, name: str, stage: PartialStage, kind: Kind) -> Iterator[Reference]:
         """Yield the references to datasets, mixtures, and stages that collect a dataset."""
         for field, content in kind.data.items():
-            path, target, collectors = (
-                ("stages", name, field),
-                stage.texts.get(field),
-                kinds_collecting(content),
-            )
+            path, target, collectors = ("stages", name, field), stage.texts.get(field), _COLLECTORS[content]
             if target is None:
                 continue
-            if collectors and target in self._recipe.stages and target not in self._recipe.datasets:
-                yield self.stage(path, target, collectors)
+            if target in self._recipe.datasets:
+                yield Reference(path, target)
+            elif collectors and target in self._recipe.stages:
+                yield replace(self.stage(path, target, collectors), collects=True)
             else:
-                yield self._reference(path, target, self._data_problems(path, target, collectors))
+                collecting = (name for name, kind in self._kinds.items() if kind in collectors)
+                known = (*self._recipe.datasets, *collecting)
+                wrong = UnknownName(path, "no dataset", target, known, "define it under data")
+                yield Reference(path, target, wrong)
 
     def stage_verifiers(self, name: str, stage: PartialStage) -> Iterator[Reference]:
         """Yield the references to verifiers in the stage's own fields, whatever its kind."""
@@ -188,115 +221,88 @@ class _Names:
     def publication(self, i: int, publication: PartialPublication) -> Iterator[Reference]:
         """Yield the references to the published stage, and to the one whose gate has to pass."""
         published = tuple(name for name in kinds_making(PUBLISHED) if name != MODEL)
-        path, after = ("publish", i, "after"), publication.after
         if publication.stage is not None:
             yield self.stage(("publish", i, "stage"), publication.stage, published)
-        if after is not None:
-            yield self._reference(path, after, self._gate_problems(path, after))
+        if publication.after is not None:
+            yield self._gated_stage(("publish", i, "after"), publication.after)
 
-    def stage(self, path: Path, name: str, allowed: tuple[str, ...]) -> Reference:
+    def _gated_stage(self, path: Path, target: str) -> Reference:
+        gated = self._gated
+        remedy = f"use one of: {', '.join(gated)}" if gated else "give a stage a gate"
+        wrong: Wrong | None = None
+        if target not in self._recipe.stages:
+            wrong = UnknownName(path, "no stage", target, gated, remedy)
+        elif target not in gated:
+            wrong = Problem(path, f"'{target}' has no gate that could pass", remedy)
+        return Reference(path, target, wrong)
+
+    def stage(self, path: Path, target: str, allowed: tuple[str, ...]) -> Reference:
         """Look up a stage (or the model) that must be of an allowed kind."""
-        return self._reference(path, name, self._stage_problems(path, name, allowed))
-
-    def part(self, mixture: str, part: str) -> Reference:
-        """Look up a part of a mixture: a dataset with a source."""
-        path = ("mixtures", mixture, "parts", part)
-        return self._reference(path, part, self._part_problems(path, mixture, part))
-
-    def held_out(self, name: str, path: Path, other: str) -> Reference:
-        """Look up a dataset whose held-out prompts the dataset ``name`` leaves out."""
-        return self._reference(path, other, self._held_out_problems(name, path, other))
-
-    def verifier(self, path: Path, name: str) -> Reference:
-        """Look up a verifier: one of the recipe's, or a built-in one."""
-        return self._reference(path, name, self._verifier_problems(path, name))
-
-    def licensed(self, step: str) -> Reference:
-        """Look up a step whose licence is given."""
-        path = ("licenses", step)
-        return self._reference(path, step, self._license_problems(path, step))
-
-    def _stage_problems(self, path: Path, target: str, allowed: tuple[str, ...]) -> Iterator[Problem]:
-        itself = path[1] if path[0] == "stages" else None
+        itself, kind = path[1] if path[0] == "stages" else None, self._kinds.get(target)
+        is_fitting_stage = target in self._recipe.stages and (kind is None or kind in allowed)
+        if MODEL in allowed if target == MODEL else is_fitting_stage and target != itself:
+            return Reference(path, target)
         fitting = [name for name, kind in self._kinds.items() if kind in allowed and name != itself]
         fitting += [MODEL] if MODEL in allowed else []
         remedy = f"use one of: {', '.join(fitting)}" if fitting else f"add a {_kinds_text(allowed)}"
         field = str(path[-1])
         rule = f"{field} names a" if field.endswith("s") else f"{_article(field)} {field} is a"
         rule = f"{rule} {_kinds_text(allowed)}"
+        wrong: Wrong
         if target == MODEL:
-            if MODEL not in allowed:
-                yield Problem(path, f"'{MODEL}' is the recipe's model; {rule}", remedy)
+            wrong = Problem(path, f"'{MODEL}' is the recipe's model; {rule}", remedy)
         elif target == itself:
-            yield Problem(path, f"'{target}' is this stage itself", remedy)
-        elif target in self._recipe.models and target not in self._recipe.stages:
+            wrong = Problem(path, f"'{target}' is this stage itself", remedy)
+        elif target in self._recipe.stages:
+            wrong = Problem(path, f"'{target}' is {with_article(self._kinds[target])}; {rule}", remedy)
+        elif target in self._recipe.models:
             message = f"'{target}' is another model, which stages sample from and compare with; {rule}"
-            yield Problem(path, message, remedy)
-        elif target not in self._recipe.stages:
-            yield _unknown(path, "no stage", target, fitting, remedy)
-        elif target in self._kinds and self._kinds[target] not in allowed:
-            yield Problem(path, f"'{target}' is {with_article(self._kinds[target])}; {rule}", remedy)
+            wrong = Problem(path, message, remedy)
+        else:
+            wrong = UnknownName(path, "no stage", target, fitting, remedy)
+        return Reference(path, target, wrong)
 
-    def _reward_problems(self, path: Path, reward: str) -> Iterator[Problem]:
-        if reward not in self._recipe.rewards:
-            yield _unknown(path, "no reward", reward, self._recipe.rewards, "define it under rewards")
-
-    def _benchmark_problems(self, path: Path, target: str) -> Iterator[Problem]:
-        if target not in self._recipe.benchmarks:
-            yield _unknown(
-                path, "no benchmark", target, self._recipe.benchmarks, "define it under benchmarks"
-            )
-
-    def _data_problems(self, path: Path, target: str, collectors: tuple[str, ...]) -> Iterator[Problem]:
-        if target not in self._recipe.datasets:
-            collecting = [name for name, kind in self._kinds.items() if kind in collectors]
-            known = [*self._recipe.datasets, *collecting]
-            yield _unknown(path, "no dataset", target, known, "define it under data")
-
-    def _part_problems(self, path: Path, mixture: str, part: str) -> Iterator[Problem]:
-        if part in self._recipe.data:
-            return
-        if part in self._recipe.mixtures:
+    def part(self, mixture: str, part: str) -> Reference:
+        """Look up a part of a mixture: a dataset with a source."""
+        path, data = ("mixtures", mixture, "parts", part), self._recipe.data
+        wrong: Wrong | None = None
+        if part in data:
+            pass
+        elif part in self._recipe.mixtures:
             message = f"'{part}' is this mixture itself" if part == mixture else f"'{part}' is a mixture too"
-            yield Problem(path, message, "name datasets here, each with its weight")
+            wrong = Problem(path, message, "name datasets here, each with its weight")
         elif part in self._recipe.stages:
             message = f"'{part}' is a stage; a part of a mixture is a dataset under data"
-            yield Problem(path, message, "name a dataset")
+            wrong = Problem(path, message, "name a dataset")
         else:
-            yield _unknown(path, "no dataset", part, self._recipe.data, "define it under data")
+            wrong = UnknownName(path, "no dataset", part, tuple(data), "define it under data")
+        return Reference(path, part, wrong)
 
-    def _held_out_problems(self, name: str, path: Path, other: str) -> Iterator[Problem]:
+    def held_out(self, name: str, path: Path, other: str) -> Reference:
+        """Look up a dataset whose held-out prompts the dataset ``name`` leaves out."""
+        wrong: Wrong | None = None
         if other == name:
             remedy = "its own held-out prompts count anyway; leave it out"
-            yield Problem(path, f"{quote(name)} is the dataset itself", remedy)
+            wrong = Problem(path, f"{quote(name)} is the dataset itself", remedy)
         elif other in self._recipe.mixtures:
-            yield Problem(path, f"{quote(other)} is a mixture", "name its parts")
+            wrong = Problem(path, f"{quote(other)} is a mixture", "name its parts")
         elif other not in self._recipe.data:
-            yield _unknown(path, "no dataset", other, self._recipe.data, "define it under data")
+            wrong = UnknownName(path, "no dataset", other, tuple(self._recipe.data), "define it under data")
+        return Reference(path, other, wrong)
 
-    def _verifier_problems(self, path: Path, verifier: str) -> Iterator[Problem]:
-        if verifier not in BUILTIN_VERIFIERS and verifier not in self._recipe.verifiers:
-            known = (*self._recipe.verifiers, *BUILTIN_VERIFIERS)
-            yield _unknown(path, "no verifier", verifier, known)
+    def verifier(self, path: Path, name: str) -> Reference:
+        """Look up a verifier: one of the recipe's, or a built-in one."""
+        return self._among(path, "no verifier", name, self._verifiers)
 
-    def _gate_problems(self, path: Path, target: str) -> Iterator[Problem]:
-        gated = [name for name, stage in self._recipe.stages.items() if stage.has_gate]
-        remedy = f"use one of: {', '.join(gated)}" if gated else "give a stage a gate"
-        if target not in self._recipe.stages:
-            yield _unknown(path, "no stage", target, gated, remedy)
-        elif target not in gated:
-            yield Problem(path, f"'{target}' has no gate that could pass", remedy)
+    def licensed(self, step: str) -> Reference:
+        """Look up a step whose licence is given."""
+        return self._among(("licenses", step), "nothing here", step, self._steps)
 
-    def _license_problems(self, path: Path, step: str) -> Iterator[Problem]:
-        sections = {"models": self._recipe.models, "data": self._recipe.data}
-        known = [f"{section}.{name}" for section, named in sections.items() for name in named]
-        known = [MODEL, *known, *self._recipe.stages]
-        if step not in known:
-            yield _unknown(path, "nothing here", step, known)
-
-
-def _unknown(path: Path, none: str, name: str, known: Iterable[str], otherwise: str = "") -> Problem:
-    return Problem(path, f"{none} is called {quote(name)}", suggest(name, known) or otherwise)
+    def _among(
+        self, path: Path, none: str, name: str, known: Sequence[str], otherwise: str = ""
+    ) -> Reference:
+        wrong = None if name in known else UnknownName(path, none, name, known, otherwise)
+        return Reference(path, name, wrong)
 
 
 def with_article(kind: str) -> str:

@@ -150,23 +150,20 @@ def _fault(values: Any, chance: random.Random) -> list[Edit]:
 def _from_the_whole(chance: random.Random, known: list[str]) -> list[Edit]:
     """A fault in what few recipes have."""
     name = chance.choice(known)
-    return [
-        chance.choice(
-            (
-                (["licenses"], {name: "MIT", f"data.{name}": "MIT", "modle": "MIT"}),
-                (["publish"], [{"stage": name, "registered_model": "m", "alias": "a", "after": name}] * 2),
-                (["publish"], [{"stage": "policy", "registered_model": "m", "alias": "latest"}]),
-                (["mixtures"], {"mix": {"parts": {name: 1, "mix": 1, chance.choice(known): 1}}}),
-                (["models"], {name: {"source": "models:/m@a", "otherwise": chance.choice(known)}}),
-                (["verifiers"], {name: {"source": "builtin:exact_match"}}),
-                (["data", "tasks", "near_duplicates"], {"held_out_of": [name, "demos", "tasks"]}),
-                (["data", "demos", "near_duplicates"], {"held_out_of": ["tasks", "files"]}),
-                (["data", chance.choice(("tasks", "demos", "files")), "split"], {"test": "all"}),
-                (["stages", "policy", "algorithm"], {"preset": "vapo", "positive_verifier": name}),
-                (["rewards", "main", "terms"], {"model": name}),
-            )
-        )
+    faults: list[Edit] = [
+        (["licenses"], {name: "MIT", f"data.{name}": "MIT", "modle": "MIT"}),
+        (["publish"], [{"stage": name, "registered_model": "m", "alias": "a", "after": name}] * 2),
+        (["publish"], [{"stage": "policy", "registered_model": "m", "alias": "latest"}]),
+        (["mixtures"], {"mix": {"parts": {name: 1, "mix": 1, chance.choice(known): 1}}}),
+        (["models"], {name: {"source": "models:/m@a", "otherwise": chance.choice(known)}}),
+        (["verifiers"], {name: {"source": "builtin:exact_match"}}),
+        (["data", "tasks", "near_duplicates"], {"held_out_of": [name, "demos", "tasks"]}),
+        (["data", "demos", "near_duplicates"], {"held_out_of": ["tasks", "files"]}),
+        (["data", chance.choice(("tasks", "demos", "files")), "split"], {"test": "all"}),
+        (["stages", "policy", "algorithm"], {"preset": "vapo", "positive_verifier": name}),
+        (["rewards", "main", "terms"], {"model": name}),
     ]
+    return [chance.choice(faults)]
 
 
 def _misspelt(word: str, chance: random.Random) -> str:
