@@ -1,29 +1,20 @@
 """Stages that wait for one another."""
 
 from collections.abc import Iterator
-from typing import Any
 
-from vantage.schemas.checks.plain_recipe import (
-    Plain,
-    datasets_of,
-    fields_that_name,
-    is_in,
-    kinds_of,
-    mapping_of,
-    rewards_read,
-    stages_of,
-    terms_of,
-)
-from vantage.schemas.checks.stage_names import judging_models, other_models_read
-from vantage.schemas.kinds import STAGES, kinds_collecting
+from vantage.schemas.checks.partial_recipe import PartialRecipe
+from vantage.schemas.checks.references import RecipeReferences
 from vantage.schemas.problems import Path, Problem
 
 _CYCLE_REMEDY = "name a stage before them in one of these fields"
 
+Waits = list[tuple[Path, str]]
+"""(Path of a field, stage that it names)."""
 
-def cycles(plain: Plain) -> Iterator[Problem]:
-    """Find one problem for each cycle of stages, which lists the whole cycle."""
-    waiting = _dependencies(plain)
+
+def cycles(recipe: PartialRecipe, references: RecipeReferences) -> Iterator[Problem]:
+    """Yield one problem for each cycle of stages, which lists the whole cycle."""
+    waiting = {name: list(_waits(name, recipe, references)) for name in recipe.stages}
     while waiting:
         free = [name for name, waits in waiting.items() if not any(to in waiting for _, to in waits)]
         for name in free:
@@ -37,38 +28,27 @@ def cycles(plain: Plain) -> Iterator[Problem]:
             del waiting[name]
 
 
-def _dependencies(plain: Plain) -> dict[str, list[tuple[Path, str]]]:
-    """Stage → (path of a field, stage that it names). A stage that names itself is refused elsewhere."""
-    stages, data, models = stages_of(plain), datasets_of(plain), mapping_of(plain.get("models"))
-    waits: dict[str, list[tuple[Path, str]]] = {name: [] for name in stages}
-    for name, kind in kinds_of(plain).items():
-        collectable = [field for field, content in STAGES[kind].data.items() if kinds_collecting(content)]
-        collected = [field for field in collectable if not is_in(data, stages[name].get(field))]
-        fields: list[tuple[Path, Any]] = [
-            (("stages", name, field), stages[name].get(field)) for field in (*STAGES[kind].reads, *collected)
-        ]
-        fields += judging_models(name, stages[name], kind)
-        others = other_models_read(stages[name], kind)
-        fields += [  # a stage that stands in for it would have to end first
-            (("models", other, "otherwise"), mapping_of(models[other]).get("otherwise"))
-            for other in others
-            if isinstance(other, str) and other in models
-        ]
-        waits[name] += [
-            (path, to) for path, to in fields if isinstance(to, str) and to in stages and to != name
-        ]
-        for _, reward in rewards_read(name, stages[name]):
-            terms = [
-                ((*path, field), term.get(field))
-                for field in fields_that_name("reward_model")
-                for r, path, term in terms_of(plain)
-                if r == reward
-            ]
-            waits[name] += [(path, to) for path, to in terms if isinstance(to, str) and to in stages]
-    return waits
+def _waits(name: str, recipe: PartialRecipe, references: RecipeReferences) -> Iterator[tuple[Path, str]]:
+    """Yield the stages that a stage waits for. One that names itself is refused elsewhere."""
+    kind = recipe.stages[name].kind
+    if kind is None:
+        return
+    models, judging = references.models[name], references.judging_models[name]
+    collected = [each for each in references.data[name] if each.collects]
+    others = [each for each in models if each.field in kind.other_models]
+    stand_ins = [  # a stage that stands in for another model would have to end first
+        stand_in for other in (*others, *judging) for stand_in in references.stand_ins.get(other.name, ())
+    ]
+    for each in (*models, *collected, *judging, *stand_ins):
+        if each.name in recipe.stages and each.name != name:
+            yield each.path, each.name
+    for reward in references.rewards[name]:
+        for each in references.reward_models.get(reward.name, ()):
+            if each.name in recipe.stages:
+                yield each.path, each.name
 
 
-def _find_cycle(waiting: dict[str, list[tuple[Path, str]]]) -> list[tuple[str, Path, str]]:
+def _find_cycle(waiting: dict[str, Waits]) -> list[tuple[str, Path, str]]:
     """Return a cycle among stages that all wait for another of them: (stage, field, stage it waits for)."""
     trail: list[tuple[str, Path, str]] = []
     name = next(iter(waiting))

@@ -11,14 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path as File
-from typing import Any
 
-from vantage.schemas.checks.agreement import resolve
-from vantage.schemas.checks.names import name_problems
 from vantage.schemas.loading import plain_yaml
-from vantage.schemas.loading.field_errors import is_about, validated
 from vantage.schemas.loading.overrides import Override, apply_overrides, parse_override
 from vantage.schemas.loading.sources import UnresolvablePath, mode_of, resolve_sources
+from vantage.schemas.loading.validation import validated_recipe
 from vantage.schemas.problems import (
     Path,
     Problem,
@@ -81,7 +78,7 @@ def _parse(
 
     here = File.cwd()
     plain, missing = resolve_sources(plain, folder or here, here, placed, needs_files=needs_files)
-    recipe, found = _validate(plain)
+    recipe, found = validated_recipe(plain)
     problems += (_locate(problem, name, document.lines, placed) for problem in [*found, *missing])
     if recipe is None or problems:
         raise RecipeError(sorted(problems, key=lambda problem: (problem.line is None, problem.line or 0)))
@@ -152,23 +149,6 @@ def _read(text: str, name: str) -> plain_yaml.Document:
         return plain_yaml.read(text)
     except RecipeError as error:
         raise RecipeError(replace(problem, source=name) for problem in error.problems) from None
-
-
-def _validate(plain: Any) -> tuple[Recipe | None, list[Problem]]:
-    """Return the recipe and its problems: in fields, in names, and between stages; None if there are problems."""
-    if not isinstance(plain, dict):
-        return None, [Problem((), "is not a mapping", "a recipe starts with `recipe: NAME`")]
-    if "sweep" in plain:
-        return None, [Problem(("sweep",), "is a sweep, not a recipe", "use `vantage sweep`")]
-    named = name_problems(plain)
-    fields = validated(Recipe, plain)
-    problems = [*fields.problems, *named]
-    recipe, omitted = fields.value, fields.omitted
-    if recipe is None or named or name_problems(fields.plain):
-        return None, problems
-    recipe, disagreements = resolve(recipe)
-    problems += (problem for problem in disagreements if not any(is_about(problem, p) for p in omitted))
-    return (None if problems else recipe), problems
 
 
 def _locate(problem: Problem, name: str, lines: dict[Path, int], placed: dict[Path, Override]) -> Problem:

@@ -9,9 +9,9 @@ import yaml
 from vantage.attempts.jobs import key_parts_of, max_dropped_of, work_of
 from vantage.estimates.recipe_estimate import estimate_recipe
 from vantage.schemas.checks.few_prompts import few_prompts
-from vantage.schemas.checks.names import name_problems
 from vantage.schemas.checks.warnings import warnings
 from vantage.schemas.loading.recipe_file import parse_recipe
+from vantage.schemas.loading.validation import problems_of_names
 from vantage.schemas.problems import RecipeError
 from vantage.schemas.recipe.learning_rates import with_learning_rates
 from vantage.schemas.recipe.recipe import Recipe, ResolvedRecipe
@@ -44,7 +44,7 @@ def loaded(plain: dict[str, Any]) -> Recipe:
 
 def test_a_mixture_is_a_step_that_reads_its_parts(mixed: dict[str, Any]) -> None:
     recipe = Recipe.model_validate(mixed)
-    assert name_problems(mixed) == []
+    assert problems_of_names(mixed) == []
     inputs = dependencies(recipe)
     assert inputs["mixtures.both"] == {"part.0": "data.demos", "part.1": "data.more"}
     assert inputs["sft"]["data"] == "mixtures.both"
@@ -119,18 +119,18 @@ def test_wrong_parts(mixed: dict[str, Any], path: str, value: Any, message: str)
         mixed["mixtures"][name][field] = value
     else:
         mixed["mixtures"][name] = value
-    problems = [str(problem) for problem in name_problems(mixed)]
+    problems = [str(problem) for problem in problems_of_names(mixed)]
     assert any(message in problem for problem in problems), problems
 
 
 def test_answers_and_verifiers_of_every_part_are_asked_for(mixed: dict[str, Any]) -> None:
     mixed["data"]["questions"] = {"source": "builtin:arithmetic_long/prompts"}
-    [problem, *_] = [str(problem) for problem in name_problems(mixed)]
+    [problem, *_] = [str(problem) for problem in problems_of_names(mixed)]
     assert "'arithmetic' does not understand the prompts that evaluation reads (data.questions" in problem
     mixed["data"]["questions"] = {"source": "q.jsonl", "columns": {"prompt": "q"}}
     mixed["verifiers"] = {"same": {"source": "builtin:exact_match"}}
     mixed["stages"]["evaluation"]["judge"] = {"verifier": "same"}
-    said = [str(problem) for problem in name_problems(mixed)]
+    said = [str(problem) for problem in problems_of_names(mixed)]
     assert any(
         "data.questions, which evaluation reads, has none; add data.questions.columns.answer" in each
         for each in said

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from vantage.schemas.checks.names import name_problems
+from vantage.schemas.loading.validation import problems_of_names
 
 STAGES = "stages"
 
 
 def said(plain: Any) -> list[str]:
-    return [str(problem) for problem in name_problems(plain)]
+    return [str(problem) for problem in problems_of_names(plain)]
 
 
 def put(plain: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def test_a_problem_stands_at_its_field(plain: dict[str, Any]) -> None:
     put(plain, "stages.policy.critic", "sft")
     put(plain, "stages.reward.gate", [{"metric": "pair_accuracy"}, {"metric": "win_rate"}])
     put(plain, "rewards.main.terms.0.model", "sft")
-    assert [problem.path for problem in name_problems(plain)] == [
+    assert [problem.path for problem in problems_of_names(plain)] == [
         ("stages", "policy", "critic"),
         ("rewards", "main", "terms", 0, "model"),
         ("stages", "reward", "gate", 1, "metric"),
@@ -238,13 +238,13 @@ def test_a_verifier_of_another_builtin_task_is_refused(plain: dict[str, Any]) ->
     """It would raise at the first response, hours after the recipe was loaded."""
     plain["data"]["tasks"] = {"source": "builtin:arithmetic_long/prompts"}
     plain["stages"]["policy"]["algorithm"] = {"preset": "vapo", "positive_verifier": "arithmetic"}
-    found = [str(problem) for problem in name_problems(plain)]
+    found = [str(problem) for problem in problems_of_names(plain)]
     told = "'arithmetic' does not understand the prompts that policy reads (data.tasks: builtin:arithmetic_long/prompts)"
     assert [line for line in found if "policy.algorithm" in line] == [
         f"stages.policy.algorithm.positive_verifier: {told}; use arithmetic_long"
     ]
     plain["stages"]["policy"]["algorithm"]["positive_verifier"] = "arithmetic_long"
-    assert not [line for line in map(str, name_problems(plain)) if "policy.algorithm" in line]
+    assert not [line for line in map(str, problems_of_names(plain)) if "policy.algorithm" in line]
 
 
 def test_rankings_do_not_come_in_a_csv(plain: dict[str, Any]) -> None:

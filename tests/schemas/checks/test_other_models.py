@@ -8,8 +8,8 @@ import yaml
 
 from vantage.attempts.jobs import key_parts_of, work_of
 from vantage.estimates.recipe_estimate import estimate_recipe
-from vantage.schemas.checks.names import name_problems
 from vantage.schemas.loading.recipe_file import load_recipe, parse_recipe
+from vantage.schemas.loading.validation import problems_of_names
 from vantage.schemas.problems import RecipeError
 from vantage.schemas.recipe.learning_rates import with_learning_rates
 from vantage.schemas.recipe.recipe import Recipe, ResolvedRecipe
@@ -43,7 +43,7 @@ def problems_of(plain: dict[str, Any]) -> str:
 
 def test_another_model_is_a_step_that_imports_it(with_other: dict[str, Any]) -> None:
     recipe = loaded(with_other)
-    assert name_problems(with_other) == []
+    assert problems_of_names(with_other) == []
     inputs = dependencies(recipe)
     assert inputs["models.other"] == {}
     assert inputs["evaluation"]["baseline"] == inputs["collected"]["policy"] == "models.other"

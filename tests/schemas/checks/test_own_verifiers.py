@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from vantage.schemas.checks.names import name_problems
 from vantage.schemas.checks.warnings import warnings
 from vantage.schemas.loading.recipe_file import load_recipe, parse_recipe
+from vantage.schemas.loading.validation import problems_of_names
 from vantage.schemas.problems import RecipeError
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
 from vantage.schemas.recipe.inputs import EXACT_MATCH, Generation, Verifier
@@ -143,8 +143,8 @@ def named_everywhere(plain: dict[str, Any], name: str) -> dict[str, Any]:
 
 def test_an_own_verifier_may_be_named_wherever_a_built_in_one_may(plain: dict[str, Any]) -> None:
     plain["verifiers"] = {"mine": {"source": "mine.py"}}
-    assert list(name_problems(named_everywhere(plain, "mine"))) == []
-    assert [str(problem) for problem in name_problems(named_everywhere(plain, "mien"))] == [
+    assert list(problems_of_names(named_everywhere(plain, "mine"))) == []
+    assert [str(problem) for problem in problems_of_names(named_everywhere(plain, "mien"))] == [
         f"{path}: no verifier is called 'mien'; did you mean 'mine'?"
         for path in (
             "rewards.main.terms.1.verifier",
@@ -175,7 +175,7 @@ def test_a_comparison_is_refused_on_prompts_that_are_known_to_have_no_answers(
         "evaluation": "stages.evaluation.judge.verifier",
         "collected": "stages.collected.judge.verifier",
     }
-    said = {str(problem) for problem in name_problems(named_everywhere(plain, "mine"))}
+    said = {str(problem) for problem in problems_of_names(named_everywhere(plain, "mine"))}
     assert said == {
         f"{path}: 'mine' compares with answers, and data.tasks, which {stage} reads, has none; {remedy}"
         for stage, path in [*places.items(), ("policy", places["value"])]
@@ -186,7 +186,7 @@ def test_a_comparison_is_refused_on_prompts_that_are_known_to_have_no_answers(
 @pytest.mark.parametrize("section", [3, ["mine"], {"mine": None}, {"mine": 3}, {3: {"source": "x.py"}}])
 def test_other_shapes_are_left_to_pydantic(plain: dict[str, Any], section: Any) -> None:
     plain["verifiers"] = section
-    assert [problem for problem in name_problems(plain) if problem.path[0] == "verifiers"] == []
+    assert [problem for problem in problems_of_names(plain) if problem.path[0] == "verifiers"] == []
 
 
 # -- who reads them

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from vantage.schemas.checks.names import name_problems
 from vantage.schemas.loading.recipe_file import parse_recipe
+from vantage.schemas.loading.validation import problems_of_names
 from vantage.schemas.recipe.recipe import Recipe
 from vantage.schemas.steps import (
     content_of,
@@ -33,7 +33,7 @@ def plain(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def said(plain: dict[str, Any]) -> list[str]:
-    return [str(problem) for problem in name_problems(plain)]
+    return [str(problem) for problem in problems_of_names(plain)]
 
 
 def test_both_learners_of_preferences_may_name_it(plain: dict[str, Any]) -> None:

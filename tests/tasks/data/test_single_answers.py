@@ -11,7 +11,7 @@ import pytest
 from tests.tasks.data.test_inspection import alike, lines, prepared
 from tests.tasks.test_prepare_data import prepare
 from tests.tasks.test_prepare_formats import rows_of
-from vantage.schemas.checks.data_names import data_references
+from vantage.schemas.loading.validation import problems_of_names
 from vantage.schemas.recipe.inputs import Content, Data, Labels, Split
 from vantage.schemas.row_rules import REPEATED, UNPAIRED
 from vantage.tasks.data import single_answers
@@ -159,7 +159,7 @@ def test_a_recipe_names_the_columns_and_what_the_marks_mean(tmp_path: Path) -> N
         "data": {"mine": {"source": "rows.jsonl", "columns": {"prompt": "q", "response": "a", "score": "s"}}},
         "stages": {"reward": {"kind": "reward_model", "data": "mine"}},
     }
-    assert list(data_references(plain)) == []
+    assert problems_of_names(plain) == []
 
 
 @pytest.mark.parametrize("content", ["preferences", "rankings"])

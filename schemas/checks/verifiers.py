@@ -1,0 +1,67 @@
+"""Checks of the verifiers that a recipe names, against the prompts that they judge."""
+
+from collections.abc import Iterator
+
+from vantage.schemas.checks.partial_recipe import PartialData, PartialRecipe
+from vantage.schemas.checks.references import RecipeReferences, Reference
+from vantage.schemas.problems import Problem
+from vantage.schemas.recipe.inputs import EXACT_MATCH
+from vantage.schemas.recipe.sources import Builtin
+from vantage.schemas.steps import BUILTIN_VERIFIERS
+
+
+def verifier_problems(recipe: PartialRecipe, references: RecipeReferences) -> Iterator[Problem]:
+    """Verifiers with the name of a built-in one, and those that cannot judge the prompts of a stage."""
+    for name in recipe.verifiers:
+        if name in BUILTIN_VERIFIERS:
+            message = f"'{name}' is a built-in verifier, and would mean two rules"
+            yield Problem(("verifiers", name), message, "give yours another name")
+    judged = list(_judged(recipe, references))
+    yield from _of_another_task(judged)
+    yield from _without_answers(recipe, judged)
+
+
+Judged = tuple[str, str, PartialData, list[Reference]]
+"""A stage, a dataset of its prompts by name and value, and the verifiers that the stage and its rewards name."""
+
+
+def _judged(recipe: PartialRecipe, references: RecipeReferences) -> Iterator[Judged]:
+    for name, stage in recipe.stages.items():
+        rewards = {reference.name for reference in references.rewards.get(name, ())}
+        verifiers = [
+            *references.stage_verifiers[name],
+            *(
+                each
+                for reward in recipe.rewards
+                if reward in rewards
+                for each in references.scoring_verifiers[reward]
+            ),
+        ]
+        for part in recipe.datasets.get(stage.texts.get("prompts", ""), ()):
+            if part in recipe.data:
+                yield name, part, recipe.data[part], verifiers
+
+
+def _of_another_task(judged: list[Judged]) -> Iterator[Problem]:
+    """Built-in prompts with the verifier of another built-in task, which cannot read them."""
+    for name, prompts, data, verifiers in judged:
+        if not isinstance(data.origin, Builtin):
+            continue
+        task = data.origin.name
+        for verifier in verifiers:
+            if verifier.name in BUILTIN_VERIFIERS and task in BUILTIN_VERIFIERS and verifier.name != task:
+                message = f"'{verifier.name}' does not understand the prompts that {name} reads (data.{prompts}: {data.origin})"
+                yield Problem(verifier.path, message, f"use {task}")
+
+
+def _without_answers(recipe: PartialRecipe, judged: list[Judged]) -> Iterator[Problem]:
+    """Find ``exact_match`` on prompts that are known to have no answers; the stage checks other files when it starts."""
+    for name, prompts, data, verifiers in judged:
+        is_builtin = data.builtin_content is not None
+        if "answer" in data.columns or not (data.columns or is_builtin):
+            continue
+        for verifier in verifiers:
+            if recipe.verifiers.get(verifier.name) == EXACT_MATCH:
+                message = f"'{verifier.name}' compares with answers, and data.{prompts}, which {name} reads, has none"
+                remedy = "name another verifier" if is_builtin else f"add data.{prompts}.columns.answer"
+                yield Problem(verifier.path, message, remedy)
