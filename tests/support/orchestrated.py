@@ -46,7 +46,7 @@ class InProcess:
     def launch(self, job: StageJob, *, log: Path, function: str = RUN_STAGE, **_: Any) -> StageResult:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.touch()
-        module, _, name = function.rpartition(".")
+        module, _dot, name = function.rpartition(".")
         result: StageResult = getattr(import_module(module), name)(job)
         return result
 
