@@ -13,7 +13,7 @@ from vantage.tasks.stages import run_stage
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name.startswith("tasks.")]
+    return [record.getMessage() for record in caplog.records if record.name.startswith("vantage.tasks.")]
 
 
 def test_sft_tells_its_data_its_model_its_steps_and_its_numbers(
@@ -21,7 +21,7 @@ def test_sft_tells_its_data_its_model_its_steps_and_its_numbers(
 ) -> None:
     pipeline.folder("sft")
     job = pipeline.job("sft")
-    with caplog.at_level(logging.INFO, logger="tasks"):
+    with caplog.at_level(logging.INFO, logger="vantage.tasks"):
         result = run_stage(job)
     told = lines(caplog)
     assert told[0] == "sft (sft), attempt 1, seed 5"
@@ -41,7 +41,7 @@ def test_a_resumed_policy_tells_where_it_goes_on_and_what_it_keeps(
     pipeline.folder("policy")  # what it reads is there, so that nothing else is killed
     with killed_in(3, monkeypatch):
         run_stage(pipeline.job("policy", folder=tmp_path))
-    with caplog.at_level(logging.INFO, logger="tasks"):
+    with caplog.at_level(logging.INFO, logger="vantage.tasks"):
         run_stage(pipeline.job("policy", folder=tmp_path))
     told = lines(caplog)
     assert "goes on from the checkpoint of step 2 of 4" in told

@@ -67,9 +67,18 @@ publish:
 STAGES = "tests.review.audit.audited_work.run_stage"
 
 
-def run_once(workspace: Workspace, recipe: Path, *overrides: str, until: str | None = None) -> None:
-    """What ``vantage run`` does, without Prefect; ``until``: the process ends before this step."""
-    with orchestrated(workspace, recipe, *overrides, stage_function=STAGES, in_process=True) as orchestrator:
+def run_once(
+    workspace: Workspace, recipe: Path, *overrides: str, until: str | None = None, in_process: bool = True
+) -> None:
+    """Run the recipe as ``vantage run`` does, without Prefect.
+
+    Args:
+        until: the process ends before this step.
+        in_process: stages are computed in this process; not where one of them is lost.
+    """
+    with orchestrated(
+        workspace, recipe, *overrides, stage_function=STAGES, in_process=in_process
+    ) as orchestrator:
         attempt_all(orchestrator, until=until)
         if until is None:
             for publication in orchestrator.recipe.publish:

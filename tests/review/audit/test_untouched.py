@@ -124,7 +124,7 @@ def test_a_resumed_and_a_retried_run_agree(case: Case, tmp_path: Path) -> None:
     recipe = case.original / "fake.yaml"
     (case.workspace.root / "lose.txt").write_text("policy")
     run_once(case.workspace, recipe, *overrides, until="value")
-    run_once(case.workspace, recipe, *overrides)
+    run_once(case.workspace, recipe, *overrides, in_process=False)
     resumed = read_runs(case.workspace)[0]
     assert resumed.stages["policy"].status == "resumable", resumed.stages["policy"]
     report = case.audit(resumed.run_id)
