@@ -17,7 +17,6 @@ TO_MLFLOW = (
     "run_writer",
     "aliases",
     "audited_runs",
-    "expected_runs",
     "copies",
     "critic_pages",
     "delivery",
@@ -28,7 +27,6 @@ TO_MLFLOW = (
     "runs",
     "samples",
     "server",
-    "system_metrics",
     "writing",
 )
 """Of the ledger, what may load mlflow."""

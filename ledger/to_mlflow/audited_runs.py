@@ -21,12 +21,12 @@ from mlflow.tracking import MlflowClient
 from sqlalchemy import create_engine, inspect
 from sqlalchemy.exc import SQLAlchemyError
 
+from vantage.ledger.expected.runs import Row, row_of
+from vantage.ledger.expected.system_metrics import SYSTEM_METRICS
 from vantage.ledger.to_mlflow.aliases import TAG
-from vantage.ledger.to_mlflow.expected_runs import Row, row_of
 from vantage.ledger.to_mlflow.logged_models import model_in
 from vantage.ledger.to_mlflow.runs import search
 from vantage.ledger.to_mlflow.server import EXPERIMENT_TAG, is_database
-from vantage.ledger.to_mlflow.system_metrics import SYSTEM_METRICS
 from vantage.ledger.tracking import is_missing_database, without_login, without_password
 
 _ARTIFACTS = "mlartifacts"

@@ -1,19 +1,18 @@
-"""Lineage in MLflow: the runs that made a stage's inputs, its dataset and model inputs, and its lineage tags."""
+"""Lineage in MLflow: the runs that made a stage's inputs, and its dataset and model inputs."""
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from mlflow import entities
 from mlflow.tracking import MlflowClient
 
-from vantage.ledger.entries import RunEntry, StageEntry
+from vantage.ledger.entries import RunEntry
+from vantage.ledger.expected.artifact_fields import ExpectedDataset
 from vantage.ledger.operations import Input
 from vantage.ledger.page_links import ArtifactKey, Link, artifact_key
-from vantage.ledger.to_mlflow.artifact_fields import dataset_fields, source_fields, source_tags
 from vantage.ledger.to_mlflow.runs import page_of, search
 from vantage.ledger.to_mlflow.server import Server
-from vantage.schemas.records.artifacts import Artifact, Dataset
-
-_INPUT_TAG_LENGTH = 500  # MLflow's limit
+from vantage.schemas.records.artifacts import Artifact
 
 
 class Producer(NamedTuple):
@@ -102,64 +101,27 @@ def _producer(run: entities.Run) -> Producer:
 
 
 def log_inputs(
-    client: MlflowClient, run_id: str, entry: RunEntry, name: str, producers: Producers
+    client: MlflowClient,
+    run_id: str,
+    inputs: Mapping[str, Input],
+    datasets: Sequence[ExpectedDataset],
+    producers: Producers,
 ) -> dict[str, str]:
-    """Log the datasets and models that the stage reads; returns its lineage tags."""
-    stage = entry.stages[name]
-    tags = {"vantage.kind": stage.kind, "vantage.stage_key": stage.stage_key}
-    if stage.source_sha256:
-        tags["vantage.source.sha256"] = stage.source_sha256
-    datasets, models = [], []
-    if stage.kind == "prepare_data" and (source := source_input(stage)):
-        datasets.append(source)
-    for role, given in stage.inputs.items():
-        tags[f"vantage.parent.{role}"] = given.artifact.digest
+    """Log the datasets and models that a stage reads; returns tags that name the runs which made its inputs."""
+    tags, models = {}, []
+    for role, given in inputs.items():
         producer = producers.find(given.artifact)
         if producer is not None:
             tags[f"vantage.parent.{role}.run"] = producer.mlflow_run_id
             if producer.model_id is not None:
                 models.append(entities.LoggedModelInput(producer.model_id))
-        if isinstance(given.artifact, Dataset):
-            prepared = entry.stages.get(given.stage)
-            datasets.append(
-                _dataset_input(role, given, stage.kind, prepared.source_sha256 if prepared else None)
-            )
     if datasets or models:
-        client.log_inputs(run_id, datasets, models)
+        client.log_inputs(run_id, [_dataset_input(each) for each in datasets], models)
     return tags
 
 
-def measured_dataset(stage: StageEntry) -> tuple[str, str] | None:
-    """Return (name, digest) in MLflow of the dataset by whose held-out rows the stage measures; None: it reads none, or several."""
-    roles = {role: given for role, given in stage.inputs.items() if isinstance(given.artifact, Dataset)}
-    chosen = (
-        roles.get("prompts") or roles.get("data") or (next(iter(roles.values())) if len(roles) == 1 else None)
-    )
-    if chosen is None:
-        return None
-    fields = dataset_fields(chosen, None)
-    return fields["name"], fields["digest"]
-
-
-def source_input(stage: StageEntry) -> entities.DatasetInput | None:
-    """Return the file that a dataset was prepared from, with its sha256."""
-    if stage.source_sha256 is None or stage.source is None:
-        return None
-    fields = source_fields(stage.name, stage.source, stage.source_sha256)
+def _dataset_input(expected: ExpectedDataset) -> entities.DatasetInput:
     return entities.DatasetInput(
-        entities.Dataset(source_type="vantage", **fields),
-        [entities.InputTag(name, value) for name, value in source_tags(stage.source_sha256).items()],
-    )
-
-
-def _dataset_input(role: str, given: Input, kind: str, source_sha256: str | None) -> entities.DatasetInput:
-    """Return a dataset with our digest and that of its source; MLflow's field has 36 characters, the tags have all."""
-    artifact = given.artifact
-    context = "evaluation" if kind == "evaluation" else "training"
-    tags = {"mlflow.data.context": context, "vantage.role": role, "vantage.digest": artifact.digest}
-    if source_sha256:
-        tags["vantage.source.sha256"] = source_sha256
-    return entities.DatasetInput(
-        entities.Dataset(source_type="vantage", **dataset_fields(given, source_sha256)),
-        [entities.InputTag(name, value[:_INPUT_TAG_LENGTH]) for name, value in tags.items()],
+        entities.Dataset(source_type="vantage", **expected.fields),
+        [entities.InputTag(name, value) for name, value in expected.tags.items()],
     )

@@ -5,29 +5,22 @@ import re
 from mlflow import entities
 from mlflow.tracking import MlflowClient
 
-from vantage.ledger.entries import StageEntry
-from vantage.ledger.to_mlflow.artifact_fields import model_name, model_params
-from vantage.ledger.to_mlflow.writing import NOTE, fit_tag
-from vantage.schemas.records.artifacts import Artifact
+from vantage.ledger.expected.artifact_fields import ExpectedModel
+from vantage.ledger.expected.texts import fit_tag
+from vantage.ledger.to_mlflow.writing import NOTE
 
 EXTERNAL = "mlflow.model.isExternal"
 """Tag of a model whose files are elsewhere."""
 
 
 def record_model(
-    client: MlflowClient,
-    stage: StageEntry,
-    artifact: Artifact,
-    *,
-    experiment_id: str,
-    run_id: str,
-    our_run_id: str,
-    note: str,
+    client: MlflowClient, expected: ExpectedModel, *, experiment_id: str, run_id: str, note: str
 ) -> str:
-    """Find or create the artifact's logged model, as an output of MLflow's run ``run_id``; returns its id."""
+    """Find or create the logged model, as an output of MLflow's run ``run_id``; returns its id."""
+    digest = expected.tags["vantage.digest"]
     found = client.search_logged_models(
         [experiment_id],
-        filter_string=f"source_run_id = '{run_id}' AND tags.`vantage.digest` = '{artifact.digest}'",
+        filter_string=f"source_run_id = '{run_id}' AND tags.`vantage.digest` = '{digest}'",
     )
     if found:  # by a process that was killed before it had told all
         model = found[0]
@@ -39,21 +32,17 @@ def record_model(
     else:
         is_output = False
         tags = {
+            **expected.tags,
             NOTE: fit_tag(note),
-            "vantage.digest": artifact.digest,
-            "vantage.stage_key": artifact.stage_key,
-            "vantage.stage": stage.name,
-            "vantage.run_id": our_run_id,
             EXTERNAL: "true",
-            **{f"vantage.parent.{role}": digest for role, digest in artifact.parents.items()},
         }
         model = client.create_logged_model(
             experiment_id,
-            name=model_name(stage.name),
+            name=expected.name,
             source_run_id=run_id,
             tags=tags,
-            params=model_params(stage.inputs),
-            model_type=artifact.kind,
+            params=dict(expected.params),
+            model_type=expected.kind,
         )
     client.finalize_logged_model(model.model_id, "READY")
     if not is_output:

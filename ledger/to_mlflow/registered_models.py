@@ -9,6 +9,7 @@ from typing import NamedTuple
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
+from vantage.ledger.expected.texts import fit_description
 from vantage.ledger.operations import Publish
 from vantage.ledger.published_copies import WEIGHTS
 from vantage.ledger.to_mlflow.aliases import Movement, move_alias
@@ -16,7 +17,6 @@ from vantage.ledger.to_mlflow.copies import problems_of_copy
 from vantage.ledger.to_mlflow.lineage import Producer
 from vantage.ledger.to_mlflow.logged_models import EXTERNAL, model_in
 from vantage.ledger.to_mlflow.model_description import PublishingError, write_description
-from vantage.ledger.to_mlflow.writing import fit_description
 
 _VERSIONS = "mlflow.modelVersions"
 

@@ -5,31 +5,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from mlflow import entities
 from mlflow.tracking import MlflowClient
 
+from vantage.ledger.expected.runs import own_tags
+from vantage.ledger.operations import OpenRun
+
 
 class Runs:
     """MLflow's runs for one run of ours, all in one experiment; results are cached until ``forget``."""
 
-    def __init__(
-        self,
-        client: MlflowClient,
-        experiment_id: str,
-        *,
-        run_id: str,
-        recipe: str,
-        origin: Mapping[str, str],
-    ) -> None:
+    def __init__(self, client: MlflowClient, experiment_id: str, opening: OpenRun) -> None:
         self._client = client
         self._experiment_id = experiment_id
-        self._run_id = run_id
-        self._recipe = recipe
-        self._origin = origin
+        self._opening = opening
         self._ids: dict[str | None, str] | None = None
 
     @property
     def ids(self) -> Mapping[str | None, str]:
         """Stage → MLflow's id of its run; None → that of the parent run."""
         if self._ids is None:
-            runs = list(search(self._client, [self._experiment_id], "vantage.run_id", self._run_id))
+            runs = list(search(self._client, [self._experiment_id], "vantage.run_id", self._opening.run_id))
             self._ids = {run.data.tags.get("vantage.stage"): run.info.run_id for run in reversed(runs)}
         return self._ids
 
@@ -42,29 +35,19 @@ class Runs:
         run_id = self.ids.get(stage)
         return page_of(self._experiment_id, run_id) if run_id else None
 
-    def parent_run(self, time: int) -> str:
-        """MLflow's id of the parent run of all stages, created if missing."""
-        return self.ids.get(None) or self._create(None, time, {"vantage.recipe": self._recipe})
-
-    def stage_run(self, stage: str, time: int) -> str:
-        """MLflow's id of the stage's run, created if missing."""
+    def run_of(self, stage: str | None, time: int) -> str:
+        """Return MLflow's id of the stage's run (None: of the parent run), created if missing."""
         if stage in self.ids:
             return self.ids[stage]
-        return self._create(
-            stage, time, {"vantage.stage": stage, "mlflow.parentRunId": self.parent_run(time)}
-        )
-
-    def _create(self, stage: str | None, time: int, tags: dict[str, str]) -> str:
         tags = {
-            "vantage.run_id": self._run_id,
             "mlflow.source.name": "vantage",
             "mlflow.source.type": "LOCAL",
-            **self._origin,
-            **tags,
+            **own_tags(self._opening, stage),
         }
-        run = self._client.create_run(
-            self._experiment_id, start_time=time, tags=tags, run_name=stage or self._run_id
-        )
+        if stage is not None:
+            tags["mlflow.parentRunId"] = self.run_of(None, time)
+        name = self._opening.run_id if stage is None else stage
+        run = self._client.create_run(self._experiment_id, start_time=time, tags=tags, run_name=name)
         self._ids = {**self.ids, stage: run.info.run_id}
         return str(run.info.run_id)
 

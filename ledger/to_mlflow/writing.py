@@ -1,17 +1,14 @@
 """Params, tags and metrics of a run; texts are truncated to what MLflow takes."""
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from mlflow import entities
 from mlflow.tracking import MlflowClient
 
+from vantage.ledger.expected.texts import fit_param, fit_tag
+
 NOTE = "mlflow.note.content"
 """Tag that MLflow shows as the text of a page."""
-
-_PARAM_LENGTH, _TAG_LENGTH, _DESCRIPTION_LENGTH = 6000, 8000, 5000
 
 
 def write(
@@ -29,51 +26,3 @@ def write(
         params=[entities.Param(name, fit_param(value)) for name, value in (params or {}).items()],
         tags=[entities.RunTag(name, fit_tag(value)) for name, value in (tags or {}).items()],
     )
-
-
-def flatten(value: Any, prefix: str = "") -> dict[str, str]:
-    """Nested mappings as ``stages.policy.algorithm.gamma`` → text; lists by their position.
-
-    >>> flatten({"a": {"b": 1.0, "c": None}, "d": [True, "x"]})
-    {'a.b': '1.0', 'a.c': 'null', 'd.0': 'true', 'd.1': 'x'}
-    """
-    if isinstance(value, Mapping):
-        items = list(value.items())
-    elif isinstance(value, list | tuple):
-        items = list(enumerate(value))
-    elif isinstance(value, str):
-        return {prefix: value}
-    else:
-        return {prefix: json.dumps(value)}
-    if not items:
-        return {prefix: "{}" if isinstance(value, Mapping) else "[]"} if prefix else {}
-    flat: dict[str, str] = {}
-    for key, inner in items:
-        flat |= flatten(inner, f"{prefix}.{key}" if prefix else str(key))
-    return flat
-
-
-def fit_tag(text: str) -> str:
-    """Return a tag's value, truncated to MLflow's limit after a whole line if there are several."""
-    return _fit(text, _TAG_LENGTH)
-
-
-def fit_description(text: str) -> str:
-    """Return the description of a model's version: MLflow's column is shorter, and PostgreSQL refuses what is longer."""
-    return _fit(text, _DESCRIPTION_LENGTH)
-
-
-def _fit(text: str, length: int) -> str:
-    if len(text) <= length:
-        return text
-    end = "\n…"
-    fits = text[: length - len(end)]
-    return (fits.rpartition("\n")[0] or fits) + end
-
-
-def fit_param(value: str) -> str:
-    """Return a param's value, or its truncation to MLflow's limit with the sha256 of the whole."""
-    if len(value) <= _PARAM_LENGTH:
-        return value
-    whole = f"… sha256 {hashlib.sha256(value.encode()).hexdigest()}"
-    return value[: _PARAM_LENGTH - len(whole)] + whole

@@ -4,17 +4,16 @@ import json
 from collections.abc import Iterator, Mapping, Set
 from typing import TYPE_CHECKING
 
-from vantage.ledger import tracking
-from vantage.review.audit.evidence import Evidence, check_of
+from vantage.ledger.expected.artifact_fields import ExpectedModel
+from vantage.ledger.expected.runs import ExpectedRun, Row, expected_runs
+from vantage.review.audit.evidence import Broken, Evidence, Missing, check_of
 from vantage.review.audit.sent import SentTo, sent_to
 from vantage.runs.record import RunRecord
-from vantage.runs.view import Broken, Missing
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.audit import Check
 
 if TYPE_CHECKING:
-    from vantage.ledger.to_mlflow.audited_runs import DatasetInput, MlflowRun
-    from vantage.ledger.to_mlflow.expected_runs import ExpectedRun, Row
+    from vantage.ledger.to_mlflow.audited_runs import DatasetInput, LoggedModel, MlflowRun
 
 _SUBJECT = "MLflow"
 _SHOWN = 3
@@ -55,9 +54,6 @@ def mlflow_check(evidence: Evidence, run_id: str, stage: str | None) -> Check:
     sent = sent_to(evidence, run_id, replay)
     if isinstance(sent, Missing):
         return check_of(_SUBJECT, sent)
-    tracking.set_up_client()
-    from vantage.ledger.to_mlflow.expected_runs import ExpectedRun, expected_runs  # imports MLflow
-
     required = expected_runs(sent.required).get(stage, ExpectedRun())
     allowed = expected_runs(replay.told).get(stage, ExpectedRun())
     found = runs.get(stage, [])
@@ -96,9 +92,6 @@ def check_without_outbox(evidence: Evidence, record: RunRecord, step: str, artif
             outcome="unchecked",
             detail=f"MLflow has no run of {step} of run {record.run_id}",
         )
-    tracking.set_up_client()
-    from vantage.ledger.to_mlflow.expected_runs import ExpectedRun  # imports MLflow
-
     found = runs[step][0]
     tags = {"vantage.digest": artifact.digest, "vantage.stage_key": artifact.stage_key}
     tags |= {
@@ -120,7 +113,7 @@ def check_without_outbox(evidence: Evidence, record: RunRecord, step: str, artif
     return Check(subject=_SUBJECT, outcome="unchecked", detail=said)
 
 
-def _absent(sent: SentTo, required: "ExpectedRun", stage: str | None) -> Check:
+def _absent(sent: SentTo, required: ExpectedRun, stage: str | None) -> Check:
     what = "the run" if stage is None else f"stage {stage}"
     if not required.tags:
         return Check(
@@ -130,14 +123,14 @@ def _absent(sent: SentTo, required: "ExpectedRun", stage: str | None) -> Check:
     return Check(subject=_SUBJECT, outcome="wrong", detail=said)
 
 
-def _problems(required: "ExpectedRun", allowed: "ExpectedRun", found: "MlflowRun") -> Iterator[str]:
+def _problems(required: ExpectedRun, allowed: ExpectedRun, found: "MlflowRun") -> Iterator[str]:
     yield from _tag_problems(required, allowed, found)
     yield from _named_problems("param", required.params, allowed.params, found.params)
     yield from _row_problems(required.rows, allowed.rows | allowed.optional_rows, found.rows)
     yield from _dataset_problems(required, allowed, found)
 
 
-def _tag_problems(required: "ExpectedRun", allowed: "ExpectedRun", found: "MlflowRun") -> Iterator[str]:
+def _tag_problems(required: ExpectedRun, allowed: ExpectedRun, found: "MlflowRun") -> Iterator[str]:
     for name, value in required.tags.items():
         told = found.tags.get(name)
         if told not in (value, allowed.tags.get(name)):
@@ -152,7 +145,7 @@ def _tag_problems(required: "ExpectedRun", allowed: "ExpectedRun", found: "Mlflo
             yield f"tag {name} is {_shown(found.tags[name])}, which nobody sent"
 
 
-def _other_tags(allowed: "ExpectedRun", found: "MlflowRun") -> Iterator[str]:
+def _other_tags(allowed: ExpectedRun, found: "MlflowRun") -> Iterator[str]:
     """Yield tags with another value, of a run that may lack any of them."""
     for name, value in allowed.tags.items():
         if name in found.tags and name != "vantage.status" and found.tags[name] != value:
@@ -169,7 +162,7 @@ def _named_problems(
         yield f"{what} {name} is {_shown(found[name])}, which nobody sent"
 
 
-def _row_problems(required: "Set[Row]", allowed: "Set[Row]", found: "Set[Row]") -> Iterator[str]:
+def _row_problems(required: Set[Row], allowed: Set[Row], found: Set[Row]) -> Iterator[str]:
     missing, added = sorted(required - found, key=_place), sorted(found - allowed, key=_place)
     instead = {(name, step): value for name, _, step, value in added}
     for name, _, step, value in missing[:_SHOWN]:
@@ -201,7 +194,7 @@ def _latest_problems(found: "MlflowRun") -> Iterator[str]:
             yield f"metric {name} is shown as {value!r}, and its newest row is {values[name][0]!r}"
 
 
-def _dataset_problems(required: "ExpectedRun", allowed: "ExpectedRun", found: "MlflowRun") -> Iterator[str]:
+def _dataset_problems(required: ExpectedRun, allowed: ExpectedRun, found: "MlflowRun") -> Iterator[str]:
     given = {each.tags.get("vantage.digest", ""): each for each in found.datasets}
     known = allowed.datasets | allowed.optional_datasets
     optional = {digest: tags for digest, tags in required.optional_datasets.items() if digest in given}
@@ -244,7 +237,7 @@ def _parsed(text: str) -> object:
     )
 
 
-def _model_problems(evidence: Evidence, found: "MlflowRun", allowed: "ExpectedRun") -> Iterator[str]:
+def _model_problems(evidence: Evidence, found: "MlflowRun", allowed: ExpectedRun) -> Iterator[str]:
     """Yield the logged model of the stage's artifact: what MLflow's page of it says."""
     model_id = found.tags.get("vantage.model")
     if model_id is None:
@@ -268,12 +261,17 @@ def _model_problems(evidence: Evidence, found: "MlflowRun", allowed: "ExpectedRu
         yield f"{what} is no longer an output of this run in MLflow"
     if model.run_id != found.run_id:
         yield f"{what} says that MLflow's run {model.run_id[:8]} made it"
-    if not allowed.model:
+    if allowed.model is None:
         return
-    told = {"name": model.name, "kind": model.kind, **{f"params.{k}": v for k, v in model.params.items()}}
-    for name in dict.fromkeys((*allowed.model, *told)):
-        if told.get(name) != allowed.model.get(name):
-            yield f"{what}: {name} is {_shown(told.get(name))}, and was sent as {_shown(allowed.model.get(name))}"
+    told, sent = _model_fields(model), _model_fields(allowed.model)
+    for name in dict.fromkeys((*sent, *told)):
+        if told.get(name) != sent.get(name):
+            yield f"{what}: {name} is {_shown(told.get(name))}, and was sent as {_shown(sent.get(name))}"
+
+
+def _model_fields(model: "LoggedModel | ExpectedModel") -> dict[str, str]:
+    params = {f"params.{name}": value for name, value in model.params.items()}
+    return {"name": model.name, "kind": model.kind, **params}
 
 
 def _pointers(
@@ -317,7 +315,7 @@ def _is_pointer(tag: str) -> bool:
     return tag.startswith("vantage.parent.") and tag.endswith(".run")
 
 
-def _place(row: "Row") -> tuple[str, int, int]:
+def _place(row: Row) -> tuple[str, int, int]:
     return row[0], row[2], row[1]
 
 

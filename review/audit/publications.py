@@ -1,21 +1,20 @@
 """Registered models: a version's tags, MLflow's own copy of the weights, and who moved an alias."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from vantage.ledger.entries import RunEntry
-from vantage.ledger.notes import model_tags
+from vantage.ledger.expected.changes import VersionChange, changes
 from vantage.ledger.operations import Input, MoveAlias, Publish
-from vantage.ledger.replay import Replay
-from vantage.review.audit.evidence import Evidence, check_of
+from vantage.ledger.replay import Replay, Told
+from vantage.review.audit.evidence import Broken, Evidence, Missing, check_of
 from vantage.review.audit.judging import differs, is_unchanged, judge_again
 from vantage.review.audit.sent import is_taken
 from vantage.runs.record import REMOVED, RunRecord
-from vantage.runs.view import Broken, Missing
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
 from vantage.schemas.recipe.recipe import Publication, ResolvedRecipe
 from vantage.schemas.records.approvals import PUBLISH_PREFIX
@@ -39,6 +38,8 @@ class Recorded:
     """The run as it was then."""
     recipe: ResolvedRecipe | None
     """None: of another version of Vantage."""
+    facts: Mapping[str, str] | None
+    """Gates and measurements, as the tags of the version must show them; None: it is no publication."""
 
     @property
     def digest(self) -> str:
@@ -81,8 +82,14 @@ def _read_recorded(evidence: Evidence, name: str) -> list[Recorded]:
             if isinstance(operation, Publish | MoveAlias) and operation.registered_model == name:
                 assert isinstance(replay, Replay)
                 if is_taken(evidence, run_id, replay, told):
-                    found.append(Recorded(run_id, operation, told.entry, _recipe(replay)))
+                    facts = _facts(told)
+                    found.append(Recorded(run_id, operation, told.entry, _recipe(replay), facts))
     return sorted(found, key=lambda each: each.operation.time)
+
+
+def _facts(told: Told) -> Mapping[str, str] | None:
+    versions = (each for each in changes(told.entry, told.operation) if isinstance(each, VersionChange))
+    return next((each.facts for each in versions), None)
 
 
 def version_checks(evidence: Evidence, version: "MlflowVersion") -> Iterator[Check]:
@@ -231,7 +238,7 @@ def _tag_problems(evidence: Evidence, version: "MlflowVersion", told: list[Recor
     )
     if numbers and int(version.version) != min(numbers):
         yield f"version {min(numbers)} holds the artifact already, and no run makes a second one"
-    facts = [model_tags(each.entry, each.operation.stage) for each in told if each.digest == digest]
+    facts = [each.facts for each in told if each.digest == digest and each.facts is not None]
     if not facts:
         return
     for name, value in tags.items():

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from pydantic import ValidationError
 
-from vantage.ledger import tracking
+from vantage.ledger.expected.runs import expected_runs
 from vantage.ledger.operations import OpenRun, RecordApproval
 from vantage.ledger.remarks import remark_on
 from vantage.ledger.replay import Replay
@@ -68,9 +68,6 @@ def _strange_stages(evidence: Evidence, run_id: str, replay: Replay) -> Iterator
     runs = evidence.mlflow_runs(replay.opened.experiment, run_id)
     if isinstance(runs, Missing):
         return  # the check of the parent run says so
-    tracking.set_up_client()
-    from vantage.ledger.to_mlflow.expected_runs import expected_runs  # imports MLflow
-
     strange = sorted(str(stage) for stage in runs.keys() - expected_runs(replay.told).keys() if stage)
     for stage in strange:
         said = f"MLflow has a run that says it is stage {stage} of this run, which told of no such stage"

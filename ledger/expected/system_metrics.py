@@ -2,19 +2,18 @@
 
 from collections.abc import Iterator
 
-from mlflow import entities
-
+from vantage.ledger.operations import MetricRow
 from vantage.schemas.records.usage import Usage
 
 SYSTEM_METRICS = "system/"
 """What the names of metrics begin with that MLflow shows under "System metrics"."""
 
 
-def system_metrics(usage: Usage | None) -> Iterator[entities.Metric]:
-    """Yield a metric for each reading; its step is the reading's number."""
+def system_rows(usage: Usage | None) -> Iterator[MetricRow]:
+    """Yield a row for each reading; its step is the reading's number."""
     if usage is None:
         return
     for name, values in usage.readings.items():
         for step, (time, value) in enumerate(zip(usage.times, values, strict=True)):
             if value is not None:
-                yield entities.Metric(f"{SYSTEM_METRICS}{name}", value, time, step)
+                yield f"{SYSTEM_METRICS}{name}", value, time, step

@@ -1,0 +1,157 @@
+"""What MLflow shows of a run if it has everything that the run's operations changed, and nothing else."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from vantage.ledger.expected.artifact_fields import ROLE, ExpectedDataset, ExpectedModel
+from vantage.ledger.expected.changes import (
+    RUNNING,
+    AliasChange,
+    Change,
+    Closing,
+    FileChange,
+    RunChange,
+    ShownArtifact,
+    VersionChange,
+    changes,
+)
+from vantage.ledger.expected.system_metrics import SYSTEM_METRICS
+from vantage.ledger.operations import MetricRow, OpenRun
+from vantage.ledger.replay import Told
+
+Row = tuple[str, int, int, float]
+"""Metric, time (milliseconds since 1970), step, value: what makes two rows of MLflow one."""
+
+_MAX_FLOAT = 1.7976931348623157e308
+"""How MLflow stores infinity."""
+KILLED = "KILLED"
+"""MLflow's status of a run whose process died."""
+
+
+@dataclass
+class ExpectedRun:
+    """One of MLflow's runs: of a stage, or the parent of them all."""
+
+    tags: dict[str, str] = field(default_factory=dict)
+    params: dict[str, str] = field(default_factory=dict)
+    rows: set[Row] = field(default_factory=set)
+    system_rows: set[Row] = field(default_factory=set)
+    """What the machine did. A reading belongs to no step, so no audit compares it."""
+    datasets: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Content digest → tags of the dataset's input."""
+    optional_datasets: dict[str, dict[str, str]] = field(default_factory=dict)
+    """The same of a source file: a run that an earlier version recorded has none."""
+    dataset_fields: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+    """Content digest → MLflow's own fields of it, one for each step that it comes from."""
+    model: ExpectedModel | None = None
+    """The logged model of an artifact that is one."""
+    optional_tags: dict[str, str] = field(default_factory=dict)
+    """Of a stage that was reused: only where the server did not know who had made it."""
+    optional_rows: set[Row] = field(default_factory=set)
+    started: int = 0
+    """Milliseconds since 1970."""
+    status: str = RUNNING
+    ended: int | None = None
+    """None: it runs."""
+    interrupted: str | None = None
+    """Why it was closed before it had ended; another run may have closed it before, and say another reason."""
+    files: set[str] = field(default_factory=set)
+    """Names of files among its artifacts; one that was gone before it was sent is missing."""
+
+
+def expected_runs(told: Iterable[Told]) -> dict[str | None, ExpectedRun]:
+    """Stage → its run after these operations; None → the parent run."""
+    expected = _Expected()
+    for each in told:
+        expected.add(each)
+    return expected.runs
+
+
+def own_tags(opening: OpenRun, stage: str | None) -> dict[str, str]:
+    """Tags with which the run of a stage is created (None: the parent run); by them it is found again."""
+    named = {"vantage.recipe": opening.name} if stage is None else {"vantage.stage": stage}
+    return {"vantage.run_id": opening.run_id, **opening.origin, **named}
+
+
+def row_of(name: str, value: float, time: int, step: int) -> Row:
+    """Return a row as MLflow gives it back: NaN as ``nan``, infinity as the largest number."""
+    if math.isnan(value):
+        return name, time, step, math.nan  # the one object, since no NaN equals another
+    if math.isinf(value):
+        value = math.copysign(_MAX_FLOAT, value)
+    return name, time, step, value
+
+
+class _Expected:
+    """The runs so far."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str | None, ExpectedRun] = {}
+        self._opening: OpenRun | None = None
+
+    def add(self, told: Told) -> None:
+        """Add the changes of one operation."""
+        if self._opening is None and isinstance(told.operation, OpenRun):
+            self._opening = told.operation
+        for change in changes(told.entry, told.operation):
+            self._add(change)
+
+    def _add(self, change: Change) -> None:
+        match change:
+            case RunChange():
+                self._change(self._run(change.stage, change.time), change)
+            case Closing() if change.is_own:
+                self._close(change)
+            case VersionChange() | AliasChange():
+                self._run(change.operation.stage, change.operation.time)
+            case FileChange():
+                self._run(change.stage, change.time).files.add(change.name)
+            case _:  # pages are not compared, and another run has an outbox of its own
+                pass
+
+    def _run(self, stage: str | None, time: int) -> ExpectedRun:
+        if stage not in self.runs:
+            assert self._opening is not None, "an outbox begins with it"
+            self.runs[stage] = ExpectedRun(own_tags(self._opening, stage), started=time)
+        return self.runs[stage]
+
+    def _change(self, run: ExpectedRun, change: RunChange) -> None:
+        run.tags |= change.tags
+        run.params |= change.params
+        _add_rows(run, change.rows)
+        for dataset in change.datasets:
+            _add_dataset(run, dataset)
+        if change.shown is not None:
+            _add_artifact(run, change.shown)
+        if change.status is not None:
+            run.status, run.ended = change.status, change.ended
+
+    def _close(self, closing: Closing) -> None:
+        """Close the stages that still run; the parent run goes on."""
+        for stage, run in self.runs.items():
+            if stage is not None and run.status == RUNNING:
+                run.status, run.ended, run.interrupted = KILLED, closing.time, closing.reason
+
+
+def _add_rows(run: ExpectedRun, rows: Iterable[MetricRow]) -> None:
+    for name, value, time, step in rows:
+        place = run.system_rows if name.startswith(SYSTEM_METRICS) else run.rows
+        place.add(row_of(name, value, time, step))
+
+
+def _add_dataset(run: ExpectedRun, dataset: ExpectedDataset) -> None:
+    place = run.optional_datasets if dataset.is_source else run.datasets
+    place[dataset.digest] = {name: value for name, value in dataset.tags.items() if name != ROLE}
+    run.dataset_fields.setdefault(dataset.digest, []).append(dict(dataset.fields))
+
+
+def _add_artifact(run: ExpectedRun, shown: ShownArtifact) -> None:
+    rows = {row_of(name, value, time, step) for name, value, time, step in shown.rows}
+    if shown.is_reused:
+        run.optional_tags |= shown.tags
+        run.optional_rows |= rows
+    else:
+        run.tags |= shown.tags
+        run.rows |= rows
+    run.model = shown.model or run.model
