@@ -40,9 +40,22 @@ def expected_calibration_error(
 ) -> Tensor:
     """Return Σ_b (W_b/W)·|accuracy of bin b − mean confidence of bin b|, for R sets of weights → (R,).
 
+    The sum of the sizes of `calibration_gaps`. (Naeini et al., AAAI 2015; Guo et al., arXiv 1706.04599 eq. 3.) Noise alone
+    makes it positive.
+
+    `margins` (N,); `weights` (R,N), None: one set of 1.
+
+    Raises ValueError for no pair, or unequal shapes.
+    """
+    return calibration_gaps(margins, weights, num_bins=num_bins).abs().sum(dim=1)
+
+
+def calibration_gaps(margins: Tensor, weights: Tensor | None = None, *, num_bins: int = NUM_BINS) -> Tensor:
+    """Return (W_b/W)·(accuracy of bin b − mean confidence of bin b), for R sets of weights → (R,num_bins).
+
     The confidence of a pair is that of the response that the model prefers, max(σ(m), 1 − σ(m)), from 0.5 to 1; it is
-    right where m > 0, and half right where m = 0. `num_bins` bins of equal width from 0.5 to 1. (Naeini et al., AAAI
-    2015; Guo et al., arXiv 1706.04599 eq. 3.) Noise alone makes it positive.
+    right where m > 0, and half right where m = 0. So −m has the same confidence and the opposite outcome. `num_bins` bins of
+    equal width from 0.5 to 1.
 
     `margins` (N,); `weights` (R,N), None: one set of 1.
 
@@ -54,7 +67,7 @@ def expected_calibration_error(
         raise ValueError(f"weights has shape {tuple(weights.shape)}; it must be (R,{len(confidence)})")
     gaps = torch.zeros(len(weights), num_bins, dtype=torch.float64)
     gaps.index_add_(1, index, weights.cpu().double() * (right - confidence))
-    return gaps.abs().sum(dim=1) / weights.cpu().double().sum(dim=1)
+    return gaps / weights.cpu().double().sum(dim=1, keepdim=True)
 
 
 def reliability(margins: Tensor, *, num_bins: int = NUM_BINS) -> tuple[ReliabilityBin, ...]:

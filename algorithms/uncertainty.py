@@ -5,7 +5,7 @@ A standard error that counts rows is too small by up to the square root of the r
 computed in float64 on the CPU.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,6 +25,10 @@ class Estimate:
     intervals: tuple[tuple[float, float, float], ...] = ()
     """(confidence, low, high), by confidence: of a resampled statistic, which is no mean. Empty: the interval follows
     from the standard error."""
+    differing: float | None = None
+    """Of a comparison of shares: the share of rows in which the two differ."""
+    equal_clusters: float | None = None
+    """Clusters of one size that vary as much as these, where they differ in size; None: they have one size."""
 
 
 def clustered_mean(values: Tensor, clusters: Tensor) -> Estimate:
@@ -64,6 +68,23 @@ def clustered_ratio(numerators: Tensor, denominators: Tensor, clusters: Tensor) 
     squares = (sums - ratio * counts).square().sum() / total.square()
     error = (squares * n / (n - 1)).sqrt().item() if n > 1 else float("nan")
     return Estimate(value=ratio.item(), standard_error=error, num_clusters=n, num_rows=rows[0])
+
+
+def with_differing(estimate: Estimate, differences: Tensor) -> Estimate:
+    """Add the mean of |`differences`| (N,), each from −1 to 1: of right or wrong answers the share of rows that differ."""
+    return replace(estimate, differing=differences.detach().cpu().double().abs().mean().item())
+
+
+def with_cluster_sizes(estimate: Estimate, clusters: Tensor) -> Estimate:
+    """Add the number of clusters of one size that vary as much: (Σ m)²/Σ m² over clusters of m rows (Kish, 1965).
+
+    `clusters` (N,) are the rows' clusters, integers. The estimate is unchanged if all have one size.
+    """
+    _, sizes = index_of_groups(clusters.cpu(), len(clusters))
+    counts = sizes.double()
+    if bool((counts == counts[0]).all()):
+        return estimate
+    return replace(estimate, equal_clusters=(counts.sum().square() / counts.square().sum()).item())
 
 
 def clustered_explained_variance(

@@ -81,7 +81,9 @@ class Recording:
             self.ledger.record_reuse(
                 step, artifact=artifact, folder=self.store.local_folder(artifact.digest), **fields
             )
-        verdicts = check_gates(self.recipe, step, artifact, inputs)
+        before = self.run.record.stages[step]
+        like = before.verdicts if before.digest == artifact.digest else ()
+        verdicts = check_gates(self.recipe, step, artifact, inputs, like=like)
         if verdicts:
             self.ledger.record_verdicts(step, verdicts)
         stands = self._ask(step, artifact, verdicts)

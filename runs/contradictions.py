@@ -16,7 +16,10 @@ from vantage.schemas.steps import dependencies
 from vantage.storage.measured_file import Sealed, differences
 
 _CHECKED = frozenset({"completed", "reused", "gate_closed", "waiting_approval"})
-_COMPARED = ("passed", "metric", "measured", "relation", "threshold", "n", "interval", "confidence")
+_COMPARED = (
+    *("passed", "metric", "measured", "relation", "threshold", "n", "interval", "method", "counts"),
+    "confidence",
+)
 
 
 def contradictions(
@@ -65,7 +68,7 @@ def _of_stage(
         if gate.metric not in measured.metrics:
             yield f"gate {recorded}: the artifact holds no {gate.metric}"
             continue
-        expected = check_gate(gate, measured.metrics, measured.uncertainty, equal=equal)
+        expected = check_gate(gate, measured.metrics, measured.uncertainty, equal=equal, like=recorded)
         if any(getattr(recorded, field) != getattr(expected, field) for field in _COMPARED):
             yield f"the verdict is recorded as {_quoted(recorded)}, but the artifact says {_quoted(expected)}"
 

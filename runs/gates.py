@@ -1,6 +1,6 @@
 """The verdicts of a step's gates on its artifact, and whether dependent steps may start."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from vantage.attempts.jobs import gates_of
@@ -9,18 +9,29 @@ from vantage.ledger.remarks import compared_with_itself
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.records.approvals import Approval, Question, answer_to
 from vantage.schemas.records.artifacts import Artifact
-from vantage.schemas.records.verdicts import Verdict, check_artifact_gate
+from vantage.schemas.records.verdicts import Verdict, check_artifact_gate, recorded_verdict
 
 Standing = Literal["open", "waiting_approval", "gate_closed"]
 """Whether steps that depend on an artifact may start: yes, when a person approves of it, or no."""
 
 
 def check_gates(
-    recipe: ResolvedRecipe, step: str, artifact: Artifact, inputs: Mapping[str, Input]
+    recipe: ResolvedRecipe,
+    step: str,
+    artifact: Artifact,
+    inputs: Mapping[str, Input],
+    *,
+    like: Sequence[Verdict] = (),
 ) -> tuple[Verdict, ...]:
-    """Return a verdict for each of the step's gates."""
+    """Return a verdict for each of the step's gates.
+
+    ``like``: the verdicts that the run has on this artifact already; their interval methods are kept.
+    """
     equal = compared_with_itself(inputs)
-    return tuple(check_artifact_gate(gate, artifact, equal=equal) for gate in gates_of(recipe, step))
+    return tuple(
+        check_artifact_gate(gate, artifact, equal=equal, like=recorded_verdict(like, place, gate))
+        for place, gate in enumerate(gates_of(recipe, step))
+    )
 
 
 def question_about(step: str, artifact: Artifact, verdicts: tuple[Verdict, ...]) -> Question | None:

@@ -125,7 +125,7 @@ def run(job: StageJob[PolicyEvaluation]) -> StageResult:
         **compare_texts(pairs),
         **greedy_means({role: each.greedy for role, each in measured.items() if each.greedy is not None}),
         **kl_to_baseline(candidate, logprobs),
-        **perplexities(candidate, baseline, is_comparable=bool(logprobs), seed=seed),
+        **perplexities(candidate, baseline, is_comparable=bool(logprobs)),
     }
     metrics = {
         **values_of(estimates),
@@ -276,11 +276,11 @@ def kl_to_baseline(candidate: Measured, logprobs: dict[str, Tensor]) -> Estimate
     return undefined(("kl_to_baseline", "kl_to_baseline_per_token"), sampled.prompts)
 
 
-def perplexities(candidate: Measured, baseline: Measured, *, is_comparable: bool, seed: int) -> Estimates:
+def perplexities(candidate: Measured, baseline: Measured, *, is_comparable: bool) -> Estimates:
     """Return what the demonstrations say, if there are any; the ratio of two perplexities compares equal tokens only."""
     if candidate.likelihood is None or baseline.likelihood is None:
         return {}
-    estimates = compare_likelihoods(candidate.likelihood, baseline.likelihood, seed=seed)
+    estimates = compare_likelihoods(candidate.likelihood, baseline.likelihood)
     if not is_comparable:
         estimates |= undefined(["perplexity_ratio"], candidate.likelihood.clusters.tolist())
     return estimates

@@ -7,9 +7,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from vantage.algorithms.calibration import brier_scores, expected_calibration_error, reliability
+from vantage.algorithms.calibration import brier_scores, calibration_gaps, reliability
 from vantage.algorithms.preference_loss import measure_pairs
-from vantage.algorithms.uncertainty import Estimate, clustered_mean
+from vantage.algorithms.uncertainty import Estimate, clustered_mean, with_cluster_sizes
 from vantage.models.heads import ScalarModel, load_scalar, scores
 from vantage.schemas.metric_names import LENGTH_GROUPS
 from vantage.schemas.recipe.evaluations import RewardEvaluation
@@ -24,7 +24,7 @@ from vantage.tasks.training.measured import defined, uncertainty_of, values_of
 from vantage.tasks.training.networks import placed
 from vantage.tasks.training.optimization import training_device
 from vantage.tasks.training.passes import laid_out, passes
-from vantage.tasks.training.resampling import bootstrapped
+from vantage.tasks.training.resampling import bootstrapped_size
 from vantage.tasks.training.seeds import derive_seed, stage_seed
 
 SIDES = ("chosen", "rejected")
@@ -48,16 +48,18 @@ def run(job: StageJob[RewardEvaluation]) -> StageResult:
 
     # 2. Accuracy, calibration, and accuracy by length
     measured = measure_pairs(*both)
-    calibration = partial(expected_calibration_error, margins)
-    estimates = {
-        "pair_accuracy": clustered_mean(measured.correct, clusters),
-        "score_gap": clustered_mean(measured.score_gap, clusters),
-        "preference_loss": clustered_mean(measured.loss, clusters),
-        "brier_score": clustered_mean(brier_scores(margins), clusters),
-        "expected_calibration_error": bootstrapped(
-            calibration, clusters, seed=derive_seed(stage_seed(job), "resamples")
-        ),
+    gaps = partial(calibration_gaps, torch.cat((margins, -margins)))  # and with the opposite outcome
+    means = {
+        "pair_accuracy": measured.correct,
+        "score_gap": measured.score_gap,
+        "preference_loss": measured.loss,
+        "brier_score": brier_scores(margins),
     }
+    everything = torch.ones(len(margins), dtype=torch.bool)
+    estimates = {name: _mean_of(each, clusters, everything) for name, each in means.items()}
+    estimates["expected_calibration_error"] = bootstrapped_size(
+        gaps, clusters, seed=derive_seed(stage_seed(job), "resamples")
+    )
     correct = measured.correct.double()
     groups = length_groups(length_differences(pairs))
     estimates |= {f"pair_accuracy_{group}": _mean_of(correct, clusters, groups[group]) for group in groups}
@@ -130,7 +132,8 @@ def subgroup_table(subgroups: dict[str, Estimate]) -> list[dict[str, object]]:
 
 def _mean_of(values: Tensor, clusters: Tensor, members: Tensor) -> Estimate:
     if bool(members.any()):
-        return clustered_mean(values[members], clusters[members])
+        kept = clusters[members]
+        return with_cluster_sizes(clustered_mean(values[members], kept), kept)
     nan = float("nan")
     return Estimate(nan, nan, num_clusters=len(clusters.unique()), num_rows=len(values))
 

@@ -11,19 +11,30 @@ from vantage.runs.view import Broken, Missing
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.records.artifacts import is_same
 from vantage.schemas.records.audit import Check, Outcome
-from vantage.schemas.records.verdicts import Verdict, check_gate
+from vantage.schemas.records.verdicts import Verdict, check_gate, recorded_verdict
 
-_EXACT = ("passed", "metric", "measured", "relation", "threshold", "on_fail", "evidence", "n", "confidence")
-_ROUNDED = ("standard_error", "interval")
+_EXACT = (
+    *("passed", "metric", "measured", "relation", "threshold", "on_fail", "evidence", "n", "confidence"),
+    "method",
+)
+_ROUNDED = ("standard_error", "interval", "counts")
 """Computed by the machine that judged: another one's last bits may differ."""
 
 
 def judge_again(
-    evidence: Evidence, recipe: ResolvedRecipe, step: str, digest: str, inputs: Mapping[str, Input]
+    evidence: Evidence,
+    recipe: ResolvedRecipe,
+    step: str,
+    digest: str,
+    inputs: Mapping[str, Input],
+    *,
+    recorded: Sequence[Verdict],
 ) -> list[Verdict] | Missing | Broken:
     """Return the verdicts of a step's gates, from the metrics in the artifact's own files.
 
-    ``inputs``: role → what the step read, to see whether it compared a model with itself.
+    Args:
+        inputs: role → what the step read, to see whether it compared a model with itself.
+        recorded: the verdicts as recorded; each gate is judged by its verdict's interval method.
     """
     sealed = evidence.sealed(digest)
     if isinstance(sealed, Missing | Broken):
@@ -32,7 +43,16 @@ def judge_again(
     gates = gates_of(recipe, step)
     if absent := [gate.metric for gate in gates if gate.metric not in measured.metrics]:
         return Broken(f"the artifact holds no {', '.join(absent)}, which a gate asks for")
-    return [check_gate(gate, measured.metrics, measured.uncertainty, equal=equal) for gate in gates]
+    return [
+        check_gate(
+            gate,
+            measured.metrics,
+            measured.uncertainty,
+            equal=equal,
+            like=recorded_verdict(recorded, place, gate),
+        )
+        for place, gate in enumerate(gates)
+    ]
 
 
 def gate_checks(
@@ -73,6 +93,8 @@ def differs(told: Verdict, again: Verdict) -> bool:
 
 
 def _close(one: object, other: object) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_close(one[name], other[name]) for name in one)
     if isinstance(one, tuple) and isinstance(other, tuple):
         return len(one) == len(other) and all(map(_close, one, other))
     if isinstance(one, float) and isinstance(other, float):

@@ -319,7 +319,9 @@ def _closed(evidence: Evidence, recorded: Recorded) -> Iterator[str]:
             continue
         if entry.outcome not in ("completed", "reused"):
             yield f"{step} was {entry.outcome.replace('_', ' ')}"
-        judged = judge_again(evidence, recipe, step, entry.artifact.digest, entry.inputs)
+        judged = judge_again(
+            evidence, recipe, step, entry.artifact.digest, entry.inputs, recorded=entry.verdicts
+        )
         if isinstance(judged, Missing):
             yield Missing(f"the gates of {step} are not judged again: {judged}")
         elif isinstance(judged, Broken):

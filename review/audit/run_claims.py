@@ -46,7 +46,7 @@ def record_checks(
     problems += _against_recipe(record.recipe, step, stage, ref)
     yield Check(subject="run record", outcome="wrong" if problems else "ok", detail="; ".join(problems))
     inputs = _inputs(evidence, record, step)
-    judged = judge_again(evidence, record.recipe, step, digest, inputs)
+    judged = judge_again(evidence, record.recipe, step, digest, inputs, recorded=stage.verdicts)
     yield from gate_checks(stage.verdicts, judged, by="run.json")
     if ref is not None and (said := _wrong_status(record, step, stage, ref.artifact)):
         yield Check(subject="gates", outcome="wrong", detail=said)

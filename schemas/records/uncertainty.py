@@ -5,12 +5,22 @@ not rows.
 """
 
 import math
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from vantage.schemas.frozen import Frozen
 from vantage.schemas.metric_names import DISTINCT, JUDGED, LENGTH_GROUPS, PASS_AT
+from vantage.schemas.recipe.fields import is_unset
+from vantage.schemas.records.interval_formulas import (
+    around_zero_to_infinity,
+    bounded_score,
+    paired_score,
+    student,
+    wilson,
+)
 
 _JUDGES = ("", *(f"{name}_" for name in JUDGED.values()))
 """Before the metrics of the first judge, and of the second one by its kind."""
@@ -26,10 +36,22 @@ SHARES = frozenset(
 )
 """Metrics that are shares: means of numbers from 0 to 1."""
 
-_SHARE_DIFFERENCES = frozenset(
+SHARE_DIFFERENCES = frozenset(
     {"accuracy_gain", "truncated_share_difference"} | {f"pass_at_{k}_difference" for k in PASS_AT}
 )
 """Differences of two shares, from −1 to 1."""
+
+_PAIRED_RATES = frozenset(f"{judge}{rate}" for judge in _JUDGES for rate in _RATES)
+"""Win rates: 1/2 + half of the difference of two paired shares, those of the pairs that either model wins."""
+
+_LOGARITHMIC = frozenset({"perplexity", "baseline_perplexity", "perplexity_ratio"})
+"""Exponentials of means."""
+
+_BOUNDS = {"brier_score": (0.0, 1.0), "rank_correlation": (-1.0, 1.0)}
+"""Means of bounded numbers that are no shares → their bounds."""
+
+_RATIO = "squared_advantage_ratio"
+_EXPLAINED = "explained_variance"
 
 COMPARISONS = frozenset(
     {"accuracy_gain", "score_gain", "perplexity_ratio", "response_nll_difference"}
@@ -57,67 +79,200 @@ class Uncertainty(Frozen):
     intervals: tuple[Interval, ...] = Field((), exclude_if=lambda intervals: not intervals)
     """(confidence, low, high), by confidence, of a statistic that is no mean: percentiles of it over resampled prompts.
     Empty: the interval follows from the standard error."""
+    differing: Annotated[float, Field(ge=0.0, le=1.0)] | None = Field(None, exclude_if=is_unset)
+    """Of a comparison of shares: the share of its rows in which the two models differ. None: unknown, or no comparison."""
+    equal_prompts: Annotated[float, Field(ge=1.0)] | None = Field(None, exclude_if=is_unset)
+    """(Σ m)²/Σ m² over prompts of m rows, where they differ in size: so many prompts of one size vary as much (Kish, 1965).
+    None: prompts have one size, or an earlier version or a training stage measured it."""
+
+
+IntervalMethod = Literal["t", "wilson", "paired_score", "logarithmic", "bounded", "resampled", "explained"]
+"""``t``: mean ± t·standard error. ``wilson``: Wilson's, of a share. ``paired_score``: Tango's, of a difference of paired
+shares. ``logarithmic``: t on the logarithm. ``bounded``: a score interval of a mean between bounds. ``resampled``: kept
+percentiles. ``explained``: t on the logarithm of the part that is not explained, closed for few prompts."""
+
+MIN_CARRYING_PROMPTS = 10
+"""Fewest prompts that may carry the squares in an explained variance or a ratio of squares that has an interval."""
+_PRIOR_PROMPTS = 2.0
+"""Weight, in prompts, of the assumption that all rows of a prompt are equal."""
+
+
+def method_of(metric: str, measured: float, uncertainty: Uncertainty) -> IntervalMethod:
+    """Return the method that the interval of a metric is computed by."""
+    if metric in SHARE_DIFFERENCES or (
+        metric in _PAIRED_RATES and (uncertainty.differing is not None or uncertainty.rows == uncertainty.n)
+    ):
+        return "paired_score"
+    if metric in SHARES or metric in _PAIRED_RATES:
+        return "wilson"
+    if metric in _LOGARITHMIC:
+        return "logarithmic"
+    if metric == _RATIO or metric.startswith(_EXPLAINED):
+        return "explained"
+    if metric in _BOUNDS:
+        return "bounded"
+    if uncertainty.intervals:
+        return "resampled"
+    if metric == "benchmark_score" and _is_of_answers(measured, uncertainty):
+        return "wilson"
+    return "t"
 
 
 def interval_of(
-    metric: str, measured: float, uncertainty: Uncertainty, *, confidence: float
+    metric: str,
+    measured: float,
+    uncertainty: Uncertainty,
+    *,
+    confidence: float,
+    carrying: float | None = None,
 ) -> tuple[float, float] | None:
-    """Return the two-sided interval of a metric at a confidence; None for one prompt, or a mean without variation.
+    """Return the two-sided interval of a metric at a confidence, by the method that ``method_of`` names.
 
-    Means: measured ± t·standard error, Student's t with n − 1 degrees of freedom. Shares: Wilson's score interval
-    (1927) with the same t and an effective number of rows, so that 4 right of 4 has an interval below 1. A difference
-    of shares that is the same at every prompt: none of n prompts differs from it, so at most a share t²/(n + t²) of all
-    prompts does (Wilson's bound at 0 of n), each by at most 2.
+    All use Student's t with n − 1 degrees of freedom, n the prompts, or ``equal_prompts``. None for one prompt, for an unbounded mean without variation, for
+    a resampled statistic above its greatest confidence or without variation, and for an explained variance or ratio
+    that too few prompts carry. docs/decisions/0050 has each method's coverage.
 
-    Of a resampled statistic: the measured one of the least confidence that is enough, so a little too wide in between;
-    None above the greatest.
+    Args:
+        carrying: ``carrying_prompts``; None: not asked.
     """
     error = uncertainty.standard_error
     if uncertainty.n < 2 or error is None:
         return None
-    if uncertainty.intervals:
+    method = method_of(metric, measured, uncertainty)
+    t = student(confidence, max((uncertainty.equal_prompts or uncertainty.n) - 1, 1.0))
+    if method == "resampled":
         enough = (each for each in uncertainty.intervals if each[0] >= confidence)
-        return next(((low, high) for _, low, high in enough), None)
-    t = _t_quantile((1 + confidence) / 2, uncertainty.n - 1)
-    if metric in SHARES:
-        return _wilson(measured, effective_rows(measured, uncertainty), t)
-    if metric in _SHARE_DIFFERENCES:
-        half = t * error if error else 2 * t * t / (uncertainty.n + t * t)
-        return max(measured - half, -1.0), min(measured + half, 1.0)
-    return (measured - t * error, measured + t * error) if error else None
+        return next(((low, high) for _, low, high in enough if low < high), None)
+    if method == "wilson":
+        return wilson(measured, effective_rows(measured, uncertainty), t)
+    if method == "paired_score":
+        return _paired(metric, measured, uncertainty, t)
+    if method == "bounded":
+        lowest, highest = _BOUNDS[metric]
+        prompts = uncertainty.equal_prompts or uncertainty.n
+        return bounded_score(measured, error, prompts, t, lowest=lowest, highest=highest)
+    if not error:
+        return None
+    if method == "logarithmic":
+        return around_zero_to_infinity(measured, error, t)
+    if method == "explained":
+        return _explained(metric, measured, error, t, carrying)
+    return measured - t * error, measured + t * error
 
 
 def effective_rows(share: float, uncertainty: Uncertainty) -> float:
-    """Return number of independent rows with the same standard error: p·(1 − p)/standard error² · n/(n − 1).
+    """Return the number of independent rows that tell as much of a share as these rows in clusters."""
+    return _effective_rows(share * (1 - share), min(share, 1 - share), uncertainty)
 
-    The last factor cancels the n − 1 in the standard error, so that n prompts with one row each are n rows. At most the
-    actual number of rows. If all prompts are equal, the standard error is 0, which is too small for few prompts: then
-    each prompt counts as one row.
+
+def _effective_rows(variance: float, varied: float, uncertainty: Uncertainty) -> float:
+    """Return the number of independent rows that tell as much as these rows in clusters.
+
+    Rows of a prompt are alike, which divides their number by the design effect: the squared standard error over
+    `variance`/rows. The few prompts that differ from the rest, about `varied`·n of them, do not establish it: two more are
+    assumed whose rows are all equal, which is the greatest design effect. It is never below 1.
+
+    Args:
+        variance: of one row.
+        varied: share of the rows that differ from most.
     """
+    n, rows = uncertainty.n, uncertainty.rows
+    prompts = uncertainty.equal_prompts or n
+    most = rows / prompts
+    if uncertainty.equal_prompts is None and rows % n:
+        most = min(2 * most, float(rows))  # prompts differ in size; how much is not recorded
     error = uncertainty.standard_error
-    if not error:
-        return float(uncertainty.n)
-    n = uncertainty.n
-    return min(share * (1 - share) / error**2 * n / (n - 1), float(uncertainty.rows))
+    if not error or variance <= 0:
+        return rows / most
+    found = max(rows * error * error * (n - 1) / n / variance, 1.0)
+    weight = varied * prompts
+    assumed = (weight * found + _PRIOR_PROMPTS * most) / (weight + _PRIOR_PROMPTS)
+    return rows / max(found, assumed)
+
+
+def differing_share(difference: float, uncertainty: Uncertainty) -> float:
+    """Return the share of rows in which the two models differ: as recorded, else from the second moment over prompts.
+
+    With one row a prompt, Σ d² = n·(n − 1)·error² + n·difference² counts the pairs that differ. At least |difference|.
+    """
+    if uncertainty.differing is not None:
+        return min(max(uncertainty.differing, abs(difference)), 1.0)
+    n, error = uncertainty.n, uncertainty.standard_error or 0.0
+    return min(max((n - 1) * error * error + difference * difference, abs(difference)), 1.0)
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What else an explained variance, or a ratio of squares, is judged by."""
+
+    uncertainty: Uncertainty
+    prompts: float
+    """So many prompts carry its squares."""
+
+
+def carried(
+    metric: str, metrics: Mapping[str, float | None], uncertainty: Mapping[str, Uncertainty]
+) -> Carried | None:
+    """Return by how many prompts a critic's metric is carried; None: the metric has no such number.
+
+    A mean of squares x that k of many prompts have, and the others have not, has a relative error of 1/√k. So
+    (x/error)² prompts carry it: fewer than there are where a reward is nearly always the same. Asked are the critic's squared
+    error and, where each prompt has several responses, that of the mean of the others. A ratio of squares gets at least
+    the jackknife's error of the explained variance, which it is 1 less.
+    """
+    own = uncertainty.get(metric)
+    if own is None or method_of(metric, 0.0, own) != "explained":
+        return None
+    prompts = float(own.n)
+    for name in ("value_mse", "others_mean_mse"):
+        square, of = metrics.get(name), uncertainty.get(name)
+        if square is not None and of is not None and of.standard_error:
+            prompts = min(prompts, (square / of.standard_error) ** 2)
+    whole = uncertainty.get(_EXPLAINED)
+    if metric == _RATIO and whole is not None and whole.standard_error is not None and own.standard_error:
+        error = max(own.standard_error, whole.standard_error)
+        own = own.model_copy(update={"standard_error": error})
+    return Carried(own, prompts)
 
 
 def smallest_conclusive_share(threshold: float, n: int, *, confidence: float = 0.95) -> float | None:
     """Return the lowest share of n prompts whose interval lies above the threshold; None if even 1 does not."""
-    t = _t_quantile((1 + confidence) / 2, n - 1) if n > 1 else math.inf
+    t = student(confidence, n - 1) if n > 1 else math.inf
     for right in range(math.ceil(threshold * n), n + 1):
-        if math.isfinite(t) and _wilson(right / n, float(n), t)[0] > threshold:
+        if math.isfinite(t) and wilson(right / n, float(n), t)[0] > threshold:
             return right / n
     return None
 
 
-def _wilson(share: float, rows: float, t: float) -> tuple[float, float]:
-    weight = t * t / rows
-    centre = (share + weight / 2) / (1 + weight)
-    half = t * math.sqrt(share * (1 - share) / rows + weight / (4 * rows)) / (1 + weight)
-    return max(centre - half, 0.0), min(centre + half, 1.0)
+def _paired(metric: str, measured: float, uncertainty: Uncertainty, t: float) -> tuple[float, float]:
+    is_rate = metric in _PAIRED_RATES
+    difference = 2 * measured - 1 if is_rate else measured
+    error = uncertainty.standard_error
+    if is_rate and error is not None:
+        uncertainty = uncertainty.model_copy(update={"standard_error": 2 * error})
+    differing = differing_share(difference, uncertainty)
+    rows = float(uncertainty.n)
+    if uncertainty.differing is not None or uncertainty.rows == uncertainty.n:
+        rows = _effective_rows(differing - difference * difference, differing, uncertainty)
+    low, high = paired_score(difference, differing, rows, t)
+    return ((1 + low) / 2, (1 + high) / 2) if is_rate else (low, high)
 
 
-def _t_quantile(probability: float, degrees: int) -> float:
-    from scipy.special import stdtrit  # lazily: it takes a tenth of a second to load
+def _explained(
+    metric: str, measured: float, error: float, t: float, carrying: float | None
+) -> tuple[float, float] | None:
+    if carrying is not None and carrying < MIN_CARRYING_PROMPTS:
+        return None
+    left = measured if metric == _RATIO else 1 - measured
+    found = around_zero_to_infinity(left, error, t)
+    if found is None or metric == _RATIO:
+        return found
+    return 1 - found[1], 1 - found[0]
 
-    return float(stdtrit(degrees, probability))
+
+def _is_of_answers(measured: float, uncertainty: Uncertainty) -> bool:
+    """Return whether a score has the standard error of answers that are right or wrong, and some are each."""
+    error = uncertainty.standard_error
+    if not error or not 0 < measured < 1 or uncertainty.n < 2:
+        return False
+    return math.isclose(error * error * (uncertainty.n - 1), measured * (1 - measured), rel_tol=1e-6)

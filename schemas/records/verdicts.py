@@ -1,12 +1,25 @@
 """The verdict of a gate, with its evidence."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import Field
 
 from vantage.schemas.frozen import Frozen
+from vantage.schemas.recipe.fields import is_unset
 from vantage.schemas.recipe.stage import Gate
 from vantage.schemas.records.artifacts import StoredArtifact
-from vantage.schemas.records.uncertainty import COMPARISONS, Uncertainty, interval_of
+from vantage.schemas.records.earlier_intervals import earlier_interval_of
+from vantage.schemas.records.uncertainty import (
+    COMPARISONS,
+    MIN_CARRYING_PROMPTS,
+    IntervalMethod,
+    Uncertainty,
+    carried,
+    interval_of,
+    method_of,
+)
 
 Metrics = Mapping[str, float | None]
 
@@ -31,6 +44,11 @@ class Verdict(Frozen):
     standard_error: float | None = None
     interval: tuple[float, float] | None = None
     """Two-sided, at ``confidence``, or at 95 % if the gate sets none."""
+    method: IntervalMethod | None = Field(None, exclude_if=is_unset)
+    """How the interval is computed. None: the metric is no estimate, or an earlier version judged (``earlier_intervals``)."""
+    counts: dict[str, float] = Field(default_factory=dict, exclude_if=is_unset)
+    """What the method reads beside ``n``, ``measured`` and ``standard_error``: ``rows``; of a comparison of shares
+    ``differing_rows``; for prompts of unequal size ``equal_prompts``; of a ratio of squares ``carrying_prompts``."""
     confidence: float | None = None
     """The gate's: if set, a bound of the interval was compared, else the measured number."""
     reason: str | None = None
@@ -84,22 +102,33 @@ def _percent(confidence: float) -> str:
     return f"{100 * confidence:g} %"
 
 
+@dataclass(frozen=True)
+class _Judged:
+    """An interval with the method and the counts that it has."""
+
+    interval: tuple[float, float] | None
+    method: IntervalMethod | None = None
+    counts: Mapping[str, float] | None = None
+
+
 def check_gate(
     gate: Gate,
     metrics: Metrics,
     uncertainty: Mapping[str, Uncertainty] | None = None,
     *,
     equal: str | None = None,
+    like: Verdict | None = None,
 ) -> Verdict:
     """Check a gate; pure. Undefined and not finite metrics close it.
 
     With ``gate.confidence``, a bound of the two-sided interval is compared. If the true value is at the threshold, the
-    gate then passes by chance in half of the remaining share: 2.5 % at 0.95.
+    gate then passes by chance in about half of the remaining share: 2.5 % at 0.95.
 
     Args:
         uncertainty: metric → its uncertainty.
         equal: the reason why both compared models are the same; None if they differ. The difference of equal models is
             0 by construction, so the gate is closed.
+        like: the recorded verdict that is judged again; its interval method is used. None: a new verdict.
 
     Raises:
         ValueError: the stage did not measure the gate's metric at all.
@@ -112,11 +141,12 @@ def check_gate(
     evidence = {
         name: value if value is not None and math.isfinite(value) else None for name, value in metrics.items()
     }
-    measured, metric_uncertainty = evidence[gate.metric], (uncertainty or {}).get(gate.metric)
+    known = uncertainty or {}
+    measured, metric_uncertainty = evidence[gate.metric], known.get(gate.metric)
     confidence = DEFAULT_CONFIDENCE if gate.confidence is None else gate.confidence
-    interval = None
-    if measured is not None and metric_uncertainty is not None:
-        interval = interval_of(gate.metric, measured, metric_uncertainty, confidence=confidence)
+    judge = _judge_as_before if _is_of_earlier_method(like, metric_uncertainty) else _judge
+    found = judge(gate.metric, evidence, known, confidence)
+    interval = found.interval
     judged = (measured, measured) if gate.confidence is None else interval or (None, None)
     reason = equal if gate.metric in COMPARISONS else None
     warning = None
@@ -125,7 +155,7 @@ def check_gate(
         and reason is None
         and (metric_uncertainty is not None or gate.confidence is not None)
     ):
-        warning = _warning(gate.bound, interval, metric_uncertainty, confidence)
+        warning = _warning(gate.bound, found, metric_uncertainty, confidence)
     return Verdict(
         passed=reason is None and _meets(gate, *judged),
         metric=gate.metric,
@@ -137,15 +167,65 @@ def check_gate(
         n=metric_uncertainty.n if metric_uncertainty else None,
         standard_error=metric_uncertainty.standard_error if metric_uncertainty else None,
         interval=interval,
+        method=found.method,
+        counts=dict(found.counts or {}),
         confidence=gate.confidence,
         reason=reason,
         warning=warning,
     )
 
 
-def check_artifact_gate(gate: Gate, artifact: StoredArtifact, *, equal: str | None = None) -> Verdict:
+def check_artifact_gate(
+    gate: Gate, artifact: StoredArtifact, *, equal: str | None = None, like: Verdict | None = None
+) -> Verdict:
     """Judge a gate as ``check_gate`` does, on the metrics of an artifact."""
-    return check_gate(gate, artifact.metrics, artifact.uncertainty, equal=equal)
+    return check_gate(gate, artifact.metrics, artifact.uncertainty, equal=equal, like=like)
+
+
+def recorded_verdict(recorded: Sequence[Verdict], place: int, gate: Gate) -> Verdict | None:
+    """Return the recorded verdict of a step's gate number ``place``; None: there is none of its metric."""
+    told = recorded[place] if place < len(recorded) else None
+    return told if told is not None and told.metric == gate.metric else None
+
+
+def _is_of_earlier_method(like: Verdict | None, uncertainty: Uncertainty | None) -> bool:
+    """Return whether an earlier version judged; none could, where only this one measures what is recorded."""
+    if like is None or like.method is not None:
+        return False
+    return uncertainty is None or (uncertainty.differing is None and uncertainty.equal_prompts is None)
+
+
+def _judge(
+    metric: str, evidence: Metrics, uncertainty: Mapping[str, Uncertainty], confidence: float
+) -> _Judged:
+    measured, own = evidence[metric], uncertainty.get(metric)
+    if measured is None or own is None:
+        return _Judged(None)
+    counts: dict[str, float] = {"rows": own.rows}
+    if own.differing is not None:
+        counts["differing_rows"] = own.differing * own.rows
+    if own.equal_prompts is not None:
+        counts["equal_prompts"] = own.equal_prompts
+    critic = carried(metric, evidence, uncertainty)
+    if critic is not None:
+        counts["carrying_prompts"] = critic.prompts
+    interval = interval_of(
+        metric,
+        measured,
+        own if critic is None else critic.uncertainty,
+        confidence=confidence,
+        carrying=None if critic is None else critic.prompts,
+    )
+    return _Judged(interval, method_of(metric, measured, own), counts)
+
+
+def _judge_as_before(
+    metric: str, evidence: Metrics, uncertainty: Mapping[str, Uncertainty], confidence: float
+) -> _Judged:
+    measured, own = evidence[metric], uncertainty.get(metric)
+    if measured is None or own is None:
+        return _Judged(None)
+    return _Judged(earlier_interval_of(metric, measured, own, confidence=confidence))
 
 
 def _meets(gate: Gate, low: float | None, high: float | None) -> bool:
@@ -157,12 +237,19 @@ def _meets(gate: Gate, low: float | None, high: float | None) -> bool:
 
 def _warning(
     threshold: float,
-    interval: tuple[float, float] | None,
+    found: _Judged,
     metric_uncertainty: Uncertainty | None,
     confidence: float,
 ) -> str | None:
     """Return why it is not clear on which side of the threshold the true value lies; None if it is."""
+    interval = found.interval
     if interval is None:
+        carrying = (found.counts or {}).get("carrying_prompts", math.inf)
+        if carrying < MIN_CARRYING_PROMPTS:
+            return (
+                f"too few to tell: about {carrying:.2g} prompts carry the squares, {MIN_CARRYING_PROMPTS} are "
+                "needed; measure on more prompts of the rarer outcome"
+            )
         few = metric_uncertainty is None or metric_uncertainty.n < 2
         return (
             f"too few to tell: {'one prompt has' if few else 'prompts that do not differ have'} no interval"

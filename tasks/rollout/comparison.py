@@ -1,8 +1,9 @@
 """What responses of two policies to the same prompts say of them: every estimate of an evaluation."""
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from math import exp
 
 import torch
 from torch import Tensor
@@ -11,7 +12,13 @@ from vantage.algorithms.kl import kl_estimate
 from vantage.algorithms.length_control import length_controlled_win_rate
 from vantage.algorithms.response_statistics import distinct_ngrams, pass_at_k
 from vantage.algorithms.swapped_verdicts import SwappedVerdicts
-from vantage.algorithms.uncertainty import Estimate, clustered_mean, clustered_ratio
+from vantage.algorithms.uncertainty import (
+    Estimate,
+    clustered_mean,
+    clustered_ratio,
+    with_cluster_sizes,
+    with_differing,
+)
 from vantage.schemas.metric_names import DISTINCT, PASS_AT
 from vantage.tasks.rollout.rollouts import Sampled
 from vantage.tasks.training.likelihood import MeasuredLikelihood
@@ -75,7 +82,9 @@ def compare_judgements(pairs: Pairs) -> Estimates:
         difference = candidate - baseline
         if name != "preference":  # which says nothing of a response by itself
             measured = {name: candidate, f"baseline_{name}": baseline, f"{name}_gain": difference}
-            estimates |= {metric: clustered_mean(each, pairs.clusters) for metric, each in measured.items()}
+            estimates |= {metric: _mean(each, pairs.clusters) for metric, each in measured.items()}
+        if name == "accuracy":
+            estimates["accuracy_gain"] = with_differing(estimates["accuracy_gain"], difference)
         estimates |= _win_rates(pairs, difference, prefix=f"{name}_" if place else "")
         if name == "accuracy":
             estimates |= _pass_at(pairs, candidate, baseline)
@@ -96,10 +105,14 @@ def _win_rates(pairs: Pairs, difference: Tensor, *, prefix: str) -> Estimates:
     """Win rate, ties and length-controlled win rate, pair by pair; ``difference`` (B,) of the judgements."""
     wins = (difference > 0).double() + 0.5 * (difference == 0)
     controlled: Statistic = partial(length_controlled_win_rate, wins, pairs.length_differences)
+    at_equal_lengths = bootstrapped(controlled, pairs.clusters, seed=pairs.seed)
+    rates = {
+        f"{prefix}win_rate": _mean(wins, pairs.clusters),
+        f"{prefix}length_controlled_win_rate": with_cluster_sizes(at_equal_lengths, pairs.clusters),
+    }
     return {
-        f"{prefix}win_rate": clustered_mean(wins, pairs.clusters),
-        f"{prefix}tied_pairs": clustered_mean((difference == 0).double(), pairs.clusters),
-        f"{prefix}length_controlled_win_rate": bootstrapped(controlled, pairs.clusters, seed=pairs.seed),
+        **{name: with_differing(each, difference.sign()) for name, each in rates.items()},
+        f"{prefix}tied_pairs": _mean((difference == 0).double(), pairs.clusters),
     }
 
 
@@ -121,6 +134,8 @@ def compare_texts(pairs: Pairs) -> Estimates:
     truncated = [(~each.ended).double().cpu() for each in (candidate, baseline)]
     lengths = [each.sequences.lengths.double().cpu() for each in (candidate, baseline)]
     estimates = _of_both("truncated_share", truncated[0], truncated[1], pairs.clusters)
+    differ = with_differing(estimates["truncated_share_difference"], truncated[0] - truncated[1])
+    estimates["truncated_share_difference"] = differ
     estimates |= _of_both("mean_response_length", lengths[0], lengths[1], pairs.clusters)
     rows = pairs.clusters[:: pairs.samples_per_prompt]
     of_prompts = [_responses_of_rows(each, pairs.samples_per_prompt) for each in (candidate, baseline)]
@@ -149,26 +164,28 @@ def divergence(sampled: Sampled, logprobs: Tensor, baseline_logprobs: Tensor) ->
     }
 
 
-def compare_likelihoods(
-    candidate: MeasuredLikelihood, baseline: MeasuredLikelihood, *, seed: int
-) -> Estimates:
-    """Perplexity and NLL per response of both models on the same demonstrations."""
+def compare_likelihoods(candidate: MeasuredLikelihood, baseline: MeasuredLikelihood) -> Estimates:
+    """Perplexity and NLL per response of both models on the same demonstrations.
+
+    A perplexity is e^a, a the NLL per token: its error is e^a times that of a. The logarithm of the ratio is a ratio of sums
+    too, Σ (nll − baseline nll) / Σ tokens, where both models read the same tokens.
+    """
     of_models = {"": candidate, "baseline_": baseline}
     estimates = {
-        f"{prefix}perplexity": bootstrapped(partial(_perplexity, each), each.clusters, seed=seed)
+        f"{prefix}perplexity": _exponential(each.nll, each.num_tokens, each.clusters)
         for prefix, each in of_models.items()
     }
-
-    def ratio(weights: Tensor) -> Tensor:
-        return _perplexity(candidate, weights) / _perplexity(baseline, weights)
-
-    estimates["perplexity_ratio"] = bootstrapped(ratio, candidate.clusters, seed=seed)
+    ratio = _exponential(candidate.nll - baseline.nll, candidate.num_tokens, candidate.clusters)
+    value = estimates["perplexity"].value / estimates["baseline_perplexity"].value
+    estimates["perplexity_ratio"] = replace(ratio, value=value)
     return estimates | _of_both("response_nll", candidate.nll, baseline.nll, candidate.clusters)
 
 
-def _perplexity(measured: MeasuredLikelihood, weights: Tensor) -> Tensor:
-    """Return e^(NLL per token) under each set of weights (R,N) → (R,)."""
-    return torch.exp((weights @ measured.nll) / (weights @ measured.num_tokens.double()))
+def _exponential(sums: Tensor, tokens: Tensor, clusters: Tensor) -> Estimate:
+    """Return e^(Σ sums / Σ tokens), with the error that its logarithm has, times itself."""
+    logarithm = with_cluster_sizes(clustered_ratio(sums, tokens, clusters), clusters)
+    value = exp(logarithm.value)
+    return replace(logarithm, value=value, standard_error=value * logarithm.standard_error)
 
 
 def _of_both(name: str, candidate: Tensor, baseline: Tensor, clusters: Tensor) -> Estimates:
@@ -177,11 +194,15 @@ def _of_both(name: str, candidate: Tensor, baseline: Tensor, clusters: Tensor) -
     return {metric: _mean_of_defined(each, clusters) for metric, each in values.items()}
 
 
+def _mean(values: Tensor, clusters: Tensor) -> Estimate:
+    return with_cluster_sizes(clustered_mean(values, clusters), clusters)
+
+
 def _mean_of_defined(values: Tensor, clusters: Tensor) -> Estimate:
     """Mean of the values that are no NaN; NaN where all are."""
     kept = ~values.isnan()
     if bool(kept.any()):
-        return clustered_mean(values[kept], clusters[kept])
+        return _mean(values[kept], clusters[kept])
     return undefined([""], clusters.tolist())[""]
 
 
@@ -199,5 +220,5 @@ def greedy_means(judged: dict[str, Judged]) -> Estimates:
             continue
         clusters = clusters_of(judged[role].sampled.prompts)
         for name, judgements in judged[role].judgements.items():
-            estimates[f"{prefix}greedy_{name}"] = clustered_mean(judgements, clusters)
+            estimates[f"{prefix}greedy_{name}"] = _mean(judgements, clusters)
     return estimates

@@ -44,6 +44,8 @@ def uncertainty_of(estimates: Mapping[str, Estimate]) -> dict[str, Uncertainty]:
             rows=each.num_rows,
             standard_error=defined(each.standard_error),
             intervals=each.intervals,
+            differing=each.differing,
+            equal_prompts=each.equal_clusters,
         )
         for name, each in estimates.items()
     }

@@ -12,6 +12,7 @@ from vantage.schemas.records.uncertainty import (
     COMPARISONS,
     SHARES,
     Uncertainty,
+    carried,
     effective_rows,
     interval_of,
     smallest_conclusive_share,
@@ -47,13 +48,31 @@ def test_four_right_of_four_are_sure_of_little() -> None:
 
 
 def test_alike_responses_count_less() -> None:
-    """The error of 100 prompts with 4 equal responses each is that of 100 rows; of 4 independent ones that of 400."""
-    for rows_worth in (100, 400):
-        error = math.sqrt(0.8 * 0.2 / rows_worth)
-        sure = Uncertainty(n=100, rows=400, standard_error=error)
-        assert effective_rows(0.8, sure) == pytest.approx(min(rows_worth * 100 / 99, 400))
-    assert effective_rows(0.5, Uncertainty(n=100, rows=400, standard_error=0.0)) == 100
-    assert effective_rows(0.5, Uncertainty(n=100, rows=400, standard_error=1e-9)) == 400
+    """100 prompts of 4 responses, 0.8 right: 20 prompts' worth of wrong ones tell the design effect, 2 more assume 4.
+
+    Equal responses: an error of √(0.16/99) is a design effect of 4, so 100 rows. Independent ones: a design effect of 1,
+    taken as (20·1 + 2·4)/22 = 14/11, so 400·11/14. Without an error: 4.
+    """
+    for error, rows in (
+        (math.sqrt(0.16 / 99), 100),
+        (math.sqrt(0.16 / 400 * 100 / 99), 400 * 11 / 14),
+        (1e-9, 400 * 11 / 14),  # less than independent rows would have is chance
+        (0.0, 100),
+    ):
+        assert effective_rows(0.8, Uncertainty(n=100, rows=400, standard_error=error)) == pytest.approx(rows)
+
+
+def test_one_row_a_prompt_is_one_row() -> None:
+    for share, n in ((0.5, 10), (0.9, 10), (1.0, 4), (0.0, 7)):
+        assert effective_rows(share, of_rows(share, n)) == pytest.approx(n)
+
+
+def test_prompts_of_unequal_size_count_less() -> None:
+    """12 rows of 4 prompts, sizes 1, 1, 2 and 8: 144/70 = 2.06 prompts of one size. Of a training stage only 10 rows of 4
+    prompts are known: they cannot have one size, so the greatest design effect is taken as twice 10/4."""
+    known = Uncertainty(n=4, rows=12, standard_error=0.0, equal_prompts=144 / 70)
+    assert effective_rows(1.0, known) == pytest.approx(144 / 70)
+    assert effective_rows(1.0, Uncertainty(n=4, rows=10, standard_error=0.0)) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("metric", ["test_nll", "pair_accuracy", "accuracy_gain"])
@@ -66,14 +85,17 @@ def test_one_prompt_tells_nothing(metric: str) -> None:
 
 
 def test_prompts_that_are_all_alike() -> None:
-    """Of a bounded difference: at most t²/(n + t²) of all prompts differ, by 2; of an unbounded mean: no one knows."""
+    """Of a bounded difference: what a score test does not reject; of an unbounded mean: no one knows.
+
+    All of 4 gained: Wilson's interval of 4 of 4, on the scale of differences. None of 256 differs: the bound is the δ at
+    which 256·δ² = t²·δ·(1 − δ), so t²/(256 + t²).
+    """
     alike = Uncertainty(n=4, rows=4, standard_error=0.0)
-    bound = 2 * 3.182446**2 / (4 + 3.182446**2)
-    assert interval_of("accuracy_gain", 1.0, alike, confidence=0.95) == pytest.approx((1 - bound, 1.0))
-    assert interval_of("accuracy_gain", 0.0, alike, confidence=0.95) == (-1.0, 1.0)
+    share = 4 / (4 + 3.182446**2)
+    assert interval_of("accuracy_gain", 1.0, alike, confidence=0.95) == pytest.approx((2 * share - 1, 1.0))
     many = Uncertainty(n=256, rows=1024, standard_error=0.0)
-    low, high = interval_of("accuracy_gain", 0.0, many, confidence=0.95) or (0, 0)
-    assert -0.04 < low < 0 < high < 0.04
+    bound = student.ppf(0.975, 255) ** 2 / (256 + student.ppf(0.975, 255) ** 2)
+    assert interval_of("accuracy_gain", 0.0, many, confidence=0.95) == pytest.approx((-bound, bound))
     assert interval_of("score_gain", 0.0, alike, confidence=0.95) is None
 
 
@@ -126,10 +148,74 @@ def test_a_resampled_statistic_has_the_interval_of_the_next_greater_confidence()
     kept = ((0.9, 0.2, 0.5), (0.95, 0.1, 0.6))
     uncertainty = Uncertainty(n=50, rows=100, standard_error=0.1, intervals=kept)
     asked = {
-        each: interval_of("length_controlled_win_rate", 0.3, uncertainty, confidence=each)
+        each: interval_of("expected_calibration_error", 0.3, uncertainty, confidence=each)
         for each in (0.5, 0.9, 0.91, 0.95, 0.96)
     }
     assert asked == {0.5: (0.2, 0.5), 0.9: (0.2, 0.5), 0.91: (0.1, 0.6), 0.95: (0.1, 0.6), 0.96: None}
     told = Uncertainty.model_validate_json(uncertainty.model_dump_json())
     assert told == uncertainty
-    assert "intervals" not in Uncertainty(n=2, rows=2, standard_error=0.0).model_dump()
+    assert set(Uncertainty(n=2, rows=2, standard_error=0.0).model_dump()) == {"n", "rows", "standard_error"}
+
+
+def test_resamples_that_never_differ_are_no_interval() -> None:
+    kept = Uncertainty(n=2, rows=2, standard_error=0.0, intervals=((0.95, 0.01, 0.01),))
+    assert interval_of("expected_calibration_error", 0.01, kept, confidence=0.95) is None
+    rate = kept.model_copy(update={"intervals": ((0.99, 1.0, 1.0),)})
+    low, high = interval_of("length_controlled_win_rate", 1.0, rate, confidence=0.99) or (0, 0)
+    assert low < 0.001
+    assert high == 1.0
+
+
+def test_a_ratio_of_perplexities_is_as_far_from_1_either_way() -> None:
+    """The interval of 1/r is the reciprocal of that of r: both are t on the logarithm, whose error is error/value."""
+    ours = Uncertainty(n=20, rows=20, standard_error=0.2)
+    low, high = interval_of("perplexity_ratio", 0.5, ours, confidence=0.95) or (0, 0)
+    theirs = Uncertainty(n=20, rows=20, standard_error=0.8)
+    assert interval_of("perplexity_ratio", 2.0, theirs, confidence=0.95) == pytest.approx((1 / high, 1 / low))
+    assert low == pytest.approx(0.5 * math.exp(-student.ppf(0.975, 19) * 0.4))
+
+
+def test_few_prompts_that_carry_an_explained_variance_close_it() -> None:
+    """A squared error of 0.04 ± 0.02 is carried by 4 prompts, of 0.04 ± 0.01 by 16."""
+    own = {"explained_variance": Uncertainty(n=64, rows=64, standard_error=0.1)}
+    metrics = {"explained_variance": 0.5, "value_mse": 0.04}
+    for error, prompts in ((0.02, 4), (0.01, 16)):
+        known = own | {"value_mse": Uncertainty(n=64, rows=64, standard_error=error)}
+        found = carried("explained_variance", metrics, known)
+        assert found is not None
+        assert found.prompts == pytest.approx(prompts)
+        interval = interval_of(
+            "explained_variance", 0.5, found.uncertainty, confidence=0.95, carrying=found.prompts
+        )
+        assert (interval is None) is (prompts < 10)
+    low, high = interval or (0, 0)
+    t = student.ppf(0.975, 63)
+    assert (low, high) == pytest.approx((1 - 0.5 * math.exp(t / 5), 1 - 0.5 * math.exp(-t / 5)))
+    assert carried("pair_accuracy", {}, {"pair_accuracy": own["explained_variance"]}) is None
+
+
+def test_a_ratio_of_squares_is_no_surer_than_the_explained_variance() -> None:
+    known = {
+        "explained_variance": Uncertainty(n=64, rows=64, standard_error=0.1),
+        "squared_advantage_ratio": Uncertainty(n=64, rows=64, standard_error=0.02),
+    }
+    found = carried("squared_advantage_ratio", {"squared_advantage_ratio": 0.5}, known)
+    assert found is not None
+    assert found.uncertainty.standard_error == 0.1
+
+
+def test_a_bounded_mean_holds_what_was_not_drawn() -> None:
+    """16 prompts with a Brier score of 0: of those not drawn as many may have 1 as x² = t²·x/16 says, x = t²/16."""
+    alike = Uncertainty(n=16, rows=16, standard_error=0.0)
+    low, high = interval_of("brier_score", 0.0, alike, confidence=0.95) or (1, 0)
+    assert (low, high) == pytest.approx((0.0, student.ppf(0.975, 15) ** 2 / 16))
+
+
+def test_a_benchmarks_answers_are_a_share() -> None:
+    """lm-eval's error of an accuracy is √(p·(1 − p)/(n − 1)); another metric of the same value keeps t."""
+    of_answers = interval_of("benchmark_score", 63 / 64, of_rows(63 / 64, 64), confidence=0.95)
+    assert of_answers == pytest.approx(wilson_roots(63 / 64, 64, student.ppf(0.975, 63)))
+    other = Uncertainty(n=64, rows=64, standard_error=0.03)
+    assert interval_of("benchmark_score", 63 / 64, other, confidence=0.95) == pytest.approx(
+        student.interval(0.95, df=63, loc=63 / 64, scale=0.03)
+    )

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from vantage.schemas.recipe.stage import Gate
 from vantage.schemas.records.uncertainty import Uncertainty
-from vantage.schemas.records.verdicts import Verdict, check_gate
+from vantage.schemas.records.verdicts import Verdict, check_gate, recorded_verdict
 
 AT_LEAST = Gate(metric="explained_variance", at_least=0.3)
 AT_MOST = Gate(metric="kl_to_reference", at_most=5, on_fail="continue")
@@ -163,3 +163,99 @@ def test_a_verdict_of_an_earlier_version_can_still_be_read() -> None:
     old = {"passed": True, "metric": "x", "measured": 1.0, "relation": ">=", "threshold": 0.5, "on_fail": "stop",
            "evidence": {"x": 1.0}}  # fmt: skip
     assert str(Verdict.model_validate(old)) == "x 1.000 >= 0.5: passed"
+
+
+# -- verdicts of earlier versions
+
+LOST = {"accuracy_gain": -1 / 256}
+ONE_OF_256 = {"accuracy_gain": Uncertainty(n=256, rows=256, standard_error=1 / 256)}
+NOT_WORSE = Gate(metric="accuracy_gain", at_least=-0.02, confidence=0.95)
+EARLIER = Verdict(
+    passed=True,
+    metric="accuracy_gain",
+    measured=-1 / 256,
+    relation=">=",
+    threshold=-0.02,
+    on_fail="stop",
+    evidence=LOST,
+    n=256,
+    standard_error=1 / 256,
+    interval=(-1 / 256 - 1.9693 / 256, -1 / 256 + 1.9693 / 256),
+    confidence=0.95,
+)
+"""As an earlier version judged: mean ± t·error."""
+
+
+def test_more_lost_answers_never_open_a_gate() -> None:
+    """256 prompts, bound −0.02: none lost passes, and 1, 2, 3 or more do not."""
+    passed = []
+    for lost in range(6):
+        error = ((lost - lost**2 / 256) / 256 / 255) ** 0.5
+        known = {"accuracy_gain": Uncertainty(n=256, rows=256, standard_error=error)}
+        passed.append(check_gate(NOT_WORSE, {"accuracy_gain": -lost / 256}, known).passed)
+    assert passed == [True, False, False, False, False, False]
+
+
+def test_a_verdict_records_its_method_and_its_counts() -> None:
+    verdict = check_gate(NOT_WORSE, LOST, ONE_OF_256)
+    assert (verdict.method, verdict.counts) == ("paired_score", {"rows": 256})
+    known = Uncertainty(n=64, rows=256, standard_error=0.01, differing=0.25, equal_prompts=50.5)
+    several = check_gate(NOT_WORSE, {"accuracy_gain": 0.1}, {"accuracy_gain": known})
+    assert several.counts == {"rows": 256, "differing_rows": 64, "equal_prompts": 50.5}
+    told = Verdict.model_validate_json(several.model_dump_json())
+    assert told == several
+    assert check_gate(Gate(metric="loss", at_most=1), {"loss": 0.5}).method is None
+
+
+def test_an_earlier_verdict_is_judged_by_its_own_method() -> None:
+    again = check_gate(NOT_WORSE, LOST, ONE_OF_256, like=EARLIER)
+    assert again.passed
+    assert again.interval == pytest.approx(EARLIER.interval, abs=1e-6)
+    assert not check_gate(NOT_WORSE, LOST, ONE_OF_256).passed
+    new = check_gate(NOT_WORSE, LOST, ONE_OF_256)
+    assert check_gate(NOT_WORSE, LOST, ONE_OF_256, like=new) == new
+
+
+def test_an_earlier_verdict_is_written_as_it_was() -> None:
+    """Its JSON is in questions that were answered and in signed statements."""
+    again = check_gate(NOT_WORSE, LOST, ONE_OF_256, like=EARLIER)
+    assert set(again.model_dump(mode="json")) == {
+        *(
+            "passed",
+            "metric",
+            "measured",
+            "relation",
+            "threshold",
+            "on_fail",
+            "evidence",
+            "n",
+            "standard_error",
+        ),
+        *("interval", "confidence", "reason", "warning"),
+    }
+
+
+def test_no_earlier_version_judged_what_it_could_not_measure() -> None:
+    """A verdict without a method on counts that only this version records: the method was taken away."""
+    known = {"accuracy_gain": ONE_OF_256["accuracy_gain"].model_copy(update={"differing": 1 / 256})}
+    assert not check_gate(NOT_WORSE, LOST, known, like=EARLIER).passed
+
+
+def test_a_recorded_verdict_stands_for_its_own_gate() -> None:
+    other = Gate(metric="accuracy", at_least=0.5)
+    assert recorded_verdict([EARLIER], 0, NOT_WORSE) == EARLIER
+    assert recorded_verdict([EARLIER], 0, other) is recorded_verdict([EARLIER], 1, NOT_WORSE) is None
+
+
+def test_returns_that_nearly_always_are_the_same_close_the_gate() -> None:
+    gate = Gate(metric="explained_variance", at_least=0.0, confidence=0.95)
+    known = {
+        "explained_variance": Uncertainty(n=64, rows=64, standard_error=0.05),
+        "value_mse": Uncertainty(n=64, rows=64, standard_error=0.02),
+    }
+    verdict = check_gate(gate, {"explained_variance": 0.6, "value_mse": 0.04}, known)
+    assert not verdict.passed
+    assert verdict.counts == {"rows": 64, "carrying_prompts": pytest.approx(4)}
+    assert "about 4 prompts carry the squares, 10 are needed" in str(verdict)
+    more = known | {"value_mse": Uncertainty(n=64, rows=64, standard_error=0.005)}
+    assert check_gate(gate, {"explained_variance": 0.6, "value_mse": 0.04}, more).passed

@@ -1,12 +1,13 @@
-"""The bootstrap over prompts: the intervals cover the truth, rows of one prompt stay together, a seed repeats it."""
+"""The bootstrap over prompts: rows of one prompt stay together, what was not drawn is counted, a seed repeats it."""
 
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binom
 from torch import Tensor
 
 from vantage.algorithms.uncertainty import clustered_mean
-from vantage.tasks.training.resampling import CONFIDENCES, bootstrapped
+from vantage.tasks.training.resampling import CONFIDENCES, bootstrapped, bootstrapped_size
 
 
 def mean_of(values: Tensor):
@@ -24,22 +25,40 @@ def test_of_a_mean_it_is_the_clustered_error() -> None:
     found, expected = bootstrapped(mean_of(values), clusters, seed=1), clustered_mean(values, clusters)
     assert found.value == pytest.approx(expected.value)
     assert found.standard_error == pytest.approx(expected.standard_error, rel=0.06)
-    assert (found.num_clusters, found.num_rows) == (200, 800)
+    assert (found.num_clusters, found.num_rows, found.intervals) == (200, 800, ())
+
+
+def wrongs(of_rows: Tensor):
+    """Weights of rows and of the same rows turned (R,2N) → the share that is wrong (R,1)."""
+    both = torch.cat((of_rows, 1 - of_rows))
+    return lambda weights: (weights @ both / weights.sum(dim=1))[:, None]
+
+
+@pytest.mark.parametrize(("n", "exact"), [(4, 0.602), (16, 0.206), (64, 0.056)])
+def test_prompts_that_are_all_right_may_hide_wrong_ones(n: int, exact: float) -> None:
+    """0 wrong of n: the exact 97.5 % bound is 1 − 0.025^(1/n). A resample turns each prompt with a chance of 2/(n + 4)."""
+    assert exact == pytest.approx(1 - 0.025 ** (1 / n), abs=5e-4)
+    found = bootstrapped_size(wrongs(torch.zeros(n).double()), torch.arange(n), seed=0)
     assert [each[0] for each in found.intervals] == list(CONFIDENCES)
-    low, high = next(each[1:] for each in found.intervals if each[0] == 0.95)
-    half = 1.96 * expected.standard_error
-    assert (low, high) == pytest.approx((expected.value - half, expected.value + half), abs=0.02)
+    _, low, high = next(each for each in found.intervals if each[0] == 0.95)
+    turned = binom.ppf(0.975, n, 2 / (n + 4)) / n
+    assert (found.value, low) == (0.0, 0.0)
+    assert high == pytest.approx(turned)
+    assert exact <= high < 1.5 * exact
 
 
-def test_the_intervals_of_a_ratio_cover_the_truth_as_often_as_they_say() -> None:
-    """e^mean of 300 experiments with 40 prompts of 3 rows: 90 % intervals cover 1 in 86 % to 94 % of them."""
-    rng, covered = np.random.default_rng(4), 0
-    for experiment in range(300):
-        values, clusters = correlated(rng, 40, 3)
-        found = bootstrapped(lambda w, v=values: mean_of(v)(w).exp(), clusters, seed=experiment)
-        low, high = next(each[1:] for each in found.intervals if each[0] == 0.9)
-        covered += low <= 1 <= high
-    assert 0.86 <= covered / 300 <= 0.94
+def test_rows_of_a_prompt_are_turned_together() -> None:
+    """8 prompts of 3 right rows: the share of wrong rows is a multiple of 3/24 in every resample, so at every quantile."""
+    clusters = torch.arange(8).repeat_interleave(3)
+    found = bootstrapped_size(wrongs(torch.zeros(24).double()), clusters, seed=0)
+    assert all((8 * high) % 1 == pytest.approx(0) for _, _, high in found.intervals)
+    assert bootstrapped_size(wrongs(torch.zeros(24).double()), clusters, seed=0) == found
+
+
+def test_a_size_without_several_prompts_has_no_interval() -> None:
+    alone = bootstrapped_size(wrongs(torch.zeros(3).double()), torch.zeros(3).long(), seed=0)
+    assert (alone.value, alone.intervals) == (0.0, ())
+    assert np.isnan(alone.standard_error)
 
 
 def test_a_seed_repeats_it_and_clusters_may_have_any_numbers() -> None:

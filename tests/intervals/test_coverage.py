@@ -1,0 +1,125 @@
+"""How often a gate opens by chance: exactly where outcomes can be counted, else by simulation; see docs/intervals.md."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import multinomial
+
+from tests.intervals.study import Case, cases, rates_of
+from vantage.schemas.recipe.stage import Gate
+from vantage.schemas.records.uncertainty import Uncertainty, interval_of
+from vantage.schemas.records.verdicts import check_gate
+
+NOMINAL = 0.025
+"""Of either side of an interval at 95 %."""
+
+
+def of_pairs(gained: int, lost: int, n: int) -> tuple[float, Uncertainty]:
+    """Return the difference of n pairs and its uncertainty, from the counts as a textbook has them."""
+    difference = (gained - lost) / n
+    variance = (gained + lost - n * difference**2) / (n - 1)
+    return difference, Uncertainty(n=n, rows=n, standard_error=math.sqrt(max(variance, 0.0) / n))
+
+
+def lower_bounds(n: int, metric: str) -> np.ndarray:
+    """Return the lower bound for every number of gained (rows) and lost (columns) pairs; NaN beyond n."""
+    bounds = np.full((n + 1, n + 1), np.nan)
+    for gained in range(n + 1):
+        for lost in range(n + 1 - gained):
+            difference, known = of_pairs(gained, lost, n)
+            value = (1 + difference) / 2 if metric == "win_rate" else difference
+            if metric == "win_rate":
+                known = known.model_copy(update={"standard_error": (known.standard_error or 0.0) / 2})
+            bounds[gained, lost] = (interval_of(metric, value, known, confidence=0.95) or (math.nan,))[0]
+    return bounds
+
+
+def chance_of_passing(bounds: np.ndarray, gained: float, lost: float, at_least: float) -> float:
+    """Sum the multinomial chances of all counts whose bound passes."""
+    n = len(bounds) - 1
+    places = np.argwhere(bounds >= at_least - 1e-12)
+    counts = np.column_stack((places, n - places.sum(axis=1)))
+    chances = np.array([gained, lost, max(1 - gained - lost, 0.0)])
+    return float(multinomial.pmf(counts, n=n, p=chances).sum()) if len(counts) else 0.0
+
+
+@pytest.mark.parametrize("n", [2, 4, 8, 16, 32, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("metric", ["accuracy_gain", "win_rate"])
+def test_a_gate_on_pairs_opens_by_chance_as_rarely_as_it_says(metric: str, n: int) -> None:
+    """Exactly, for every difference from −0.5 to 0.5 and every share of gained pairs: 3.8 % is the most, at n = 32 without ties."""
+    bounds = lower_bounds(n, metric)
+    for difference in (-0.5, -0.3, -0.1, -0.05, -0.02, -0.01, 0.0, 0.05, 0.1, 0.3, 0.5):
+        for other in (0.0, 0.005, 0.02, 0.1, 0.25, 0.4):
+            gained, lost = other + max(difference, 0.0), other + max(-difference, 0.0)
+            if gained + lost <= 1:
+                at_least = (1 + difference) / 2 if metric == "win_rate" else difference
+                assert chance_of_passing(bounds, gained, lost, at_least) <= 0.04
+
+
+@pytest.mark.parametrize("n", [4, 16, 32])
+def test_another_lost_pair_never_raises_the_bound_and_another_gained_one_never_lowers_it(n: int) -> None:
+    bounds = lower_bounds(n, "accuracy_gain")
+    for gained in range(n + 1):
+        for lost in range(n - gained):
+            assert bounds[gained, lost + 1] <= bounds[gained, lost] + 1e-12
+            assert bounds[gained + 1, lost] >= bounds[gained, lost] - 1e-12
+
+
+@pytest.mark.parametrize(("n", "bound"), [(256, -0.02), (300, -0.01), (100, -0.05)])
+def test_pairs_that_only_lose(n: int, bound: float) -> None:
+    """The loss is the bound: binomial counts of lost pairs, of which those that pass have at most 2.5 %."""
+    chance = 0.0
+    for lost in range(n // 10):
+        difference, known = of_pairs(0, lost, n)
+        gate = Gate(metric="accuracy_gain", at_least=bound, confidence=0.95)
+        if check_gate(gate, {"accuracy_gain": difference}, {"accuracy_gain": known}).passed:
+            chance += math.comb(n, lost) * (-bound) ** lost * (1 + bound) ** (n - lost)
+    assert chance <= NOMINAL
+
+
+def test_the_interval_is_tangos() -> None:
+    """Where the score of the difference has the size t: maximised numerically under the difference, with other means.
+
+    12 gained and 4 lost of 40; at each end the likelihood is greatest at a share lost that scipy finds.
+    """
+    from scipy.optimize import minimize_scalar
+    from scipy.stats import t as student
+
+    n, gained, lost = 40, 12, 4
+    difference, known = of_pairs(gained, lost, n)
+    t = student.ppf(0.975, n - 1)
+    for end in interval_of("accuracy_gain", difference, known, confidence=0.95) or ():
+
+        def loss(against: float, end: float = end) -> float:
+            shares = (against + end, against, 1 - 2 * against - end)
+            if min(shares) <= 0:
+                return math.inf
+            return -sum(
+                k * math.log(p) for k, p in zip((gained, lost, n - gained - lost), shares, strict=True)
+            )
+
+        most = minimize_scalar(
+            loss,
+            bounds=(max(0.0, -end) + 1e-9, (1 - end) / 2 - 1e-9),
+            method="bounded",
+            options={"xatol": 1e-12},
+        ).x
+        variance = (2 * most + end - end**2) / n
+        assert abs(difference - end) / math.sqrt(variance) == pytest.approx(t, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", list(cases()), ids=lambda case: f"{case.metric} {case.n} {case.data}".replace(" ", "_")
+)
+def test_a_gate_opens_by_chance_as_rarely_as_it_says(case: Case) -> None:
+    """Either gate at the truth opens in 2.5 % or little more: with 500 repeats 5 % is 3.6 standard deviations above it.
+
+    Wilson's interval of a share near 1 lies below it somewhat more often, as textbooks have it; so does a mean of few
+    bounded numbers.
+    """
+    repeats = 100 if case.resampled else 500
+    found = rates_of(case, repeats=repeats, seed=1)
+    allowed = 0.03 + 3 * math.sqrt(0.03 / repeats)
+    assert max(found.above, found.below) <= allowed
