@@ -34,6 +34,26 @@ def paired_score(difference: float, differing: float, rows: float, t: float) -> 
     return _lower_score(gained, lost, rows, t), -_lower_score(lost, gained, rows, t)
 
 
+def bonett_price(difference: float, differing: float, rows: float, t: float) -> tuple[float, float]:
+    """Return the interval of a difference of two paired shares with one pair more of either kind.
+
+    p = (b + 1)/(rows + 2) and q = (c + 1)/(rows + 2), counts as in `paired_score`: p − q ± t·√((p + q − (p − q)²)/(rows + 2)).
+    (Bonett and Price, J. of Educational and Behavioral Statistics 37, 2012, 479-488, there with the normal quantile.)
+    """
+    centre, both = rows * difference / (rows + 2), (rows * differing + 2) / (rows + 2)
+    half = t * math.sqrt(max(both - centre * centre, 0.0) / (rows + 2))
+    return max(centre - half, -1.0), min(centre + half, 1.0)
+
+
+def paired_shares(difference: float, differing: float, rows: float, t: float) -> tuple[float, float]:
+    """Return the wider end of both intervals on each side.
+
+    Where most pairs that differ are gained, the score's lower end is a little too high, and where most are lost, the other's.
+    """
+    score, more = (each(difference, differing, rows, t) for each in (paired_score, bonett_price))
+    return min(score[0], more[0]), max(score[1], more[1])
+
+
 def around_zero_to_infinity(value: float, error: float, t: float) -> tuple[float, float] | None:
     """Return value·e^(∓t·error/value), of a positive number whose logarithm is nearly normal; None beyond float64."""
     if not value > 0:

@@ -17,7 +17,7 @@ from vantage.schemas.recipe.fields import is_unset
 from vantage.schemas.records.interval_formulas import (
     around_zero_to_infinity,
     bounded_score,
-    paired_score,
+    paired_shares,
     student,
     wilson,
 )
@@ -86,9 +86,9 @@ class Uncertainty(Frozen):
     None: prompts have one size, or an earlier version or a training stage measured it."""
 
 
-IntervalMethod = Literal["t", "wilson", "paired_score", "logarithmic", "bounded", "resampled", "explained"]
-"""``t``: mean ± t·standard error. ``wilson``: Wilson's, of a share. ``paired_score``: Tango's, of a difference of paired
-shares. ``logarithmic``: t on the logarithm. ``bounded``: a score interval of a mean between bounds. ``resampled``: kept
+IntervalMethod = Literal["t", "wilson", "paired", "logarithmic", "bounded", "resampled", "explained"]
+"""``t``: mean ± t·standard error. ``wilson``: Wilson's, of a share. ``paired``: of a difference of paired shares, the
+wider of Tango's and Bonett and Price's. ``logarithmic``: t on the logarithm. ``bounded``: a score interval of a mean between bounds. ``resampled``: kept
 percentiles. ``explained``: t on the logarithm of the part that is not explained, closed for few prompts."""
 
 MIN_CARRYING_PROMPTS = 10
@@ -102,7 +102,7 @@ def method_of(metric: str, measured: float, uncertainty: Uncertainty) -> Interva
     if metric in SHARE_DIFFERENCES or (
         metric in _PAIRED_RATES and (uncertainty.differing is not None or uncertainty.rows == uncertainty.n)
     ):
-        return "paired_score"
+        return "paired"
     if metric in SHARES or metric in _PAIRED_RATES:
         return "wilson"
     if metric in _LOGARITHMIC:
@@ -145,7 +145,7 @@ def interval_of(
         return next(((low, high) for _, low, high in enough if low < high), None)
     if method == "wilson":
         return wilson(measured, effective_rows(measured, uncertainty), t)
-    if method == "paired_score":
+    if method == "paired":
         return _paired(metric, measured, uncertainty, t)
     if method == "bounded":
         lowest, highest = _BOUNDS[metric]
@@ -254,7 +254,7 @@ def _paired(metric: str, measured: float, uncertainty: Uncertainty, t: float) ->
     rows = float(uncertainty.n)
     if uncertainty.differing is not None or uncertainty.rows == uncertainty.n:
         rows = _effective_rows(differing - difference * difference, differing, uncertainty)
-    low, high = paired_score(difference, differing, rows, t)
+    low, high = paired_shares(difference, differing, rows, t)
     return ((1 + low) / 2, (1 + high) / 2) if is_rate else (low, high)
 
 

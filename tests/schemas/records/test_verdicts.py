@@ -198,7 +198,7 @@ def test_more_lost_answers_never_open_a_gate() -> None:
 
 def test_a_verdict_records_its_method_and_its_counts() -> None:
     verdict = check_gate(NOT_WORSE, LOST, ONE_OF_256)
-    assert (verdict.method, verdict.counts) == ("paired_score", {"rows": 256})
+    assert (verdict.method, verdict.counts) == ("paired", {"rows": 256})
     known = Uncertainty(n=64, rows=256, standard_error=0.01, differing=0.25, equal_prompts=50.5)
     several = check_gate(NOT_WORSE, {"accuracy_gain": 0.1}, {"accuracy_gain": known})
     assert several.counts == {"rows": 256, "differing_rows": 64, "equal_prompts": 50.5}

@@ -110,7 +110,7 @@ def test_a_gate_on_a_bin_that_no_response_is_in_is_closed() -> None:
         gate = Gate(metric="explained_variance_tokens_left_64_127", at_least=-1e9, confidence=confidence)
         verdict = check_gate(gate, metrics, uncertainty)
         assert not verdict.passed and verdict.measured is None
-    present = Gate(metric="explained_variance_tokens_left_2_3", at_least=-1e9, confidence=0.9)
+    present = Gate(metric="explained_variance_tokens_left_2_3", at_least=-1e9)
     assert check_gate(present, metrics, uncertainty).passed
 
 
