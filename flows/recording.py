@@ -15,6 +15,7 @@ from vantage.runs.own_commands import own_command
 from vantage.runs.record import StageRecord, StageStatus
 from vantage.runs.registered_models import fetch_registered
 from vantage.runs.run import Run, read_run
+from vantage.runs.summary import printed_intervals
 from vantage.runs.watching import Watcher, feed, journal_entries
 from vantage.runs.workspace import RunError
 from vantage.schemas.recipe.sources import Registered
@@ -59,6 +60,8 @@ class Recording:
         self.watcher = watcher
         self._inputs = inputs
         self._artifacts = artifacts
+        self._before = dict(run.record.stages)
+        """The stages' records as the run was last left: their verdicts keep their interval methods."""
         self._scratch: dict[str, Path] = {}
         """Stage key → folder of the journal of the computation that this process watches."""
 
@@ -81,8 +84,8 @@ class Recording:
             self.ledger.record_reuse(
                 step, artifact=artifact, folder=self.store.local_folder(artifact.digest), **fields
             )
-        before = self.run.record.stages[step]
-        like = before.verdicts if before.digest == artifact.digest else ()
+        before = self._before.get(step)
+        like = before.verdicts if before is not None and before.digest == artifact.digest else ()
         verdicts = check_gates(self.recipe, step, artifact, inputs, like=like)
         if verdicts:
             self.ledger.record_verdicts(step, verdicts)
@@ -96,6 +99,7 @@ class Recording:
             stage_key=request.stage_key,
             digest=artifact.digest,
             metrics=artifact.metrics,
+            intervals=printed_intervals(artifact.metrics, artifact.uncertainty, verdicts),
             remark=remark_on(artifact, inputs),
             left_out=dropped_summary(artifact.metrics, outcome.dropped),
             warnings=warnings_of(artifact.metrics),

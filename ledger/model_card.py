@@ -11,7 +11,7 @@ from vantage.schemas.recipe.sources import Builtin, model_source
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.metric_warnings import dropped_summary, warnings_of
 from vantage.schemas.records.metrics import METRICS
-from vantage.schemas.records.uncertainty import interval_of
+from vantage.schemas.records.uncertainty import interval_among
 from vantage.schemas.records.verdicts import DEFAULT_CONFIDENCE
 from vantage.schemas.safe_text import markdown_text, without_secrets
 
@@ -101,7 +101,9 @@ def _measured(entry: RunEntry, name: str) -> list[str]:
             assert of.artifact is not None, "it has metrics"
             value, known = of.artifact.metrics[metric], of.artifact.uncertainty.get(metric)
             assert value is not None, "chosen by this"
-            interval = interval_of(metric, value, known, confidence=DEFAULT_CONFIDENCE) if known else None
+            interval = interval_among(
+                metric, of.artifact.metrics, of.artifact.uncertainty, confidence=DEFAULT_CONFIDENCE
+            )
             told = f"{interval[0]:.4g} to {interval[1]:.4g}" if interval else "–"
             prompts = f"{known.n:,}" if known else "–"
             rows.append(f"| {markdown_text(of.name)} | {metric} | {value:.4g} | {told} | {prompts} |")

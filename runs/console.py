@@ -14,7 +14,6 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any, TextIO
 
@@ -38,7 +37,7 @@ from vantage.runs.planning import PlannedStep
 from vantage.runs.record import SUCCEEDED, RunRecord, StageRecord
 from vantage.runs.resolving import ChosenRates
 from vantage.runs.status import RunState
-from vantage.runs.summary import comparison
+from vantage.runs.summary import comparison, headline_of, short_number
 from vantage.schemas.records.verdicts import Verdict
 from vantage.schemas.safe_text import safe_text
 from vantage.tasks.training.progress import RUNNING, StageProgress
@@ -219,7 +218,9 @@ class Screen:
             for side in ("prompt", "baseline", "candidate"):
                 judgement = sample.get(f"{side}_judgement")
                 table.add_row(
-                    side, "" if judgement is None else _number(judgement), Text(_cut(sample.get(side, "")))
+                    side,
+                    "" if judgement is None else short_number(judgement),
+                    Text(_cut(sample.get(side, ""))),
                 )
             self.console.print(table)
             self.console.print()
@@ -415,15 +416,6 @@ def verdict_text(verdict: Verdict) -> Text:
     return Text(str(verdict), style="green" if verdict.passed else "red")
 
 
-def headline_of(stage: StageRecord) -> str:
-    """Return the comparison of an evaluation, else the gated metrics, else the first metrics."""
-    if compared := comparison(stage):
-        return compared
-    first = (name for name, value in stage.metrics.items() if value or not name.endswith("_rows"))
-    names = [verdict.metric for verdict in stage.verdicts] or list(islice(first, 2))
-    return "  ".join(f"{name} {_number(stage.metrics.get(name))}" for name in names)
-
-
 def outcome_of(stage: StageRecord) -> str:
     """Return the outcome of a stage in a cell: its verdicts or its headline, and its remark."""
     text = [str(verdict) for verdict in stage.verdicts] or [headline_of(stage)]
@@ -439,7 +431,7 @@ def facts_of(progress: StageProgress) -> str:
         facts.append(f"{duration(progress.seconds_left)} left")
     facts += [phase_of(progress)] if progress.phase != RUNNING or not facts else []
     shown = [progress.headline] if progress.headline else list(progress.metrics)[:1]
-    facts += [f"{name} {_number(progress.metrics.get(name))}" for name in shown]
+    facts += [f"{name} {short_number(progress.metrics.get(name))}" for name in shown]
     if progress.tokens_per_second is not None:
         facts.append(f"{progress.tokens_per_second:,.0f} tokens/s")
     return "  ".join(facts)
@@ -457,12 +449,6 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "undefined"
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
 
 
 def _cut(value: Any) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 
 from vantage.attempts.jobs import gates_of
 from vantage.runs.record import REMOVED, RunRecord, StageRecord
+from vantage.runs.summary import printed_intervals
 from vantage.runs.view import Replaced, RunView
 from vantage.runs.workspace import Workspace
 from vantage.schemas.recipe.recipe import ResolvedRecipe
@@ -60,6 +61,9 @@ def _of_stage(
 ) -> Iterator[str]:
     measured = sealed[step].measured
     yield from differences("metrics", stage.metrics, measured.metrics)
+    if stage.intervals:  # an earlier version recorded none
+        found = printed_intervals(measured.metrics, measured.uncertainty, stage.verdicts)
+        yield from differences("intervals", stage.intervals, found)
     gates = gates_of(recipe, step)
     if len(gates) != len(stage.verdicts):
         yield f"run.json has {len(stage.verdicts)} verdicts, the recipe {len(gates)} gates"

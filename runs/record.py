@@ -36,6 +36,8 @@ class StageRecord(Frozen):
     stage_key: str | None = None
     digest: str | None = None
     metrics: dict[str, float | None] = Field(default_factory=dict)
+    intervals: dict[str, tuple[float, float]] = Field(default_factory=dict, exclude_if=is_unset)
+    """Metric → its interval at 95 %, of those that are printed in one line; none in a record of an earlier version."""
     remark: str | None = None
     """A remark on the artifact: nothing was learned, or a model was compared with itself."""
     left_out: str | None = None

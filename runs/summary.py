@@ -1,6 +1,7 @@
 """Texts for the end of a run: comparisons, the folders of its models, and how to ask its policy."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 from vantage.runs.own_commands import own_command
@@ -8,6 +9,8 @@ from vantage.runs.record import SUCCEEDED, RunRecord, StageRecord
 from vantage.schemas.kind import MODELS
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
+from vantage.schemas.records.uncertainty import Uncertainty, bracketed, interval_among
+from vantage.schemas.records.verdicts import DEFAULT_CONFIDENCE, Verdict
 from vantage.storage.storage import Storage
 
 _LONGEST_PROMPT = 80
@@ -15,42 +18,88 @@ _LONGEST_PROMPT = 80
 
 
 def comparison(stage: StageRecord) -> str:
-    """Return ``accuracy 0.911 against 0.600 (+0.311 ± 0.012); greedy 0.996 against 1.000`` for an evaluation, else empty.
+    """Return the comparison of an evaluation, else empty; values are followed by their intervals at 95 %.
 
-    Of two judges, one after the other; of a model that judges pairs, ``win rate 0.540 (orders disagree 0.210)``.
+    ``accuracy 0.911 [0.88, 0.93] against 0.600 [0.55, 0.65] (+0.311 [0.27, 0.35]); greedy 0.996 [0.98, 1.00] against
+    1.000 [0.99, 1.00]``. Of two judges, one after the other; of a model that judges pairs,
+    ``win rate 0.540 [0.49, 0.59] (orders disagree 0.210 [0.17, 0.26])``.
     """
-    found = [_comparison_by(stage.metrics, name) for name in ("accuracy", "score")]
-    return "  ".join(text for text in (*found, _preference(stage.metrics)) if text)
+    found = [_comparison_by(stage, name) for name in ("accuracy", "score")]
+    return "  ".join(text for text in (*found, _preference(stage)) if text)
 
 
-def _preference(metrics: Mapping[str, float | None]) -> str:
+def headline_of(stage: StageRecord) -> str:
+    """Return the comparison of an evaluation, else its ``headline_metrics`` with their intervals at 95 %."""
+    if compared := comparison(stage):
+        return compared
+    names = headline_metrics(stage.metrics, stage.verdicts)
+    return "  ".join(
+        f"{name} {short_number(stage.metrics.get(name))}{bracketed(stage.intervals.get(name))}"
+        for name in names
+    )
+
+
+def headline_metrics(metrics: Mapping[str, float | None], verdicts: Sequence[Verdict]) -> list[str]:
+    """Return the gated metrics, else the first two of a stage that say something."""
+    first = (name for name, value in metrics.items() if value or not name.endswith("_rows"))
+    return [verdict.metric for verdict in verdicts] or list(islice(first, 2))
+
+
+def printed_intervals(
+    metrics: Mapping[str, float | None],
+    uncertainty: Mapping[str, Uncertainty],
+    verdicts: Sequence[Verdict],
+) -> dict[str, tuple[float, float]]:
+    """Return the intervals at 95 % of the metrics that are printed in a stage's line."""
+    names = dict.fromkeys((*_COMPARED, *headline_metrics(metrics, verdicts)))
+    found = {
+        name: interval_among(name, metrics, uncertainty, confidence=DEFAULT_CONFIDENCE) for name in names
+    }
+    return {name: interval for name, interval in found.items() if interval is not None}
+
+
+_COMPARED = (
+    *(
+        f"{prefix}{name}"
+        for name in ("accuracy", "score")
+        for prefix in ("", "baseline_", "greedy_", "baseline_greedy_")
+    ),
+    *("accuracy_gain", "score_gain", "win_rate", "preference_win_rate", "order_disagreement"),
+)
+"""Metrics that a comparison prints."""
+
+
+def _preference(stage: StageRecord) -> str:
     """Return what a model says of pairs: its win rate has a name of its own where it is the second judge."""
-    if "order_disagreement" not in metrics:
+    if "order_disagreement" not in stage.metrics:
         return ""
-    rate = metrics.get("preference_win_rate", metrics.get("win_rate"))
-    disagree = metrics["order_disagreement"]
-    return f"win rate {_three_decimals(rate)} (orders disagree {_three_decimals(disagree)})"
+    rate = "preference_win_rate" if "preference_win_rate" in stage.metrics else "win_rate"
+    return f"win rate {_shown(stage, rate)} (orders disagree {_shown(stage, 'order_disagreement')})"
 
 
-def _comparison_by(metrics: Mapping[str, float | None], name: str) -> str:
+def _comparison_by(stage: StageRecord, name: str) -> str:
+    metrics = stage.metrics
     if metrics.get(name) is None or metrics.get(f"baseline_{name}") is None:
         return ""
-    text = _compared(metrics, name, f"baseline_{name}")
-    gain, error = metrics.get(f"{name}_gain"), metrics.get(f"{name}_gain_standard_error")
-    if gain is not None:
-        text += f" ({gain:+.3f}{f' ± {error:.3f}' if error is not None else ''})"
+    text = f"{name} {_shown(stage, name)} against {_shown(stage, f'baseline_{name}')}"
+    if metrics.get(gain := f"{name}_gain") is not None:
+        text += f" ({_shown(stage, gain, sign='+')})"
     if metrics.get(f"greedy_{name}") is not None:
-        text += f"; greedy {_compared(metrics, f'greedy_{name}', f'baseline_greedy_{name}')[len(name) + 8 :]}"
+        ours, theirs = (_shown(stage, f"{each}_{name}") for each in ("greedy", "baseline_greedy"))
+        text += f"; greedy {ours} against {theirs}"
     return text
 
 
-def _compared(metrics: Mapping[str, float | None], name: str, baseline: str) -> str:
-    ours, theirs = metrics.get(name), metrics.get(baseline)
-    return f"{name} {_three_decimals(ours)} against {_three_decimals(theirs)}"
+def _shown(stage: StageRecord, name: str, *, sign: str = "") -> str:
+    value = stage.metrics.get(name)
+    written = "undefined" if value is None else f"{value:{sign}.3f}"
+    return written + bracketed(stage.intervals.get(name))
 
 
-def _three_decimals(value: float | None) -> str:
-    return "undefined" if value is None else f"{value:.3f}"
+def short_number(value: float | None) -> str:
+    if value is None:
+        return "undefined"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
 
 
 def samples_heading(record: RunRecord, step: str) -> str:

@@ -88,15 +88,16 @@ def is_unchanged(evidence: Evidence, one: Input | None, other: Input | None) -> 
 def differs(told: Verdict, again: Verdict) -> bool:
     """Return whether two verdicts differ by more than rounding."""
     return any(getattr(told, field) != getattr(again, field) for field in _EXACT) or any(
-        not _close(getattr(told, field), getattr(again, field)) for field in _ROUNDED
+        not is_close(getattr(told, field), getattr(again, field)) for field in _ROUNDED
     )
 
 
-def _close(one: object, other: object) -> bool:
+def is_close(one: object, other: object) -> bool:
+    """Return whether two numbers, or two tuples or mappings of numbers, differ by rounding alone."""
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_close(one[name], other[name]) for name in one)
+        return one.keys() == other.keys() and all(is_close(one[name], other[name]) for name in one)
     if isinstance(one, tuple) and isinstance(other, tuple):
-        return len(one) == len(other) and all(map(_close, one, other))
+        return len(one) == len(other) and all(map(is_close, one, other))
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12)
     return one == other
@@ -107,6 +108,6 @@ def _hidden_difference(told: Verdict, again: Verdict) -> str:
     if str(told) != str(again):
         return ""
     fields = [
-        field for field in (*_EXACT, *_ROUNDED) if not _close(getattr(told, field), getattr(again, field))
+        field for field in (*_EXACT, *_ROUNDED) if not is_close(getattr(told, field), getattr(again, field))
     ]
     return f" ({', '.join(fields)} differ)"

@@ -6,9 +6,10 @@ from vantage.attempts.jobs import BASE_SUFFIX, key_parts_of, work_of
 from vantage.ledger.operations import Input
 from vantage.ledger.replay import Replay
 from vantage.review.audit.evidence import Evidence, check_of
-from vantage.review.audit.judging import gate_checks, judge_again
+from vantage.review.audit.judging import gate_checks, is_close, judge_again
 from vantage.runs.gates import standing
 from vantage.runs.record import REMOVED, SUCCEEDED, RunRecord, StageRecord
+from vantage.runs.summary import printed_intervals
 from vantage.runs.view import Broken, Missing
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.recipe import ResolvedRecipe
@@ -154,7 +155,12 @@ def _against_ref(stage: StageRecord, digest: str, ref: Ref | None) -> Iterator[s
 def _against_files(evidence: Evidence, stage: StageRecord, digest: str) -> Iterator[str]:
     sealed = evidence.sealed(digest)
     if not isinstance(sealed, Missing | Broken):
-        yield from differences("metrics", stage.metrics, sealed.measured.metrics)
+        measured = sealed.measured
+        yield from differences("metrics", stage.metrics, measured.metrics)
+        if stage.intervals:  # an earlier version recorded none
+            found = printed_intervals(measured.metrics, measured.uncertainty, stage.verdicts)
+            if not is_close(stage.intervals, found):
+                yield from differences("intervals", stage.intervals, found)
 
 
 def _against_recipe(recipe: ResolvedRecipe, step: str, stage: StageRecord, ref: Ref | None) -> Iterator[str]:

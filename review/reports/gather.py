@@ -25,11 +25,12 @@ from vantage.runs.history import RunHistory
 from vantage.runs.next_steps import after_closed_gates
 from vantage.runs.own_commands import program
 from vantage.runs.record import REMOVED, RunRecord, StageRecord
+from vantage.runs.summary import headline_of
 from vantage.runs.view import Broken, Maker, Missing, RunView
 from vantage.runs.workspace import Workspace
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
 from vantage.schemas.records.energy import Energy
-from vantage.schemas.records.uncertainty import Uncertainty, interval_of
+from vantage.schemas.records.uncertainty import Uncertainty, interval_among
 from vantage.schemas.steps import dependencies, ordered_steps
 from vantage.storage.refs import DamagedRef
 
@@ -252,11 +253,7 @@ class _Gathering:
             for metric, value in done.metrics.items():
                 unit, meaning = meaning_of(metric)
                 of = known.get(metric)
-                interval = (
-                    interval_of(metric, value, of, confidence=CONFIDENCE)
-                    if of is not None and value is not None
-                    else None
-                )
+                interval = interval_among(metric, done.metrics, known, confidence=CONFIDENCE)
                 n = of.n if of else None
                 found.append(Measured(name, metric, value, interval, n, unit, meaning))
         return tuple(found)
@@ -331,8 +328,6 @@ def _outcome(done: StageRecord) -> str:
     """Return its verdicts or headline metrics in a few words; why it did not run, if it did not."""
     if done.reason:
         return done.reason
-    from vantage.runs.console import headline_of  # which prints with rich
-
     return headline_of(done).replace("  ", " · ")
 
 

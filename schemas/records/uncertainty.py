@@ -235,6 +235,38 @@ def carried(
     return Carried(own, prompts)
 
 
+def interval_among(
+    metric: str,
+    metrics: Mapping[str, float | None],
+    uncertainty: Mapping[str, Uncertainty],
+    *,
+    confidence: float,
+) -> tuple[float, float] | None:
+    """Return the interval of one of a stage's metrics, as its gate would have it; None: it has none."""
+    measured, own = metrics.get(metric), uncertainty.get(metric)
+    if measured is None or own is None:
+        return None
+    critic = carried(metric, metrics, uncertainty)
+    if critic is None:
+        return interval_of(metric, measured, own, confidence=confidence)
+    return interval_of(metric, measured, critic.uncertainty, confidence=confidence, carrying=critic.prompts)
+
+
+def bracketed(interval: tuple[float, float] | None) -> str:
+    """Return `` [0.221, 0.294]``, with two decimals or as many as show two digits of its width, or an empty text."""
+    if interval is None:
+        return ""
+    width = interval[1] - interval[0]
+    decimals = min(max(2, 1 - math.floor(math.log10(width))), 8) if width > 0 else 2
+    return f" [{interval[0]:.{decimals}f}, {interval[1]:.{decimals}f}]"
+
+
+def decimals_of(interval: tuple[float, float]) -> int:
+    """Return two, or as many decimals as show one digit of the interval's width."""
+    width = interval[1] - interval[0]
+    return min(max(2, -math.floor(math.log10(width))), 8) if width > 0 else 2
+
+
 def smallest_conclusive_share(threshold: float, n: int, *, confidence: float = 0.95) -> float | None:
     """Return the lowest share of n prompts whose interval lies above the threshold; None if even 1 does not."""
     t = student(confidence, n - 1) if n > 1 else math.inf

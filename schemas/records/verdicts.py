@@ -17,7 +17,8 @@ from vantage.schemas.records.uncertainty import (
     IntervalMethod,
     Uncertainty,
     carried,
-    interval_of,
+    decimals_of,
+    interval_among,
     method_of,
 )
 
@@ -69,7 +70,7 @@ class Verdict(Frozen):
     def __str__(self) -> str:
         measured = "undefined" if self.measured is None else _decimal(self.measured, self.threshold)
         if self.interval is not None:
-            decimals = _decimals(self.interval)
+            decimals = decimals_of(self.interval)
             low, high = (_decimal(bound, self.threshold, decimals=decimals) for bound in self.interval)
             measured += f" [{low}, {high}]"
         if self.n is not None:
@@ -90,12 +91,6 @@ def _decimal(measured: float, threshold: float, *, decimals: int = 3) -> str:
         if (above, below) == (measured > threshold, measured < threshold):
             return text
     return repr(measured)
-
-
-def _decimals(interval: tuple[float, float]) -> int:
-    """Return two, or as many as show one digit of the interval's width."""
-    width = interval[1] - interval[0]
-    return min(max(2, -math.floor(math.log10(width))), 8) if width > 0 else 2
 
 
 def _percent(confidence: float) -> str:
@@ -209,13 +204,7 @@ def _judge(
     critic = carried(metric, evidence, uncertainty)
     if critic is not None:
         counts["carrying_prompts"] = critic.prompts
-    interval = interval_of(
-        metric,
-        measured,
-        own if critic is None else critic.uncertainty,
-        confidence=confidence,
-        carrying=None if critic is None else critic.prompts,
-    )
+    interval = interval_among(metric, evidence, uncertainty, confidence=confidence)
     return _Judged(interval, method_of(metric, measured, own), counts)
 
 

@@ -13,9 +13,11 @@ from vantage.runs.summary import (
     commands_for_policy,
     comparison,
     model_folders,
+    printed_intervals,
     samples_heading,
 )
 from vantage.runs.workspace import Workspace
+from vantage.schemas.records.uncertainty import Uncertainty
 
 EVALUATED = {
     "accuracy": 0.9112,
@@ -27,10 +29,34 @@ EVALUATED = {
 }
 
 
+KNOWN = {
+    "accuracy": Uncertainty(n=256, rows=256, standard_error=0.0178),
+    "accuracy_gain": Uncertainty(n=256, rows=256, standard_error=0.0308, differing=0.3404),
+    "greedy_accuracy": Uncertainty(n=256, rows=256, standard_error=0.0039),
+    "baseline_greedy_accuracy": Uncertainty(n=256, rows=256, standard_error=0.0),
+}
+
+
+def test_each_number_has_its_interval() -> None:
+    """Wilson's of 233, 255 and 256 of 256: 0.870 to 0.940, 0.978 to 0.999 and 0.985 to 1; of the baseline nothing is known."""
+    intervals = printed_intervals(EVALUATED, KNOWN, ())
+    assert set(intervals) == set(KNOWN)
+    low, high = intervals["accuracy_gain"]
+    stage = StageRecord(status="completed", metrics=EVALUATED, intervals=intervals)
+    assert comparison(stage) == (
+        f"accuracy 0.911 [0.870, 0.940] against 0.600 (+0.311 [{low:.3f}, {high:.3f}]); "
+        "greedy 0.996 [0.978, 0.999] against 1.000 [0.985, 1.000]"
+    )
+    gated = StageRecord(metrics={"pair_accuracy": 0.75}, intervals={"pair_accuracy": (0.5, 0.9)})
+    assert headline_of(gated) == "pair_accuracy 0.75 [0.50, 0.90]"
+
+
 def test_an_evaluation_shows_both_models_and_their_difference() -> None:
-    told = "accuracy 0.911 against 0.600 (+0.311 ± 0.012); greedy 0.996 against 1.000"
+    """As an earlier version recorded it, without intervals."""
+    told = "accuracy 0.911 against 0.600 (+0.311); greedy 0.996 against 1.000"
     stage = StageRecord(status="completed", metrics=EVALUATED)
     assert comparison(stage) == headline_of(stage) == told
+    assert "intervals" not in stage.model_dump()
     by_score = {name.replace("accuracy", "score"): value for name, value in EVALUATED.items()}
     assert comparison(StageRecord(metrics=by_score)) == told.replace("accuracy", "score")
     assert comparison(StageRecord(metrics={"loss": 1.0})) == ""
