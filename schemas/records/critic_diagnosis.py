@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from math import isfinite, nan
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from vantage.schemas.frozen import Frozen
 from vantage.schemas.records.uncertainty import Uncertainty, interval_of
@@ -23,13 +23,42 @@ _Count = Annotated[int, Field(ge=1)]
 class Estimated(Uncertainty):
     """A measured number with its uncertainty."""
 
+    METRIC: ClassVar[str] = "value_bias"
+    """A metric whose interval is computed in the same way."""
+
     value: float | None
     """None where it is undefined, as explained variance is where returns do not vary."""
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """Two-sided, at 95 %; None for a single prompt and for what is undefined."""
-        return None if self.value is None else interval_of("critic", self.value, self, confidence=CONFIDENCE)
+        if self.value is None:
+            return None
+        return interval_of(self.METRIC, self.value, self, confidence=CONFIDENCE)
+
+
+class _EstimatedExplained(Estimated):
+    METRIC: ClassVar[str] = "explained_variance"
+
+
+class _EstimatedRatio(Estimated):
+    METRIC: ClassVar[str] = "squared_advantage_ratio"
+
+
+class _EstimatedCorrelation(Estimated):
+    METRIC: ClassVar[str] = "rank_correlation"
+
+
+def _plain(given: object) -> object:
+    return given.model_dump() if isinstance(given, Estimated) else given
+
+
+Explained = Annotated[_EstimatedExplained, BeforeValidator(_plain)]
+"""An explained variance, with its interval."""
+Ratio = Annotated[_EstimatedRatio, BeforeValidator(_plain)]
+"""A ratio of mean squares, with its interval."""
+Correlation = Annotated[_EstimatedCorrelation, BeforeValidator(_plain)]
+"""A rank correlation, with its interval."""
 
 
 class DiagnosedSlice(Frozen):
@@ -37,7 +66,7 @@ class DiagnosedSlice(Frozen):
 
     label: str
     """A tenth of the response (``1`` to ``10``), a number of tokens (``8-15``, ``65536+``) or a difficulty (``hardest``)."""
-    explained_variance: Estimated
+    explained_variance: Explained
     bias: Estimated
     """Mean of value − return."""
     tokens: _Count
@@ -60,7 +89,7 @@ class Ordering(Frozen):
 
     at: Annotated[float, Field(ge=0.0, le=1.0)]
     """0.5: half-way."""
-    correlation: Estimated
+    correlation: Correlation
     """(Pairs in the right order − pairs in the wrong one) / pairs of different returns, which are its rows."""
 
 
@@ -71,7 +100,7 @@ class DiagnosedAdvantages(Frozen):
     batch_mean: Estimated
     others_mean: Estimated | None
     """Mean of the other responses to the same prompt, as in RLOO; None where a prompt has a single response."""
-    ratio: Estimated | None
+    ratio: Ratio | None
     """critic / batch mean; None where all returns are equal."""
 
 
@@ -97,9 +126,9 @@ class CriticDiagnosis(Frozen):
     tokens: _Count
     return_mean: float
     return_variance: Annotated[float, Field(ge=0.0)]
-    explained_variance: Estimated
-    between_prompts: Estimated
-    within_prompts: Estimated | None
+    explained_variance: Explained
+    between_prompts: Explained
+    within_prompts: Explained | None
     """Over prompts with several responses; None where each has one."""
     bias: Estimated
     by_tenth: tuple[DiagnosedSlice, ...]

@@ -106,13 +106,12 @@ def _win_rates(pairs: Pairs, difference: Tensor, *, prefix: str) -> Estimates:
     wins = (difference > 0).double() + 0.5 * (difference == 0)
     controlled: Statistic = partial(length_controlled_win_rate, wins, pairs.length_differences)
     at_equal_lengths = bootstrapped(controlled, pairs.clusters, seed=pairs.seed)
-    rates = {
-        f"{prefix}win_rate": _mean(wins, pairs.clusters),
-        f"{prefix}length_controlled_win_rate": with_cluster_sizes(at_equal_lengths, pairs.clusters),
-    }
     return {
-        **{name: with_differing(each, difference.sign()) for name, each in rates.items()},
+        f"{prefix}win_rate": with_differing(_mean(wins, pairs.clusters), difference.sign()),
         f"{prefix}tied_pairs": _mean((difference == 0).double(), pairs.clusters),
+        f"{prefix}length_controlled_win_rate": with_differing(
+            with_cluster_sizes(at_equal_lengths, pairs.clusters), difference.sign()
+        ),
     }
 
 

@@ -85,7 +85,9 @@ def _sizes(rng: Rng, n: int, rows: int) -> np.ndarray:
     return rng.choice(_UNEQUAL, size=n) if rows == 0 else np.full(n, rows)
 
 
-def _outcomes(rng: Rng, n: int, rows: int, chances: tuple[float, ...], alike: float) -> tuple:
+def _outcomes(
+    rng: Rng, n: int, rows: int, chances: tuple[float, ...], alike: float
+) -> tuple[np.ndarray, torch.Tensor]:
     """Return an outcome for each row, a number from 0 on, and the rows' prompts.
 
     `rows` of a prompt, 0: unequal. A row has its prompt's own outcome with a chance of √alike, else an independent one.
@@ -290,7 +292,7 @@ def main() -> None:
     """Print the table in Markdown."""
     print("| metric | data | prompts | truth | above | below | no interval |\n|---|---|---|---|---|---|---|")
     for case in cases():
-        found = rates_of(case, repeats=400 if case.resampled else 4000)
+        found = rates_of(case, repeats=300 if case.resampled else 2000)
         shown = (f"{100 * each:.1f} %" for each in (found.above, found.below, found.without))
         row = (f"`{case.metric}`", case.data, f"{case.n}", f"{case.truth:.3g}", *shown)
         print(f"| {' | '.join(row)} |", flush=True)

@@ -126,7 +126,7 @@ def test_tables_by_hand() -> None:
         "40 %",
     )
     assert cells_of("Calibration")[1] == ("1.00", "1.20", "-0.200", "-0.220 to -0.180", "500")
-    assert cells_of("Order of responses to one prompt")[1] == ("half-way", "0.40", "0.38 to 0.42", "400")
+    assert cells_of("Order of responses to one prompt")[1] == ("half-way", "0.40", "0.34 to 0.43", "400")
     assert cells_of("Prompts with the largest error")[0] == ("3 a+4? <b>", "4", "1.00", "-2.00", "25.0 %")
 
 

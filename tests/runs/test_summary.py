@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.orchestrated import attempt_all, orchestrated
-from vantage.runs.console import headline_of
 from vantage.runs.record import RunRecord, StageRecord
 from vantage.runs.run import read_runs
 from vantage.runs.summary import (
     commands_for_policy,
     comparison,
+    headline_of,
     model_folders,
     printed_intervals,
     samples_heading,
@@ -19,7 +19,7 @@ from vantage.runs.summary import (
 from vantage.runs.workspace import Workspace
 from vantage.schemas.records.uncertainty import Uncertainty
 
-EVALUATED = {
+EVALUATED: dict[str, float | None] = {
     "accuracy": 0.9112,
     "baseline_accuracy": 0.6,
     "accuracy_gain": 0.3112,
@@ -44,7 +44,7 @@ def test_each_number_has_its_interval() -> None:
     low, high = intervals["accuracy_gain"]
     stage = StageRecord(status="completed", metrics=EVALUATED, intervals=intervals)
     assert comparison(stage) == (
-        f"accuracy 0.911 [0.870, 0.940] against 0.600 (+0.311 [{low:.3f}, {high:.3f}]); "
+        f"accuracy 0.911 [0.870, 0.940] against 0.600 (+0.311 [{low:.2f}, {high:.2f}]); "
         "greedy 0.996 [0.978, 0.999] against 1.000 [0.985, 1.000]"
     )
     gated = StageRecord(metrics={"pair_accuracy": 0.75}, intervals={"pair_accuracy": (0.5, 0.9)})
@@ -57,7 +57,9 @@ def test_an_evaluation_shows_both_models_and_their_difference() -> None:
     stage = StageRecord(status="completed", metrics=EVALUATED)
     assert comparison(stage) == headline_of(stage) == told
     assert "intervals" not in stage.model_dump()
-    by_score = {name.replace("accuracy", "score"): value for name, value in EVALUATED.items()}
+    by_score: dict[str, float | None] = {
+        name.replace("accuracy", "score"): value for name, value in EVALUATED.items()
+    }
     assert comparison(StageRecord(metrics=by_score)) == told.replace("accuracy", "score")
     assert comparison(StageRecord(metrics={"loss": 1.0})) == ""
     asked = StageRecord(metrics={"win_rate": 0.54, "tied_pairs": 0.3, "order_disagreement": 0.21})

@@ -7,7 +7,7 @@ from scipy.stats import binom
 from torch import Tensor
 
 from vantage.algorithms.uncertainty import clustered_mean
-from vantage.tasks.training.resampling import CONFIDENCES, bootstrapped, bootstrapped_size
+from vantage.tasks.training.resampling import CONFIDENCES, Statistic, bootstrapped, bootstrapped_size
 
 
 def mean_of(values: Tensor):
@@ -28,7 +28,7 @@ def test_of_a_mean_it_is_the_clustered_error() -> None:
     assert (found.num_clusters, found.num_rows, found.intervals) == (200, 800, ())
 
 
-def wrongs(of_rows: Tensor):
+def wrongs(of_rows: Tensor) -> Statistic:
     """Weights of rows and of the same rows turned (R,2N) → the share that is wrong (R,1)."""
     both = torch.cat((of_rows, 1 - of_rows))
     return lambda weights: (weights @ both / weights.sum(dim=1))[:, None]
