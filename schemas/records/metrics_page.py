@@ -12,7 +12,7 @@ def docs_page() -> str:
         "",
         "All metrics of stages. *Headline*: reported once, at the stage's end; gates can use it. *Curve*: reported by",
         "optimiser step (by iteration where responses are sampled; by batch in `preference_collection` and `rollout_collection`).",
-        "*±*: an estimate over held-out prompts with a standard error, clustered by prompt; a gate can set `confidence`.",
+        "*†*: an estimate over held-out prompts with an interval, clustered by prompt; a gate can set `confidence`.",
         "Unit `1` is a plain number; `reward` is the unit of the recipe's reward.",
         "This page is printed from `schemas/records/metrics.py` and `schemas/kinds.py`.",
         "",
@@ -24,7 +24,7 @@ def docs_page() -> str:
         conditions = (NEEDS[need].condition for need in metric.needs)
         meaning = " ".join([meaning, *filter(None, conditions)])
         headline = [
-            f"{name} ±" if metric.name in kind.estimates else name
+            f"{name} †" if metric.name in kind.estimates else name
             for name, kind in KINDS.items()
             if metric.name in kind.headline
         ]
