@@ -1,10 +1,12 @@
 """What people and keys have to do with a model: approvals, aliases moved by hand and by command, signatures, removals."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow.tracking import MlflowClient
 
+from tests.review.audit import audited_work
 from tests.review.audit.conftest import run_once
 from tests.review.audit.tampering import Case, edit_json, edit_lines, found
 from tests.support.orchestrated import Witness
@@ -15,7 +17,10 @@ from vantage.runs.approving import answer
 from vantage.runs.record import RunRecord
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
+from vantage.schemas.records import verdicts
 from vantage.schemas.records.audit import AuditReport
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.schemas.records.uncertainty import Uncertainty
 from vantage.signing.keys import SigningKey, new_key
 from vantage.signing.signing import sign_all
 from vantage.storage.removed import Cause
@@ -119,6 +124,52 @@ def test_from_waiting_to_an_alias_that_people_let_move(place: Place) -> None:
         "the gate of sft is closed" in each and "nobody has approved of it" in each for each in said
     ), said
     assert any("vantage.approval" in each and "nobody sent" in each for each in said), said
+
+
+def test_what_an_earlier_version_judged_and_people_answered_stands(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verdicts without a method are judged by the rules they were made by: the answer to them holds, and the audit agrees."""
+    of_stage = audited_work.run_stage
+
+    def estimated(job: StageJob) -> StageResult:
+        known = Uncertainty(n=40, rows=40, standard_error=0.02)
+        return of_stage(job).model_copy(
+            update={"uncertainty": {"test_nll": known} if job.name == "sft" else {}}
+        )
+
+    monkeypatch.setattr(audited_work, "run_stage", estimated)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(verdicts, "_is_of_earlier_method", lambda like, uncertainty: True)
+        assert place.run().status == "waiting_approval"
+    [told] = place.record.stages["sft"].verdicts
+    assert (told.method, told.n is not None) == (None, True)
+    assert is_clean(place.audit())
+    place.approve("sft")
+    place.run()
+    place.approve("publish:asking")
+    record = place.run()
+    assert record.status == "completed"
+    assert record.stages["sft"].verdicts == (told,)
+    assert is_clean(place.audit())
+    assert is_clean(place.audit("asking@champion"))
+
+    path = place.workspace.folder(record.run_id) / "run.json"
+    whole = path.read_bytes()
+    for field, value in (("method", "wilson"), ("counts", {"rows": 3})):
+
+        def claim(run: Any, field: str = field, value: object = value) -> None:
+            run["stages"]["sft"]["verdicts"][0][field] = value
+
+        edit_json(path, claim)
+        assert any("gate" in each for each in found(place.audit())), field
+        path.write_bytes(whole)
+
+    def widen(run: Any) -> None:
+        run["stages"]["sft"]["intervals"]["test_nll"] = [0.0, 99.0]
+
+    edit_json(path, widen)
+    assert any("intervals" in each for each in found(place.audit()))
 
 
 def test_an_alias_that_was_rolled_back_and_one_that_was_moved_by_hand(place: Place) -> None:

@@ -47,6 +47,9 @@ def verdict_of(gain: float, *, on_fail: Any = "approve") -> Verdict:
         {"standard_error": 0.049},
         {"interval": (0.02, 0.2)},
         {"confidence": 0.5},
+        {"method": "t"},
+        {"counts": {"rows": 39}},
+        {"counts": {}},
     ],
     ids=lambda changes: next(iter(changes)),
 )
