@@ -112,8 +112,14 @@ def _uncertainty(step: Step, metric: str) -> Uncertainty | None:
 
 
 def _of_pairs(metric: str, paired: PairedDifference) -> dict[str, object]:
-    error = Uncertainty(n=paired.num_prompts, rows=paired.num_rows, standard_error=paired.standard_error)
-    kind = _DIFFERENCE_OF_SHARES if metric in SHARES else ""
+    is_share = metric in SHARES
+    kind = _DIFFERENCE_OF_SHARES if is_share else ""
+    error = Uncertainty(
+        n=paired.num_prompts,
+        rows=paired.num_rows,
+        standard_error=paired.standard_error,
+        differing=paired.differing if is_share else None,
+    )
     return {
         "difference": paired.value,
         "standard_error": paired.standard_error,

@@ -40,6 +40,8 @@ class PairedDifference:
     """Over prompts; None for a single one."""
     num_prompts: int
     num_rows: int
+    differing: float | None = None
+    """Mean of |B − A| over rows; None where the two have other rows."""
 
 
 def kept_samples(folder: Path, stage: PolicyEvaluation) -> Samples | None:
@@ -99,6 +101,9 @@ def paired_difference(a: Samples, b: Samples, metric: str) -> PairedDifference |
         standard_error=(squares * n / (n - 1)) ** 0.5 if n > 1 else None,
         num_prompts=n,
         num_rows=min(len(a.prompts), len(b.prompts)),
+        differing=float(np.abs(b.values[metric] - a.values[metric]).mean())
+        if list(a.prompts) == list(b.prompts)
+        else None,
     )
 
 
