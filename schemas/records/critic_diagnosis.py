@@ -49,15 +49,18 @@ class _EstimatedCorrelation(Estimated):
     METRIC: ClassVar[str] = "rank_correlation"
 
 
-def _plain(given: object) -> object:
-    return given.model_dump() if isinstance(given, Estimated) else given
+def _read_as(kind: type[Estimated]) -> BeforeValidator:
+    def read(given: object) -> Estimated:
+        return kind.model_validate(given.model_dump() if isinstance(given, Estimated) else given)
+
+    return BeforeValidator(read)
 
 
-Explained = Annotated[_EstimatedExplained, BeforeValidator(_plain)]
+Explained = Annotated[Estimated, _read_as(_EstimatedExplained)]
 """An explained variance, with its interval."""
-Ratio = Annotated[_EstimatedRatio, BeforeValidator(_plain)]
+Ratio = Annotated[Estimated, _read_as(_EstimatedRatio)]
 """A ratio of mean squares, with its interval."""
-Correlation = Annotated[_EstimatedCorrelation, BeforeValidator(_plain)]
+Correlation = Annotated[Estimated, _read_as(_EstimatedCorrelation)]
 """A rank correlation, with its interval."""
 
 
