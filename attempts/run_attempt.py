@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from vantage.attempts.dataset_check import check_dataset
 from vantage.attempts.energy import EnergyMeter
+from vantage.attempts.facts import read_facts
 from vantage.attempts.identity.environment import environment
 from vantage.attempts.identity.identity import identity
 from vantage.attempts.jobs import threads_of
@@ -32,6 +33,7 @@ from vantage.schemas.recipe.work import MixData, PrepareData
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
 from vantage.schemas.records.energy import Energy
+from vantage.schemas.records.facts import Facts
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.schemas.records.usage import Usage
 from vantage.schemas.safe_text import without_secrets
@@ -124,7 +126,7 @@ def run_attempt(
         outcome = AttemptOutcome(status="stopped")
     except Exception as error:  # a failed attempt must not stop those that run beside it
         outcome = attempt.failed(error)
-    measured = {"energy": attempt.energy, "usage": attempt.usage}
+    measured = {"energy": attempt.energy, "usage": attempt.usage, "facts": attempt.facts}
     return outcome.model_copy(update={"seconds": time.monotonic() - began, **measured})
 
 
@@ -159,6 +161,7 @@ class _Attempt:
         self.begun: AttemptBegun | None = None
         self.energy: Energy | None = None
         self.usage: Usage | None = None
+        self.facts: Facts = {}
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -224,6 +227,7 @@ class _Attempt:
         is_here = num_nodes(request.work) == 1  # else others compute, whose counters are theirs
         gpus = request.share.gpus if request.share else available_gpus()
         energy, usage = (EnergyMeter(gpus), UsageMeter(gpus)) if is_here else (None, None)
+        self.facts = read_facts() if is_here else {}
 
         def polled() -> None:
             self.observer.polled()

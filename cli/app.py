@@ -6,6 +6,7 @@ import typer
 
 from vantage.attempts.exit_codes import MEANINGS
 from vantage.cli.output import workspace_at
+from vantage.storage.bucket import address_forms
 
 DEFAULT_WORKSPACE = ".vantage"
 RUN_HELP = "A run's id, the beginning of one, its number, or `latest`."
@@ -47,7 +48,7 @@ Place = Annotated[
         "--workspace",
         metavar="PLACE",
         envvar="VANTAGE_WORKSPACE",
-        help="Runs, artifacts and ledger: a folder, or s3://BUCKET/PREFIX, gs://…, az://….",
+        help=f"Runs, artifacts and ledger: a folder, or {', '.join(address_forms())}.",
     ),
 ]
 AsJson = Annotated[

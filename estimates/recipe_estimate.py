@@ -29,12 +29,13 @@ from vantage.estimates.token_counts import (
 from vantage.estimates.workload import Workload
 from vantage.estimates.workload_parts import Subject
 from vantage.models.model_config import read_config
+from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.evaluations import BenchmarkEvaluation
 from vantage.schemas.recipe.learning_rates import with_learning_rates
 from vantage.schemas.recipe.recipe import Recipe, ResolvedRecipe
 from vantage.schemas.recipe.sources import Builtin, Registered
 from vantage.schemas.recipe.stage import Resources
-from vantage.schemas.recipe.stages import PreferenceCollection, RolloutCollection, SupervisedFineTuning
+from vantage.schemas.recipe.stages import SupervisedFineTuning
 from vantage.schemas.steps import OTHER_MODEL_PREFIX, content_of, ordered_steps
 
 HOUR = 3600.0
@@ -163,7 +164,8 @@ def estimate_recipe(
     def data_of(name: str) -> DataCount:
         if name in resolved.data or name in resolved.mixtures:
             return counted(name)
-        return collected_pairs(counted(_sampled_dataset(resolved, name)), sampled)
+        read, is_sampled = _dataset_behind(resolved, name)
+        return collected_pairs(data_of(read), sampled) if is_sampled else data_of(read)
 
     device = device_named(gpu, width=shape.hidden_size)
     stages = tuple(
@@ -233,15 +235,17 @@ def _estimate_stage(
     )
 
 
-def _sampled_dataset(recipe: Recipe, name: str) -> str:
-    """Return the dataset whose prompts a stage that collects responses or preferences samples."""
+def _dataset_behind(recipe: Recipe, name: str) -> tuple[str, bool]:
+    """Return the dataset that a collecting stage reads, and whether it samples responses to its prompts.
+
+    A stage that makes rows of the content that it reads samples none: at most, it keeps them all.
+    """
     stage = recipe.stages[name]
-    if isinstance(stage, RolloutCollection):
-        return stage.prompts
-    assert isinstance(stage, PreferenceCollection)
-    dataset = stage.prompts or stage.demonstrations
-    assert dataset is not None, "one of the two, by a rule of the stage"
-    return dataset
+    kind = KINDS[stage.kind]
+    for field, content in kind.data.items():
+        if (dataset := getattr(stage, field)) is not None:
+            return dataset, content != kind.content
+    raise ValueError(f"stages.{name}: a {stage.kind} stage reads no dataset, so its rows cannot be counted")
 
 
 def _sampled_lengths(recipe: ResolvedRecipe, counted: Callable[[str], DataCount]) -> tuple[Lengths, str]:

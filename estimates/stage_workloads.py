@@ -5,8 +5,9 @@ The numbers of passes follow ``tasks/<kind>.py``; what depends on how training g
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 
 from vantage.estimates.workload import Network, Pass, Workload
 from vantage.estimates.workload_parts import (
@@ -24,6 +25,7 @@ from vantage.estimates.workload_parts import (
     whole_workload,
 )
 from vantage.schemas.checks.adapters import lora_of
+from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.evaluations import PolicyEvaluation, RewardEvaluation
 from vantage.schemas.recipe.resolved import (
     ResolvedBestOfN,
@@ -52,18 +54,20 @@ def workload_of(subject: Subject) -> Workload:
     """Return what the stage holds and computes.
 
     Raises:
-        ValueError: the rows of a dataset cannot be counted, or the kind is not known here.
+        ValueError: the rows of a dataset cannot be counted, or the kind has no workload.
     """
-    build = _BUILDERS.get(subject.stage.kind)
-    if build is None:
+    named = KINDS[subject.stage.kind].workload
+    if named is None:
         raise ValueError(f"stages.{subject.name}: a {subject.stage.kind} stage cannot be estimated yet")
+    module, _, function = named.rpartition(".")
+    build: Callable[[Subject], Workload] = getattr(import_module(module), function)
     return build(subject)
 
 
 # -- stages that train on rows
 
 
-def _sft(subject: Subject) -> Workload:
+def sft(subject: Subject) -> Workload:
     work = subject.stage
     assert isinstance(work, ResolvedSupervisedFineTuning)
     data = subject.data_of(work.data)
@@ -91,7 +95,7 @@ def _sft(subject: Subject) -> Workload:
     )
 
 
-def _reward_model(subject: Subject) -> Workload:
+def reward_model(subject: Subject) -> Workload:
     work = subject.stage
     assert isinstance(work, ResolvedRewardModelling)
     name = work.data or work.rankings or ""
@@ -130,7 +134,7 @@ def _reward_model(subject: Subject) -> Workload:
     )
 
 
-def _dpo(subject: Subject) -> Workload:
+def dpo(subject: Subject) -> Workload:
     work = subject.stage
     assert isinstance(work, ResolvedDirectPreferenceOptimization)
     name = work.data or work.rollouts or ""
@@ -161,7 +165,7 @@ def _dpo(subject: Subject) -> Workload:
 # -- stages that sample
 
 
-def _value(subject: Subject) -> Workload:
+def value(subject: Subject) -> Workload:
     work = subject.stage
     assert isinstance(work, ResolvedValuePretraining)
     rollouts = Responses(subject, work.prompts, work.pass_limits)
@@ -208,7 +212,7 @@ def _value(subject: Subject) -> Workload:
     )
 
 
-def _policy(subject: Subject) -> Workload:
+def policy(subject: Subject) -> Workload:
     work = subject.stage
     assert isinstance(work, ResolvedPolicyOptimization)
     algorithm = work.algorithm
@@ -268,7 +272,7 @@ def _policy(subject: Subject) -> Workload:
     )
 
 
-def _best_of_n(subject: Subject) -> Workload:
+def best_of_n(subject: Subject) -> Workload:
     work = subject.stage
     assert isinstance(work, ResolvedBestOfN)
     rollouts = Responses(subject, work.prompts, work.pass_limits)
@@ -293,7 +297,7 @@ def _best_of_n(subject: Subject) -> Workload:
     )
 
 
-def _preference_collection(subject: Subject) -> Workload:
+def preference_collection(subject: Subject) -> Workload:
     work = subject.stage
     assert isinstance(work, ResolvedPreferenceCollection)
     prompts = work.prompts or work.demonstrations or ""
@@ -321,7 +325,7 @@ def _preference_collection(subject: Subject) -> Workload:
     )
 
 
-def _rollout_collection(subject: Subject) -> Workload:
+def rollout_collection(subject: Subject) -> Workload:
     work = subject.stage
     assert isinstance(work, ResolvedRolloutCollection)
     data = subject.data_of(work.prompts)
@@ -341,7 +345,7 @@ def _rollout_collection(subject: Subject) -> Workload:
     )
 
 
-def _evaluation(subject: Subject) -> Workload:
+def evaluation(subject: Subject) -> Workload:
     work = subject.stage
     assert isinstance(work, PolicyEvaluation)
     tests = subject.data_of(work.prompts).test
@@ -380,7 +384,7 @@ def _evaluation(subject: Subject) -> Workload:
     )
 
 
-def _reward_evaluation(subject: Subject) -> Workload:
+def reward_evaluation(subject: Subject) -> Workload:
     work = subject.stage
     assert isinstance(work, RewardEvaluation)
     data = subject.data_of(work.data)
@@ -394,17 +398,3 @@ def _reward_evaluation(subject: Subject) -> Workload:
         counts={"test_rows": data.test},
         data=[work.data],
     )
-
-
-_BUILDERS: Mapping[str, Callable[[Subject], Workload]] = {
-    "sft": _sft,
-    "reward_model": _reward_model,
-    "dpo": _dpo,
-    "value_pretraining": _value,
-    "policy_optimization": _policy,
-    "best_of_n": _best_of_n,
-    "preference_collection": _preference_collection,
-    "rollout_collection": _rollout_collection,
-    "evaluation": _evaluation,
-    "reward_evaluation": _reward_evaluation,
-}

@@ -184,6 +184,7 @@ class Recording:
             provenance=outcome.provenance,
             energy=outcome.energy,
             usage=outcome.usage,
+            facts=outcome.facts,
         )
         # Another process that holds the key may use the folder; then it removes the folder.
         with (
@@ -201,7 +202,12 @@ class Recording:
         reason = safe_text(f"{outcome.failure.message}; {retry.remedy} ({log})")
         if stage.status == "running":
             self.ledger.finish_stage(
-                step, retry.status, reason=reason, energy=outcome.energy, usage=outcome.usage
+                step,
+                retry.status,
+                reason=reason,
+                energy=outcome.energy,
+                usage=outcome.usage,
+                facts=outcome.facts,
             )
         return self.ended(
             step,

@@ -13,6 +13,7 @@ from vantage.schemas.recipe.fields import is_unset
 from vantage.schemas.records.approvals import Approval
 from vantage.schemas.records.artifacts import Artifact, Digest
 from vantage.schemas.records.energy import Energy
+from vantage.schemas.records.facts import Facts
 from vantage.schemas.records.usage import Usage
 from vantage.schemas.records.verdicts import Verdict
 
@@ -93,6 +94,8 @@ class FinishStage(Frozen):
     """Of the attempt; None: not measured."""
     usage: Usage | None = Field(None, exclude_if=is_unset)
     """Of the machine during the attempt; None: not measured."""
+    facts: Facts = Field(default_factory=dict, exclude_if=is_unset)
+    """Of the machine as the attempt began."""
 
 
 class RecordReuse(Frozen):

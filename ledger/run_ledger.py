@@ -42,6 +42,7 @@ from vantage.ledger.to_mlflow.model_description import PUBLISHABLE, PublishingEr
 from vantage.schemas.records.approvals import Approval
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.energy import Energy
+from vantage.schemas.records.facts import Facts
 from vantage.schemas.records.usage import Usage
 from vantage.schemas.records.verdicts import Verdict
 
@@ -188,6 +189,7 @@ class Ledger:
         reason: str | None = None,
         energy: Energy | None = None,
         usage: Usage | None = None,
+        facts: Facts | None = None,
     ) -> None:
         """Record that an attempt at a stage ends; ``folder`` has the files of the artifact."""
         self._record(
@@ -201,6 +203,7 @@ class Ledger:
                 folder=str(folder.absolute()) if folder else None,
                 energy=energy,
                 usage=usage,
+                facts=facts or {},
             )
         )
 

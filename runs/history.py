@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from vantage.ledger.operations import FinishStage, LogMetrics, OpenRun, OpenStage, Operation, Publish
 from vantage.schemas.records.energy import Energy
+from vantage.schemas.records.facts import Facts
 
 Row = tuple[int, int, float]
 """Step, time (milliseconds since 1970), value."""
@@ -23,6 +24,8 @@ class Attempt:
     """When it last measured something; None: it has measured nothing."""
     energy: Energy | None = None
     """None: it was not measured, or its process died before it was recorded."""
+    facts: Facts = field(default_factory=dict)
+    """Of the machine as it began; empty as ``energy`` is None."""
 
     @property
     def seconds(self) -> float:
@@ -63,6 +66,7 @@ class RunHistory:
             case FinishStage():
                 for attempt in self.attempts.get(operation.stage, [])[-1:]:
                     attempt.ended, attempt.energy = operation.time, operation.energy
+                    attempt.facts = operation.facts
             case Publish():
                 self.published[operation.registered_model] = operation
             case _:

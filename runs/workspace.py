@@ -37,7 +37,7 @@ class Workspace:
     """The folder; of a workspace in a bucket, this machine's folder for what is not shared: the servers' databases
     without a configured server, and working copies of runs."""
     uri: str | None = None
-    """``s3://…``, ``gs://…`` or ``az://…``; None: the workspace is the folder."""
+    """A bucket's address (``vantage.storage.bucket``); None: the workspace is the folder."""
 
     def __post_init__(self) -> None:
         for path in (self.root, self.root.resolve()):

@@ -18,6 +18,9 @@ TOKENIZED: tuple[ArtifactKind, ...] = (*MODELS, "rollouts")
 PUBLISHED: tuple[ArtifactKind, ...] = ("policy", "reward_model")
 """Kinds of artifact that can become a registered model."""
 
+Step = Literal["optimiser step", "iteration", "batch"]
+"""What a curve counts: an iteration is one rollout, and a batch is sampled without training on it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
@@ -59,8 +62,12 @@ class Kind:
     numbers: tuple[str, ...] = ()
     """Its other headline metrics."""
     curves: tuple[str, ...] = ()
-    """Metrics that it reports while it runs, by optimiser step (by iteration where responses are sampled; by batch in
-    preference_collection and rollout_collection)."""
+    """Metrics that it reports while it runs."""
+    curves_by: Step = "optimiser step"
+    """What its curves count."""
+    workload: str | None = None
+    """Dotted name of the function ``Subject -> Workload`` in ``vantage.estimates`` that counts its networks and passes; None: it
+    is not estimated."""
 
     @property
     def name(self) -> str:
@@ -77,6 +84,11 @@ class Kind:
     def is_implicit(self) -> bool:
         """Whether it is an implicit step, which recipes do not contain."""
         return self.imports is not None or self.merges or self.mixes
+
+    @property
+    def learns_from_samples(self) -> bool:
+        """Whether it trains a policy on the policy's own scored responses."""
+        return self.makes == "policy" and self.curves_by == "iteration"
 
     @property
     def is_published(self) -> bool:

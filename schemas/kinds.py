@@ -1,7 +1,8 @@
 """The table of kinds of work: one row a kind.
 
-A new kind of stage is its class in ``vantage.schemas.recipe``, its module in ``tasks``, and its row here. Modules are given by
-name and not imported: ``schemas`` must load without a tensor library.
+A new kind of stage is its class in ``vantage.schemas.recipe``, its module in ``tasks``, its workload in ``estimates``, its own
+metrics in ``vantage.schemas.records.metrics``, and its row here. Code is given by name and not imported: ``schemas`` must load
+without a tensor library.
 """
 
 from collections.abc import Mapping
@@ -135,6 +136,7 @@ _TABLE = (
         work=SupervisedFineTuning,
         resolved=ResolvedSupervisedFineTuning,
         module="vantage.tasks.sft",
+        workload="vantage.estimates.stage_workloads.sft",
         makes="policy",
         revision=3,
         reads={"init": ("policy",)},
@@ -148,6 +150,7 @@ _TABLE = (
         work=RewardModelling,
         resolved=ResolvedRewardModelling,
         module="vantage.tasks.reward_model",
+        workload="vantage.estimates.stage_workloads.reward_model",
         makes="reward_model",
         revision=4,
         reads={"init": ("policy",)},
@@ -161,6 +164,7 @@ _TABLE = (
         work=DirectPreferenceOptimization,
         resolved=ResolvedDirectPreferenceOptimization,
         module="vantage.tasks.dpo",
+        workload="vantage.estimates.stage_workloads.dpo",
         makes="policy",
         revision=4,
         reads={"init": ("policy",), "reference": ("policy",), "rollouts": ("rollouts",)},
@@ -175,6 +179,8 @@ _TABLE = (
         work=ValuePretraining,
         resolved=ResolvedValuePretraining,
         module="vantage.tasks.value_pretraining",
+        workload="vantage.estimates.stage_workloads.value",
+        curves_by="iteration",
         makes="value_model",
         revision=7,
         reads={
@@ -216,6 +222,8 @@ _TABLE = (
         work=PolicyOptimization,
         resolved=ResolvedPolicyOptimization,
         module="vantage.tasks.policy_optimization",
+        workload="vantage.estimates.stage_workloads.policy",
+        curves_by="iteration",
         makes="policy",
         revision=6,
         reads={
@@ -266,6 +274,8 @@ _TABLE = (
         work=BestOfN,
         resolved=ResolvedBestOfN,
         module="vantage.tasks.best_of_n",
+        workload="vantage.estimates.stage_workloads.best_of_n",
+        curves_by="iteration",
         makes="policy",
         revision=5,
         reads={"init": ("policy",), "rollouts": ("rollouts",)},
@@ -279,6 +289,8 @@ _TABLE = (
         work=PreferenceCollection,
         resolved=ResolvedPreferenceCollection,
         module="vantage.tasks.preference_collection",
+        workload="vantage.estimates.stage_workloads.preference_collection",
+        curves_by="batch",
         makes="dataset",
         content="preferences",
         revision=5,
@@ -292,6 +304,8 @@ _TABLE = (
         work=RolloutCollection,
         resolved=ResolvedRolloutCollection,
         module="vantage.tasks.rollout_collection",
+        workload="vantage.estimates.stage_workloads.rollout_collection",
+        curves_by="batch",
         makes="rollouts",
         revision=4,
         reads={"policy": ("policy",)},
@@ -312,6 +326,7 @@ _TABLE = (
     Kind(
         work=RewardEvaluation,
         module="vantage.tasks.reward_evaluation",
+        workload="vantage.estimates.stage_workloads.reward_evaluation",
         makes="evaluation",
         revision=4,
         reads={"reward_model": ("reward_model",)},
@@ -339,6 +354,7 @@ _TABLE = (
     Kind(
         work=PolicyEvaluation,
         module="vantage.tasks.evaluation",
+        workload="vantage.estimates.stage_workloads.evaluation",
         makes="evaluation",
         revision=7,
         reads={"candidate": ("policy",), "baseline": ("policy",), "critic": ("value_model",)},

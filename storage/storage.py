@@ -141,7 +141,7 @@ class Storage(Objects, Refs, Leases, Scratch, Protocol):
 
 
 def open_storage(address: str) -> Storage:
-    """Return the storage at an address: a folder's path, or ``s3://…``, ``gs://…``, ``az://…``.
+    """Return the storage at an address: a folder's path, or a bucket's address (``vantage.storage.bucket``).
 
     Objects of buckets are cached in ``$VANTAGE_CACHE``, or else ``~/.cache/vantage``, up to ``$VANTAGE_CACHE_GB``
     (``vantage.storage.object_cache``). Credentials, region and endpoint are those of the environment (``AWS_…``, ``GOOGLE_…``,

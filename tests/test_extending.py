@@ -1,18 +1,33 @@
-"""What has to be written for a stage kind, or a kind of reward term, that Vantage does not have: two worked examples.
+"""What has to be written for a stage kind, a switch, a fact of an attempt, an engine, a storage or a reward term that Vantage
+does not have: worked examples (docs/decisions/0052).
 
-Each is written into a copy of the tree, and then a recipe that uses it is loaded, planned, and run stage by stage as
-plain functions.
+Each is written into a copy of the tree, and then used there: a recipe is loaded, planned, estimated, and run stage by
+stage as plain functions.
 """
 
 import filecmp
 import json
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import boto3
+import pyarrow.parquet as pq
 import pytest
 
+from tests.support.extensions import (
+    ENGINE,
+    ENGINE_RECIPE,
+    FACT,
+    KIND,
+    KIND_RECIPE,
+    STORAGE,
+    SWITCH,
+    SWITCH_RECIPE,
+    Extension,
+)
 from tests.support.packages import ROOT, copy_packages
 
 STAGE_CLASS = '''
@@ -174,12 +189,12 @@ def touched(folder: Path) -> list[str]:
     ]
 
 
-def run_in(tree: Path, *arguments: str) -> str:
+def run_in(tree: Path, *arguments: str, **environment: str) -> str:
     """What a Python process prints whose packages are the copy's."""
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=tree,
-        env={"PATH": "", "PYTHONPATH": str(tree)},
+        env={"PATH": "", "PYTHONPATH": str(tree), **environment},
         capture_output=True,
         text=True,
     )
@@ -187,16 +202,61 @@ def run_in(tree: Path, *arguments: str) -> str:
     return done.stdout
 
 
+COMMAND = ("-c", "from vantage.cli.main import main; main()")
+
+
 def planned(tree: Path, recipe: str) -> str:
     (tree / "own.yaml").write_text(recipe)
-    return run_in(
+    return run_in(tree, *COMMAND, "plan", "own.yaml", "--workspace", str(tree / "workspace"))
+
+
+def refused(tree: Path, recipe: str, workspace: str = "workspace") -> str:
+    """What the recipe is refused with."""
+    (tree / "refused.yaml").write_text(recipe)
+    done = subprocess.run(
+        [sys.executable, *COMMAND, "plan", "refused.yaml", "--workspace", workspace],
+        cwd=tree,
+        env={"PATH": "", "PYTHONPATH": str(tree), "COLUMNS": "1000"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 65, done.stderr[-3000:]
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+KEYS = """
+import json, sys
+from vantage.attempts.jobs import key_parts_of
+from vantage.runs.resolving import load_resolved
+from vantage.schemas.records.stage_key import stage_key
+from vantage.schemas.steps import dependencies
+
+step, found = sys.argv[1], []
+for overrides in json.loads(sys.argv[2]):
+    recipe, _ = load_resolved("own.yaml", overrides)
+    inputs = {role: "0" * 64 for role in dependencies(recipe)[step]}
+    found.append(stage_key(key_parts_of(recipe, step, inputs)))
+print(json.dumps(found))
+"""
+
+
+def keys_of(tree: Path, step: str, *overrides: list[str]) -> list[str]:
+    """The step's key under the recipe with each of these lists of overrides."""
+    keys: list[str] = json.loads(run_in(tree, "-c", KEYS, step, json.dumps(overrides)).splitlines()[-1])
+    return keys
+
+
+def assert_recorded_keys_are_the_same(tree: Path) -> None:
+    """Every recorded recipe has the keys that it had."""
+    (tree / "tests" / "attempts").mkdir(parents=True)
+    for name in ("test_recorded_keys.py", "recorded_keys.json"):
+        shutil.copy(ROOT / "tests" / "attempts" / name, tree / "tests" / "attempts")
+    (tree / "rec").mkdir()
+    run_in(
         tree,
         "-c",
-        "from vantage.cli.main import main; main()",
-        "plan",
-        "own.yaml",
-        "--workspace",
-        str(tree / "workspace"),
+        "from tests.attempts.test_recorded_keys import *; test_no_key_and_no_recorded_recipe_has_moved(Path('rec').absolute())",
     )
 
 
@@ -249,13 +309,215 @@ def test_a_reward_term_is_its_class_its_scorer_and_its_row(tree: Path) -> None:
 
 def test_what_is_there_has_the_same_key_beside_a_new_kind(tree: Path) -> None:
     """A new kind of term leaves every stage key alone: its fields stand in its own class."""
-    keys = "from tests.attempts.test_recorded_keys import *; test_no_key_and_no_recorded_recipe_has_moved(Path('rec').absolute())"
     terms = tree / "schemas" / "recipe" / "terms.py"
     insert(terms, "from pydantic import Field", before="from pydantic import ValidatorFunction")
     insert(terms, TERM_CLASS, before="@dataclass(frozen=True, kw_only=True)\nclass TermKind")
     insert(terms, TERM_ROW, before=')\n"""Every kind of reward term."""')
-    (tree / "tests" / "attempts").mkdir(parents=True)
-    for name in ("test_recorded_keys.py", "recorded_keys.json"):
-        shutil.copy(ROOT / "tests" / "attempts" / name, tree / "tests" / "attempts")
-    (tree / "rec").mkdir()
-    run_in(tree, "-c", keys)
+    assert_recorded_keys_are_the_same(tree)
+
+
+# -- real ones
+
+
+@pytest.mark.parametrize(
+    "extension, most",
+    [(KIND, 5), (SWITCH, 4), (FACT, 4), (ENGINE, 4), (STORAGE, 5)],
+    ids=["kind", "switch", "fact", "engine", "storage"],
+)
+def test_what_it_costs(extension: Extension, most: int, tree: Path) -> None:
+    extension.add_to(tree)
+    assert touched(tree) == extension.files
+    assert len(extension.files) <= most
+
+
+def test_a_kind_that_filters_pairs_by_a_reward_model(tree: Path) -> None:
+    KIND.add_to(tree)
+    plan = planned(tree, KIND_RECIPE)
+    assert "clean  " in plan and "for reward, data.preferences" in plan
+    estimate = json.loads(run_in(tree, *COMMAND, "estimate", "own.yaml", "--json"))
+    (clean,) = (stage for stage in estimate["stages"] if stage["stage"] == "clean")
+    assert clean["counts"] == {"rows": 60}, "of all three splits"
+    assert [network["role"] for network in clean["networks"]] == ["reward"]
+
+    key, *others = keys_of(
+        tree,
+        "clean",
+        [],
+        ["stages.clean.gate.at_least=0.5"],
+        ["stages.clean.least_margin=0.5"],
+        ["stages.clean.resources.cpus=1"],
+    )
+    assert [other == key for other in others] == [True, False, True]
+    assert_recorded_keys_are_the_same(tree)
+
+    metrics = driven(tree)["metrics"]["clean"]
+    made = tree / "results" / "made"
+    kept, given = (
+        pq.read_table(made / step / "train.parquet").to_pylist() for step in ("clean", "data.preferences")
+    )
+    assert 0 < len(kept) == metrics["train_rows"] < len(given)
+    assert all(row in given for row in kept)
+    page = run_in(
+        tree, "-c", "from vantage.schemas.records.metrics_page import docs_page; print(docs_page())"
+    )
+    (line,) = (line for line in page.splitlines() if "`sure_share`" in line)
+    assert line.endswith("| margin_filter | – |")
+    assert "margin_filter" in run_in(tree, *COMMAND, "schema")
+    wrong = refused(tree, KIND_RECIPE.replace("reward_model: reward,", "reward_model: model,"))
+    assert "stages.clean.reward_model" in wrong and "reward_model" in wrong
+
+
+def test_a_switch_that_takes_the_ratio_of_the_response(tree: Path) -> None:
+    SWITCH.add_to(tree)
+    planned(tree, SWITCH_RECIPE.replace("RATIO", "ratio_level: sequence"))
+    key, same, other = keys_of(
+        tree,
+        "policy",
+        ["stages.policy.algorithm.ratio_level=token"],
+        ["stages.policy.algorithm={preset: grpo, samples_per_prompt: 4}"],
+        [],
+    )
+    assert (key == same, key == other) == (True, False)
+    assert_recorded_keys_are_the_same(tree)
+    worked = """
+import torch
+from vantage.algorithms.policy_loss import sequence_level
+old = torch.log(torch.tensor([[.5, .25, .1]]))
+now = (old + torch.log(torch.tensor([[2., 8., 9.]]))).requires_grad_()
+found = sequence_level(now, old, torch.tensor([[True, True, False]]))
+ratio = (found - old).exp()
+ratio[0, 0].backward()
+print(ratio.tolist()[0], now.grad.tolist()[0])
+"""
+    ratios, gradient = map(json.loads, run_in(tree, "-c", worked).strip().replace("] [", "]\n[").split("\n"))
+    assert ratios == pytest.approx([4.0, 4.0, 1.0]), "√(2·8) in the response, 1 behind it"
+    assert gradient == pytest.approx([2.0, 2.0, 0.0]), "d√(2·8)/dlog π of each of two tokens is 4/2"
+    (curve,) = driven(tree)["curves"]["policy"].splitlines()
+    assert json.loads(curve)["metrics"]["ratio"] > 0
+    wrong = refused(tree, SWITCH_RECIPE.replace("RATIO", "ratio_level: word"))
+    assert "algorithm.ratio_level: 'word' is not known; use one of: token, sequence" in wrong
+    without = SWITCH_RECIPE.replace("RATIO", "ratio_level: sequence, importance_ratio: false")
+    unread = planned(tree, without.replace("minibatch_size: 4", "minibatch_size: 8"))
+    assert "ratio_level: sequence is not read without a ratio" in " ".join(unread.split())
+
+
+def test_a_fact_of_the_machine_goes_to_mlflow_the_audit_the_report_and_the_docs(tree: Path) -> None:
+    FACT.add_to(tree)
+    shown = """
+import json, socket
+from vantage.attempts.facts import read_facts
+from vantage.ledger.entries import apply_operation
+from vantage.ledger.expected.changes import changes
+from vantage.ledger.operations import FinishStage, OpenRun, OpenStage, from_json, to_json
+from vantage.review.audit.mlflow_claims import _OURS
+from vantage.review.reports.gathered import Cost, Report
+from vantage.review.reports.sections import attempts_and_cost
+from vantage.runs.history import history_of
+from vantage.schemas.records.facts import docs_table
+
+told = [
+    OpenRun(time=1, run_id="0001-a-000000", experiment="e", name="a", recipe={}),
+    OpenStage(time=2, stage="sft", kind="sft", stage_key="0" * 64, attempt=1, params={}, inputs={}),
+    FinishStage(time=3, stage="sft", outcome="failed", artifact=None, provenance={}, reason="x", facts=read_facts()),
+]
+told = [from_json(json.loads(json.dumps(to_json(each)))) for each in told]
+entry, tags = None, {}
+for each in told:
+    entry = apply_operation(entry, each)
+    for change in changes(entry, each):
+        tags |= getattr(change, "tags", {})
+(attempt,) = history_of(told).attempts["sft"]
+cost = Cost("sft", 1, 1.0, 1.0, 0, "cpu", None, None, facts=attempt.facts)
+page = attempts_and_cost(Report("0001-a-000000", "a", "a", (), "failed", "", 1, (), costs=(cost,)))
+host = socket.gethostname()
+print(json.dumps([
+    tags["vantage.fact.host"] == host, any("vantage.fact.host".startswith(each) for each in _OURS),
+    "machine</th>" in page, host in page, "The machine is the name" in page, "`vantage.fact.host`" in docs_table(),
+]))
+"""
+    assert json.loads(run_in(tree, "-c", shown)) == [True] * 6
+
+
+def test_a_second_engine_samples_what_the_first_does(tree: Path) -> None:
+    """Greedy ids and their log-probabilities are those of Vantage's own sampler, which is written otherwise."""
+    ENGINE.add_to(tree)
+    planned(tree, ENGINE_RECIPE)
+    key, other, same = keys_of(tree, "best", [], ["generation.engine=generate"], ["generation.engine=own"])
+    assert (key == other, key == same) == (False, True)
+    assert_recorded_keys_are_the_same(tree)
+    compared = """
+import json, sys
+from pathlib import Path
+from vantage.models.builtin import build_builtin
+from vantage.models.folders import load_policy, load_tokenizer
+from vantage.models.policy import PolicyModel
+from vantage.schemas.recipe.inputs import Generation
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.tasks.data.examples import Codec
+from vantage.tasks.rollout.engine import load_engine
+
+folder = Path("model")
+folder.mkdir()
+build_builtin("tiny", folder, seed=1)
+policy, tokenizer = PolicyModel(load_policy(folder)), load_tokenizer(folder)
+own, other = (
+    load_engine(policy, Codec(tokenizer, Generation(max_response_tokens=8, engine=name), None), limits=PassLimits())
+    for name in ("own", "generate")
+)
+prompts = [tokenizer(text)["input_ids"] for text in ("12", "3 4 5")]
+ours, theirs = (engine.generate(prompts, count=2, seed=3, greedy=True) for engine in (own, other))
+drawn = [other.generate(prompts, count=2, seed=seed).responses for seed in (3, 3, 4)]
+gap = max(abs(a - b) for x, y in zip(ours.logprobs, theirs.logprobs) for a, b in zip(x, y))
+print(json.dumps([type(other).__name__, ours.responses == theirs.responses, gap < 1e-4, drawn[0] == drawn[1], drawn[0] == drawn[2]]))
+"""
+    assert json.loads(run_in(tree, "-c", compared)) == ["GenerateEngine", True, True, True, False]
+    planned(tree, ENGINE_RECIPE.replace("tokens: 8", "tokens: 8, engine: generate"))
+    (curve,) = driven(tree)["curves"]["best"].splitlines()
+    assert json.loads(curve)["metrics"]["sampler_gap"] < 1e-4, (
+        "the trainer's log-probabilities are the engine's"
+    )
+    stops = refused(tree, ENGINE_RECIPE.replace("tokens: 8", "tokens: 8, engine: generate, stop: [x]"))
+    assert "engine=generate ends responses by token" in stops
+
+
+def test_a_storage_on_a_server_of_ones_own(tree: Path, bucket: str, s3_server: str) -> None:
+    """An artifact goes in, is found by its key, is read by the audit's reader, and is removed."""
+    STORAGE.add_to(tree)
+    used = """
+import json, sys
+from pathlib import Path
+from vantage.runs.workspace import Workspace
+from vantage.schemas.records.stage_key import stage_key
+from vantage.storage.read_only import open_read_only
+from vantage.storage.storage import garbage_of
+
+workspace = Workspace.at(sys.argv[1])
+parts = {"kind": "evaluation"}
+storage, key = workspace.storage, stage_key(parts)
+with storage.exclusive(key, holder="test"):
+    number = storage.next_attempt(key)
+    folder = storage.staging_folder(key, number)
+    (folder / "a.txt").write_text("1")
+    description = {"kind": "evaluation", "metrics": {}}
+    made = storage.commit(
+        folder, stage_key=key, attempt=number, run_id="0001-a-000000", description=description, key_parts=parts, provenance={}
+    )
+other = open_read_only(sys.argv[1] + "/store")
+print(json.dumps([
+    storage.find(key).artifact.digest == made.digest, other.stage_keys() == [key], other.digests() == [made.digest],
+    list(workspace.records.ids()) == [], type(garbage_of(storage, "unreferenced")).__name__, key,
+]))
+"""
+    server, place = s3_server.removeprefix("http://"), bucket.removeprefix("s3://")
+    login = {name: os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION")}
+    login["VANTAGE_CACHE"] = str(tree / "cache")
+    address = f"minio://{server}/{place}"
+    *found, key = json.loads(run_in(tree, "-c", used, address, **login))
+    assert found == [True, True, True, True, "BucketGarbage"]
+    (name, prefix) = place.split("/")
+    client = boto3.client("s3", endpoint_url=s3_server, region_name="us-east-1")
+    listed = {each["Key"] for each in client.list_objects_v2(Bucket=name)["Contents"]}
+    assert f"{prefix}/store/keys/{key}.json" in listed, "it is in the bucket, as another client sees it"
+    assert "minio://HOST:PORT/BUCKET/PREFIX" in run_in(tree, *COMMAND, "plan", "--help", COLUMNS="1000")
+    unknown = refused(tree, SWITCH_RECIPE.replace(", RATIO", ""), "ftp://a/b")
+    assert "gs://…, az://… or minio://HOST:PORT/BUCKET/PREFIX" in unknown

@@ -6,7 +6,10 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
+import grimp
 import pytest
+
+from vantage.schemas.kinds import KINDS
 
 ROOT = Path(__file__).parents[1]
 
@@ -147,3 +150,16 @@ def test_the_probe_finds_what_is_there() -> None:
         "torch": "vantage.algorithms.kl",
         "pydantic": "vantage.schemas.recipe.recipe",
     }
+
+
+def test_the_module_of_a_kind_stands_above_all_that_stages_share() -> None:
+    """The modules directly in ``tasks`` are those of the kinds and the two that start them; no module of ``tasks`` imports one."""
+    graph = grimp.build_graph("vantage", cache_dir=None)
+    of_kinds = {kind.module for kind in KINDS.values()}
+    starting = {"vantage.tasks.stages", "vantage.tasks.sampling_process"}
+    alone = {name for name in graph.find_children("vantage.tasks") if not graph.find_children(name)}
+    assert alone == of_kinds | starting
+    for module in sorted(of_kinds):
+        importers = graph.find_modules_that_directly_import(module)
+        assert not {name for name in importers if name.startswith("vantage.tasks.")}, module
+        assert not graph.find_modules_directly_imported_by(module) & starting, module

@@ -44,6 +44,7 @@ from vantage.schemas.kind import MODELS
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.records.approvals import Approval
 from vantage.schemas.records.artifacts import Artifact
+from vantage.schemas.records.facts import fact_tags
 from vantage.schemas.records.metric_warnings import warnings_of
 
 RUNNING = "RUNNING"
@@ -239,7 +240,7 @@ def _reading(
 
 def _finished_stage(entry: RunEntry, operation: FinishStage) -> Iterator[Change]:
     name, artifact, time = operation.stage, operation.artifact, operation.time
-    tags = {"vantage.status": operation.outcome, **energy_tags(operation.energy)}
+    tags = {"vantage.status": operation.outcome, **energy_tags(operation.energy)} | fact_tags(operation.facts)
     tags |= {f"vantage.provenance.{part}": value for part, value in operation.provenance.items()}
     yield RunChange(
         name,

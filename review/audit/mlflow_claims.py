@@ -11,6 +11,7 @@ from vantage.review.audit.sent import SentTo, sent_to
 from vantage.runs.record import RunRecord
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.audit import Check
+from vantage.schemas.records.facts import TAG
 
 if TYPE_CHECKING:
     from vantage.ledger.to_mlflow.audited_runs import DatasetInput, LoggedModel, MlflowRun
@@ -20,6 +21,7 @@ _SHOWN = 3
 _OURS = (
     "vantage.gate.",
     "vantage.energy.",
+    TAG,
     "vantage.provenance.",
     "vantage.source.",
     "vantage.parent.",

@@ -1,5 +1,7 @@
 """What the learning curves are called, and what to look for, for a reader who does not know the metrics' names."""
 
+from vantage.schemas.kinds import KINDS
+
 _TITLES = {
     "score_mean": ("Reward", "of the responses that were sampled"),
     "best_score_mean": ("Reward of the best responses", "that are trained on; good: rises"),
@@ -37,14 +39,14 @@ _TITLES = {
     "learning_rate_policy": ("Learning rate of the policy", "as scheduled"),
     "learning_rate": ("Learning rate", "as scheduled"),
 }  # fmt: skip
-_LEARNS_FROM_SAMPLES = ("policy_optimization", "best_of_n")
 
 
 def title_and_note(metric: str, kind: str) -> tuple[str, str]:
     """Title and what to look for, of a curve of a kind of stage."""
     title, note = _TITLES.get(metric, (metric, ""))
-    if metric == "score_mean" and kind in _LEARNS_FROM_SAMPLES:
+    row = KINDS.get(kind)
+    if metric == "score_mean" and row is not None and row.learns_from_samples:
         note += "; good: rises"
-    if metric == "score_mean" and kind == "reward_model":
+    if metric == "score_mean" and row is not None and row.makes == "reward_model":
         title, note = "Mean score", "of the pairs' responses; says little"
     return title, note

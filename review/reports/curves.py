@@ -52,8 +52,6 @@ ORDER = (
 """Metrics whose curves are drawn, those that say most first: reward, held-out score, loss, KL, entropy, length, clipping."""
 
 _WITHOUT_NOISE = ("learning_rate", "learning_rate_policy", "kl_coef")
-_BY_ROLLOUT = ("value_pretraining", "policy_optimization", "best_of_n")
-_BY_BATCH = ("preference_collection", "rollout_collection")
 _TABLE: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
 
 
@@ -62,14 +60,14 @@ def stage_curves(
 ) -> StageCurves | None:
     """Return the curves of one stage, or None if it has none. ``measured``: metric → its rows."""
     found = [name for name in ORDER if measured.get(name)]
-    if kind not in _BY_ROLLOUT + _BY_BATCH:  # of a reward model, the mean score says little
+    by = KINDS[kind].curves_by if kind in KINDS else "optimiser step"
+    if by == "optimiser step":  # of a reward model, the mean score says little
         found.sort(key="score_mean".__eq__)
     drawn = tuple(filter(None, (_curve(name, measured[name]) for name in found[:most])))
     if not drawn:
         return None
     shown = {each.metric for each in drawn}
     others = tuple(sorted(name for name in measured if name not in shown))
-    by = "iteration" if kind in _BY_ROLLOUT else "batch" if kind in _BY_BATCH else "optimiser step"
     return StageCurves(step=step, kind=kind, by=by, curves=drawn, others=others, made_by=made_by)
 
 

@@ -292,6 +292,7 @@ class _Gathering:
                     padding=sum(padding) / len(padding) if padding else None,
                     energy=_together([each.energy for each in attempts]),
                     measured_attempts=sum(each.energy is not None for each in attempts),
+                    facts=attempts[-1].facts if attempts else {},
                 )
             )
         return tuple(found)

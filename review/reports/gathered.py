@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from vantage.schemas.records.energy import Energy
+from vantage.schemas.records.facts import Facts
 from vantage.schemas.records.verdicts import Verdict
 
 Point = tuple[int, float]
@@ -187,6 +188,8 @@ class Cost:
     """Of the attempts that measured it, together; None: none did."""
     measured_attempts: int = 0
     """So many attempts measured their energy."""
+    facts: Facts = field(default_factory=dict)
+    """Of the last attempt."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from vantage.review.reports.words import (
     verdict_sentence,
     words,
 )
+from vantage.schemas.records.facts import FACTS
 
 _LONGEST = 600
 """Characters of a reason or a remark."""
@@ -160,6 +161,8 @@ def attempts_and_cost(report: Report) -> str:
     headings += ["tokens, about", "padding"] if has_tokens else []
     kinds = [kind for kind in _ENERGY if any(_joules(cost, kind) is not None for cost in report.costs)]
     headings += [_ENERGY[kind] for kind in kinds]
+    known = [fact for fact in FACTS if any(fact.name in cost.facts for cost in report.costs)]
+    headings += [fact.heading for fact in known]
     body = []
     for cost in report.costs:
         cells = [
@@ -174,6 +177,7 @@ def attempts_and_cost(report: Report) -> str:
             cells += [about(cost.tokens) if cost.tokens else "–"]
             cells += [f"{100 * cost.padding:.0f} %" if cost.padding is not None else "–"]
         cells += [_energy_of(cost, kind) for kind in kinds]
+        cells += [cost.facts.get(fact.name, "–") for fact in known]
         body.append(tuple(cells))
     tokens = sum(cost.tokens or 0 for cost in report.costs)
     total = ["together", "", f"{sum(cost.attempts for cost in report.costs)}"]
@@ -186,9 +190,12 @@ def attempts_and_cost(report: Report) -> str:
     for kind in kinds:
         joules = sum(_joules(cost, kind) or 0.0 for cost in report.costs)
         total.append(f"at most {energy(joules)}" if kind == "cpu_joules" else energy(joules))
+    of_energy = tuple(zip(kinds, total[len(total) - len(kinds) :], strict=True))
+    total += [""] * len(known)
     said = (
         "Wall time of this run's own attempts; what was reused cost nothing here. GPU-seconds are seconds × GPUs, on a CPU "
         f"none. Tokens are worked out from the speed at each step. {_on_energy(kinds)}"
+        + "".join(f" {fact.meaning}" for fact in known)
     )
     seconds = sum(cost.all_seconds for cost in report.costs)
     gpu_seconds = sum(cost.gpus * cost.all_seconds for cost in report.costs)
@@ -196,7 +203,7 @@ def attempts_and_cost(report: Report) -> str:
         ("computed for", f"{duration(seconds)}, all steps and attempts together"),
         ("GPU-seconds", f"{gpu_seconds:,.0f}" if has_gpus else "0: it was computed on CPUs"),
         ("tokens", f"about {about(tokens)}" if has_tokens else "not measured"),
-        *((_ENERGY[kind], each) for kind, each in zip(kinds, total[len(total) - len(kinds) :], strict=True)),
+        *((_ENERGY[kind], each) for kind, each in of_energy),
         *([] if kinds else [("energy", "not measured")]),
     ]
     listed = "".join(f"<dt>{safe(name)}</dt><dd>{safe(text)}</dd>" for name, text in facts)

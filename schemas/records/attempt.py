@@ -13,6 +13,7 @@ from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.stage import Resources
 from vantage.schemas.records.artifacts import Artifact, Digest
 from vantage.schemas.records.energy import Energy
+from vantage.schemas.records.facts import Facts
 from vantage.schemas.records.usage import Usage
 
 RUN_STAGE = "vantage.tasks.stages.run_stage"
@@ -117,3 +118,5 @@ class AttemptOutcome(Frozen):
     """Of the computation; None: there was none, or the machine has no counter that can be read."""
     usage: Usage | None = Field(None, exclude_if=is_unset)
     """Of the machine meanwhile; None: nothing was computed, or several machines did."""
+    facts: Facts = Field(default_factory=dict, exclude_if=is_unset)
+    """Of the machine as the computation began; empty: nothing was computed, or several machines did."""

@@ -7,11 +7,12 @@ from vantage.schemas.records.metrics import METRICS
 
 def docs_page() -> str:
     """Return the page ``docs/metrics.md``."""
+    by_batch = " and ".join(f"`{name}`" for name, kind in KINDS.items() if kind.curves_by == "batch")
     lines = [
         "# Metrics",
         "",
         "All metrics of stages. *Headline*: reported once, at the stage's end; gates can use it. *Curve*: reported by",
-        "optimiser step (by iteration where responses are sampled; by batch in `preference_collection` and `rollout_collection`).",
+        f"optimiser step (by iteration where responses are sampled; by batch in {by_batch}).",
         "*†*: an estimate over held-out prompts with an interval, clustered by prompt; a gate can set `confidence`.",
         "Unit `1` is a plain number; `reward` is the unit of the recipe's reward.",
         "This page is printed from `schemas/records/metrics.py` and `schemas/kinds.py`.",

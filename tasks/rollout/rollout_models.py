@@ -61,13 +61,12 @@ class RolloutModels:
         engine, limits = self.engine, self.limits
         found = found_limits(job, taken, device=self.policy.device)
         if found is not None:
-            assert isinstance(engine, LocalEngine), "another kind of engine has memory of its own"
             given, limits = job.work.microbatch_tokens, within_memory(job, found).work.pass_limits
-            engine = replace(engine, limits=sampling_limits(limits, found, given=given))
-        if self.ahead:
-            assert isinstance(engine, LocalEngine), (
-                "another kind of engine samples beside the training by itself"
-            )
+            if isinstance(engine, LocalEngine):  # another kind has memory of its own
+                engine = replace(engine, limits=sampling_limits(limits, found, given=given))
+        if self.ahead and isinstance(
+            engine, LocalEngine
+        ):  # another kind samples beside the training by itself
             engine = AheadEngine(engine)
         return replace(self, limits=limits, engine=engine), within_memory(job, found)
 
