@@ -5,6 +5,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from vantage.models.pinned_date import template_arguments
 from vantage.schemas.conversations import Message, Prompt, extras_of
 
 
@@ -41,7 +42,7 @@ def render_turns(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, response: s
         tools=tools,
         tokenize=False,
         add_generation_prompt=response is None,
-        date_string="26 Jul 2024",  # some templates write today's date, and tomorrow's prompts would differ
+        **template_arguments(tokenizer),
     )
     return str(text)
 

@@ -1,6 +1,7 @@
 """The inputs of a recipe: its model, settings of sampling, datasets and verifiers."""
 
 import re
+from datetime import date as date_type
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -91,11 +92,19 @@ class OtherModel(SourcedModel):
         return self.otherwise if isinstance(self.origin, Registered) and self.origin.is_absent else None
 
 
+DEFAULT_DATE = date_type(2024, 7, 26)
+"""The date that chat templates write unless a recipe names another: that of Llama 3.1's own template."""
+
+
 class Model(SourcedModel):
     """The pretrained (or built-in, untrained) model that the pipeline starts from."""
 
     chat: Switch | None = None
     """Wrap prompts in the tokenizer's chat template; None: if it has one."""
+    date: date_type = Field(DEFAULT_DATE, exclude_if=is_default(DEFAULT_DATE))
+    """The date (``YYYY-MM-DD``) that a chat template writes where it would ask for today's, at midnight UTC: the same in every
+    stage, on every day and machine. It is in the stage keys of models whose template writes a date, and of those whose
+    template cannot be read when the key is made (hub, MLflow) if it is not the default."""
     lora: Lora | None = Field(None, exclude_if=is_unset)
     """Adapters that every stage trains in place of all weights, unless its own ``lora`` says otherwise. None: stages train
     all weights."""

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vantage.models.conversations import encode_conversations
 from vantage.models.folders import load_tokenizer
+from vantage.models.pinned_date import pin_date
 from vantage.models.prompts import decode_all, encode_responses, stop_token_ids
 from vantage.models.prompts import encode_prompts as prompts_to_ids
 from vantage.models.sequences import Sequences, Spans, collate
@@ -79,7 +80,7 @@ def codec_of(job: StageJob, role: str) -> Codec:
         ValueError: a stop string that no response can have.
     """
     codec = Codec(
-        tokenizer=load_tokenizer(job.inputs[role]),
+        tokenizer=pin_date(load_tokenizer(job.inputs[role]), job.date),
         generation=job.generation,
         chat=job.chat,
         scratch=job.scratch,
