@@ -252,7 +252,7 @@ class Data(Frozen):
     """``builtin:NAME/KIND``, or a ``.json``, ``.jsonl``, ``.csv``, ``.parquet`` or ``.arrow`` file (relative to the recipe's
     folder); the first three also packed, if the name ends with ``.gz``, ``.bz2``, ``.xz`` or ``.zst``. At most 16 GiB,
     packed and unpacked, or ``VANTAGE_MAX_DATA_GIB``. ``*`` and ``?`` in its last part name several files of one format,
-    whose rows are read in the order of the files' names. ``hub:ORGANISATION/NAME@COMMIT/FILE`` names such files of a dataset's
+    whose rows are read in the order of the files' names. A folder that ``save_to_disk`` of the library datasets wrote is such files, too. ``hub:ORGANISATION/NAME@COMMIT/FILE`` names such files of a dataset's
     repository on the Hugging Face hub."""
     columns: dict[Column, str] = Field(default_factory=dict)
     """Our column → a column of the file (``chosen.value`` is a field inside it) or a template

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from vantage.attempts.jobs import facts_in_key, key_parts_of
-from vantage.schemas.loading.recipe_file import parse_recipe
 from vantage.runs.resolving import resolve_rates
+from vantage.schemas.loading.recipe_file import parse_recipe
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 
 RECIPE = """
