@@ -28,12 +28,18 @@ def whole_object(path: Path, ending: str, limit: SizeLimit) -> str | None:
                 f"it holds one object, whose {name!r} is a list of {len(value)} rows; write the list alone: "
                 f"jq {shlex.quote('.' + json.dumps(name))} {shlex.quote(path.name)} > rows.json"
             )
-    lengths = {len(value) if isinstance(value, list | Mapping) else -1 for value in found.values()}
+    lengths = {len(value) if _is_column(value) else 0 for value in found.values()}
     if len(found) > 1 and len(lengths) == 1 and lengths.pop() > 1:
         return (
             "it is laid out by columns, a list for each; write it by rows, an object {column: value} for each"
         )
     return None
+
+
+def _is_column(value: Any) -> bool:
+    return isinstance(value, Mapping) or (
+        isinstance(value, list) and not any(isinstance(each, Mapping) for each in value)
+    )
 
 
 def _are_rows(value: Any) -> bool:
