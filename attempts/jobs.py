@@ -1,14 +1,15 @@
 """From a step of a recipe to the request of an attempt: the work, the parts of its key, and the request."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from vantage.attempts.former_recipes import found_now
 from vantage.attempts.machine import at_most_asked, available_cpus
 from vantage.models.source_digest import import_digest
+from vantage.models.source_facts import CLOCK, DATE, PADDING, UNKNOWN, facts_of
 from vantage.schemas.kinds import KINDS
-from vantage.schemas.recipe.inputs import MODEL, Model, Verifier
+from vantage.schemas.recipe.inputs import DEFAULT_DATE, MODEL, Model, SourcedModel, Verifier
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.sources import Builtin, LocalPath
@@ -62,7 +63,7 @@ _ONE_CPU = Resources(cpus=1, gpus=0, hang_seconds=86400.0)
 def work_of(recipe: ResolvedRecipe, step: str) -> Work:
     """Return the work of a step: a stage of the recipe, or an implicit step."""
     if step == MODEL:
-        return ImportModel(model=recipe.model.model_copy(update={"lora": None}))
+        return ImportModel(model=recipe.model.model_copy(update={"lora": None, "date": DEFAULT_DATE}))
     if step.startswith(OTHER_MODEL_PREFIX):
         other = recipe.models[step.removeprefix(OTHER_MODEL_PREFIX)]
         return ImportModel(model=Model(source=other.source, base=other.base))
@@ -115,10 +116,12 @@ def key_parts_of(
     inputs: Mapping[str, str],
     *,
     source: Mapping[str, str] | None = None,
+    facts: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """Return the parts of the step's key, given the content digests of its inputs (role → digest).
 
-    ``source``: ``source_of`` the step's work, where it is known; None: it is read.
+    ``source``: ``source_of`` the step's work, where it is known; None: it is read. ``facts``: those of
+    ``vantage.models.source_facts`` that hold of a model which the step depends on, in the same way.
 
     Raises:
         OSError, ValueError: a source cannot be read, or does not match the recipe.
@@ -130,7 +133,7 @@ def key_parts_of(
         rewards=rewards_of(recipe, step),
         seed=_seed_in_key(recipe, work),
         inputs={**inputs, **(source_of(work) if source is None else source)},
-        extra=_extra(recipe, work),
+        extra=_extra(recipe, step, work, facts),
     )
 
 
@@ -166,6 +169,7 @@ def request_for(
         work=work_of(recipe, step),
         generation=recipe.generation,
         chat=recipe.model.chat,
+        date=recipe.model.date,
         seed=seed_of(recipe, step),
         rewards=rewards_of(recipe, step),
         max_dropped=max_dropped_of(recipe, step),
@@ -239,12 +243,44 @@ def _seed_in_key(recipe: ResolvedRecipe, work: Work) -> int | None:
     return recipe.seed if isinstance(work, MixData) else None
 
 
-def _extra(recipe: ResolvedRecipe, work: Work) -> dict[str, Any]:
+def _extra(recipe: ResolvedRecipe, step: str, work: Work, facts: Collection[str] | None) -> dict[str, Any]:
     """Return fields of the recipe that the step reads besides its own configuration."""
     if isinstance(work, PrepareData):
         # Prompts prepared by a version without verifiers may lack the answers of their file.
         return {"answers": True} if recipe.verifiers and work.content == "prompts" else {}
-    return {"chat": recipe.model.chat} if isinstance(work, Stage) else {}
+    if not isinstance(work, Stage):
+        return {}
+    facts = facts_behind(recipe, step) if facts is None else facts
+    day = recipe.model.date
+    reads_date = CLOCK in facts or (day != DEFAULT_DATE and (DATE in facts or UNKNOWN in facts))
+    return {
+        "chat": recipe.model.chat,
+        **({"date": day.isoformat()} if reads_date and recipe.model.chat is not False else {}),
+        **({"padding": "learns"} if PADDING in facts else {}),
+    }
+
+
+def facts_behind(recipe: ResolvedRecipe, step: str) -> frozenset[str]:
+    """Return the facts (``vantage.models.source_facts``) that hold of any model which the step depends on.
+
+    Raises:
+        OSError, ValueError: a source cannot be read.
+    """
+    read, waiting, seen = dependencies(recipe), [step], set[str]()
+    while waiting:
+        each = waiting.pop()
+        seen.add(each)
+        waiting += set(read.get(each, {}).values()) - seen
+    works = (work_of(recipe, each) for each in sorted(seen) if each not in recipe.stages)
+    imported: list[SourcedModel] = [work.model for work in works if isinstance(work, ImportModel)]
+    return frozenset().union(*map(facts_of, imported))
+
+
+def facts_in_key(parts: Mapping[str, Any]) -> frozenset[str]:
+    """Return the facts that the parts of a key state, so that the key can be made again without the models' sources."""
+    extra = parts.get("extra", {})
+    stated = {"date": (CLOCK, DATE), "padding": (PADDING,)}
+    return frozenset(fact for name, facts in stated.items() if name in extra for fact in facts)
 
 
 def source_of(work: Work) -> dict[str, str]:

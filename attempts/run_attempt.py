@@ -299,6 +299,7 @@ class _Attempt:
             ),
             generation=request.generation,
             chat=request.chat,
+            date=request.date,
             rewards=request.rewards,
             inputs={role: self.storage.folder(artifact) for role, artifact in request.inputs.items()},
             digests={role: artifact.digest for role, artifact in request.inputs.items()},

@@ -54,7 +54,11 @@ def export(
                 opened = merged = None
                 if model.kind == "policy" or model.base is not None:
                     opening = OpenModel(
-                        folder=model.folder, base=model.base, generation=model.generation, chat=model.chat
+                        folder=model.folder,
+                        base=model.base,
+                        generation=model.generation,
+                        chat=model.chat,
+                        date=model.date,
                     )
                     process = stack.enter_context(open_model(opening))
                     described = process.opened()

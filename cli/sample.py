@@ -171,6 +171,7 @@ def _open_all(stack: ExitStack, place: "Workspace", names: list[str], against: s
                     source=model.source,
                     generation=model.generation,
                     chat=model.chat,
+                    date=model.date,
                 ),
                 side_by_side=len(found),
             )

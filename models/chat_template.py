@@ -1,11 +1,11 @@
-"""Chat templates: the text that they make of turns, and the token that closes an assistant's turn."""
+"""Chat templates: the text that they make of turns."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from vantage.models.tokenising import tokenise
+from vantage.models.pinned_date import template_arguments
 from vantage.schemas.conversations import Message, Prompt, extras_of
 
 
@@ -18,24 +18,6 @@ def uses_chat(tokenizer: PreTrainedTokenizerBase, chat: bool | None) -> bool:
     if chat and not tokenizer.chat_template:
         raise ValueError("model.chat=true, but the tokenizer has no chat template; set model.chat: false")
     return bool(tokenizer.chat_template) if chat is None else chat
-
-
-def end_token_id(tokenizer: PreTrainedTokenizerBase, *, chat: bool | None) -> int:
-    """Return the token that closes a response.
-
-    In a chat it is the special token that the template puts after the assistant's words (`<end_of_turn>` in Gemma,
-    whose EOS is another token), otherwise EOS.
-    """
-    if not uses_chat(tokenizer, chat):
-        return int(tokenizer.eos_token_id)
-    closing = tokenise(tokenizer, [around_words(tokenizer)[1]], add_special_tokens=False)[0]
-    special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-    return next((i for i in closing if i in special), int(tokenizer.eos_token_id))
-
-
-def stop_token_ids(tokenizer: PreTrainedTokenizerBase, *, chat: bool | None) -> tuple[int, ...]:
-    """Return the tokens at which sampling stops: the one that closes a response, and EOS."""
-    return tuple(dict.fromkeys((end_token_id(tokenizer, chat=chat), int(tokenizer.eos_token_id))))
 
 
 def around_words(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
@@ -60,7 +42,7 @@ def render_turns(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, response: s
         tools=tools,
         tokenize=False,
         add_generation_prompt=response is None,
-        date_string="26 Jul 2024",  # some templates write today's date, and tomorrow's prompts would differ
+        **template_arguments(tokenizer),
     )
     return str(text)
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import jinja2
 from transformers import PreTrainedTokenizerBase
 
-from vantage.models.chat_template import around_words, end_token_id, render_plain, render_turns, uses_chat
+from vantage.models.chat_template import around_words, render_plain, render_turns, uses_chat
 from vantage.models.tokenising import continuations, tokenise, with_one_bos, without_trailing_eos
+from vantage.models.turn_end import end_token_id
 from vantage.schemas.conversations import Message, extras_of
 
 _STAND_IN = "Q{}words"

@@ -36,6 +36,7 @@ from vantage.models.folder_check import (
     read_json_object,
 )
 from vantage.models.output_head import check_output_head
+from vantage.models.padding_token import train_every_row
 from vantage.models.sharding import are_deferred, is_sharded, parameters_without_storage, whole_weights
 from vantage.models.tokenizer_digest import tokenizer_digest
 
@@ -195,7 +196,7 @@ def load_weights(
                 trust_remote_code=False,
             )
         model.tie_weights()  # which has come apart: each parameter was registered anew
-        return _without_dropout(model)
+        return _ready(model, folder)
     model, report = auto_class.from_pretrained(
         folder,
         config=config,
@@ -219,10 +220,11 @@ def load_weights(
             f"{folder}: {len(left)} tensors of the safetensors are in layers that config.json does not have, first "
             f"{left[:3]}; config.json and weights belong to different models"
         )
-    return _without_dropout(model)
+    return _ready(model, folder)
 
 
-def _without_dropout(model: PreTrainedModel) -> PreTrainedModel:
+def _ready(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    train_every_row(model, folder)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -258,7 +260,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """Load a tokenizer that has an end-of-sequence and a padding token; the files stay as they are.
 
     Where none is named, padding becomes the unknown token, and failing that the end-of-sequence token. Either is
-    harmless: masks come from lengths, never from ids.
+    harmless: masks come from lengths, never from ids, and its embedding learns (`vantage.models.padding_token`).
 
     Raises:
         UnsafeModel: a symlink, pickle or remote code in the folder.

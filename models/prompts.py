@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from vantage.models.chat_template import around_words, end_token_id, render_turns, stop_token_ids, uses_chat
+from vantage.models.chat_template import around_words, render_turns, uses_chat
 from vantage.models.conversations import encode_conversations
 from vantage.models.tokenising import (
     continuations,
@@ -13,6 +13,7 @@ from vantage.models.tokenising import (
     with_one_bos,
     without_trailing_eos,
 )
+from vantage.models.turn_end import end_token_id, stop_token_ids
 from vantage.schemas.conversations import Prompt
 
 __all__ = ["decode_all", "encode_prompts", "encode_responses", "end_token_id", "stop_token_ids"]

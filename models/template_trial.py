@@ -20,6 +20,9 @@ EXTRA_BYTES = 512 * 2**20
 LONGEST_PREAMBLE = 2**20
 """Characters that a template may put around the turns."""
 
+RENDERINGS = 12
+"""Of one prompt, which have to be equal."""
+
 PROMPTS = ("?", "Say hello.\n", "1 2 3 4 5 6 7 8 9 " * 1000, "中文 🙂 <b>{{ x }}</b>")
 """Short, long, with lines, and with what templates themselves are made of."""
 
@@ -34,7 +37,8 @@ def try_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
     """Render the tokenizer's chat template for some prompts and answers; nothing where it has none.
 
     Raises:
-        BrokenTemplate: that raises, takes more than ``SECONDS`` or ``EXTRA_BYTES``, or gives a text out of proportion.
+        BrokenTemplate: that raises, takes more than ``SECONDS`` or ``EXTRA_BYTES``, gives a text out of proportion, or
+            another text for the same turns.
     """
     if not tokenizer.chat_template:
         return
@@ -72,6 +76,9 @@ def _render_all(tokenizer: PreTrainedTokenizerBase, send: Connection) -> None:
                 if len(rendered) > LONGEST_PREAMBLE + 4 * (len(prompt) + len(response or "")):
                     send.send_bytes(f"makes {len(rendered)} characters of {len(prompt)}".encode())
                     return
+        if len({render_turns(tokenizer, PROMPTS[0], "words") for _ in range(RENDERINGS)}) > 1:
+            send.send_bytes(b"is rendered differently each time, as by the filter random or lipsum()")
+            return
     except MemoryError:
         send.send_bytes(f"takes more than {EXTRA_BYTES // 2**20} MiB of memory".encode())
     except Exception as error:  # a template may raise anything

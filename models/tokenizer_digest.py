@@ -22,14 +22,16 @@ def tokenizer_digest(folder: Path) -> str:
         raise ValueError(f"{folder} has no tokenizer.json; import the model, which writes one")
     tokenizer = _read_json(path)
     settings = _read_json(folder / "tokenizer_config.json")
-    added = {token["content"]: token for token in tokenizer.get("added_tokens", [])}
+    added = added_tokens(tokenizer)
     canonical = {
         "vocabulary": _vocabulary(tokenizer["model"]) | {content: added[content]["id"] for content in added},
         "scores": _scores(tokenizer["model"]),
         "merges": [_merge(merge) for merge in tokenizer["model"].get("merges", [])],
         "special": sorted(content for content, token in added.items() if token["special"]),
-        "roles": {role: _content(settings[role]) for role in SPECIAL_ROLES if settings.get(role) is not None},
-        "chat_template": _chat_template(folder, settings),
+        "roles": {
+            role: content_of(settings[role]) for role in SPECIAL_ROLES if settings.get(role) is not None
+        },
+        "chat_template": chat_template_of(folder, settings),
     }
     text = json.dumps(canonical, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
@@ -56,10 +58,17 @@ def _merge(merge: str | list[str]) -> list[str]:
     return merge.split(" ", 1) if isinstance(merge, str) else merge
 
 
-def _content(token: str | dict[str, Any]) -> str:
+def added_tokens(tokenizer: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return text → entry, for the tokens that ``tokenizer.json`` holds beside its vocabulary."""
+    return {token["content"]: token for token in tokenizer.get("added_tokens") or ()}
+
+
+def content_of(token: str | dict[str, Any]) -> str:
+    """Return the text of a token as ``tokenizer_config.json`` names it."""
     return token if isinstance(token, str) else token["content"]
 
 
-def _chat_template(folder: Path, settings: dict[str, Any]) -> Any:
+def chat_template_of(folder: Path, settings: dict[str, Any]) -> Any:
+    """Return a folder's chat template: of a file of its own, else of ``tokenizer_config.json``; None: it has none."""
     path = folder / "chat_template.jinja"
     return path.read_text(encoding="utf-8") if path.is_file() else settings.get("chat_template")

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import date as date_type
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from vantage.runs.view import Broken, Missing, RunView
 from vantage.runs.workspace import RunError, Workspace
 from vantage.schemas.kind import ArtifactKind
 from vantage.schemas.kinds import KINDS
-from vantage.schemas.recipe.inputs import MODEL, Generation
+from vantage.schemas.recipe.inputs import DEFAULT_DATE, MODEL, Generation
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.records.artifacts import Artifact, StoredModel
 from vantage.schemas.steps import OTHER_MODEL_PREFIX, dependencies
@@ -89,6 +90,7 @@ class NamedModel:
     """A Hugging Face folder; None: it has to be imported from ``source``."""
     generation: Generation
     chat: bool | None = None
+    date: date_type = DEFAULT_DATE
     source: str | None = None
     base: Path | None = None
     """The whole model that it stands on, if it is only adapters (LoRA)."""
@@ -179,6 +181,7 @@ def model_of(
         folder=folder,
         generation=record.recipe.generation,
         chat=record.recipe.model.chat,
+        date=record.recipe.model.date,
         base=beneath,
         origin=Origin(
             recipe=record.recipe.recipe,
@@ -348,6 +351,7 @@ def _published(
             folder=folder,
             generation=Generation.model_validate(generation) if generation else plain.generation,
             chat=found.param("model.chat"),
+            date=date_type.fromisoformat(str(found.param("model.date") or DEFAULT_DATE)),
             origin=Origin(
                 recipe=found.params.get("recipe", ""),
                 run_id=found.run_id,

@@ -5,6 +5,7 @@ is read, and stages use a copy that was made while hashing.
 """
 
 import hashlib
+import json
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,9 @@ PACKINGS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstandard"}
 """Ending of a packed text file → how it is packed."""
 DATA_FORMATS = (*PLAIN_FORMATS, *(f"{plain}{packed}" for packed in PACKINGS for plain in TEXT_FORMATS))
 """Endings of data files."""
+
+SAVED_STATE, SAVED_FILES = "state.json", "data-*.arrow"
+"""What ``save_to_disk`` of ``datasets`` writes into a folder."""
 
 _CHUNK = 1 << 20
 _GIB = 1 << 30
@@ -89,6 +93,30 @@ def files_of(source: Path | str) -> list[Path]:
     if not set("*?") & set(path.name) or path.exists():
         return [path]
     return sorted(found for found in path.parent.glob(path.name) if found.is_file())
+
+
+def saved_files(path: Path) -> Path:
+    """Return the pattern of the files in a folder that ``save_to_disk`` of ``datasets`` wrote; any other path as it is.
+
+    So is a folder whose ``state.json`` lists other files than there are, as when one dataset was written over another.
+    """
+    try:
+        listed = json.loads((path / SAVED_STATE).read_bytes())["_data_files"]
+        names = sorted(str(each["filename"]) for each in listed)
+    except (OSError, ValueError, KeyError, TypeError):
+        return path
+    found = sorted(each.name for each in path.glob(SAVED_FILES))
+    return path / SAVED_FILES if names and names == found else path
+
+
+def why_not_saved(folder: Path) -> str | None:
+    """Return why ``saved_files`` finds no files in a folder that ``save_to_disk`` wrote, and the remedy; None: it is no such folder."""
+    if (folder / SAVED_STATE).is_file():
+        return f"its {SAVED_STATE} lists other files than {SAVED_FILES}; write it again with save_to_disk into a new folder"
+    if (folder / "dataset_dict.json").is_file():
+        splits = sorted(each.parent.name for each in folder.glob(f"*/{SAVED_STATE}"))
+        return f"it holds the splits {', '.join(splits) or 'of no dataset'}; name the folder of one, {folder / (splits or ['SPLIT'])[0]}"
+    return None
 
 
 def digest_of_files(digests: Sequence[str]) -> str:

@@ -4,11 +4,13 @@ import json
 import os
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, chdir, contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from vantage.models.folders import load_tokenizer
+from vantage.models.pinned_date import pin_date, template_arguments
 from vantage.schemas.recipe.evaluations import BenchmarkEvaluation
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.records.job import StageJob, StageResult
@@ -100,7 +102,10 @@ def measure(job: StageJob[BenchmarkEvaluation], task: Any) -> Mapping[str, Any]:
     """
     from lm_eval import simple_evaluate
 
-    work, tokenizer = job.work, load_tokenizer(job.inputs["policy"])
+    work, tokenizer = job.work, pin_date(load_tokenizer(job.inputs["policy"]), job.date)
+    # lm-eval calls it without a date
+    dated = partial(tokenizer.apply_chat_template, **template_arguments(tokenizer))
+    tokenizer.apply_chat_template = dated  # type: ignore[method-assign]
     if work.chat_template and not tokenizer.chat_template:
         raise UnusableTasks(
             "chat_template=true needs a chat template, and the tokenizer has none; leave it out"

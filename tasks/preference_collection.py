@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vantage.models.prompts import decode_all, encode_responses
+from vantage.models.prompts import encode_responses
 from vantage.schemas.frozen import Frozen
 from vantage.schemas.recipe.resolved import ResolvedPreferenceCollection
 from vantage.schemas.recipe.rewards import Judge
@@ -261,7 +261,7 @@ def collect(
 def without_opening(responses: Sequence[str], codec: Codec) -> list[str]:
     """Responses less the white space that some chat templates have before them: who reads the pairs adds it again."""
     [(ids, _)] = encode_responses(codec.tokenizer, [""], max_tokens=OPENING_TOKENS, chat=codec.chat)
-    [opening] = decode_all(codec.tokenizer, [ids])
+    [opening] = codec.whole_texts([ids])
     return [response.removeprefix(opening) for response in responses]
 
 

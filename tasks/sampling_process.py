@@ -21,6 +21,7 @@ from pydantic import BaseModel, TypeAdapter
 from vantage.models.chat_template import uses_chat
 from vantage.models.folders import load_tokenizer
 from vantage.models.merging import merge
+from vantage.models.pinned_date import pin_date
 from vantage.models.policy import PolicyModel
 from vantage.models.prompts import encode_prompts
 from vantage.models.sources import import_model
@@ -71,7 +72,7 @@ class OpenedModel:
         if opening.source is not None:
             import_model(opening.source, self.files.folder, seed=0, scratch=scratch)
         tokenizer = load_tokenizer(self.files.folder)
-        try_chat_template(tokenizer)
+        try_chat_template(pin_date(tokenizer, opening.date))
         self.codec = Codec(tokenizer, opening.generation, opening.chat)
 
     def describe(self) -> ModelOpened:

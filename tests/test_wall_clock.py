@@ -16,6 +16,7 @@ KNOWN = {
     "runs/approving.py": 1,
     "schemas/records/approvals.py": 1,  # the same, written out
     "attempts/usage.py": 1,  # the times of readings of the machine, which MLflow draws
+    "models/pinned_date.py": 1,  # none: the recipe's date, written out
     "runs/run.py": 1,  # when a run was started, for people
     "tasks/training/attempt.py": 1,  # the times of a journal's lines, which MLflow draws
     "tasks/training/batch_files.py": 1,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from vantage.attempts.jobs import BASE_SUFFIX, key_parts_of, work_of
+from vantage.attempts.jobs import BASE_SUFFIX, facts_in_key, key_parts_of, work_of
 from vantage.ledger.operations import Input
 from vantage.ledger.replay import Replay
 from vantage.review.audit.evidence import Evidence, check_of
@@ -176,7 +176,13 @@ def _against_recipe(recipe: ResolvedRecipe, step: str, stage: StageRecord, ref: 
     source = parts.get("inputs", {}).get("source")
     inputs = {role: each for role, each in ref.artifact.parents.items() if not role.endswith(BASE_SUFFIX)}
     try:
-        again = key_parts_of(recipe, step, inputs, source={} if source is None else {"source": source})
+        again = key_parts_of(
+            recipe,
+            step,
+            inputs,
+            source={} if source is None else {"source": source},
+            facts=facts_in_key(parts),
+        )
     except (ValueError, KeyError, OSError) as error:
         yield f"its recipe makes no such step ({error})"
         return

@@ -74,7 +74,7 @@ def _policy_use(model: NamedModel, opened: ModelOpened, folder: Path) -> list[st
         )
         path, question = "completions", {"prompt": "PROMPT"}
     if opened.uses_chat and opened.writes_date:
-        form += " The template writes today's date; in training it was always 26 Jul 2024."
+        form += f" The template writes today's date; in training it was always {model.date}."
     strings = model.generation.stop
     stopping = {"stop": list(strings)} if strings else {}
     body = json.dumps({"model": str(folder), **question, "max_tokens": tokens, **stopping})

@@ -29,7 +29,7 @@ from vantage.schemas.recipe.sources import (
     file_source,
     model_source,
 )
-from vantage.schemas.source_files import PLAIN_FORMATS, data_format, files_of
+from vantage.schemas.source_files import PLAIN_FORMATS, data_format, files_of, saved_files, why_not_saved
 
 _NO_FILE = "there is no file"
 _NO_FOLDER = "there is no folder"
@@ -258,12 +258,11 @@ def _data_source(path: Path, source: str, start: File) -> tuple[str, list[Proble
     if isinstance(named, Builtin):
         problem = Problem(path, f"there is no built-in data {quote(source)}", suggest(source, BUILTIN_DATA))
         return source, [] if source in BUILTIN_DATA else [problem]
-    file = absolute(named.path, start)
+    file = saved_files(absolute(named.path, start))
     if data_format(file) is None:
         message = f"{quote(source)} is not in a known format"
-        return str(file), [
-            Problem(path, message, f"name a {', '.join(PLAIN_FORMATS)} file, or builtin:NAME/KIND")
-        ]
+        remedy = why_not_saved(file) or f"name a {', '.join(PLAIN_FORMATS)} file, or builtin:NAME/KIND"
+        return str(file), [Problem(path, message, remedy)]
     if not files_of(file):
         return str(file), [Problem(path, f"{_NO_FILE} that {file} matches", "correct the pattern")]
     return str(file), _missing(path, files_of(file)[0])

@@ -1,6 +1,7 @@
 """The inputs of a recipe: its model, settings of sampling, datasets and verifiers."""
 
 import re
+from datetime import date as date_type
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -91,11 +92,19 @@ class OtherModel(SourcedModel):
         return self.otherwise if isinstance(self.origin, Registered) and self.origin.is_absent else None
 
 
+DEFAULT_DATE = date_type(2024, 7, 26)
+"""The date that chat templates write unless a recipe names another: that of Llama 3.1's own template."""
+
+
 class Model(SourcedModel):
     """The pretrained (or built-in, untrained) model that the pipeline starts from."""
 
     chat: Switch | None = None
     """Wrap prompts in the tokenizer's chat template; None: if it has one."""
+    date: date_type = Field(DEFAULT_DATE, exclude_if=is_default(DEFAULT_DATE))
+    """The date (``YYYY-MM-DD``) that a chat template writes where it would ask for today's, at midnight UTC: the same in every
+    stage, on every day and machine. It is in the stage keys of models whose template writes a date, and of those whose
+    template cannot be read when the key is made (hub, MLflow) if it is not the default."""
     lora: Lora | None = Field(None, exclude_if=is_unset)
     """Adapters that every stage trains in place of all weights, unless its own ``lora`` says otherwise. None: stages train
     all weights."""
@@ -243,7 +252,7 @@ class Data(Frozen):
     """``builtin:NAME/KIND``, or a ``.json``, ``.jsonl``, ``.csv``, ``.parquet`` or ``.arrow`` file (relative to the recipe's
     folder); the first three also packed, if the name ends with ``.gz``, ``.bz2``, ``.xz`` or ``.zst``. At most 16 GiB,
     packed and unpacked, or ``VANTAGE_MAX_DATA_GIB``. ``*`` and ``?`` in its last part name several files of one format,
-    whose rows are read in the order of the files' names. ``hub:ORGANISATION/NAME@COMMIT/FILE`` names such files of a dataset's
+    whose rows are read in the order of the files' names. A folder that ``save_to_disk`` of the library datasets wrote is such files, too. ``hub:ORGANISATION/NAME@COMMIT/FILE`` names such files of a dataset's
     repository on the Hugging Face hub."""
     columns: dict[Column, str] = Field(default_factory=dict)
     """Our column → a column of the file (``chosen.value`` is a field inside it) or a template

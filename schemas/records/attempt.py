@@ -1,5 +1,6 @@
 """One attempt at a step as plain data: the request and the outcome, both JSON."""
 
+from datetime import date as date_type
 from pathlib import Path
 from typing import Any, Literal
 
@@ -7,8 +8,8 @@ from pydantic import Field
 
 from vantage.schemas.frozen import Frozen
 from vantage.schemas.kinds import AnyWork
-from vantage.schemas.recipe.fields import is_unset
-from vantage.schemas.recipe.inputs import Generation
+from vantage.schemas.recipe.fields import is_default, is_unset
+from vantage.schemas.recipe.inputs import DEFAULT_DATE, Generation
 from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.stage import Resources
 from vantage.schemas.records.artifacts import Artifact, Digest
@@ -54,6 +55,7 @@ class AttemptRequest(Frozen):
     work: AnyWork
     generation: Generation
     chat: bool | None = None
+    date: date_type = Field(DEFAULT_DATE, exclude_if=is_default(DEFAULT_DATE))
     seed: int
     rewards: dict[str, Reward] = Field(default_factory=dict)
     max_dropped: dict[str, float] = Field(default_factory=dict)

@@ -1,5 +1,6 @@
 """Input and output of a stage process, both JSON."""
 
+from datetime import date as date_type
 from pathlib import Path
 from typing import Annotated, Any, Generic
 
@@ -8,7 +9,8 @@ from typing_extensions import TypeVar
 
 from vantage.schemas.frozen import Frozen
 from vantage.schemas.kinds import AnyWork
-from vantage.schemas.recipe.inputs import Generation
+from vantage.schemas.recipe.fields import is_default
+from vantage.schemas.recipe.inputs import DEFAULT_DATE, Generation
 from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.work import Work
 from vantage.schemas.records.artifacts import Digest
@@ -39,6 +41,8 @@ class StageJob(Frozen, Generic[W]):
     generation: Generation
     chat: bool | None = None
     """The recipe's ``model.chat``."""
+    date: date_type = Field(DEFAULT_DATE, exclude_if=is_default(DEFAULT_DATE))
+    """The recipe's ``model.date``."""
     rewards: dict[str, Reward] = Field(default_factory=dict)
     """Name in the recipe → reward, for the reward that the stage uses, if any."""
     inputs: dict[str, Path] = Field(default_factory=dict)

@@ -1,5 +1,6 @@
 """What the command line and the process that holds a model tell each other, one line of JSON each."""
 
+from datetime import date as date_type
 from pathlib import Path
 from typing import Literal
 
@@ -7,7 +8,7 @@ from pydantic import Field
 
 from vantage.schemas.frozen import Frozen
 from vantage.schemas.recipe.fields import Count, Positive
-from vantage.schemas.recipe.inputs import Generation
+from vantage.schemas.recipe.inputs import DEFAULT_DATE, Generation
 from vantage.schemas.recipe.stages import TrainOn
 
 
@@ -30,6 +31,8 @@ class OpenModel(Frozen):
     generation: Generation = Generation()
     chat: bool | None = None
     """The recipe's ``model.chat``."""
+    date: date_type = DEFAULT_DATE
+    """The recipe's ``model.date``."""
 
 
 class ModelOpened(Frozen):
@@ -41,7 +44,7 @@ class ModelOpened(Frozen):
     stop_tokens: tuple[str, ...]
     """The same as text."""
     writes_date: bool
-    """The chat template writes today's date where nobody gives it one; Vantage gives it a fixed date."""
+    """The chat template writes today's date where nobody gives it one; Vantage gives it the recipe's ``model.date``."""
 
 
 class SampleRequest(Frozen):

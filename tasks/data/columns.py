@@ -276,6 +276,8 @@ def as_text(value: Any) -> str | None:
 
 
 def _not_text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return "bytes are not text; write the column as strings in UTF-8"
     return f"a value of type {type(value).__name__} is not text; name the part that is (for example a.b.0)"
 
 

@@ -13,10 +13,12 @@ from transformers import PreTrainedTokenizerBase
 
 from vantage.models.conversations import encode_conversations
 from vantage.models.folders import load_tokenizer
+from vantage.models.pinned_date import pin_date
 from vantage.models.prompts import decode_all, encode_responses, stop_token_ids
 from vantage.models.prompts import encode_prompts as prompts_to_ids
 from vantage.models.sequences import Sequences, Spans, collate
 from vantage.models.stop_strings import StopStrings, before_stop, special_stops
+from vantage.models.turn_end import without_end
 from vantage.schemas.conversations import Message, Prompt
 from vantage.schemas.recipe.inputs import Generation
 from vantage.schemas.recipe.stages import TrainOn
@@ -64,8 +66,11 @@ class Codec:
 
     def response_texts(self, responses: Sequence[Sequence[int]]) -> list[str]:
         """Sampled responses as people, verifiers and judges read them: up to the first stop string."""
-        texts = decode_all(self.tokenizer, responses)
-        return [before_stop(text, self.generation.stop) for text in texts]
+        return [before_stop(text, self.generation.stop) for text in self.whole_texts(responses)]
+
+    def whole_texts(self, responses: Sequence[Sequence[int]]) -> list[str]:
+        """Return the texts of responses without the token that closes them."""
+        return decode_all(self.tokenizer, without_end(self.tokenizer, responses, chat=self.chat))
 
 
 def codec_of(job: StageJob, role: str) -> Codec:
@@ -75,7 +80,7 @@ def codec_of(job: StageJob, role: str) -> Codec:
         ValueError: a stop string that no response can have.
     """
     codec = Codec(
-        tokenizer=load_tokenizer(job.inputs[role]),
+        tokenizer=pin_date(load_tokenizer(job.inputs[role]), job.date),
         generation=job.generation,
         chat=job.chat,
         scratch=job.scratch,

@@ -190,20 +190,24 @@ def recognise(rows: Sequence[Mapping[str, Any]], content: str, *, is_text: bool)
     return None
 
 
-def nearest(rows: Sequence[Mapping[str, Any]], content: str, *, is_text: bool) -> str | None:
+def nearest(
+    rows: Sequence[Mapping[str, Any]], content: str, *, is_text: bool, also_single: bool = False
+) -> str | None:
     """Return, of the formats whose columns the rows have, that of most rows, and why it cannot be read; None: there is none.
 
-    For rows in no format of the content. One of prompts alone, or of a single column, says nothing.
+    For rows in no format of the content. One of prompts alone says nothing, and one of a single column counts only with
+    ``also_single``, after all others.
     """
     rows = rows[:_NEAREST_ROWS]
-    near: list[tuple[bool, int, str]] = []
+    near: list[tuple[bool, bool, int, str]] = []
     for found in _tried(rows, content):
         reasons = Counter(_reasons(rows, content, found, is_text=is_text))
-        if content != "prompts" and len(found.columns) > 1 and reasons:
+        is_single = len(found.columns) == 1
+        if content != "prompts" and (also_single or not is_single) and reasons:
             [(reason, count)] = reasons.most_common(1)
             said = f"as {found.name} {found.columns}: {count} of the first {len(rows)} rows: {reason}"
-            near.append((reason.endswith("is missing"), count, said))
-    return min(near, key=lambda each: each[:2], default=(False, 0, None))[2]
+            near.append((is_single, reason.endswith(("is missing", "is empty")), count, said))
+    return min(near, key=lambda each: each[:3], default=(False, False, 0, None))[3]
 
 
 def _tried(rows: Sequence[Mapping[str, Any]], content: str) -> Iterator[Format]:
@@ -221,10 +225,10 @@ def share_read(rows: Sequence[Mapping[str, Any]], content: str, form: Format, *,
     if not rows:
         return 0.0
     wrong = Counter(_reasons(rows, content, form, is_text=is_text))
-    unpairable = wrong[str(Unpairable())]
+    # Conversations that were compared as a whole are in the format, though no pair is made of them; so are empty sides
+    of_format = wrong[str(Unpairable())] + sum(wrong[each] for each in _EMPTY_SIDES)
     num_read = len(rows) - wrong.total()
-    # Conversations that were compared as a whole are in the format, though no pair is made of them
-    return (num_read + min(unpairable, num_read)) / len(rows)
+    return (num_read + min(of_format, num_read)) / len(rows)
 
 
 def _reasons(
@@ -247,7 +251,15 @@ def _reasons(
             yield str(error)
         else:
             empty = [column for column in CONTENT_COLUMNS[content] if not made[column]]
-            yield from (f"{column} is missing" for column in empty[:1])
+            yield from (_lacking(column, made[column]) for column in empty[:1])
+
+
+_EMPTY_SIDES = ("chosen is empty", "rejected is empty")
+
+
+def _lacking(column: str, value: Any) -> str:
+    reason = f"{column} is empty"
+    return reason if value is not None and reason in _EMPTY_SIDES else f"{column} is missing"
 
 
 def completed(found: Format, rows: Sequence[Mapping[str, Any]], content: str, *, is_text: bool) -> Format:

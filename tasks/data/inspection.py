@@ -17,12 +17,13 @@ from vantage.schemas.digest_set import DigestSet
 from vantage.schemas.recipe.inputs import Content, Data
 from vantage.schemas.records.inspection import FileInspection, Quantiles
 from vantage.schemas.row_rules import SLICE_ROWS, RowCheck
-from vantage.schemas.source_files import PLAIN_FORMATS, data_format, data_limit
+from vantage.schemas.source_files import PLAIN_FORMATS, data_format, data_limit, saved_files, why_not_saved
 from vantage.tasks.data.formats import SAMPLE_ROWS, Format, nearest, recognise
 from vantage.tasks.data.garbled_rows import GarbledRows
 from vantage.tasks.data.hub_files import UnreachableHub, source_files
 from vantage.tasks.data.row_reader import RowReader
 from vantage.tasks.data.source_rows import Fault, SourceRow, UnreadableFile, read_rows_of
+from vantage.tasks.data.whole_objects import whole_object
 
 CONTENTS: tuple[Content, ...] = ("rankings", "preferences", "demonstrations", "prompts")
 """In the order in which a file is taken to hold them: the first has the most in a row."""
@@ -42,16 +43,18 @@ def inspect_file(path: Path, content: Content | None) -> tuple[FileInspection, l
     Memory holds a batch of rows, their lengths, and a digest of each usable row and of each different prompt: about 50 bytes a row.
 
     Args:
-        path: a file, a pattern of files' names, or ``hub:ORGANISATION/NAME@COMMIT/FILE``, in one of ``vantage.schemas.source_files.DATA_FORMATS``.
+        path: a file, a pattern of files' names, a folder that ``save_to_disk`` of ``datasets`` wrote, or ``hub:ORGANISATION/NAME@COMMIT/FILE``, in one of ``vantage.schemas.source_files.DATA_FORMATS``.
         content: what its rows are to be read as; None: found out.
 
     Raises:
         UnknownData: it is in no known format, or cannot be read.
         OSError: it is not there.
     """
+    path = saved_files(path)
     ending = data_format(path)
     if ending is None:
-        raise UnknownData(f"{path} has none of the suffixes {', '.join(PLAIN_FORMATS)}; rename or convert it")
+        remedy = why_not_saved(path) or "rename or convert it"
+        raise UnknownData(f"{path} has none of the suffixes {', '.join(PLAIN_FORMATS)}; {remedy}")
     try:
         files = source_files(str(path))
         if not files:
@@ -96,16 +99,24 @@ def known_formats(rows: Sequence[Row], ending: str, wanted: Content | None) -> d
     return found
 
 
-def _nearly(rows: Sequence[Row], contents: Sequence[Content], ending: str) -> dict[Content, str]:
+def _nearly(
+    rows: Sequence[Row], contents: Sequence[Content], ending: str, *, also_single: bool = False
+) -> dict[Content, str]:
     """Return, for contents as which the rows cannot be read, the format that is nearest, and why."""
-    near = {content: nearest(rows, content, is_text=ending.startswith(".csv")) for content in contents}
+    is_text = ending.startswith(".csv")
+    near = {each: nearest(rows, each, is_text=is_text, also_single=also_single) for each in contents}
     return {content: reason for content, reason in near.items() if reason is not None}
 
 
 def _unknown(path: Path, first: Sequence[SourceRow], content: Content | None, ending: str) -> str:
     rows = [row for row in first if not isinstance(row, Fault)]
+    layout = None if not path.is_file() else whole_object(path, ending, data_limit())
+    if layout is not None:
+        return f"{path}: {layout}"
     if not rows:
-        return f"{path}: none of its first {len(first)} rows can be read; the first: {first[:1]}"
+        fault = next((row for row in first if isinstance(row, Fault)), None)
+        said = "it has no rows" if fault is None else f"none of its first {len(first)} rows can be read"
+        return f"{path}: {said}" + ("" if fault is None else f"; the first is {fault.reason}: {fault.shown}")
     names = ", ".join(map(str, rows[0]))
     if {"parent_id", "text", "role"} <= set(rows[0]):  # OASST's
         return (
@@ -114,7 +125,9 @@ def _unknown(path: Path, first: Sequence[SourceRow], content: Content | None, en
         )
     near = "".join(
         f"\n  {each} {why}"
-        for each, why in _nearly(rows, [content] if content else CONTENTS[:3], ending).items()
+        for each, why in _nearly(
+            rows, [content] if content else CONTENTS[:3], ending, also_single=True
+        ).items()
     )
     return (
         f"{path}: rows with the columns {names} are in no known format"

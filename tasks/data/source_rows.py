@@ -408,12 +408,16 @@ def _arrow_rows(path: Path) -> Iterator[SourceRow]:
 
 def _rows_of_batch(batch: pa.RecordBatch) -> Iterator[SourceRow]:
     try:
-        yield from batch.to_pylist()
-    except (ValueError, OverflowError):  # text that is no UTF-8, a date beyond Python's
+        yield from batch.to_pylist(maps_as_pydicts="strict")
+    except (
+        ValueError,
+        KeyError,
+        OverflowError,
+    ):  # a key that stands twice in a map, text that is no UTF-8, a date beyond Python's
         for number in range(batch.num_rows):
             try:
-                [row] = batch.slice(number, 1).to_pylist()
-            except (ValueError, OverflowError) as error:
+                [row] = batch.slice(number, 1).to_pylist(maps_as_pydicts="strict")
+            except (ValueError, KeyError, OverflowError) as error:
                 row = Fault("a value that cannot be read", _shown(str(error)))
             yield row
 

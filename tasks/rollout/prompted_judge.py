@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vantage.algorithms.swapped_verdicts import SwappedVerdicts, swapped_verdicts
 from vantage.models.folders import load_tokenizer
+from vantage.models.pinned_date import pin_date
 from vantage.models.policy import PolicyModel
 from vantage.models.prompts import encode_prompts, encode_responses
 from vantage.models.sequences import collate
@@ -54,7 +55,7 @@ def load_prompted_judge(
         UnusableJudge: its tokenizer reads one answer as the beginning of the other.
     """
     assert judge.model is not None
-    tokenizer = load_tokenizer(job.inputs[role])
+    tokenizer = pin_date(load_tokenizer(job.inputs[role]), job.date)
     first, second = answer_ids(tokenizer, judge.answers, field=f"{role}.answers")
     return PromptedJudge(
         policy=fixed_policy(job, role, device),

@@ -55,6 +55,8 @@ def test_an_honest_template_passes_quickly(tokenizer: PreTrainedTokenizerBase, t
         ("{{ raise_exception('no user turns') }}", r"cannot be rendered \(TemplateError: no user turns\)"),
         ("{% if %}", r"cannot be rendered \(TemplateSyntaxError"),
         ("{{ messages.x.y }}", r"cannot be rendered \(UndefinedError"),
+        ("{{ messages[0].content }}{{ ['a', 'b', 'c'] | random }}", "is rendered differently each time"),
+        ("{{ messages[0].content }}{{ lipsum(n=1) }}", "is rendered differently each time|makes"),
         ("{{ ''.__class__.__mro__ }}", r"cannot be rendered \(SecurityError"),
     ],
 )  # fmt: skip

@@ -1,0 +1,93 @@
+"""A chat template that asks for the date gets the recipe's in every stage, on every day and in every time zone."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers.utils import chat_template_utils
+
+from tests.tasks import golden_runs
+from tests.tasks.golden_results import Results
+from vantage.schemas.kinds import STAGES
+from vantage.storage.sealed_folders import seal
+from vantage.tasks.stages import run_stage
+
+TEMPLATE = "{{ strftime_now('%m%d%H') }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+"""Six characters of the date, then the texts."""
+MODELS = ("init", "reference", "fresh", "critic", "reward")
+RUNS = {
+    "sft": "sft",
+    "reward_model": "reward_model",
+    "dpo": "dpo",
+    "best_of_n": "best_of_n",
+    "value_pretraining": "value_pretraining",
+    "policy_optimization": "policy_optimization: ppo",
+    "rollout_collection": "rollout_collection",
+    "preference_collection": "preference_collection",
+    "reward_evaluation": "reward_evaluation",
+    "benchmark_evaluation": "benchmark_evaluation",
+    "evaluation": "evaluation",
+}
+"""Kind of stage → the run that is done of it."""
+
+
+@contextmanager
+def _machine(zone: str, seconds: int) -> Iterator[None]:
+    """Within, the machine is in this time zone, and chat templates that ask the clock see this moment."""
+
+    class Moved(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> "Moved":
+            return cls.fromtimestamp(seconds, tz)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", zone)
+        patch.setattr(chat_template_utils, "datetime", Moved)
+        time.tzset()
+        yield
+    time.tzset()
+
+
+def _results(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
+    chatting = golden_runs.RUNS["benchmark_evaluation"]
+    work = {**chatting.work, "chat_template": True}
+    monkeypatch.setitem(
+        golden_runs.RUNS,
+        "benchmark_evaluation",
+        golden_runs.Run(chatting.kind, work, chatting.inputs, chatting.seed),
+    )
+    results = Results(folder)
+    for name in MODELS:
+        path = results.folder(name) / "tokenizer_config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": TEMPLATE}))
+    return results
+
+
+def test_every_kind_of_stage_is_tried() -> None:
+    assert RUNS.keys() == STAGES.keys()
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_stage_gives_the_same_on_another_day_in_another_zone(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "benchmark_evaluation":
+        pytest.importorskip("lm_eval", reason="pip install -e '.[lm-eval]'")
+    made = []
+    for zone, seconds in (("Pacific/Kiritimati", 1_950_000_000), ("Pacific/Pago_Pago", 1_730_000_000)):
+        with _machine(zone, seconds):
+            made.append(_results(tmp_path / zone, monkeypatch).of(RUNS[kind]))
+    assert made[0].artifact == made[1].artifact
+    assert made[0].result.metrics == made[1].result.metrics
+
+    other = tmp_path / "another date"
+    (other / "scratch").mkdir(parents=True)
+    (other / "output").mkdir()
+    changes = {"date": date(2031, 4, 1), "scratch": other / "scratch", "output": other / "output"}
+    run_stage(made[0].job.model_copy(update=changes))
+    assert seal(other / "output") != made[0].artifact, "the recipe's date is what it reads"
