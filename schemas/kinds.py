@@ -81,7 +81,7 @@ _TABLE = (
         work=PrepareData,
         module="vantage.tasks.prepare_data",
         makes="dataset",
-        revision=4,
+        revision=5,
         imports="data",
         numbers=(
             *ROWS,

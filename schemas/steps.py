@@ -18,14 +18,17 @@ CONTENT_COLUMNS: dict[str, tuple[str, ...]] = {
 rank, and equal ranks are a tie."""
 
 OPTIONAL_COLUMNS: dict[str, tuple[str, ...]] = {
-    "demonstrations": ("messages",),
-    "preferences": ("margin", "subgroup", "messages"),
+    "demonstrations": ("messages", "response_extra"),
+    "preferences": ("margin", "subgroup", "messages", "chosen_extra", "rejected_extra"),
     "rankings": ("messages",),
     "prompts": ("answer", "messages"),
 }
 """Content → optional columns: the smallest gap in score that a pair should have (Llama 2), the part of the
-data that it belongs to, the reference answer for a verifier, and the turns of a prompt that is a conversation
-(``vantage.schemas.conversations.Message``)."""
+data that it belongs to, the reference answer for a verifier, the turns of a prompt that is a conversation, and the other
+fields of a response that is a turn of one (``vantage.schemas.conversations.Message``)."""
+
+MADE_COLUMNS = ("messages", *(f"{side}_extra" for side in ("response", "chosen", "rejected")))
+"""Optional columns that no mapping names: they are made of conversations."""
 
 _READ_FROM: dict[str, tuple[set[str], ...]] = {
     "prompt": ({"conversation"},),
