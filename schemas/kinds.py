@@ -59,6 +59,7 @@ from vantage.schemas.recipe.stages import (
     ValuePretraining,
 )
 from vantage.schemas.recipe.work import (
+    CheckRows,
     ImportBenchmark,
     ImportModel,
     ImportVerifier,
@@ -100,6 +101,14 @@ _TABLE = (
         revision=1,
         mixes=True,
         numbers=(*ROWS, "unused_rows", "rows_again"),
+    ),
+    Kind(
+        work=CheckRows,
+        module="vantage.tasks.check_rows",
+        makes="row_check",
+        revision=1,
+        checks=True,
+        numbers=("checked_rows", "unusable_rows"),
     ),
     Kind(
         work=ImportVerifier,

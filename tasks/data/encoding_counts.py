@@ -103,8 +103,12 @@ def count_tokens(tokenizer: PreTrainedTokenizerBase, rows: Iterable[Sequence[int
     return TokenCounts(num_tokens, num_unknown, num_bytes)
 
 
-def encoding_metrics(job: StageJob, role: str, splits: Sequence[Encoded]) -> dict[str, float]:
+def encoding_metrics(
+    job: StageJob, role: str, splits: Sequence[Encoded], *, name: str | None = None
+) -> dict[str, float]:
     """Return what a stage reports of the text in ``role``, over all splits that it reads.
+
+    ``name``: what errors call it; None: by stage and role.
 
     Raises:
         TooManyLeftOut: more rows cannot be used than the dataset's ``max_dropped`` allows.
@@ -116,7 +120,7 @@ def encoding_metrics(job: StageJob, role: str, splits: Sequence[Encoded]) -> dic
     whole = sum(counts, NOT_COUNTED)
     allowed = job.max_dropped.get(role)
     if allowed is not None and too_long + alike + whole.num_refused > allowed * num_rows:
-        raise TooManyLeftOut(_complaint(job, role, whole, too_long))
+        raise TooManyLeftOut(_complaint(job, role, whole, too_long, name or f"{job.name}.{role}"))
     num_tokens = sum(each.num_tokens for each in counts)
     metrics = {
         "prompts_too_long": too_long,
@@ -141,7 +145,7 @@ def comparison_metrics(job: StageJob, role: str, splits: Sequence[Encoded]) -> d
     }
 
 
-def _complaint(job: StageJob, role: str, counts: EncodingCounts, too_long: int) -> str:
+def _complaint(job: StageJob, role: str, counts: EncodingCounts, too_long: int, name: str) -> str:
     limits = job.generation
     parts = []
     if too_long:
@@ -155,10 +159,11 @@ def _complaint(job: StageJob, role: str, counts: EncodingCounts, too_long: int) 
             f"generation.max_response_tokens={limits.max_response_tokens}"
         )
     if counts.num_refused:
-        parts.append(f"{counts.num_refused} rows do not fit the model's chat template")
+        fit = "row does not fit" if counts.num_refused == 1 else "rows do not fit"
+        parts.append(f"{counts.num_refused} {fit} the model's chat template")
     shown = "".join(f"\n  {each}" for each in counts.refused)
     return (
-        f"{job.name}.{role}: {too_long + counts.num_alike + counts.num_refused} of {counts.num_rows} rows cannot be used, "
+        f"{name}: {too_long + counts.num_alike + counts.num_refused} of {counts.num_rows} rows cannot be used, "
         f"more than the dataset's max_dropped={job.max_dropped[role]:g} allows: {'; '.join(parts)}. Raise the limit, "
         "shorten the texts, correct the rows, or raise max_dropped to train without those rows"
         + (f". The first that do not fit the template:{shown}" if shown else "")
