@@ -16,6 +16,7 @@ from vantage.schemas.recipe.sources import Builtin, LocalPath
 from vantage.schemas.recipe.stage import Gate, Resources, Stage
 from vantage.schemas.recipe.stages import threads_for_each
 from vantage.schemas.recipe.work import (
+    CheckRows,
     ImportBenchmark,
     ImportModel,
     ImportVerifier,
@@ -39,9 +40,11 @@ from vantage.schemas.source_files import (
 from vantage.schemas.splits import is_only_dataset, shares_of
 from vantage.schemas.steps import (
     BENCHMARK_PREFIX,
+    CHECKED_ROWS,
     MERGED_PREFIX,
     MIXTURE_PREFIX,
     OTHER_MODEL_PREFIX,
+    checked_datasets,
     content_of,
     dependencies,
     other_test_sets,
@@ -87,6 +90,9 @@ def work_of(recipe: ResolvedRecipe, step: str) -> Work:
             rows=mixture.rows,
             split=mixture.split,
         )
+    if step == CHECKED_ROWS:
+        names = checked_datasets(recipe)
+        return CheckRows(datasets=names, contents=tuple(content_of(recipe, name) for name in names))
     if step.startswith(VERIFIER_PREFIX):
         name = step.removeprefix(VERIFIER_PREFIX)
         verifier = recipe.verifiers.get(name) or Verifier(source=str(Builtin(name)))
@@ -248,7 +254,7 @@ def _extra(recipe: ResolvedRecipe, step: str, work: Work, facts: Collection[str]
     if isinstance(work, PrepareData):
         # Prompts prepared by a version without verifiers may lack the answers of their file.
         return {"answers": True} if recipe.verifiers and work.content == "prompts" else {}
-    if not isinstance(work, Stage):
+    if not isinstance(work, Stage | CheckRows):
         return {}
     facts = facts_behind(recipe, step) if facts is None else facts
     day = recipe.model.date

@@ -1,6 +1,7 @@
 """``vantage data inspect``: what a file of data holds, what is wrong with it, and what a recipe says of it."""
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +22,8 @@ MEASURED_ROWS = 500
 """Usable rows whose tokens are counted."""
 _PIECE = 1200
 """Characters of a piece of a row that are shown."""
-_NO_RESPONSE: Sequence[str | None] = (None,)
+_NO_RESPONSE: Sequence[Any] = (None,)
+_SHOWN_FAULTS = 5
 _WITHOUT_MODEL = {"user": "User", "assistant": "Assistant", "system": "System", "tool": "Tool"}
 
 
@@ -91,31 +93,38 @@ def _with_tokens(
     from vantage.attempts.launchers.sampling_process import open_model
     from vantage.schemas.records.inspection import ShownRow
     from vantage.schemas.records.sampling import OpenModel, RenderRequest, RowToRender
-    from vantage.tasks.data.inspection import quantiles, responses_of
+    from vantage.tasks.data.inspection import quantiles, turns_of_responses
 
     pairs = [
         (number, RowToRender(prompt=row["prompt"], messages=_turns(row), response=response))
         for number, row in measured
-        for response in responses_of(row) or _NO_RESPONSE
+        for response in turns_of_responses(row) or _NO_RESPONSE
     ]
     if not pairs:
         return found
     with open_model(OpenModel(source=model)) as process:
         process.opened()
         rendered = process.render(RenderRequest(rows=tuple(row for _, row in pairs))).rows
+    faults: dict[int, str] = {}
+    for (number, _), each in zip(pairs, rendered, strict=True):
+        if each.fault is not None:
+            faults.setdefault(number, each.fault)
     wanted = {number for number, _ in chosen}
     shown = [
         ShownRow(row=number, parts=each.parts, num_tokens=each.prompt_tokens + each.response_tokens)
         for (number, _), each in zip(pairs, rendered, strict=True)
-        if number in wanted
+        if number in wanted and each.fault is None
     ]
-    has_responses = found.response_characters is not None
+    read = [each for each in rendered if each.fault is None]
+    has_responses = found.response_characters is not None and read
     return found.model_copy(
         update={
-            "prompt_tokens": quantiles([each.prompt_tokens for each in rendered]),
-            "response_tokens": quantiles([each.response_tokens for each in rendered])
-            if has_responses
-            else None,
+            "prompt_tokens": quantiles([each.prompt_tokens for each in read]) if read else None,
+            "response_tokens": quantiles([each.response_tokens for each in read]) if has_responses else None,
+            "num_unlike": len(faults),
+            "first_unlike": tuple(
+                f"row {number}: {fault}" for number, fault in islice(faults.items(), _SHOWN_FAULTS)
+            ),
             "shown": tuple(shown),
         }
     )
@@ -129,7 +138,7 @@ def _plain(number: int, row: Mapping[str, Any]) -> "ShownRow":
     """Return the row without a model: each turn with its role."""
     from vantage.schemas.conversations import extras_of
     from vantage.schemas.records.inspection import ShownRow
-    from vantage.tasks.data.inspection import responses_of
+    from vantage.tasks.data.inspection import turns_of_responses
 
     turns = row["messages"] or [{"role": "user", "content": row["prompt"], "extra": None}]
     parts: list[tuple[str, bool]] = []
@@ -138,8 +147,9 @@ def _plain(number: int, row: Mapping[str, Any]) -> "ShownRow":
             (f"{_WITHOUT_MODEL[turn['role']]}: ", False),
             (f"{turn['content']}\n", turn["role"] == "assistant" and extras_of(turn).get("weight") != 0),
         ]
-    for response in responses_of(row):
-        parts += [("Assistant: ", False), (f"{response}\n", True)]
+    for response in turns_of_responses(row):
+        extra = f" {response['extra']}" if response["extra"] else ""
+        parts += [("Assistant: ", False), (f"{response['content']}{extra}\n", True)]
     return ShownRow(row=number, parts=tuple(parts))
 
 
@@ -167,6 +177,8 @@ def _show(console: "Console", file: Path, found: "FileInspection") -> None:
         console.print(Text(line), soft_wrap=True)
     for problem in found.first_problems:
         console.print(Text(f"    {problem}", style="yellow"), soft_wrap=True)
+    for unlike in found.first_unlike:
+        console.print(Text(f"    {safe_text(unlike)}", style="yellow"), soft_wrap=True)
     for content, why in found.nearly.items():
         console.print(Text(f"no {content}  {safe_text(why)}", style="yellow"), soft_wrap=True)
     if found.unread:
@@ -206,6 +218,10 @@ def _lines(found: "FileInspection") -> list[str]:
     scripts = [f"{name} {share:.0%}" for name, share in found.scripts.items() if share >= 0.005]
     lines.append(f"scripts   {', '.join(scripts) or 'no letters'}")
     problems = [f"{count:,} x {reason}" for reason, count in found.problems.items()]
+    if found.num_unlike:
+        problems.append(
+            f"{found.num_unlike:,} of the first {min(MEASURED_ROWS, found.num_usable):,} rows do not fit the model's chat template"
+        )
     lines.append(f"problems  {'; '.join(problems) or 'none'}")
     return lines
 

@@ -28,7 +28,9 @@ def around_words(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
     return space if space.isspace() else "", closing
 
 
-def render_turns(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, response: str | None = None) -> str:
+def render_turns(
+    tokenizer: PreTrainedTokenizerBase, prompt: Prompt, response: str | Message | None = None
+) -> str:
     """Return the chat template's text of a prompt, and of the assistant's response where there is one, else up to its opening.
 
     Raises:
@@ -36,7 +38,9 @@ def render_turns(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, response: s
     """
     turns, tools = _turns(prompt)
     if response is not None:
-        turns.append({"role": "assistant", "content": response})
+        turns.append(
+            {"role": "assistant", "content": response} if isinstance(response, str) else _fields(response)
+        )
     text = tokenizer.apply_chat_template(
         turns,
         tools=tools,
@@ -57,7 +61,9 @@ def _turns(prompt: Prompt) -> tuple[list[dict[str, Any]], list[Any] | None]:
     """Messages as templates read them, and the tools that there are."""
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}], None
-    turns: list[dict[str, Any]] = [
-        {**extras_of(message), "role": message["role"], "content": message["content"]} for message in prompt
-    ]
+    turns = [_fields(message) for message in prompt]
     return turns, turns[0].pop("tools", None)
+
+
+def _fields(message: Message) -> dict[str, Any]:
+    return {**extras_of(message), "role": message["role"], "content": message["content"]}

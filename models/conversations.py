@@ -46,6 +46,10 @@ def encode_conversations(
     is_chat = uses_chat(tokenizer, chat)
     pieces = [_pieces(tokenizer, turns, is_chat) for turns in conversations]
     words = [_words(turns) for turns in conversations]
+    if is_chat:
+        words = [
+            _words_in_history(tokenizer, *each) for each in zip(conversations, pieces, words, strict=True)
+        ]
     opening = around_words(tokenizer)[0] if is_chat else ""
     if opening:  # white space before the words belongs to them, as it does in a response
         pieces = [[*(piece.removesuffix(opening) for piece in row[:-1]), row[-1]] for row in pieces]
@@ -97,6 +101,48 @@ def _pieces(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message], is_cha
         piece, text = text.split(stand_in)
         pieces.append(piece)
     return [*pieces, text]
+
+
+def _words_in_history(
+    tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message], pieces: Sequence[str], words: list[str]
+) -> list[str]:
+    """Return the assistant's words as the template writes them in turns that lie in the past, often without thinking.
+
+    Raises:
+        ValueError: they cannot be told from what the template writes around them.
+    """
+    whole = _rendered(tokenizer, list(turns))
+    if _interleaved(pieces, words) == whole:
+        return words
+    stand_ins = [_STAND_IN.format(number) for number in range(len(words))]
+    spoken = [place for place, turn in enumerate(turns) if _is_spoken(turn)]
+    found = []
+    for number in range(len(words)):
+        others = list(turns)
+        for place, stand_in in zip(spoken, stand_ins, strict=True):
+            if place != spoken[number]:
+                others[place] = Message(role="assistant", content=stand_in, extra=turns[place]["extra"])
+        text = _rendered(tokenizer, others)
+        before = _interleaved(pieces[: number + 1], stand_ins[:number])
+        after = _interleaved(pieces[number + 1 :], stand_ins[number + 1 :])
+        if not (text.startswith(before) and text.endswith(after) and len(text) >= len(before) + len(after)):
+            raise _unlike(whole)
+        found.append(text[len(before) : len(text) - len(after)])
+    if _interleaved(pieces, found) != whole:
+        raise _unlike(whole)
+    return found
+
+
+def _interleaved(pieces: Sequence[str], words: Sequence[str]) -> str:
+    """Return the first piece, the first words, the second piece …"""
+    return pieces[0] + "".join(text for pair in zip(words, pieces[1:], strict=True) for text in pair)
+
+
+def _unlike(whole: str) -> ValueError:
+    return ValueError(
+        f"the model's chat template writes an earlier turn of the assistant otherwise than others: {whole[-300:]!r}; take "
+        "such rows out, or set model.chat: false"
+    )
 
 
 def _rendered(tokenizer: PreTrainedTokenizerBase, turns: list[Message]) -> str:

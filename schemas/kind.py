@@ -8,7 +8,15 @@ from vantage.schemas.recipe.inputs import Content
 from vantage.schemas.recipe.work import Work
 
 ArtifactKind = Literal[
-    "policy", "dataset", "rollouts", "verifier", "benchmark", "reward_model", "value_model", "evaluation"
+    "policy",
+    "dataset",
+    "row_check",
+    "rollouts",
+    "verifier",
+    "benchmark",
+    "reward_model",
+    "value_model",
+    "evaluation",
 ]
 
 MODELS: tuple[ArtifactKind, ...] = ("policy", "reward_model", "value_model")
@@ -43,6 +51,8 @@ class Kind:
     """Implicit steps only: it makes a whole model of the adapters that it reads."""
     mixes: bool = False
     """Implicit steps only: it mixes the prepared datasets that it reads."""
+    checks: bool = False
+    """Implicit steps only: it checks the datasets that it reads, and no stage reads it."""
     reads: Mapping[str, tuple[ArtifactKind, ...]] = field(default_factory=dict)
     """Field that names a stage → kinds of artifact that are allowed there; the recipe's model is a policy."""
     other_models: tuple[str, ...] = ()
@@ -83,7 +93,7 @@ class Kind:
     @property
     def is_implicit(self) -> bool:
         """Whether it is an implicit step, which recipes do not contain."""
-        return self.imports is not None or self.merges or self.mixes
+        return self.imports is not None or self.merges or self.mixes or self.checks
 
     @property
     def learns_from_samples(self) -> bool:

@@ -60,6 +60,7 @@ from vantage.schemas.recipe.stages import (
     ValuePretraining,
 )
 from vantage.schemas.recipe.work import (
+    CheckRows,
     ImportBenchmark,
     ImportModel,
     ImportVerifier,
@@ -82,7 +83,7 @@ _TABLE = (
         work=PrepareData,
         module="vantage.tasks.prepare_data",
         makes="dataset",
-        revision=4,
+        revision=5,
         imports="data",
         numbers=(
             *ROWS,
@@ -101,6 +102,14 @@ _TABLE = (
         revision=1,
         mixes=True,
         numbers=(*ROWS, "unused_rows", "rows_again"),
+    ),
+    Kind(
+        work=CheckRows,
+        module="vantage.tasks.check_rows",
+        makes="row_check",
+        revision=1,
+        checks=True,
+        numbers=("checked_rows", "unusable_rows"),
     ),
     Kind(
         work=ImportVerifier,

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vantage.schemas.digest_set import DigestSet
-from vantage.schemas.steps import CONTENT_COLUMNS, OPTIONAL_COLUMNS
+from vantage.schemas.steps import CONTENT_COLUMNS, MADE_COLUMNS, OPTIONAL_COLUMNS
 
 Mask: TypeAlias = Any
 """``pyarrow.ChunkedArray`` of booleans, one a row, True if the row breaks a rule."""
@@ -25,6 +25,7 @@ MAY_LACK = {content: ("split", *OPTIONAL_COLUMNS.get(content, ())) for content i
 
 COLUMN_TYPES: dict[str, pa.DataType] = {
     **dict.fromkeys(("prompt", "response", "chosen", "rejected", "split", "answer", "subgroup"), pa.string()),
+    **dict.fromkeys(("response_extra", "chosen_extra", "rejected_extra"), pa.string()),
     "margin": pa.float64(),
     "responses": pa.list_(pa.string()),
     "ranks": pa.list_(pa.float64()),
@@ -153,7 +154,15 @@ def _null(column: str) -> Callable[[pa.Table], Mask]:
 
 
 def _empty(column: str) -> Callable[[pa.Table], Mask]:
-    return lambda table: _are_empty(table[column])
+    """Return rows whose text is empty. A response that only calls tools has its calls beside the text."""
+
+    def broken(table: pa.Table) -> Mask:
+        empty, extra = _are_empty(table[column]), f"{column}_extra"
+        if extra not in table.column_names:
+            return empty
+        return pc.and_(empty, pc.invert(pc.match_substring(pc.fill_null(table[extra], ""), '"tool_calls"')))
+
+    return broken
 
 
 def _nul(column: str) -> Callable[[pa.Table], Mask]:
@@ -161,7 +170,15 @@ def _nul(column: str) -> Callable[[pa.Table], Mask]:
 
 
 def _equal(one: str, other: str) -> Callable[[pa.Table], Mask]:
-    return lambda table: pc.fill_null(pc.equal(table[one], table[other]), False)
+    def broken(table: pa.Table) -> Mask:
+        equal = pc.fill_null(pc.equal(table[one], table[other]), False)
+        extras = [f"{side}_extra" for side in (one, other)]
+        if not set(extras) <= set(table.column_names):
+            return equal
+        of_one, of_other = (pc.fill_null(table[extra], "") for extra in extras)
+        return pc.and_(equal, pc.equal(of_one, of_other))
+
+    return broken
 
 
 def _bad_margin(table: pa.Table) -> Mask:
@@ -271,7 +288,10 @@ class RowCheck:
         """
         table = _typed(batch, self._content)
         broken = [(rule.reason, rule.column, rule.broken(table).to_pylist()) for rule in rules(self._content)]
-        compared = [*CONTENT_COLUMNS[self._content], *({"messages"} & set(table.column_names))]
+        compared = [
+            *CONTENT_COLUMNS[self._content],
+            *(column for column in MADE_COLUMNS if column in table.column_names),
+        ]
         keys = [table[column].to_pylist() for column in compared]
         has_faults = FAULT in table.column_names
         faults = table[FAULT].to_pylist() if has_faults else [None] * table.num_rows

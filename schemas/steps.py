@@ -18,14 +18,17 @@ CONTENT_COLUMNS: dict[str, tuple[str, ...]] = {
 rank, and equal ranks are a tie."""
 
 OPTIONAL_COLUMNS: dict[str, tuple[str, ...]] = {
-    "demonstrations": ("messages",),
-    "preferences": ("margin", "subgroup", "messages"),
+    "demonstrations": ("messages", "response_extra"),
+    "preferences": ("margin", "subgroup", "messages", "chosen_extra", "rejected_extra"),
     "rankings": ("messages",),
     "prompts": ("answer", "messages"),
 }
 """Content → optional columns: the smallest gap in score that a pair should have (Llama 2), the part of the
-data that it belongs to, the reference answer for a verifier, and the turns of a prompt that is a conversation
-(``vantage.schemas.conversations.Message``)."""
+data that it belongs to, the reference answer for a verifier, the turns of a prompt that is a conversation, and the other
+fields of a response that is a turn of one (``vantage.schemas.conversations.Message``)."""
+
+MADE_COLUMNS = ("messages", *(f"{side}_extra" for side in ("response", "chosen", "rejected")))
+"""Optional columns that no mapping names: they are made of conversations."""
 
 _READ_FROM: dict[str, tuple[set[str], ...]] = {
     "prompt": ({"conversation"},),
@@ -63,6 +66,8 @@ def missing_columns(content: str, mapped: set[str]) -> list[str]:
 
 MIXTURE_PREFIX = "mixtures."
 """Prefix of the implicit steps that mix datasets."""
+CHECKED_ROWS = "checks.rows"
+"""The implicit step that reads all rows as training will, before anything trains."""
 BENCHMARK_PREFIX = "benchmarks."
 """Prefix of the implicit steps that import folders of lm-eval tasks."""
 OTHER_MODEL_PREFIX = "models."
@@ -114,9 +119,42 @@ def dependencies(recipe: Recipe) -> dict[str, dict[str, str]]:
     )  # one with a stand-in is read by nobody
     benchmarks = (f"{BENCHMARK_PREFIX}{name}" for name in recipe.benchmarks)
     before: dict[str, dict[str, str]] = {step: {} for step in (MODEL, *models) if step in read}
+    checks = {CHECKED_ROWS: checked} if (checked := _checked_rows(recipe, read)) else {}
     after: dict[str, dict[str, str]] = {step: {} for step in benchmarks if step in read}
     verifiers = _verifier_steps(recipe)
-    return {**before, **datasets, **after, **mixtures, **verifiers, **stages, **_merging_steps(recipe)}
+    return {
+        **before,
+        **datasets,
+        **after,
+        **mixtures,
+        **checks,
+        **verifiers,
+        **stages,
+        **_merging_steps(recipe),
+    }
+
+
+def checked_datasets(recipe: Recipe) -> tuple[str, ...]:
+    """Return the datasets and mixtures that stages read with the recipe's model; none of a built-in one, which has no template."""
+    if isinstance(recipe.model.origin, Builtin):
+        return ()
+    read = {
+        getattr(stage, field): None for stage in recipe.stages.values() for field in KINDS[stage.kind].data
+    }
+    return tuple(name for name in read if name in recipe.data or name in recipe.mixtures)
+
+
+def checked_role(position: int) -> str:
+    """Return the role of a dataset whose rows are checked."""
+    return f"data.{position}"
+
+
+def _checked_rows(recipe: Recipe, read: set[str]) -> dict[str, str]:
+    """Return role → step of what the check of all rows reads; nothing if no stage reads the recipe's model."""
+    names = checked_datasets(recipe)
+    if MODEL not in read or not names:
+        return {}
+    return {MODEL: MODEL, **{checked_role(i): data_step(recipe, name) for i, name in enumerate(names)}}
 
 
 def _datasets_read(recipe: Recipe, read: set[str]) -> dict[str, dict[str, str]]:

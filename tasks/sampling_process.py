@@ -24,11 +24,13 @@ from vantage.models.merging import merge
 from vantage.models.pinned_date import pin_date
 from vantage.models.policy import PolicyModel
 from vantage.models.prompts import encode_prompts
+from vantage.models.rendered_responses import UnrenderedRow
 from vantage.models.sources import import_model
 from vantage.models.stored_models import load_stored_policy
 from vantage.models.template_trial import try_chat_template
 from vantage.schemas.conversations import Message, Prompt, is_one_prompt
 from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.recipe.stages import TrainOn
 from vantage.schemas.records.model_files import ModelFiles
 from vantage.schemas.records.sampling import (
     Answer,
@@ -41,6 +43,7 @@ from vantage.schemas.records.sampling import (
     RenderedRow,
     RenderReply,
     RenderRequest,
+    RowToRender,
     SampleReply,
     SampleRequest,
     Turn,
@@ -148,21 +151,21 @@ class OpenedModel:
         )
 
     def render(self, request: RenderRequest) -> RenderReply:
-        """Return rows of data as training reads them.
+        """Return rows of data as training reads them; in the place of one that it cannot read, why."""
+        return RenderReply(rows=tuple(self._rendered(row, request.train_on) for row in request.rows))
 
-        Raises:
-            ValueError: a conversation that the chat template refuses.
-        """
-        rendered = []
-        for row in request.rows:
-            messages = None if row.messages is None else [_message(message) for message in row.messages]
-            parts, prompt_tokens, response_tokens = render(
-                self.codec, row.prompt, messages, row.response, train_on=request.train_on
-            )
-            rendered.append(
-                RenderedRow(parts=tuple(parts), prompt_tokens=prompt_tokens, response_tokens=response_tokens)
-            )
-        return RenderReply(rows=tuple(rendered))
+    def _rendered(self, row: RowToRender, train_on: TrainOn) -> RenderedRow:
+        messages = None if row.messages is None else [_message(message) for message in row.messages]
+        response = None if row.response is None else _message(row.response)
+        try:
+            found = render(self.codec, row.prompt, messages, response, train_on=train_on)
+        except UnrenderedRow as error:
+            return RenderedRow(parts=(), prompt_tokens=0, response_tokens=0, fault=str(error))
+        return RenderedRow(
+            parts=tuple(found.parts),
+            prompt_tokens=found.prompt_tokens,
+            response_tokens=found.response_tokens,
+        )
 
     def _check_positions(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
         positions = getattr(self.policy.causal_lm.config.get_text_config(), "max_position_embeddings", None)

@@ -58,6 +58,16 @@ class MixData(Work):
     split: HeldOutRows = HeldOutRows()
 
 
+class CheckRows(Work):
+    """The implicit step that reads all rows as training will: with the model's tokenizer, its chat template and the limits."""
+
+    kind: Literal["check_rows"] = "check_rows"
+    datasets: tuple[Name, ...]
+    """Datasets and mixtures, whose roles are ``data.0``, ``data.1`` …"""
+    contents: tuple[Content, ...]
+    """Of each."""
+
+
 class ImportVerifier(Work):
     """The implicit step that copies one of the recipe's verifiers into the store."""
 

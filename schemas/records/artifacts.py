@@ -88,6 +88,12 @@ class ValueModel(StoredModel):
     kind: Literal["value_model"] = "value_model"
 
 
+class RowCheck(StoredArtifact):
+    """What the model's tokenizer and chat template make of the rows of all datasets."""
+
+    kind: Literal["row_check"] = "row_check"
+
+
 class RolloutsArtifact(StoredArtifact):
     """Responses of a policy as ids, with the sampler's log-probabilities and their scores, one file a split."""
 
@@ -115,6 +121,7 @@ class Evaluation(StoredArtifact):
 
 Artifact = Annotated[
     Dataset
+    | RowCheck
     | RolloutsArtifact
     | PolicyCheckpoint
     | RewardModel

@@ -56,6 +56,10 @@ class FileInspection(Frozen):
     prompt_tokens: Quantiles | None = None
     """Of the first usable rows; None: no model was named."""
     response_tokens: Quantiles | None = None
+    num_unlike: int = 0
+    """Of the same rows: those that the model's chat template refuses or writes otherwise, or has rendered before."""
+    first_unlike: tuple[str, ...] = ()
+    """The first of them, with their numbers and reasons."""
     shown: tuple[ShownRow, ...] = ()
     recipe: str
     """What to write under ``data`` of a recipe."""

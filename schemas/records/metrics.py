@@ -132,6 +132,17 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("prompts_too_long_share", "1", "The same as a share of the rows."),
     Metric(
+        "refused_rows", "rows",
+        "Rows dropped because the model's chat template refuses them or writes them otherwise, or because they hold its "
+        "tokens as text; in all splits that the stage reads. Only where there are some. They count for max_dropped.",
+    ),
+    Metric("checked_rows", "rows", "Rows that were read as training reads them, before anything trains."),
+    Metric(
+        "unusable_rows", "rows",
+        "Those that training will drop: the prompt is too long, both responses are the same tokens, or the chat template "
+        "does not write the row. report.json of the check has the reasons and the first rows.",
+    ),
+    Metric(
         "responses_cut", "responses",
         "Responses of the data truncated at generation.max_response_tokens, so that the model is not shown where they "
         "end; in all splits.",

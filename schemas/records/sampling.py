@@ -109,6 +109,8 @@ class RenderedRow(Frozen):
     """Its text in pieces, and whether each is trained on."""
     prompt_tokens: int
     response_tokens: int
+    fault: str | None = None
+    """Why training cannot read it; then there are no parts."""
 
 
 class RowToRender(Frozen):
@@ -117,7 +119,8 @@ class RowToRender(Frozen):
     prompt: str
     messages: tuple[dict[str, str | None], ...] | None
     """The turns of a prompt that is a conversation (``vantage.schemas.conversations.Message``)."""
-    response: str | None
+    response: dict[str, str | None] | None
+    """The assistant's turn, as the turns of the prompt are."""
 
 
 class RenderRequest(Frozen):

@@ -13,7 +13,7 @@ from typing import Any
 
 from vantage.schemas.canonical_json import canonical_json
 from vantage.schemas.kinds import KINDS
-from vantage.schemas.recipe.inputs import Generation
+from vantage.schemas.recipe.inputs import MODEL, Generation
 from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.sources import (
     Builtin,
@@ -28,6 +28,7 @@ from vantage.schemas.recipe.sources import (
 )
 from vantage.schemas.recipe.terms import row_of
 from vantage.schemas.recipe.work import (
+    CheckRows,
     ImportBenchmark,
     ImportModel,
     ImportVerifier,
@@ -36,7 +37,14 @@ from vantage.schemas.recipe.work import (
     Work,
 )
 from vantage.schemas.source_files import data_format
-from vantage.schemas.steps import BUILTIN_VERIFIERS, JUDGES, held_out_role, part_role, role_of_test_set
+from vantage.schemas.steps import (
+    BUILTIN_VERIFIERS,
+    JUDGES,
+    checked_role,
+    held_out_role,
+    part_role,
+    role_of_test_set,
+)
 
 NOT_IN_KEY = frozenset(
     {
@@ -98,6 +106,11 @@ def key_parts(
         named |= {
             role: _take(digests, role, kind)
             for role in map(part_role, range(len(configuration.pop("parts"))))
+        }
+    if isinstance(work, CheckRows):
+        named |= {
+            role: _take(digests, role, kind)
+            for role in (MODEL, *map(checked_role, range(len(configuration.pop("datasets")))))
         }
     if isinstance(work, PrepareData):
         test_sets = configuration.pop("test_sets", ())

@@ -48,7 +48,8 @@ class Assembly:
         needed = [column for column in CONTENT_COLUMNS[self.content] if column not in missing]
         if self.content == "preferences":
             kept = [column for column in kept if column not in ("responses", "ranks")]
-        return tuple(dict.fromkeys([*kept, *needed, "messages"]))
+        extras = [f"{side}_extra" for side in _SIDES if side in CONTENT_COLUMNS[self.content]]
+        return tuple(dict.fromkeys([*kept, *needed, "messages", *extras]))
 
     def assemble(self, values: Values) -> Values:
         """Return a row of the dataset.
@@ -75,10 +76,11 @@ class Assembly:
             row["ranks"] = [None if score is None else -score for score in row["scores"]]
         for column in _SIDES:
             if isinstance(row.get(column), list):
-                row[column] = _last_words(row[column], column)
+                last = _last_turn(row[column], column)
+                row[column], row[f"{column}_extra"] = last["content"], last["extra"]
         if turns is not None:
-            whole_text(row["prompt"])
-            whole_text(row.get("response"))
+            for column in ("prompt", *_SIDES):
+                whole_text(row.get(column))
         return {column: row.get(column) for column in self.made}
 
     def _turns(self, row: Values) -> list[Message] | None:
@@ -98,7 +100,7 @@ class Assembly:
         if self.content == "demonstrations" and "response" not in self.columns:
             if not answered or len(turns) < 2:
                 raise ValueError("a conversation that does not end with the assistant's answer to somebody")
-            row["response"] = _learnt(turns[-1])["content"]
+            row["response"] = [turns[-1]]
             return _asking(turns[:-1], "conversation")
         if self.content == "prompts" and answered:
             turns = turns[:-1]
@@ -215,8 +217,8 @@ def _asking(turns: list[Message], column: str) -> list[Message]:
     return turns
 
 
-def _last_words(turns: list[Message], column: str) -> str:
+def _last_turn(turns: list[Message], column: str) -> Message:
     last = _learnt(turns[-1])
     if last["role"] != "assistant" and len(turns) > 1:
         raise ValueError(f"{column}: it does not end with the assistant's message")
-    return last["content"]
+    return last

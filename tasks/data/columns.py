@@ -8,7 +8,12 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from vantage.schemas.conversations import Message
-from vantage.tasks.data.conversations import read_conversation, read_history, turns_in_text
+from vantage.tasks.data.conversations import (
+    read_conversation,
+    read_history,
+    turns_in_text,
+    without_nulls,
+)
 
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 _NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*")
@@ -343,7 +348,7 @@ def as_tools(value: Any) -> list[Any] | None:
         except ValueError:
             raise ValueError("a text that is no JSON") from None
     if value is None or isinstance(value, list):
-        return value or None
+        return without_nulls(value) or None
     raise ValueError(f"a value of type {type(value).__name__} is not a list")
 
 

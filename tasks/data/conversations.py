@@ -34,6 +34,8 @@ _TEXTS = ("content", "value", "text", "message")
 _LISTS = ("messages", "conversation", "conversations")
 _KEPT = ("tool_calls", "name", "tool_call_id", "reasoning_content")
 """Other fields of a message that chat templates read."""
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+"""What the reasoning of a turn is called; templates call it by the first of these names."""
 _ROUNDS = (("human", "assistant"), ("user", "assistant"), ("input", "output"))
 """Keys of a round: what the user and what the assistant said; the last round may lack an answer."""
 _TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant|System):[ \t]?")
@@ -178,7 +180,12 @@ def _message(turn: Mapping[str, Any]) -> Message:
     content = next((turn[key] for key in _TEXTS if turn.get(key) is not None), None)
     if "parts" in turn and content is None:
         content = turn["parts"]  # Gemini's
-    extra = {key: turn[key] for key in _KEPT if turn.get(key) is not None}
+    extra = {key: turn[key] for key in _KEPT if turn.get(key)}
+    reasoning = next((turn[key] for key in _REASONING if isinstance(turn.get(key), str) and turn[key]), None)
+    if reasoning is not None and role == "assistant":
+        extra["reasoning_content"] = reasoning
+    if "tool_calls" in extra:
+        extra["tool_calls"] = _calls(extra["tool_calls"])
     if role == "assistant" and turn.get("weight") == 0:  # OpenAI's: it is not learnt
         extra["weight"] = 0
     if author == "function_call" and isinstance(content, str):
@@ -206,9 +213,47 @@ def _text(content: Any, turn: Mapping[str, Any]) -> str:
     return content
 
 
+def _calls(value: Any) -> Any:
+    """Return the calls of a turn as templates read them: arguments as an object, and no null fields.
+
+    OpenAI's interface gives the arguments as JSON in a text, which a template would write as a text within JSON. Arrow
+    gives each struct the fields of all others, as nulls; in arguments that were a text, a null is what was written.
+    """
+    try:
+        calls = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        raise ValueError("tool_calls that are a text, and no JSON") from None
+    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+        raise ValueError("tool_calls that are no list of calls")
+    return [_with_object(without_nulls(call)) for call in calls]
+
+
+def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+    inner = call.get("function")
+    if isinstance(inner, dict):
+        return {**call, "function": _with_object(inner)}
+    if not isinstance(call.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(call["arguments"] or "{}")
+    except ValueError:
+        raise ValueError("a call of a tool whose arguments are a text that is not JSON") from None
+    if not isinstance(arguments, dict):
+        raise ValueError("a call of a tool whose arguments are no JSON object")
+    return {**call, "arguments": arguments}
+
+
+def without_nulls(value: Any) -> Any:
+    """Return the value without the fields of objects, at any depth, that are null; items of lists stay."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(each) for key, each in value.items() if each is not None}
+    return [without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
 def _call(text: str) -> Any:
     """Return a call of a tool, which ShareGPT's layout writes as JSON in a text."""
     try:
-        return json.loads(text)
+        call = json.loads(text)
     except ValueError:
         raise ValueError("a function_call whose text is not JSON") from None
+    return _with_object(call) if isinstance(call, dict) else call

@@ -13,6 +13,10 @@ from vantage.schemas.records.job import StageJob
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
+SHOWN_REFUSED = 3
+"""Rows that an error shows."""
+
+
 class TooManyLeftOut(ValueError):
     """More rows than ``max_dropped`` allows cannot be used with this tokenizer and these limits."""
 
@@ -39,6 +43,10 @@ class EncodingCounts:
     """Those that stand for text which the tokenizer does not know."""
     num_bytes: int = 0
     """Those that stand for a single byte of it."""
+    num_refused: int = 0
+    """Rows that the chat template refuses or writes otherwise, or that hold its tokens as text."""
+    refused: tuple[str, ...] = ()
+    """The first of them, each with the reason."""
 
     def __add__(self, other: "EncodingCounts") -> "EncodingCounts":
         """Return the counts of the rows of both."""
@@ -49,6 +57,7 @@ class EncodingCounts:
         return EncodingCounts(
             **{
                 **sums,
+                "refused": sums["refused"][:SHOWN_REFUSED],
                 "longest_prompt": max(self.longest_prompt, other.longest_prompt),
                 "shortest_prompt": min(self.shortest_prompt, other.shortest_prompt),
             }
@@ -94,8 +103,12 @@ def count_tokens(tokenizer: PreTrainedTokenizerBase, rows: Iterable[Sequence[int
     return TokenCounts(num_tokens, num_unknown, num_bytes)
 
 
-def encoding_metrics(job: StageJob, role: str, splits: Sequence[Encoded]) -> dict[str, float]:
+def encoding_metrics(
+    job: StageJob, role: str, splits: Sequence[Encoded], *, name: str | None = None
+) -> dict[str, float]:
     """Return what a stage reports of the text in ``role``, over all splits that it reads.
+
+    ``name``: what errors call it; None: by stage and role.
 
     Raises:
         TooManyLeftOut: more rows cannot be used than the dataset's ``max_dropped`` allows.
@@ -104,10 +117,10 @@ def encoding_metrics(job: StageJob, role: str, splits: Sequence[Encoded]) -> dic
     num_rows = sum(each.num_rows for each in counts)
     too_long = sum(split.num_too_long for split in splits)
     alike = sum(each.num_alike for each in counts)
+    whole = sum(counts, NOT_COUNTED)
     allowed = job.max_dropped.get(role)
-    if allowed is not None and too_long + alike > allowed * num_rows:
-        longest = max(each.longest_prompt for each in counts)
-        raise TooManyLeftOut(_complaint(job, role, num_rows, too_long, alike, longest))
+    if allowed is not None and too_long + alike + whole.num_refused > allowed * num_rows:
+        raise TooManyLeftOut(_complaint(job, role, whole, too_long, name or f"{job.name}.{role}"))
     num_tokens = sum(each.num_tokens for each in counts)
     metrics = {
         "prompts_too_long": too_long,
@@ -115,6 +128,8 @@ def encoding_metrics(job: StageJob, role: str, splits: Sequence[Encoded]) -> dic
         "unknown_token_share": sum(each.num_unknown for each in counts) / num_tokens,
         "single_byte_share": sum(each.num_bytes for each in counts) / num_tokens,
     }
+    if whole.num_refused:
+        metrics["refused_rows"] = whole.num_refused
     num_responses = sum(each.num_responses for each in counts)
     if num_responses:
         cut = sum(each.num_cut for each in counts)
@@ -130,21 +145,26 @@ def comparison_metrics(job: StageJob, role: str, splits: Sequence[Encoded]) -> d
     }
 
 
-def _complaint(job: StageJob, role: str, num_rows: int, too_long: int, alike: int, longest: int) -> str:
+def _complaint(job: StageJob, role: str, counts: EncodingCounts, too_long: int, name: str) -> str:
     limits = job.generation
     parts = []
     if too_long:
         parts.append(
             f"{too_long} prompts are longer than generation.max_prompt_tokens={limits.max_prompt_tokens} "
-            f"(the longest has {longest} tokens)"
+            f"(the longest has {counts.longest_prompt} tokens)"
         )
-    if alike:
+    if counts.num_alike:
         parts.append(
-            f"{alike} rows have responses that are the same tokens, cut off at "
+            f"{counts.num_alike} rows have responses that are the same tokens, cut off at "
             f"generation.max_response_tokens={limits.max_response_tokens}"
         )
+    if counts.num_refused:
+        fit = "row does not fit" if counts.num_refused == 1 else "rows do not fit"
+        parts.append(f"{counts.num_refused} {fit} the model's chat template")
+    shown = "".join(f"\n  {each}" for each in counts.refused)
     return (
-        f"{job.name}.{role}: {too_long + alike} of {num_rows} rows cannot be used, more than the dataset's "
-        f"max_dropped={job.max_dropped[role]:g} allows: {'; '.join(parts)}. Raise the limit, shorten the texts, or raise "
-        "max_dropped to train without those rows"
+        f"{name}: {too_long + counts.num_alike + counts.num_refused} of {counts.num_rows} rows cannot be used, "
+        f"more than the dataset's max_dropped={job.max_dropped[role]:g} allows: {'; '.join(parts)}. Raise the limit, "
+        "shorten the texts, correct the rows, or raise max_dropped to train without those rows"
+        + (f". The first that do not fit the template:{shown}" if shown else "")
     )

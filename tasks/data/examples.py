@@ -14,16 +14,16 @@ from transformers import PreTrainedTokenizerBase
 from vantage.models.conversations import encode_conversations
 from vantage.models.folders import load_tokenizer
 from vantage.models.pinned_date import pin_date
-from vantage.models.prompts import decode_all, encode_responses, stop_token_ids
-from vantage.models.prompts import encode_prompts as prompts_to_ids
+from vantage.models.prompts import decode_all, stop_token_ids
 from vantage.models.sequences import Sequences, Spans, collate
 from vantage.models.stop_strings import StopStrings, before_stop, special_stops
 from vantage.models.turn_end import without_end
-from vantage.schemas.conversations import Message, Prompt
+from vantage.schemas.conversations import Message
 from vantage.schemas.recipe.inputs import Generation
 from vantage.schemas.recipe.stages import TrainOn
 from vantage.schemas.records.job import StageJob
-from vantage.tasks.data.encoding_counts import NOT_COUNTED, EncodingCounts, count_tokens
+from vantage.tasks.data.encoded_rows import encode_rows
+from vantage.tasks.data.encoding_counts import NOT_COUNTED, EncodingCounts
 from vantage.tasks.data.rows import Row, column_names, row_batches
 from vantage.tasks.data.token_rows import GroupedRows, JsonRowsWriter, TokenRowsWriter
 from vantage.tasks.training.measured import clusters_of_ids
@@ -227,13 +227,13 @@ def read_prompts(folder: Path, split: str, codec: Codec) -> Prompts:
     texts, answers, conversations = (JsonRowsWriter(codec.scratch) for _ in range(3))
     counts, num_too_long = NOT_COUNTED, 0
     for rows in row_batches(folder, split, _ROWS_AT_ONCE):
-        encoded, fits = _encode_prompts(rows, codec)
-        ids.extend(encoded[i] for i in fits)
-        texts.extend(rows[i]["prompt"] for i in fits)
-        answers.extend(rows[i].get("answer") for i in fits)
-        conversations.extend(rows[i]["messages"] for i in fits if has_turns)
-        counts, num_too_long = counts + _count(codec, encoded, []), num_too_long + len(rows) - len(fits)
-    _refuse_no_fit(counts.num_rows, num_too_long, counts.shortest_prompt, codec)
+        encoded = encode_rows(rows, (), codec)
+        ids.extend(encoded.prompt_ids)
+        texts.extend(row["prompt"] for row in encoded.rows)
+        answers.extend(row.get("answer") for row in encoded.rows)
+        conversations.extend(row["messages"] for row in encoded.rows if has_turns)
+        counts, num_too_long = counts + encoded.counts(codec), num_too_long + encoded.num_too_long
+    _refuse_no_fit(counts, num_too_long, codec)
     log.info("%s: %s rows, %s of them with a prompt that is too long", split, counts.num_rows, num_too_long)
     return Prompts(
         texts=texts.rows(),
@@ -284,12 +284,12 @@ def read_completions(
         subgroups += [
             names.setdefault(row["subgroup"], row["subgroup"]) for row in part.rows if has_subgroups
         ]
-        counts, num_too_long = counts + part.counts, num_too_long + len(rows) - part.num_fitting
+        counts, num_too_long = counts + part.counts, num_too_long + part.num_too_long
         num_kept += len(part.rows)
         if enough is not None and num_kept >= enough:
             break
     log.info("%s: %s rows, %s of them with a prompt that is too long", split, counts.num_rows, num_too_long)
-    _refuse_no_fit(counts.num_rows, num_too_long, counts.shortest_prompt, codec)
+    _refuse_no_fit(counts, num_too_long, codec)
     if not len(kept := prompts.rows()):
         raise _nothing_differs(counts.num_rows - num_too_long, codec)
     return Completions(
@@ -313,23 +313,22 @@ class _Part:
     prompt_ids: list[list[int]]
     response_ids: dict[str, list[list[int]]]
     counts: EncodingCounts
-    num_fitting: int
-    """Rows whose prompt fits."""
+    num_too_long: int
+    """Rows whose prompt does not fit."""
     learnt: list[list[int]]
     """As in ``Completions``; empty: all of each response is."""
 
 
 def _encode_completions(rows: list[Row], columns: Sequence[str], codec: Codec) -> _Part:
-    ids, fits = _encode_prompts(rows, codec)
-    encoded = {column: _encode_responses([rows[i][column] for i in fits], codec) for column in columns}
-    sides = list(zip(*encoded.values(), strict=True))
+    encoded = encode_rows(rows, columns, codec)
+    sides = encoded.response_ids
     kept = [place for place, side in enumerate(sides) if len(side) < 2 or any(_differ(side))]
     return _Part(
-        rows=[rows[fits[place]] for place in kept],
-        prompt_ids=[ids[fits[place]] for place in kept],
-        response_ids={column: [each[place][0] for place in kept] for column, each in encoded.items()},
-        counts=_count(codec, ids, [each for side in sides for each in side], num_alike=len(fits) - len(kept)),
-        num_fitting=len(fits),
+        rows=[encoded.rows[place] for place in kept],
+        prompt_ids=[encoded.prompt_ids[place] for place in kept],
+        response_ids={column: [sides[place][n][0] for place in kept] for n, column in enumerate(columns)},
+        counts=encoded.counts(codec, num_alike=len(sides) - len(kept)),
+        num_too_long=encoded.num_too_long,
         learnt=[],
     )
 
@@ -362,24 +361,18 @@ def read_rankings(folder: Path, split: str, codec: Codec) -> Rankings:
     prompts, responses, ranks = (TokenRowsWriter(codec.scratch) for _ in range(3))
     counts, num_too_long = NOT_COUNTED, 0
     for rows in row_batches(folder, split, _ROWS_AT_ONCE):
-        ids, fits = _encode_prompts(rows, codec)
-        encoded = _encode_responses([response for i in fits for response in rows[i]["responses"]], codec)
-        waiting = iter(encoded)
+        encoded = encode_rows(rows, ["responses"], codec)
         num_alike = 0
-        for i in fits:
-            of_prompt, places, is_alike = _ranked(
-                [next(waiting)[0] for _ in rows[i]["responses"]], _places(rows[i]["ranks"])
-            )
+        for row, ids, sides in zip(encoded.rows, encoded.prompt_ids, encoded.response_ids, strict=True):
+            of_prompt, places, is_alike = _ranked([side for side, _ in sides], _places(row["ranks"]))
             num_alike += is_alike
             if len(set(places)) > 1:
-                prompts.extend([ids[i]])
+                prompts.extend([ids])
                 responses.extend(of_prompt)
                 ranks.extend([places])
-        counts, num_too_long = (
-            counts + _count(codec, ids, encoded, num_alike=num_alike),
-            num_too_long + len(rows) - len(fits),
-        )
-    _refuse_no_fit(counts.num_rows, num_too_long, counts.shortest_prompt, codec)
+        counts = counts + encoded.counts(codec, num_alike=num_alike)
+        num_too_long += encoded.num_too_long
+    _refuse_no_fit(counts, num_too_long, codec)
     log.info("%s: %s rows, %s of them with a prompt that is too long", split, counts.num_rows, num_too_long)
     if not len(kept := prompts.rows()):
         raise _nothing_differs(counts.num_rows - num_too_long, codec)
@@ -426,45 +419,13 @@ def _places(ranks: Sequence[float]) -> list[int]:
     return [place_of[rank] for rank in ranks]
 
 
-def _encode_prompts(rows: Sequence[Row], codec: Codec) -> tuple[list[list[int]], list[int]]:
-    """Ids of every row's prompt, and which rows fit."""
-    limit = codec.generation.max_prompt_tokens
-    prompts: list[Prompt] = [row.get("messages") or row["prompt"] for row in rows]
-    ids = prompts_to_ids(codec.tokenizer, prompts, chat=codec.chat)
-    return ids, [i for i, prompt in enumerate(ids) if len(prompt) <= limit]
-
-
-def _refuse_no_fit(num_rows: int, num_too_long: int, shortest: int, codec: Codec) -> None:
-    if num_too_long == num_rows:
+def _refuse_no_fit(counts: EncodingCounts, num_too_long: int, codec: Codec) -> None:
+    if counts.num_refused == counts.num_rows:
         raise NothingLeft(
-            f"generation.max_prompt_tokens={codec.generation.max_prompt_tokens} is shorter than each of the {num_rows} "
-            f"prompts (the shortest has {shortest} tokens); raise it, or shorten the template in data.*.columns"
+            f"none of the {counts.num_rows} rows fits the model's chat template; the first: {counts.refused[0]}"
         )
-
-
-def _encode_responses(texts: list[str], codec: Codec) -> list[tuple[list[int], bool]]:
-    """Ids of every response, and whether it ended."""
-    limit = codec.generation.max_response_tokens
-    return encode_responses(codec.tokenizer, texts, max_tokens=limit, chat=codec.chat)
-
-
-def _count(
-    codec: Codec,
-    prompts: Sequence[list[int]],
-    responses: Sequence[tuple[list[int], bool]],
-    *,
-    num_alike: int = 0,
-) -> EncodingCounts:
-    """Return the counts of one split, all of its prompts and the responses of those that fit."""
-    tokens = count_tokens(codec.tokenizer, [*prompts, *(ids for ids, _ in responses)])
-    return EncodingCounts(
-        num_rows=len(prompts),
-        longest_prompt=max(map(len, prompts)),
-        shortest_prompt=min(map(len, prompts)),
-        num_responses=len(responses),
-        num_cut=sum(not ended for _, ended in responses),
-        num_alike=num_alike,
-        num_tokens=tokens.num_tokens,
-        num_unknown=tokens.num_unknown,
-        num_bytes=tokens.num_bytes,
-    )
+    if num_too_long == counts.num_rows - counts.num_refused:
+        raise NothingLeft(
+            f"generation.max_prompt_tokens={codec.generation.max_prompt_tokens} is shorter than each of the {num_too_long} "
+            f"prompts (the shortest has {counts.shortest_prompt} tokens); raise it, or shorten the template in data.*.columns"
+        )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-from vantage.schemas.steps import CONTENT_COLUMNS, OPTIONAL_COLUMNS
+from vantage.schemas.steps import CONTENT_COLUMNS, MADE_COLUMNS, OPTIONAL_COLUMNS
 from vantage.tasks.data.assembly import Assembly
 from vantage.tasks.data.columns import RowMapper, WrongValue
 from vantage.tasks.data.conversations import is_transcript
@@ -304,7 +304,7 @@ def own_format(content: str) -> Format:
 
 def optional_columns(content: str) -> tuple[str, ...]:
     """Return columns that a file in our own format may have or not."""
-    return tuple(column for column in OPTIONAL_COLUMNS[content] if column != "messages")
+    return tuple(column for column in OPTIONAL_COLUMNS[content] if column not in MADE_COLUMNS)
 
 
 def _candidates(content: str, names: Collection[str]) -> Iterator[Format]:

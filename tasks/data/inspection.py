@@ -219,9 +219,22 @@ class _Tally:
 
 def responses_of(row: Row) -> list[str]:
     """Return all responses of a row."""
+    return [str(turn["content"]) for turn in turns_of_responses(row)]
+
+
+def turns_of_responses(row: Row) -> list[dict[str, str | None]]:
+    """Return all responses of a row as turns of the assistant, with their calls of tools and their reasoning."""
     if row.get("responses") is not None:
-        return [text for text in row["responses"] if text is not None]
-    return [row[column] for column in ("response", "chosen", "rejected") if row.get(column) is not None]
+        return [
+            {"role": "assistant", "content": text, "extra": None}
+            for text in row["responses"]
+            if text is not None
+        ]
+    return [
+        {"role": "assistant", "content": row[column], "extra": row.get(f"{column}_extra")}
+        for column in ("response", "chosen", "rejected")
+        if row.get(column) is not None
+    ]
 
 
 def quantiles(lengths: Sequence[int]) -> Quantiles:

@@ -1,41 +1,66 @@
 """Rows as a model reads them: the text of their tokens, and which of it is trained on."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from vantage.models.conversations import encode_conversations
-from vantage.models.prompts import encode_prompts, encode_responses
+from vantage.models.rendered_responses import UnrenderedRow
 from vantage.schemas.conversations import Message
+from vantage.schemas.recipe.inputs import Generation
 from vantage.schemas.recipe.stages import TrainOn
+from vantage.tasks.data.encoded_rows import encode_rows
 from vantage.tasks.data.examples import Codec
+
+_NO_LIMIT = 2**31 - 1
+"""The greatest that a recipe may ask for."""
 
 Part = tuple[str, bool]
 """A piece of text, and whether it is trained on."""
 
 
-def render(
-    codec: Codec, prompt: str, messages: list[Message] | None, response: str | None, *, train_on: TrainOn
-) -> tuple[list[Part], int, int]:
-    """Return the row's text in pieces, tokens of its prompt, and tokens of its response (0 without one).
+@dataclass(frozen=True)
+class Rendered:
+    """A row as tokens, of which nothing is cut off."""
 
-    Nothing is cut off.
+    parts: list[Part]
+    prompt_tokens: int
+    response_tokens: int
+    """0 without a response."""
+
+
+def render(
+    codec: Codec,
+    prompt: str,
+    messages: list[Message] | None,
+    response: Message | None,
+    *,
+    train_on: TrainOn,
+) -> Rendered:
+    """Return the row's text in pieces, and how many tokens its prompt and its response have.
+
+    Raises:
+        UnrenderedRow: the chat template refuses it or writes it otherwise, or it was rendered before.
     """
-    [ids] = encode_prompts(codec.tokenizer, [messages or prompt], chat=codec.chat)
+    row = {"prompt": prompt, "messages": messages}
+    if response is not None:
+        row |= {"response": response["content"], "response_extra": response["extra"]}
+    encoded = encode_rows([row], [] if response is None else ["response"], _without_limits(codec))
+    if encoded.refused:
+        raise UnrenderedRow(encoded.refused[0])
+    [ids] = encoded.prompt_ids
     learnt = [False] * len(ids)
     if messages is not None and train_on == "all_responses":
-        [encoded] = encode_conversations(codec.tokenizer, [messages], chat=codec.chat)
-        for begin, end in encoded.spoken:
+        [turns] = encode_conversations(codec.tokenizer, [messages], chat=codec.chat)
+        for begin, end in turns.spoken:
             learnt[begin:end] = [True] * (end - begin)
-    answer: list[int] = []
-    if response is not None:
-        [(answer, _)] = encode_responses(
-            codec.tokenizer, [response], max_tokens=len(response.encode()) + 16, chat=codec.chat
-        )
-    return (
-        _parts(codec, [*ids, *answer], [*learnt, *([True] * len(answer))]),
-        len(ids),
-        len(answer),
-    )
+    answer = [token for response_ids, _ in encoded.response_ids[0] for token in response_ids]
+    parts = _parts(codec, [*ids, *answer], [*learnt, *([True] * len(answer))])
+    return Rendered(parts, len(ids), len(answer))
+
+
+def _without_limits(codec: Codec) -> Codec:
+    return replace(codec, generation=Generation(max_prompt_tokens=_NO_LIMIT, max_response_tokens=_NO_LIMIT))
 
 
 def _parts(codec: Codec, ids: Sequence[int], learnt: Sequence[bool]) -> list[Part]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from vantage.schemas.recipe.inputs import Data
 from vantage.schemas.row_rules import COLUMN_TYPES, FAULT, FAULT_TYPE, SOURCE_ROW
 from vantage.schemas.source_files import data_format
-from vantage.schemas.steps import CONTENT_COLUMNS
+from vantage.schemas.steps import CONTENT_COLUMNS, MADE_COLUMNS
 from vantage.tasks.data.assembly import Assembly
 from vantage.tasks.data.columns import MissingColumn, RowMapper, WrongValue, short
 from vantage.tasks.data.formats import MAPPED, SAMPLE_ROWS, Format, optional_columns, own_format, recognise
@@ -43,7 +43,7 @@ class RowReader:
         self._content, self._are_single = content, are_single(content, self._mapper.columns)
         made_of = "demonstrations" if self._are_single else content
         self._assembly = Assembly(made_of, tuple(self._mapper.columns), self.format.labels, data.system)
-        self._has_messages = False
+        self._made_columns: set[str] = set()
         if self._are_single:
             for column in {"margin", "subgroup", "ranks"} & set(self._mapper.columns):
                 raise ValueError(
@@ -58,6 +58,10 @@ class RowReader:
             values = self._mapper.map(row)
             made = self._assembly.assemble(values)
             if self._are_single:
+                if made.pop("response_extra", None):
+                    raise ValueError(
+                        "an answer with calls of tools or reasoning, which graded answers cannot have"
+                    )
                 made["grade"] = grade_of(values, self.format.labels)
         except WrongValue as error:
             return Fault(error.reason, error.shown)
@@ -65,7 +69,7 @@ class RowReader:
             raise
         except ValueError as error:
             return Fault(str(error).partition(";")[0], short(row))
-        self._has_messages = self._has_messages or made["messages"] is not None
+        self._made_columns.update(column for column in MADE_COLUMNS if made.get(column) is not None)
         return made
 
     @property
@@ -113,7 +117,8 @@ class RowReader:
 
     def absent(self) -> list[str]:
         """Return the optional columns that no row had."""
-        return [*self._mapper.absent(), *([] if self._has_messages else ["messages"])]
+        made = [column for column in MADE_COLUMNS if column not in self._made_columns]
+        return [*self._mapper.absent(), *made]
 
 
 def reader_of(data: Data, content: str, rows: Iterator[SourceRow]) -> tuple[RowReader, Iterator[SourceRow]]:

@@ -114,6 +114,12 @@ def column_names(folder: Path, split: str) -> list[str]:
         return names
 
 
+def num_rows(folder: Path, split: str) -> int:
+    """Return how many rows one split has."""
+    with pq.ParquetFile(folder / f"{split}.parquet") as file:
+        return int(file.metadata.num_rows)
+
+
 def count_missing(folder: Path, split: str, column: str) -> tuple[int, int]:
     """Count the rows of one split in which the column holds nothing (all, where there is no such column), and all rows."""
     with pq.ParquetFile(folder / f"{split}.parquet") as file:

@@ -265,7 +265,6 @@ def describe(gathered: Gathered, algorithm: Algorithm, state: PolicyState) -> di
     """Describe what a rollout was like, before its updates, and the coefficients of its rewards."""
     rollout, estimates, filled = gathered.rollout, gathered.estimates, gathered.filled
     mask = rollout.sequences.response_mask
-    advantages = estimates.advantages[estimates.policy_mask]
     terms = {f"score_mean_{name}": term.mean().item() for name, term in rollout.scores.by_term.items()}
     metrics = {
         "score_mean": rollout.scores.total.mean().item(),
@@ -274,8 +273,7 @@ def describe(gathered: Gathered, algorithm: Algorithm, state: PolicyState) -> di
         "reward_mean": sequence_sums(rollout.rewards, mask).mean().item(),
         "kl_to_reference": sequence_sums(rollout.log_ratios, mask).mean().item(),
         "kl_coef": state.kl_coef,
-        "advantage_mean": advantages.mean().item(),
-        "advantage_std": advantages.std(correction=0).item(),
+        **_moments_of(estimates.advantages[estimates.policy_mask]),
         "positive_share": estimates.is_positive.float().mean().item(),
         "response_length_mean": rollout.sequences.lengths.float().mean().item(),
         "truncated_share": (~rollout.sampled.ended).float().mean().item(),
@@ -300,3 +298,13 @@ def describe(gathered: Gathered, algorithm: Algorithm, state: PolicyState) -> di
     if algorithm.kl_penalty_coef:
         metrics["kl_penalty_coef"] = state.kl_penalty_coef
     return metrics
+
+
+def _moments_of(advantages: Tensor) -> dict[str, float]:
+    """Return mean and deviation of the tokens' advantages (N,); nothing where the overlong filter left no token."""
+    if not len(advantages):
+        return {}
+    return {
+        "advantage_mean": advantages.mean().item(),
+        "advantage_std": advantages.std(correction=0).item(),
+    }

@@ -98,6 +98,27 @@ def test_gain_win_rate_and_error_by_hand() -> None:
     assert found.keys() | KL == estimated_metric_names("evaluation", has=("verifier", "samples.2"))
 
 
+def test_prompts_without_an_ngram_are_no_part_of_its_mean() -> None:
+    """Of the first prompt the candidate says nothing but the end, which leaves 3 + 3 tokens of one kind of the other.
+
+    The baseline says 2 + 2 tokens of one kind to each: so 1/4, and 1/6 − 1/4 over the second prompt alone.
+    """
+    candidate = judged([0.0] * 4, [1, 1, 4, 4], [True] * 4)
+    baseline = judged([0.0] * 4, [3] * 4, [True] * 4)
+    found = compare_texts(Pairs(candidate, baseline, 2, seed=5))
+    means = {
+        name: found[name].value for name in ("distinct_1", "baseline_distinct_1", "distinct_1_difference")
+    }
+    assert means == pytest.approx({
+        "distinct_1": 1 / 6, "baseline_distinct_1": 1 / 4, "distinct_1_difference": 1 / 6 - 1 / 4,
+    })  # fmt: skip
+    assert [found[name].num_clusters for name in means] == [1, 2, 1]
+    assert found["distinct_3"].value == pytest.approx(1 / 2)  # one trigram twice
+    assert found["baseline_distinct_3"].value != found["baseline_distinct_3"].value, (
+        "nobody said three tokens"
+    )
+
+
 def test_equal_responses_are_ties_though_their_scores_were_rounded_otherwise() -> None:
     """Of equal responses the first pair is a tie; the second was cut off on one side alone, so that it is not equal."""
 

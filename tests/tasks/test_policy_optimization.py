@@ -1,5 +1,7 @@
 """One policy update looked at from outside: micro-batches change nothing, the switches do what they say."""
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -207,3 +209,17 @@ def test_a_rollout_is_described_in_plain_means(rolled: Rolled) -> None:
     assert described["score_mean"] == pytest.approx(
         sum(rollout.scores.total.tolist()) / len(lengths), rel=1e-5
     )
+
+
+def test_where_the_filter_leaves_no_token_the_advantages_have_no_mean(rolled: Rolled) -> None:
+    """All responses were cut off: two metrics are undefined and left out, and all others are numbers."""
+    job, _, rollout, old_values = rolled
+    cut = replace(rollout, sampled=replace(rollout.sampled, ended=torch.zeros_like(rollout.sampled.ended)))
+    algorithm = job.work.algorithm.model_copy(update={"overlong_filter": True})
+    estimates = estimate(cut, algorithm, old_values=old_values)
+    filled = Filled(scored=Scored(cut.sampled, cut.scores), rounds=1, uniform_share=0.25)
+    gathered = Gathered(filled, RunningMoments(), cut, None, None, estimates, {})
+    described = describe(gathered, algorithm, initial_state(job))
+    assert described.keys().isdisjoint({"advantage_mean", "advantage_std"})
+    assert described["truncated_share"] == 1.0
+    assert all(math.isfinite(each) for each in described.values())

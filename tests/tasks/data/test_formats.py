@@ -68,7 +68,7 @@ PREFERENCES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("row", DEMONSTRATIONS, ids=lambda row: "-".join(row))
 def test_demonstrations(row: dict[str, Any]) -> None:
     _, made = read([row] * 3, "demonstrations")
-    assert made == {"prompt": Q, "response": GOOD, "messages": None}
+    assert made == {"prompt": Q, "response": GOOD, "messages": None, "response_extra": None}
 
 
 @pytest.mark.parametrize("row", PREFERENCES, ids=lambda row: "-".join(row))

@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,29 @@ def test_metrics_are_named_as_the_table_names_them() -> None:
         "calibration_error",
     }
     assert uncertainty_of_diagnosis(diagnosis).keys() == names
+
+
+def test_the_order_of_responses_is_read_half_way_through_each() -> None:
+    """Kendall's τ from every pair of responses to a prompt, at token ⌊L/2⌋ of each; at the last token it is another."""
+    values, returns, mask, prompts = batch(7)
+    lengths = mask.sum(dim=1).tolist()
+
+    def tau(places: list[int]) -> float:
+        agreeing = pairs = 0.0
+        for first, second in combinations(range(len(prompts)), 2):
+            if prompts[first] == prompts[second]:
+                found, predicted = (
+                    float(each[first, places[first]] - each[second, places[second]])
+                    for each in (returns, values)
+                )
+                pairs += found != 0
+                agreeing += math.copysign(1.0, found) * math.copysign(1.0, predicted) * (found != 0)
+        return agreeing / pairs
+
+    measured = diagnosis_metrics(diagnosed(values, returns, mask, prompts))["rank_correlation"]
+    assert measured == pytest.approx(tau([length // 2 for length in lengths]))
+    assert measured != pytest.approx(tau([length - 1 for length in lengths]))
+    assert measured != pytest.approx(tau([0] * len(lengths)))
 
 
 def test_the_longest_responses_have_the_last_name() -> None:

@@ -260,6 +260,34 @@ def test_demonstrations_add_their_weighted_nll_per_token(rolled: Rolled) -> None
     assert_same_gradient((policy_gradient_of(with_ptx) - policy_gradient_of(without)) / 0.7, expected)
 
 
+@pytest.mark.parametrize("microbatch_size", [None, 2])
+def test_right_responses_are_imitated_per_token_of_those_that_the_filter_leaves(
+    rolled: Rolled, microbatch_size: int | None
+) -> None:
+    """Against torch's cross-entropy: rows 0, 2, 3, 5 ended, and of these all but the lowest score are right."""
+    ended, scores = [0, 2, 3, 5], rolled.rollout.scores.total.tolist()
+    threshold = min(scores[row] for row in ended)
+    right = [row for row in ended if scores[row] > threshold]
+    switches = {**SWITCHES["overlong filter"], "positive_threshold": threshold}
+    imitating, metrics = rolled.update(
+        {**switches, "positive_nll_coef": 0.7}, microbatch_size=microbatch_size
+    )
+    without, _ = rolled.update({**switches, "positive_nll_coef": 0.0}, microbatch_size=microbatch_size)
+    oracle, sequences = load_policy(rolled.job.inputs["init"]), rolled.rollout.sequences
+    nll, num_tokens = torch.zeros(()), 0
+    for row in right:
+        prompt, response = sequences.prompt_rows()[row], sequences.response_rows()[row]
+        logits = oracle(torch.tensor([prompt + response])).logits[0] / rolled.models.temperature
+        predicting = logits[len(prompt) - 1 : len(prompt) + len(response) - 1]
+        nll = nll + cross_entropy(predicting, torch.tensor(response), reduction="sum")
+        num_tokens += len(response)
+    (nll / num_tokens).backward()
+    assert 0 < len(right) < len(ended)
+    assert metrics["positive_nll"] == pytest.approx((nll / num_tokens).item(), rel=1e-5)
+    expected = torch.cat([p.grad.flatten() for p in oracle.parameters() if p.grad is not None])
+    assert_same_gradient((policy_gradient_of(imitating) - policy_gradient_of(without)) / 0.7, expected)
+
+
 def test_a_shared_trunk_learns_from_policy_loss_plus_weighted_value_loss(rolled: Rolled) -> None:
     """The gradient grows with value_coef by that of ½·mean (V − target)², V read by the head off the policy's trunk."""
     switches = {**SWITCHES["shared trunk"], "value_clip_range": None}

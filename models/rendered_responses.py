@@ -1,0 +1,197 @@
+"""Responses as the chat template writes them after their prompts: what training must learn is what serving will read.
+
+The template renders the prompt up to where the response begins, and the whole conversation. What the second has beyond
+the first is the response: reasoning and calls of tools in the template's own writing, without what the template has
+opened already. Then the ids of prompt and response are those of the whole conversation.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import jinja2
+from transformers import PreTrainedTokenizerBase
+
+from vantage.models.chat_template import around_words, render_turns, uses_chat
+from vantage.models.tokenising import continuations
+from vantage.models.turn_end import end_token_id
+from vantage.schemas.conversations import Message, Prompt, extras_of
+
+_END_OF_THINKING = "</think>"
+_SHOWN = 300
+
+
+class UnrenderedRow(ValueError):
+    """A row that the chat template refuses, or writes otherwise than it would be read."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """What the model has to write after a prompt, without the token that closes it."""
+
+    text: str
+    is_markup: bool
+    """The template wrote a part of it, whose special tokens are tokens."""
+
+
+class ResponseRenderer:
+    """Renders responses with one tokenizer's chat template; without a template their text stands as it is."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, chat: bool | None) -> None:
+        self._tokenizer, self._chat = tokenizer, chat
+        self._is_chat = uses_chat(tokenizer, chat)
+
+    def encode(
+        self, prompts: Sequence[Prompt], responses: Sequence[Message]
+    ) -> list[list[int] | UnrenderedRow]:
+        """Ids of each response after its prompt, with the token that closes it; in its place what is wrong with it."""
+        found = [self._try(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
+        texts = iter(self._tokenised(found, is_markup=False))
+        markup = iter(self._tokenised(found, is_markup=True))
+        end = end_token_id(self._tokenizer, chat=self._chat)
+        rows: list[list[int] | UnrenderedRow] = []
+        for each in found:
+            if isinstance(each, UnrenderedRow):
+                rows.append(each)
+            elif each.is_markup:
+                rows.append(self._closed(next(markup), each))
+            else:
+                rows.append([*next(texts), end])
+        return rows
+
+    def words(self, prompt: Prompt, response: Message) -> Words:
+        """Return what the model has to write after ``prompt``.
+
+        Raises:
+            UnrenderedRow: the template refuses the conversation, leaves out a part of the response, or does not begin it
+                as the prompt ends.
+        """
+        if not self._is_chat:
+            if response["extra"] and set(extras_of(response)) & {"tool_calls", "reasoning_content"}:
+                raise UnrenderedRow(
+                    "a response with tool_calls or reasoning_content, and the model has no chat template that writes them"
+                )
+            return Words(response["content"], is_markup=False)
+        begin, whole = self._rendered(prompt, None), self._rendered(prompt, response)
+        if whole.startswith(begin):
+            return self._after(whole[len(begin) :], whole, begin, response)
+        opened = self._opened(prompt, begin)
+        content = response["content"]
+        if opened and not response["extra"] and content.startswith(opened.strip()):
+            rest = (
+                content.removeprefix(opened) if content.startswith(opened) else content[len(opened.strip()) :]
+            )
+            return Words(rest, is_markup=False)
+        raise _differs("the chat template does not begin this response as its prompt ends", begin, whole)
+
+    def _after(self, tail: str, whole: str, begin: str, response: Message) -> Words:
+        """Return the response that the template wrote behind ``begin``."""
+        opening, closing = self._around
+        content = response["content"]
+        if tail == opening + content + closing and not response["extra"]:
+            return Words(opening + content, is_markup=False)
+        is_closed = bool(closing) and tail.endswith(closing)
+        words = tail.removesuffix(closing) if is_closed else tail
+        without_thinking = content.rpartition(_END_OF_THINKING)[2]
+        is_past = without_thinking != content and _squeezed(words) == _squeezed(without_thinking)
+        if is_past and not response["extra"]:
+            return Words(
+                opening + content, is_markup=False
+            )  # the template is made for turns that lie in the past
+        shown = _squeezed(begin[-_SHOWN:] + words)
+        missing = [part for part in _parts(response) if _squeezed(part) not in shown]
+        if missing:
+            raise _differs(f"the chat template leaves out {missing[0][:80]!r}", begin + content, whole)
+        if tail != opening + content + closing and (response["extra"] or not is_closed):
+            return Words(tail, is_markup=True)
+        return Words(words, is_markup=False)
+
+    def _closed(self, ids: list[int], words: Words) -> list[int] | UnrenderedRow:
+        """Return the ids up to the last token that closes a turn."""
+        for ends in ({end_token_id(self._tokenizer, chat=self._chat)}, self._special_ids):
+            last = next((place for place in reversed(range(len(ids))) if ids[place] in ends), None)
+            if last is not None:
+                return ids[: last + 1]
+        return UnrenderedRow(f"the chat template does not close the turn {words.text[-80:]!r}")
+
+    def _tokenised(self, found: Sequence[Words | UnrenderedRow], *, is_markup: bool) -> Iterator[list[int]]:
+        texts = [each.text for each in found if isinstance(each, Words) and each.is_markup == is_markup]
+        return iter(continuations(self._tokenizer, texts, as_text=not is_markup))
+
+    def _try(self, prompt: Prompt, response: Message) -> Words | UnrenderedRow:
+        try:
+            return self.words(prompt, response)
+        except UnrenderedRow as error:
+            return error
+
+    def _rendered(self, prompt: Prompt, response: Message | None) -> str:
+        try:
+            return render_turns(self._tokenizer, prompt, response)
+        except jinja2.TemplateError as error:
+            raise UnrenderedRow(f"the model's chat template refuses it: {error}") from error
+
+    def _opened(self, prompt: Prompt, begin: str) -> str:
+        """Return what the prompt's end has opened of the response, as ``<think>``, beyond what begins each turn."""
+        words = Message(role="assistant", content="words", extra=None)
+        before, found, _ = self._rendered(prompt, words).rpartition("words")
+        return begin.removeprefix(before) if found and begin.startswith(before) else ""
+
+    @cached_property
+    def _around(self) -> tuple[str, str]:
+        return around_words(self._tokenizer)
+
+    @cached_property
+    def _special_ids(self) -> set[int]:
+        return {i for i, token in self._tokenizer.added_tokens_decoder.items() if token.special}
+
+
+def control_tokens(tokenizer: PreTrainedTokenizerBase, *, chat: bool | None) -> tuple[str, ...]:
+    """Return the special tokens that say where texts and turns begin and end: a text that spells one was rendered before.
+
+    BOS, EOS, and where a chat template is used, the special tokens that it writes around turns. Other special tokens
+    (such as those for code) may be a text's own, and stay text.
+    """
+    named = [tokenizer.bos_token, tokenizer.eos_token]
+    if uses_chat(tokenizer, chat):
+        turn = render_turns(tokenizer, "?", "words") + render_turns(tokenizer, "?")
+        special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+        named += [token for token in special if token in turn]
+    return tuple(dict.fromkeys(token for token in named if token and len(token.strip()) > 2))
+
+
+def spelled(tokens: Sequence[str], texts: Sequence[str]) -> list[str]:
+    """Return the tokens that stand spelled out in the texts, each as often as it stands there."""
+    if not tokens:
+        return []
+    pattern = re.compile("|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True)))
+    return [found for text in texts for found in pattern.findall(text)]
+
+
+def _parts(response: Message) -> list[str]:
+    """Return what a rendering has to hold: text, reasoning, and the names of the tools that are called."""
+    extras = extras_of(response)
+    reasoning, _, answer = response["content"].rpartition(_END_OF_THINKING)
+    calls = extras.get("tool_calls") or []
+    names = [str((call.get("function") or call).get("name", "")) for call in calls]
+    said = [
+        answer,
+        reasoning.strip().removeprefix("<think>"),
+        str(extras.get("reasoning_content") or ""),
+        *names,
+    ]
+    return [part for part in said if part.strip()]
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+def _differs(reason: str, read: str, whole: str) -> UnrenderedRow:
+    """Return the fault, with what would be read and what the template writes, from where they part."""
+    at = next((i for i, (one, other) in enumerate(zip(read, whole, strict=False)) if one != other), 0)
+    start = max(0, at - 40)
+    return UnrenderedRow(
+        f"{reason}: the prompt and the response are {read[start : start + _SHOWN]!r}, and the template writes "
+        f"{whole[start : start + _SHOWN]!r}"
+    )

@@ -1,0 +1,135 @@
+"""Rows of text as token ids, as the model's chat template writes them; rows that it does not write are told apart."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import jinja2
+
+from vantage.models.prompts import encode_prompts
+from vantage.models.rendered_responses import ResponseRenderer, UnrenderedRow, control_tokens, spelled
+from vantage.schemas.conversations import Message, Prompt
+from vantage.tasks.data.encoding_counts import SHOWN_REFUSED, EncodingCounts, count_tokens
+from vantage.tasks.data.rows import Row
+
+if TYPE_CHECKING:
+    from vantage.tasks.data.examples import Codec
+
+_SHOWN = 60
+Ended = tuple[list[int], bool]
+"""Ids of a response, and whether it ended within ``generation.max_response_tokens``."""
+
+
+@dataclass(frozen=True)
+class EncodedRows:
+    """Those of some rows that can be used, with their ids."""
+
+    rows: list[Row]
+    prompt_ids: list[list[int]]
+    response_ids: list[list[Ended]]
+    """Row → its responses, in the order of the columns or of the list."""
+    num_too_long: int
+    all_prompts: list[list[int]]
+    """Those that are too long included."""
+    refused: list[str]
+    """Of each row that the template does not write: which, and why."""
+
+    def counts(self, codec: "Codec", *, num_alike: int = 0) -> EncodingCounts:
+        """Return the counts of these rows: of all prompts, and of the responses of those that fit."""
+        responses = [each for row in self.response_ids for each in row]
+        tokens = count_tokens(codec.tokenizer, [*self.all_prompts, *(ids for ids, _ in responses)])
+        lengths = list(map(len, self.all_prompts))
+        nothing = EncodingCounts()
+        return EncodingCounts(
+            num_rows=len(self.all_prompts) + len(self.refused),
+            longest_prompt=max(lengths, default=nothing.longest_prompt),
+            shortest_prompt=min(lengths, default=nothing.shortest_prompt),
+            num_responses=len(responses),
+            num_cut=sum(not ended for _, ended in responses),
+            num_alike=num_alike,
+            num_tokens=tokens.num_tokens,
+            num_unknown=tokens.num_unknown,
+            num_bytes=tokens.num_bytes,
+            num_refused=len(self.refused),
+            refused=tuple(self.refused[:SHOWN_REFUSED]),
+        )
+
+
+def encode_rows(rows: Sequence[Row], columns: Sequence[str], codec: "Codec") -> EncodedRows:
+    """Return ids of prompts and of the responses in ``columns``, each a text or, as ``responses``, a list of texts.
+
+    Responses are cut off at the recipe's limit. A row is refused that spells out a token which says where a turn or a
+    text begins or ends: it was rendered before. So is one that the template refuses, or of which it leaves out a part.
+    """
+    tokens = control_tokens(codec.tokenizer, chat=codec.chat)
+    refused = {i: reason for i, row in enumerate(rows) if (reason := _rendered_before(row, columns, tokens))}
+    prompts = {i: _prompt_of(row) for i, row in enumerate(rows) if i not in refused}
+    ids = _encode_prompts(prompts, codec, refused)
+    fits = [i for i, each in ids.items() if len(each) <= codec.generation.max_prompt_tokens]
+    num_too_long = len(ids) - len(fits)
+    renderer = ResponseRenderer(codec.tokenizer, chat=codec.chat)
+    asked = [(i, response) for i in fits for response in _responses_of(rows[i], columns)]
+    encoded = renderer.encode([prompts[i] for i, _ in asked], [response for _, response in asked])
+    limit = codec.generation.max_response_tokens
+    of_rows: dict[int, list[Ended]] = {i: [] for i in fits}
+    for (i, _), response in zip(asked, encoded, strict=True):
+        if isinstance(response, UnrenderedRow):
+            refused.setdefault(i, str(response))
+        else:
+            of_rows[i].append((response[:limit], len(response) <= limit))
+    kept = [i for i in fits if i not in refused]
+    return EncodedRows(
+        rows=[rows[i] for i in kept],
+        prompt_ids=[ids[i] for i in kept],
+        response_ids=[of_rows[i] for i in kept],
+        num_too_long=num_too_long,
+        all_prompts=[each for i, each in ids.items() if i not in refused],
+        refused=[f"{rows[i]['prompt'][:_SHOWN]!r}: {reason}" for i, reason in sorted(refused.items())],
+    )
+
+
+def _encode_prompts(
+    prompts: dict[int, Prompt], codec: "Codec", refused: dict[int, str]
+) -> dict[int, list[int]]:
+    """Return ids by row; what the template refuses is added to ``refused``."""
+
+    def encoded(rows: Sequence[int]) -> dict[int, list[int]]:
+        found = encode_prompts(codec.tokenizer, [prompts[i] for i in rows], chat=codec.chat)
+        return dict(zip(rows, found, strict=True))
+
+    try:
+        return encoded(list(prompts))
+    except (ValueError, jinja2.TemplateError):
+        ids: dict[int, list[int]] = {}
+        for i in prompts:
+            try:
+                ids |= encoded([i])
+            except (ValueError, jinja2.TemplateError) as error:
+                refused[i] = str(error).partition(";")[0]
+        return ids
+
+
+def _rendered_before(row: Row, columns: Sequence[str], tokens: Sequence[str]) -> str | None:
+    """Return why a row is refused that holds a token of the template as text."""
+    messages = row.get("messages") or []
+    texts = [row["prompt"], *(text for turn in messages for text in (turn["content"], turn["extra"]) if text)]
+    for response in _responses_of(row, columns):
+        texts += [response["content"], response["extra"] or ""]
+    found = spelled(tokens, texts)
+    if not found:
+        return None
+    return f"holds {found[0]} as text, as rows do that a chat template has rendered already"
+
+
+def _prompt_of(row: Row) -> Prompt:
+    prompt: Prompt = row.get("messages") or row["prompt"]
+    return prompt
+
+
+def _responses_of(row: Row, columns: Sequence[str]) -> list[Message]:
+    found = []
+    for column in columns:
+        texts = row[column] if isinstance(row[column], list) else [row[column]]
+        extra = row.get(f"{column}_extra")
+        found += [Message(role="assistant", content=text, extra=extra) for text in texts]
+    return found
