@@ -75,7 +75,7 @@ OTHER_MODEL_PREFIX = "models."
 MERGED_PREFIX = "merged."
 """Prefix of the implicit steps that merge adapters."""
 
-BUILTIN_VERIFIERS = ("arithmetic", "arithmetic_long")
+BUILTIN_VERIFIERS = ("arithmetic", "arithmetic_long", "arithmetic_habit")
 """Names of the built-in verifiers; a recipe's own are in its ``verifiers``."""
 
 

@@ -38,7 +38,7 @@ UNSET_SOURCE = "?"
 BUILTIN_MODELS = (str(Builtin("tiny")), str(Builtin("nano")))
 BUILTIN_DATA = tuple(
     str(Builtin(name, kind))
-    for name in ("arithmetic", "arithmetic_long")
+    for name in ("arithmetic", "arithmetic_long", "arithmetic_habit")
     for kind in ("demonstrations", "preferences", "prompts")
 )
 

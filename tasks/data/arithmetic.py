@@ -11,9 +11,15 @@ model of a million parameters learns that in a minute, whereas it learns to chec
 a count that jumps, a step left out, or an answer that does not repeat the last digit. What follows a slip is counted
 correctly from the wrong digit, so a response with slips ends in a wrong answer.
 
-There are two sizes of it, which differ in their `Dial` alone: `SHORT` (``builtin:arithmetic``, up to 6 steps, about 30
+There are three forms of it, which differ in their `Dial` alone: `SHORT` (``builtin:arithmetic``, up to 6 steps, about 30
 tokens) is learned in a minute; `LONG` (``builtin:arithmetic_long``, 5 to 14 steps, about 80 tokens) is long enough that
-it matters how a reward at the end reaches the first tokens.
+it matters how a reward at the end reaches the first tokens. `HABIT` (``builtin:arithmetic_habit``) is as short as
+`SHORT`, but its demonstrations have a *habit*: where a step passes between 9 and 0, they slip more often than not, and
+always in the same way. So the most likely response of a policy that imitates them is wrong wherever that happens:
+
+    prompt      8 a+3?
+    right       a+3:8901 #1
+    by habit    a+3:8945 #5
 
 Everything is a pure function of the seed. Which side of a split a problem is on is decided by its prompt, as for any
 other data.
@@ -46,6 +52,9 @@ class Dial:
     short_pairs: tuple[int, int]
     long_pairs: tuple[int, int]
     """Fewest and most steps of a preference pair, for the `SHORT_PAIR_SHARE` and for the others."""
+    habit_rate: float | None = None
+    """Chance that a step of a demonstration that passes between 9 and 0 slips by habit; it slips in no other way. None: no
+    habit, and such a step is like any other."""
 
     @property
     def max_steps(self) -> int:
@@ -78,7 +87,18 @@ LONG = Dial(
     short_pairs=(1, 4),
     long_pairs=(5, 14),
 )
-DIALS = {dial.name: dial for dial in (SHORT, LONG)}
+HABIT = Dial(
+    name="arithmetic_habit",
+    letters="abcdef",
+    min_steps=1,
+    # A fifth of all steps pass between 9 and 0, so 45 % of the problems have one. A critic that knew all that can be known
+    # would have an explained variance of 0.71.
+    slip_rates=(0.1, 0.04, 0.02, 0.02, 0.01, 0.01),
+    short_pairs=(1, 2),
+    long_pairs=(3, 6),
+    habit_rate=0.65,
+)
+DIALS = {dial.name: dial for dial in (SHORT, LONG, HABIT)}
 
 ANSWER_SLIP_RATE = 0.02
 """Chance that the answer of a demonstration does not repeat the last digit."""
@@ -98,6 +118,10 @@ SHORT_PAIR_SHARE = 0.5
 SLIP_DISTANCES = (4, 5)
 """By how many places of the dial a slipped digit is off. Few, so that there are few wrong pairs of neighbours to know:
 a reward model of this size learns 20 of them within its minute, and misses some of 50."""
+
+HABIT_DISTANCE = 4
+"""The same for a slip by habit: a count writes 94 for 90, and 03 for 09. A multiple of it is a multiple of 10 only after
+five such slips, so they do not make up for each other."""
 
 _PROMPT = re.compile(r"([0-9])((?: [a-z][+-][1-9])+)\?")
 _ANSWER = re.compile(r"(?:[^#]* )?#([0-9])")
@@ -135,13 +159,20 @@ def demonstrations(*, seed: int, count: int, dial: Dial = SHORT) -> Iterator[dic
     rng = random.Random(f"{dial.name}/demonstrations/{seed}")
     for _ in range(count):
         problem = _draw_problem(rng, num_steps=rng.randint(dial.min_steps, dial.max_steps))
-        slip_places = _draw_places(rng, rates=(*dial.slip_rates[: len(problem.changes)], ANSWER_SLIP_RATE))
-        response = _write_response(problem, rng, slip_places=slip_places)
+        num_steps = len(problem.changes)
+        slip_places = _draw_places(rng, rates=(*dial.slip_rates[:num_steps], ANSWER_SLIP_RATE))
+        habit_places = None
+        if dial.habit_rate is not None:
+            habit_places = _draw_places(rng, rates=(dial.habit_rate,) * num_steps)
+        response = _write_response(problem, rng, slip_places=slip_places, habit_places=habit_places)
         yield {"prompt": problem.prompt, "response": response}
 
 
 def preferences(*, seed: int, count: int, dial: Dial = SHORT) -> Iterator[dict[str, str]]:
-    """Yield rows `{prompt, chosen, rejected}`; the chosen side is clean, the rejected one has slips."""
+    """Yield rows `{prompt, chosen, rejected}`; the chosen side is clean, the rejected one has slips.
+
+    On a dial with a habit, a slip in a step that passes between 9 and 0 is the habit's.
+    """
     rng = random.Random(f"{dial.name}/preferences/{seed}")
     kinds, shares = list(PAIR_KINDS), list(PAIR_KINDS.values())
     for _ in range(count):
@@ -150,14 +181,14 @@ def preferences(*, seed: int, count: int, dial: Dial = SHORT) -> Iterator[dict[s
         clean = _write_response(problem, rng, slip_places=frozenset())
         kind = rng.choices(kinds, shares)[0]
         places = range(len(problem.changes) + 1)
-        if kind == "one":
-            rejected = _write_response(problem, rng, slip_places=frozenset({rng.choice(places)}))
-        elif kind == "many":
-            forced = {rng.choice(places)}
-            drawn = _draw_places(rng, rates=(MANY_SLIPS_RATE,) * len(places))
-            rejected = _write_response(problem, rng, slip_places=drawn | forced)
-        else:
+        if kind == "sloppy":
             rejected = _write_false_digit(clean, rng)
+        else:
+            slip_places = frozenset({rng.choice(places)})
+            if kind == "many":
+                slip_places |= _draw_places(rng, rates=(MANY_SLIPS_RATE,) * len(places))
+            habit_places = slip_places if dial.habit_rate is not None else None
+            rejected = _write_response(problem, rng, slip_places=slip_places, habit_places=habit_places)
         yield {"prompt": problem.prompt, "chosen": clean, "rejected": rejected}
 
 
@@ -258,17 +289,31 @@ def _clean_response(problem: Problem) -> str:
     return " ".join([*steps, f"#{problem.answer}"])
 
 
-def _write_response(problem: Problem, rng: random.Random, *, slip_places: frozenset[int]) -> str:
+def _write_response(
+    problem: Problem,
+    rng: random.Random,
+    *,
+    slip_places: frozenset[int],
+    habit_places: frozenset[int] | None = None,
+) -> str:
     """Return the counted-out response with a slip at each of the places.
 
     `offset` is by how much the running digit is wrong; a slip changes it, never to 0.
+
+    Args:
+        habit_places: a step that passes between 9 and 0 slips by habit if its place is among these, whatever
+            `slip_places` has. None: there is no habit.
     """
     offset, parts = 0, []
     befores = (problem.start, *problem.results)
     for place, (letter, change) in enumerate(zip(ascii_lowercase, problem.changes, strict=False)):
         before = (befores[place] + offset) % 10
         jump = None
-        if place in slip_places:
+        passing = _passes_zero_at(before, change) if habit_places is not None else None
+        if passing is not None and habit_places is not None:
+            if place in habit_places and (offset + HABIT_DISTANCE) % 10:
+                jump, offset = (passing, HABIT_DISTANCE), offset + HABIT_DISTANCE
+        elif place in slip_places:
             skipped = place > 0 and rng.choice(STEP_SLIPS) == "skip" and (offset - change) % 10 != 0
             if skipped:
                 offset -= change
@@ -279,6 +324,12 @@ def _write_response(problem: Problem, rng: random.Random, *, slip_places: frozen
     if len(problem.changes) in slip_places:
         offset += _draw_distance(rng, offset)
     return " ".join([*parts, f"#{(problem.answer + offset) % 10}"])
+
+
+def _passes_zero_at(before: int, change: int) -> int | None:
+    """Return which digit counted from `before` is the first beyond 9 or 0 (1 is the first counted one); None: none is."""
+    at = 10 - before if change > 0 else before + 1
+    return at if at <= abs(change) else None
 
 
 def _draw_distance(rng: random.Random, offset: int) -> int:
