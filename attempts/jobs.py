@@ -45,6 +45,7 @@ from vantage.schemas.steps import (
     MIXTURE_PREFIX,
     OTHER_MODEL_PREFIX,
     checked_datasets,
+    checked_role,
     content_of,
     dependencies,
     other_test_sets,
@@ -92,7 +93,11 @@ def work_of(recipe: ResolvedRecipe, step: str) -> Work:
         )
     if step == CHECKED_ROWS:
         names = checked_datasets(recipe)
-        return CheckRows(datasets=names, contents=tuple(content_of(recipe, name) for name in names))
+        return CheckRows(
+            datasets=names,
+            contents=tuple(content_of(recipe, name) for name in names),
+            max_dropped=tuple(max_dropped_of(recipe, step)[checked_role(i)] for i in range(len(names))),
+        )
     if step.startswith(VERIFIER_PREFIX):
         name = step.removeprefix(VERIFIER_PREFIX)
         verifier = recipe.verifiers.get(name) or Verifier(source=str(Builtin(name)))

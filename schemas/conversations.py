@@ -35,6 +35,11 @@ def extras_of(message: Message) -> dict[str, Any]:
     return found
 
 
+def calls_tools(extra: str | None) -> bool:
+    """Return whether the other fields of a turn hold calls of tools: then its text may be empty."""
+    return extra is not None and bool(json.loads(extra).get("tool_calls"))
+
+
 def is_one_prompt(messages: Sequence[Message]) -> bool:
     """Return whether the turns are no more than the text of one user's turn."""
     return len(messages) == 1 and messages[0]["role"] == "user" and messages[0]["extra"] is None

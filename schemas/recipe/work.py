@@ -66,6 +66,8 @@ class CheckRows(Work):
     """Datasets and mixtures, whose roles are ``data.0``, ``data.1`` …"""
     contents: tuple[Content, ...]
     """Of each."""
+    max_dropped: tuple[float, ...]
+    """Of each, the largest share of rows that cannot be used."""
 
 
 class ImportVerifier(Work):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+from vantage.schemas.conversations import calls_tools
 from vantage.schemas.steps import CONTENT_COLUMNS, MADE_COLUMNS, OPTIONAL_COLUMNS
 from vantage.tasks.data.assembly import Assembly
 from vantage.tasks.data.columns import RowMapper, WrongValue
@@ -250,7 +251,11 @@ def _reasons(
         except ValueError as error:
             yield str(error)
         else:
-            empty = [column for column in CONTENT_COLUMNS[content] if not made[column]]
+            empty = [
+                column
+                for column in CONTENT_COLUMNS[content]
+                if not made[column] and not calls_tools(made.get(f"{column}_extra"))
+            ]
             yield from (_lacking(column, made[column]) for column in empty[:1])
 
 

@@ -1,0 +1,141 @@
+"""What a last turn of the assistant says beside its text is kept, and tells rows apart."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from vantage.schemas.recipe.inputs import Content, Data
+from vantage.schemas.row_rules import REPEATED, RowCheck
+from vantage.tasks.data.inspection import inspect_file
+from vantage.tasks.data.row_reader import RowReader
+from vantage.tasks.data.source_rows import Fault
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": {"c": [1, None]}}}}
+ASKED = {"role": "user", "content": "1+1?"}
+
+
+def calling(**changes: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": [CALL], **changes}
+
+
+def made(row: dict[str, Any], content: Content = "demonstrations") -> dict[str, Any]:
+    """The row as a file that holds it three times is read."""
+    reader = RowReader(Data(source="rows.jsonl"), content, [row] * 3)
+    found = reader.read(row)
+    assert not isinstance(found, Fault), found
+    return dict(found)
+
+
+def extra(**fields: Any) -> str:
+    return json.dumps(fields, sort_keys=True, ensure_ascii=False)
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_of_a_last_turn_is_kept_by_one_name(name: str) -> None:
+    row = made({"messages": [ASKED, {"role": "assistant", "content": "2", name: "Count."}]})
+    assert (row["response"], row["response_extra"]) == ("2", extra(reasoning_content="Count."))
+
+
+def test_a_last_turn_that_only_calls_tools_is_a_demonstration() -> None:
+    row = made({"messages": [ASKED, calling()]})
+    assert (row["response"], row["response_extra"]) == ("", extra(tool_calls=[CALL]))
+
+
+@pytest.mark.parametrize("side", ["chosen", "rejected"])
+def test_of_pairs_too(side: str) -> None:
+    sides = {name: [ASKED, {"role": "assistant", "content": "2"}] for name in ("chosen", "rejected")}
+    sides[side] = [ASKED, calling(content="I add.")]
+    row = made(sides, "preferences")
+    assert (row[side], row[f"{side}_extra"]) == ("I add.", extra(tool_calls=[CALL]))
+    other = ({"chosen", "rejected"} - {side}).pop()
+    assert row[f"{other}_extra"] is None
+
+
+@pytest.mark.parametrize("in_history", [False, True])
+def test_arguments_as_a_text_and_as_an_object_are_one_row(in_history: bool) -> None:
+    function = CALL["function"]
+    as_text = {**CALL, "function": {**function, "arguments": json.dumps(function["arguments"])}}
+    rows = []
+    for call in (CALL, as_text):
+        turns = [ASKED, calling(tool_calls=[call])]
+        if in_history:
+            turns += [{"role": "tool", "content": "2"}, {"role": "assistant", "content": "2"}]
+        rows.append(made({"messages": turns}))
+    assert rows[0] == rows[1]
+
+
+def test_nulls_that_arrow_adds_are_no_fields(tmp_path: Path) -> None:
+    """Two rows whose calls have other arguments: each gets those of the other as nulls, and the tools' too."""
+    calls = [{"function": {"name": name, "arguments": {name: 1}}} for name in ("one", "two")]
+    tools = [{"function": {"name": "one", "x": 1}}, {"function": {"name": "two", "y": {"z": 2}}}]
+    rows = [
+        {"tools": tools, "messages": [{**ASKED, "tool_calls": None}, {"role": "assistant", "content": "", "tool_calls": [call]}]}
+        for call in calls
+    ]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows * 2), tmp_path / "rows.parquet")
+    _, [(_, first), (_, second)] = inspect_file(tmp_path / "rows.parquet", None)
+    for row, call in ((first, calls[0]), (second, calls[1])):
+        assert json.loads(row["response_extra"]) == {"tool_calls": [call]}
+        assert json.loads(row["messages"][0]["extra"]) == {"tools": tools}
+
+
+def test_a_null_within_arguments_that_are_a_text_was_written_there() -> None:
+    call = {"function": {"name": "find", "arguments": '{"unit": null}'}}
+    row = made({"messages": [ASKED, calling(tool_calls=[call])]})
+    assert json.loads(row["response_extra"])["tool_calls"][0]["function"]["arguments"] == {"unit": None}
+
+
+@pytest.mark.parametrize(
+    ("calls", "reason"),
+    [
+        ([{"function": {"name": "add", "arguments": "a=2"}}], "a text that is not JSON"),
+        ([{"function": {"name": "add", "arguments": "[2]"}}], "no JSON object"),
+        ("add(2)", "a text, and no JSON"),
+        ([3], "no list of calls"),
+    ],
+)
+def test_calls_that_cannot_be_read_are_a_fault_of_the_row(calls: Any, reason: str) -> None:
+    good = {"messages": [ASKED, calling()]}
+    reader = RowReader(Data(source="rows.jsonl"), "demonstrations", [good] * 3)
+    found = reader.read({"messages": [ASKED, calling(tool_calls=calls)]})
+    assert isinstance(found, Fault) and reason in found.reason
+
+
+def check(rows: list[dict[str, Any]], content: str) -> dict[str, int]:
+    """Reason → rows, of the first three fields of the made rows."""
+    table = pa.Table.from_pylist(rows)
+    checking = RowCheck(content)
+    checking.check(table)
+    return dict(checking.report().dropped)
+
+
+def test_an_empty_text_is_a_fault_unless_tools_are_called() -> None:
+    rows = [
+        {"prompt": "1?", "response": "", "response_extra": extra(tool_calls=[CALL])},
+        {"prompt": "2?", "response": "", "response_extra": extra(reasoning_content="Hm.")},
+        {"prompt": "3?", "response": "", "response_extra": None},
+    ]
+    assert check(rows, "demonstrations") == {"response is empty": 2}
+
+
+def test_rows_that_differ_in_their_calls_alone_are_two_and_a_pair() -> None:
+    calls = [extra(tool_calls=[{"function": {"name": name}}]) for name in ("one", "two")]
+    rows = [{"prompt": "1?", "response": "I do.", "response_extra": call} for call in (*calls, calls[0])]
+    assert check(rows, "demonstrations") == {REPEATED: 1}
+    pair = {"prompt": "1?", "chosen": "I do.", "rejected": "I do."}
+    pairs = [
+        {**pair, "chosen_extra": calls[0], "rejected_extra": calls[1]},
+        {**pair, "chosen_extra": calls[0], "rejected_extra": calls[0]},
+    ]
+    assert check(pairs, "preferences") == {"chosen equals rejected": 1}
+
+
+def test_graded_answers_cannot_have_calls() -> None:
+    good = {"messages": [ASKED, {"role": "assistant", "content": "2"}], "label": True}
+    reader = RowReader(Data(source="rows.jsonl"), "preferences", [good] * 3)
+    found = reader.read({"messages": [ASKED, calling()], "label": False})
+    assert isinstance(found, Fault) and "graded answers cannot have" in found.reason
