@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from vantage.ledger.expected.artifact_fields import ExpectedModel
 from vantage.ledger.expected.runs import ExpectedRun, Row, expected_runs
-from vantage.review.audit.evidence import Broken, Evidence, Missing, check_of
+from vantage.review.audit.evidence import Evidence, check_of
 from vantage.review.audit.sent import SentTo, sent_to
 from vantage.runs.record import RunRecord
+from vantage.runs.view import Broken, Missing
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.audit import Check
 from vantage.schemas.records.facts import TAG

@@ -11,10 +11,11 @@ from vantage.ledger.entries import RunEntry
 from vantage.ledger.expected.changes import VersionChange, changes
 from vantage.ledger.operations import Input, MoveAlias, Publish
 from vantage.ledger.replay import Replay, Told
-from vantage.review.audit.evidence import Broken, Evidence, Missing, check_of
+from vantage.review.audit.evidence import Evidence, check_of
 from vantage.review.audit.judging import differs, is_unchanged, judge_again
 from vantage.review.audit.sent import is_taken
 from vantage.runs.record import REMOVED, RunRecord
+from vantage.runs.view import Broken, Missing
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
 from vantage.schemas.recipe.recipe import Publication, ResolvedRecipe
 from vantage.schemas.records.approvals import PUBLISH_PREFIX

@@ -132,7 +132,7 @@ def _registered(
         "tags": renamed(registered.tags),
         "aliases": {alias: str(version) for alias, version in sorted(registered.aliases.items())},
         "versions": {
-            str(each.version): {"tags": renamed(each.tags), "run": names[each.run_id]}
+            str(each.version): {"tags": renamed(each.tags), "run": names[each.run_id or ""]}
             for each in sorted(versions, key=lambda each: int(each.version))
         },
     }

@@ -345,7 +345,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders | {"collected": collect(root / "collecting", folders, policy="reference")}
 
 
-def job_for(case: Case, folders: dict[str, Path], folder: Path) -> StageJob:
+def job_for(case: Case, folders: dict[str, Path], folder: Path) -> StageJob[Any]:
     work = PolicyOptimization.model_validate({**WORK, "algorithm": case.algorithm, **case.work})
     critic_roles = {"critic", "fresh_critic"} - {n for n in ("critic", "fresh_critic") if getattr(work, n)}
     inputs = {role: folders[name] for role, name in INPUTS.items() if role not in critic_roles}

@@ -17,6 +17,7 @@ from vantage.schemas.metric_names import COMPILED, GRAPHS, SPEED, UNCOMPILED
 from vantage.schemas.recipe.algorithm import Algorithm
 from vantage.schemas.recipe.inputs import Generation
 from vantage.schemas.recipe.presets import PresetName
+from vantage.schemas.recipe.resolved import ResolvedPolicyOptimization
 from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.stages import PolicyOptimization
 from vantage.schemas.recipe.terms import VerifierTerm
@@ -82,7 +83,7 @@ OTHER_CASES = {
 CASES = PRESET_CASES | OTHER_CASES
 
 
-def job_of(case: Case, pipeline: Any, folder: Path) -> StageJob:
+def job_of(case: Case, pipeline: Any, folder: Path) -> StageJob[Any]:
     """The case as a stage of the tiny pipeline, with short responses and small batches."""
     switches = Algorithm.model_validate(case.algorithm)
     work = PolicyOptimization.model_validate(
@@ -106,7 +107,7 @@ def job_of(case: Case, pipeline: Any, folder: Path) -> StageJob:
             **case.work,
         }
     )
-    job: StageJob = pipeline.job("policy", folder=folder)
+    job: StageJob[Any] = pipeline.job("policy", folder=folder)
     inputs = {
         role: pipeline.folder(source)
         for role, source in (("ptx", work.ptx), ("rollouts", work.rollouts))
@@ -160,9 +161,9 @@ def expected_metrics(case: Case, *, reward_term: str) -> set[str]:
     return {name.replace("TERM", reward_term) for name in names}
 
 
-def weights_at_first(job: StageJob) -> dict[str, Mapping[str, torch.Tensor]]:
+def weights_at_first(job: StageJob[ResolvedPolicyOptimization]) -> dict[str, Mapping[str, torch.Tensor]]:
     """What policy and critic start from, by the beginning of their names in a checkpoint."""
-    switches = job.work.algorithm  # type: ignore[union-attr]
+    switches = job.work.algorithm
     policy = load_policy(job.inputs["init"]).state_dict()
     seed = derive_seed(stage_seed(job), "init")
     if switches.shared_trunk:
@@ -174,13 +175,13 @@ def weights_at_first(job: StageJob) -> dict[str, Mapping[str, torch.Tensor]]:
     return {"policy.weights/": policy}
 
 
-def last_checkpoint(job: StageJob) -> checkpoints.Loaded:
+def last_checkpoint(job: StageJob[ResolvedPolicyOptimization]) -> checkpoints.Loaded:
     """Everything that moved, as the last checkpoint has it."""
     found = checkpoints.latest(job.scratch / CHECKPOINTS)
     assert found is not None
-    modules = {"policy", "critic"} if job.work.algorithm.reads_critic else {"policy"}  # type: ignore[union-attr]
+    modules = {"policy", "critic"} if job.work.algorithm.reads_critic else {"policy"}
     parts = {f"{name}.{part}" for name in modules for part in ("weights", "optimizer")}
-    if job.work.algorithm.advantage == "tracked_mean":  # type: ignore[union-attr]
+    if job.work.algorithm.advantage == "tracked_mean":
         parts.add("baselines.weights")  # which no optimiser moves
     return checkpoints.load(found, required=parts | {"best", "stage", "stopped", "journal_offset"})
 
