@@ -1,4 +1,7 @@
-"""Stop requests for a run or an attempt: by a signal, by a worker that ends, or by an exception in the flow."""
+"""Stop requests for a run or an attempt: by a signal, by a worker that ends, or by an exception in the flow.
+
+A terminal that goes away (a dropped connection, a closed window) sends SIGHUP, which requests the same as SIGTERM.
+"""
 
 import asyncio
 import os
@@ -19,13 +22,24 @@ class Stop(threading.Event):
     """Whether attempts on pools go on, for the next process that executes the run."""
 
 
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals that request a stop: SIGHUP only where it was not ignored at the start, as under ``nohup``."""
+    hung_up = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+    return (signal.SIGINT, signal.SIGTERM, *hung_up)
+
+
+def remember_hangup() -> None:
+    """Have later SIGHUPs ignored: a shell and the kernel send one each, and the second must not end what saves its state."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
 @contextmanager
 def stopping(
     request_stop: Callable[[], None], *, drained: Callable[[], None] | None = None
 ) -> Iterator[None]:
-    """Inside this block, SIGINT, SIGTERM, a worker's wish to end and any exception call ``request_stop``.
+    """Inside this block, SIGINT, SIGTERM, SIGHUP, a worker's wish to end and any exception call ``request_stop``.
 
-    Called in a coroutine; only the main thread can handle signals.
+    Called in a coroutine; only the main thread can handle signals. After a SIGHUP, further ones are ignored for good.
 
     Args:
         request_stop: called in any thread.
@@ -38,10 +52,17 @@ def stopping(
             target=_watch, args=(Path(drain), done, drained or request_stop), daemon=True
         )
         watch.start()
-    taken = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    taken = stop_signals() if threading.current_thread() is threading.main_thread() else ()
     before = {number: signal.getsignal(number) for number in taken}
+
+    def hung_up() -> None:
+        loop.remove_signal_handler(signal.SIGHUP)
+        before.pop(signal.SIGHUP)
+        remember_hangup()
+        request_stop()
+
     for number in taken:
-        loop.add_signal_handler(number, request_stop)
+        loop.add_signal_handler(number, hung_up if number == signal.SIGHUP else request_stop)
     try:
         yield
     except BaseException:

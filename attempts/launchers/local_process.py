@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
@@ -23,6 +23,7 @@ from types import ModuleType
 
 from vantage.attempts.exit_codes import ExitCode, code_of_signal
 from vantage.attempts.identity.child_python import python_environment
+from vantage.attempts.identity.inherited import not_inherited
 from vantage.attempts.launchers import stage_process
 from vantage.attempts.launchers.descendants import end_descendants
 from vantage.attempts.launchers.launcher import StageFailed
@@ -362,22 +363,27 @@ def last_line(log: Path) -> str:
 
 @contextmanager
 def _environment_of_children() -> Iterator[None]:
-    """Set the fork server's environment: it finds our package, and imports nothing from the current folder."""
+    """Set the fork server's environment: it finds our package, imports nothing from the current folder, and has no place among others' ranks."""
     changes = {
+        **dict.fromkeys(not_inherited(os.environ)),
         **python_environment(),
         # Query the driver, not CUDA, for GPUs: a CUDA context does not survive a fork.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
     before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
+    _set_environment(changes)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        _set_environment(before)
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 @contextmanager

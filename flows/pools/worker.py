@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ from prefect.client.orchestration import get_client
 from prefect.workers.process import ProcessWorker
 
 from vantage.attempts.identity.child_python import python_environment
-from vantage.attempts.stopping import DRAIN_FILE
+from vantage.attempts.stopping import DRAIN_FILE, stop_signals
 from vantage.flows.pools.deployments import create_pool, deploy_attempts, renew_entrypoints
 from vantage.flows.pools.share import SLOTS
 
@@ -40,7 +39,7 @@ class Worker(ProcessWorker):
 
 
 def serve(pool: str, *, name: str, slots: int, gpus: tuple[str, ...], say: Callable[[str], None]) -> None:
-    """Take attempts from the pool until SIGTERM or SIGINT, then wait until those that run have saved and ended.
+    """Take attempts from the pool until SIGTERM, SIGINT or SIGHUP, then wait until those that run have saved and ended.
 
     Args:
         pool: the work pool, created if missing.
@@ -71,7 +70,7 @@ def serve(pool: str, *, name: str, slots: int, gpus: tuple[str, ...], say: Calla
 async def _serve(worker: Worker, drain: Path, say: Callable[[str], None]) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         loop.add_signal_handler(number, stopping.set)
     serving = asyncio.create_task(worker.start(printer=lambda *_: None))
     waiting = asyncio.create_task(stopping.wait())
