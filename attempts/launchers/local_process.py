@@ -10,12 +10,13 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import forkserver
+from multiprocessing import forkserver, util
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -42,6 +43,9 @@ SETTLED_SECONDS = 3.0
 STACKS_SECONDS = 15.0
 """Most time for a hanging stage to write its stacks."""
 
+LONGEST_FOLDER = 70
+"""Bytes: a socket's path has at most 107, and ``/pymp-…/listener-…`` comes after the folder."""
+
 # multiprocessing reads a child's exit status from a pipe that only one thread may read.
 _multiprocessing_lock = threading.Lock()
 
@@ -52,6 +56,7 @@ _stages: set[int] = set()
 def warm_up() -> None:
     """Start the fork server and return at once; it loads its libraries in the background."""
     with _multiprocessing_lock, _environment_of_children():
+        _make_folder_of_sockets()
         forkserver.set_forkserver_preload(["vantage.attempts.launchers.forkserver"])
         forkserver.ensure_running()
 
@@ -359,6 +364,17 @@ def last_line(log: Path) -> str:
     except FileNotFoundError:
         return "(the log was never written)"
     return next((line.strip() for line in reversed(lines) if line.strip()), "(the log is empty)")
+
+
+def _make_folder_of_sockets() -> None:
+    """Have multiprocessing make its folder of sockets now, in ``/tmp`` if a socket's path below ``TMPDIR`` would be too long."""
+    before = tempfile.tempdir
+    if len(os.fsencode(tempfile.gettempdir())) > LONGEST_FOLDER:
+        tempfile.tempdir = "/tmp"
+    try:
+        util.get_temp_dir()  # kept, and removed at the end of the process
+    finally:
+        tempfile.tempdir = before
 
 
 @contextmanager
