@@ -4,8 +4,10 @@ A terminal that goes away (a dropped connection, a closed window) sends SIGHUP, 
 """
 
 import asyncio
+import errno
 import os
 import signal
+import termios
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,8 +31,19 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 
 def remember_hangup() -> None:
-    """Have later SIGHUPs ignored: a shell and the kernel send one each, and the second must not end what saves its state."""
+    """Have later SIGHUPs ignored, and output go nowhere if its terminal has gone.
+
+    A shell and the kernel send one each, and neither the second nor an error of a write may end what saves its state.
+    """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for descriptor in (1, 2):
+        try:
+            termios.tcgetattr(descriptor)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
 
 
 @contextmanager

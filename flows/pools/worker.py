@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from prefect.client.orchestration import get_client
 from prefect.workers.process import ProcessWorker
 
 from vantage.attempts.identity.child_python import python_environment
-from vantage.attempts.stopping import DRAIN_FILE, stop_signals
+from vantage.attempts.stopping import DRAIN_FILE, remember_hangup, stop_signals
 from vantage.flows.pools.deployments import create_pool, deploy_attempts, renew_entrypoints
 from vantage.flows.pools.share import SLOTS
 
@@ -70,8 +71,13 @@ def serve(pool: str, *, name: str, slots: int, gpus: tuple[str, ...], say: Calla
 async def _serve(worker: Worker, drain: Path, say: Callable[[str], None]) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def hung_up() -> None:
+        remember_hangup()
+        stopping.set()
+
     for number in stop_signals():
-        loop.add_signal_handler(number, stopping.set)
+        loop.add_signal_handler(number, hung_up if number == signal.SIGHUP else stopping.set)
     serving = asyncio.create_task(worker.start(printer=lambda *_: None))
     waiting = asyncio.create_task(stopping.wait())
     await asyncio.wait([serving, waiting], return_when=asyncio.FIRST_COMPLETED)

@@ -122,3 +122,34 @@ def _read(terminal: int) -> bool:
     except BlockingIOError:
         pass
     return True
+
+
+GONE = """
+import asyncio, os, signal, sys, time
+from vantage.attempts.stopping import stopping
+
+async def main():
+    asked = []
+    with stopping(lambda: asked.append("stop")):
+        print("ready", flush=True)
+        while not asked:
+            await asyncio.sleep(0.05)
+    time.sleep(0.5)
+    print("saved", flush=True)  # to a terminal that has gone
+    sys.stderr.write("saved")
+    open(sys.argv[1], "w").write(" ".join(asked))
+
+asyncio.run(main())
+"""
+
+
+def test_what_is_printed_after_the_terminal_has_gone_ends_nothing(tmp_path: Path) -> None:
+    process, terminal = on_a_terminal([sys.executable, "-c", GONE, str(tmp_path / "asked")])
+    try:
+        assert b"ready" in os.read(terminal, 100)
+        os.close(terminal)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert (tmp_path / "asked").read_text() == "stop"
