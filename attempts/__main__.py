@@ -2,7 +2,7 @@
 
     python -m vantage.attempts REQUEST.json OUTCOME.json
 
-On SIGTERM the computation saves its state and ends. The exit code is 0 if there is an artifact, else that of the
+On SIGTERM or SIGHUP (and Ctrl-C) the computation saves its state and ends. The exit code is 0 if there is an artifact, else that of the
 failure; 75 if the attempt was stopped, or was ``only_reuse`` and found no artifact.
 """
 
@@ -14,13 +14,15 @@ from pathlib import Path
 
 from vantage.attempts.exit_codes import ExitCode
 from vantage.attempts.run_attempt import run_attempt
+from vantage.attempts.stopping import stop_signals
 from vantage.schemas.records.attempt import AttemptOutcome, AttemptRequest
 
 
 def main(request_file: Path, outcome_file: Path) -> int:
     """Run the attempt of the request file, and write the outcome file atomically."""
     stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    for number in stop_signals():
+        signal.signal(number, lambda *_: stop.set())
     request = AttemptRequest.model_validate_json(request_file.read_bytes())
     outcome = run_attempt(request, stop=stop)
     new = outcome_file.with_name(f"{outcome_file.name}.new")

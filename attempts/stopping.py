@@ -1,8 +1,13 @@
-"""Stop requests for a run or an attempt: by a signal, by a worker that ends, or by an exception in the flow."""
+"""Stop requests for a run or an attempt: by a signal, by a worker that ends, or by an exception in the flow.
+
+A terminal that goes away (a dropped connection, a closed window) sends SIGHUP, which requests the same as SIGTERM.
+"""
 
 import asyncio
+import errno
 import os
 import signal
+import termios
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,13 +24,35 @@ class Stop(threading.Event):
     """Whether attempts on pools go on, for the next process that executes the run."""
 
 
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals that request a stop: SIGHUP only where it was not ignored at the start, as under ``nohup``."""
+    hung_up = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+    return (signal.SIGINT, signal.SIGTERM, *hung_up)
+
+
+def remember_hangup() -> None:
+    """Have later SIGHUPs ignored, and output go nowhere if its terminal has gone.
+
+    A shell and the kernel send one each, and neither the second nor an error of a write may end what saves its state.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for descriptor in (1, 2):
+        try:
+            termios.tcgetattr(descriptor)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
+
+
 @contextmanager
 def stopping(
     request_stop: Callable[[], None], *, drained: Callable[[], None] | None = None
 ) -> Iterator[None]:
-    """Inside this block, SIGINT, SIGTERM, a worker's wish to end and any exception call ``request_stop``.
+    """Inside this block, SIGINT, SIGTERM, SIGHUP, a worker's wish to end and any exception call ``request_stop``.
 
-    Called in a coroutine; only the main thread can handle signals.
+    Called in a coroutine; only the main thread can handle signals. After a SIGHUP, further ones are ignored for good.
 
     Args:
         request_stop: called in any thread.
@@ -38,10 +65,17 @@ def stopping(
             target=_watch, args=(Path(drain), done, drained or request_stop), daemon=True
         )
         watch.start()
-    taken = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    taken = stop_signals() if threading.current_thread() is threading.main_thread() else ()
     before = {number: signal.getsignal(number) for number in taken}
+
+    def hung_up() -> None:
+        loop.remove_signal_handler(signal.SIGHUP)
+        before.pop(signal.SIGHUP)
+        remember_hangup()
+        request_stop()
+
     for number in taken:
-        loop.add_signal_handler(number, request_stop)
+        loop.add_signal_handler(number, hung_up if number == signal.SIGHUP else request_stop)
     try:
         yield
     except BaseException:

@@ -114,9 +114,11 @@ def undeploy(
 
 def _quiet(verbose: bool) -> None:
     from vantage.flows.execution import QUIET, SETTINGS
+    from vantage.flows.prefect_server.proxies import check_proxies
 
     for variable, value in (SETTINGS if verbose else {**SETTINGS, **QUIET}).items():
         os.environ.setdefault(variable, value)
+    check_proxies(elsewhere=False)
 
 
 @contextmanager

@@ -13,13 +13,19 @@ from vantage.cli.output import print_json, workspace_at
 def doctor(workspace: Place = DEFAULT_WORKSPACE, as_json: AsJson = False) -> None:
     """Check that this machine can run recipes: versions, disk, servers, processes, accelerators."""
     from vantage.runs.console import open_console, show_findings
-    from vantage.runs.findings import run_checks
+    from vantage.runs.findings import Finding, run_checks
 
     findings = list(run_checks(workspace_at(workspace)))
     if os.environ.get("PREFECT_API_URL"):
         from vantage.flows.pools.deployments import deployment_findings
+        from vantage.flows.prefect_server.proxies import check_proxies
 
-        findings += deployment_findings()
+        try:
+            check_proxies(elsewhere=False)
+        except ValueError as error:
+            findings.append(Finding("proxy", "broken", str(error)))
+        else:
+            findings += deployment_findings()
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:

@@ -106,8 +106,25 @@ def _print_check(folder: Path, signed: str) -> None:
     print(f"signed:     model_signing verify key {statement} --signature {signature} --public_key KEY.pub")
 
 
+def _can_serve() -> bool:
+    """Return whether what `transformers serve` imports is installed, which transformers alone does not bring."""
+    from importlib.util import find_spec
+
+    return all(find_spec(name) is not None for name in ("openai", "fastapi", "uvicorn"))
+
+
+def _port(usual: int) -> str:
+    """Return the option for a port other than the usual one, if that is taken."""
+    from vantage.runs.own_commands import usable_port
+
+    port = usable_port(usual)
+    return "" if port == usual else f" --port {port}"
+
+
 def _print_use(folder: Path, *, uses_chat: bool) -> None:
     import shlex
+
+    from vantage.runs.own_commands import program
 
     place = shlex.quote(str(folder))
     how = (
@@ -115,7 +132,8 @@ def _print_use(folder: Path, *, uses_chat: bool) -> None:
         if uses_chat
         else "completions (plain prompts: it was trained without a chat template)"
     )
-    print(f"serve it:   transformers serve {place}")
-    print(f"            vllm serve {place}")
-    print(f"            mlflow models serve -m {place} --env-manager local")
+    needs = "" if _can_serve() else "      # after: pip install 'transformers[serving]'"
+    print(f"serve it:   {program('transformers')} serve {place}{_port(8000)}{needs}")
+    print(f"            vllm serve {place}      # where vLLM is installed")
+    print(f"            {program('mlflow')} models serve -m {place} --env-manager local{_port(5000)}")
     print(f"ask it:     /v1/{how}; {folder / 'README.md'} has the commands")

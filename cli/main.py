@@ -2,7 +2,9 @@
 
 import sys
 
+from vantage.attempts.exit_codes import ExitCode
 from vantage.attempts.garbage import collect_rarely
+from vantage.attempts.identity.inherited import forget_foreign_variables
 from vantage.attempts.launchers.safe_stream import SafeStream
 from vantage.cli.app import app
 from vantage.cli.approve import approve, reject
@@ -19,6 +21,7 @@ from vantage.cli.gc import gc
 from vantage.cli.init import init
 from vantage.cli.keys import keys_app
 from vantage.cli.logs import logs
+from vantage.cli.output import warn
 from vantage.cli.plan import plan
 from vantage.cli.publish import publish, rollback
 from vantage.cli.report import report
@@ -31,6 +34,7 @@ from vantage.cli.sign import sign
 from vantage.cli.status import status
 from vantage.cli.sweep import sweep
 from vantage.cli.worker import worker
+from vantage.runs.shown_warnings import warnings_shown
 
 for command in (
     init,
@@ -69,9 +73,17 @@ app.add_typer(keys_app, name="keys")
 
 def main() -> None:
     """Run the console script."""
+    if sys.flags.optimize:  # multiprocessing hands it on to the processes of stages
+        print(
+            "vantage: PYTHONOPTIMIZE (or python -O) takes the checks out of the code that stages compute with; unset it",
+            file=sys.stderr,
+        )
+        sys.exit(ExitCode.BAD_INPUT)
     collect_rarely()
+    forget_foreign_variables()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 must not stop a run
     sys.stderr = SafeStream(sys.stderr)  # messages contain texts of users and servers
-    app()
+    with warnings_shown(lambda text: warn([text])):
+        app()

@@ -109,6 +109,6 @@ def print_json(value: Any, *, indent: int | None = None) -> None:
     try:
         print(safe_text(json.dumps(value, ensure_ascii=False, indent=indent)), flush=True)
     except BrokenPipeError:  # `| head` has closed the pipe, which is no error
-        from vantage.runs.console import detach_reader
+        from vantage.runs.detached_streams import detach_reader
 
         detach_reader(sys.stdout)

@@ -18,6 +18,7 @@ def plan(
     """Say for each stage whether it would be reused, resumed or run, and why. Changes nothing."""
     with explained(verbose):
         from vantage.attempts.machine import check_extras
+        from vantage.ledger.tracking import check_configured
         from vantage.runs.console import open_console, show_plan
         from vantage.runs.names import recipe_source
         from vantage.runs.planning import check_drift, damage, plan_warnings
@@ -31,6 +32,7 @@ def plan(
         check_extras(resolved)
         place = workspace_at(workspace)
         check_signing(resolved, place)
+        check_configured()
         warn(damaged_runs(place))
         resolved, approvals = next_run(place, resolved)
         steps = plan_steps(resolved, place.existing_storage, read_runs(place), approvals=approvals)

@@ -24,6 +24,7 @@ def run(
     """Run a recipe, or go on with its unfinished run; what is already made is reused."""
     with explained(verbose):
         from vantage.flows.execution import execute
+        from vantage.ledger.tracking import check_configured
         from vantage.runs.names import recipe_source
         from vantage.runs.resolving import load_resolved
         from vantage.runs.run import acquire_run
@@ -33,6 +34,7 @@ def run(
         resolved, chosen = load_resolved(recipe, overrides or [])
         place = workspace_at(workspace)
         check_signing(resolved, place)
+        check_configured()
         with acquire_run(place, resolved, source=recipe, overrides=overrides or ()) as started:
             record = execute(started, screen_of(as_json), strict=strict, verbose=verbose, chosen=chosen)
         finish(record, as_json=as_json)

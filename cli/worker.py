@@ -35,15 +35,17 @@ def worker(
     ] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Compute attempts of a work pool on this machine until SIGTERM; running ones then save their state."""
+    """Compute attempts of a work pool on this machine until SIGTERM, SIGHUP or Ctrl-C; running ones then save their state."""
     with explained(verbose):
         from vantage.attempts.machine import available_gpus
         from vantage.flows.execution import QUIET, SETTINGS
+        from vantage.flows.prefect_server.proxies import check_proxies
         from vantage.flows.prefect_server.server import configured_url
         from vantage.runs.findings import machine_faults
 
         for variable, value in {**SETTINGS, **({} if verbose else QUIET), **OF_WORKERS}.items():
             os.environ.setdefault(variable, value)
+        check_proxies(elsewhere=True)  # the storage of what it computes
         if configured_url() is None:
             raise ValueError(
                 "a worker needs the server of its pool; set PREFECT_API_URL (`make servers` starts one)"

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shlex
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
@@ -15,16 +14,20 @@ from vantage.flows.notifying import notified
 from vantage.flows.open_runs import opened
 from vantage.flows.orchestrator import Orchestrator
 from vantage.flows.prefect_server import server as servers
+from vantage.flows.prefect_server.proxies import check_proxies
 from vantage.flows.publishing.publishing import publish
 from vantage.flows.shown_plan import planned
+from vantage.flows.unsent_ledger import unsent_said
 from vantage.ledger.run_ledger import Ledger
+from vantage.ledger.tracking import check_configured
 from vantage.runs.console import Screen, show_result
 from vantage.runs.next_steps import after_closed_gates, after_questions
-from vantage.runs.own_commands import program
+from vantage.runs.own_commands import mlflow_server, prefect_server
 from vantage.runs.planning import needs_work, steps_in_store
 from vantage.runs.record import RunRecord
 from vantage.runs.resolving import ChosenRates
 from vantage.runs.run import Run, is_active, read_runs
+from vantage.runs.shown_warnings import warnings_shown
 from vantage.runs.summary import commands_for_policy, model_folders, samples_heading
 from vantage.schemas.records.attempt import RUN_STAGE
 from vantage.signing.before_runs import check_signing
@@ -61,9 +64,12 @@ def execute(
     Raises:
         vantage.runs.planning.DriftError: ``strict``, and something that would be reused was made with other code or libraries.
         vantage.flows.prefect_server.server.ServerUnavailable: the Prefect server does not answer.
+        ValueError: MLflow can keep nothing at ``MLFLOW_TRACKING_URI``.
     """
     workspace, recipe = run.workspace, run.record.recipe
     check_signing(recipe, workspace)
+    check_configured()
+    check_proxies(elsewhere=workspace.uri is not None)
     steps = planned(run, screen, strict=strict, chosen=chosen)
     shown_before = len(run.record.prefect_flow_run_ids)
     lost = None
@@ -72,6 +78,8 @@ def execute(
         started(workspace.root, verbose=verbose) if needs_work(steps) else nullcontext() as server,
         notified(run, screen) as watcher,
         Ledger(None, workspace.root, recipe.recipe) as ledger,
+        warnings_shown(lambda text: watcher.say(f"  warning: {text}", "yellow")),
+        unsent_said(run, ledger, watcher),
     ):
         orchestrator = Orchestrator(
             run,
@@ -244,18 +252,15 @@ def ordering(server: servers.PrefectServer) -> Iterator[str]:
 
 def _pages(run: Run, ledger: Ledger, *, in_prefect: bool) -> Mapping[str, str]:
     """Return where to look further, by whose page it is; Prefect's only where it has one of this run."""
-    mlflow = ledger.where()
-    if mlflow.startswith("mlflow "):
-        mlflow = program("mlflow") + mlflow.removeprefix("mlflow")
-    pages = {"MLflow": mlflow}
+    # without it, the last lines say why MLflow has no page of the run
+    pages = {"MLflow": mlflow_server(ledger.where())} if run.record.mlflow_run_id else {}
     if in_prefect:
         from vantage.flows.prefect_server.flow_runs import page_of
 
-        home = shlex.quote(str(run.workspace.root / "prefect"))
         pages["Prefect"] = (
             page_of(run.record.prefect_flow_run_ids[-1])
             if servers.configured_url()
-            else f"PREFECT_HOME={home} {program('prefect')} server start"
+            else prefect_server(run.workspace.root / "prefect")
         )
     return {**pages, "logs": str(run.folder / "logs"), **_signed(run)}
 

@@ -11,11 +11,14 @@ from vantage.flows.open_runs import opened
 from vantage.flows.orchestrator import Orchestrator
 from vantage.flows.pools.deployments import require_pools
 from vantage.flows.shown_plan import planned
+from vantage.flows.unsent_ledger import unsent_said
 from vantage.ledger.run_ledger import Ledger
+from vantage.ledger.tracking import check_configured
 from vantage.runs.console import Screen, open_console
 from vantage.runs.planning import steps_in_store
 from vantage.runs.resolving import ChosenRates, load_resolved, load_resolved_text
 from vantage.runs.run import acquire_run, acquire_run_by_id
+from vantage.runs.shown_warnings import warnings_shown
 from vantage.runs.workspace import Workspace
 from vantage.signing.before_runs import check_signing
 
@@ -54,11 +57,13 @@ def open_run(
         source = resolved.recipe if "\n" in recipe else recipe
         run = held.enter_context(acquire_run(where, resolved, source=source, overrides=overrides))
     check_signing(run.record.recipe, where)
+    check_configured()
     check_resources(run.record.recipe)
     require_pools(run.record.recipe)
     screen = Screen(open_console(sys.stdout))
     steps = planned(run, screen, strict=strict, chosen=chosen)
     watcher = held.enter_context(notified(run, screen))
+    held.enter_context(warnings_shown(lambda text: watcher.say(f"  warning: {text}", "yellow")))
     ledger = held.enter_context(Ledger(None, where.root, run.record.recipe.recipe))
     orchestrator = Orchestrator(
         run,
@@ -68,6 +73,7 @@ def open_run(
         in_store=steps_in_store(steps),
         makes_report=True,
     )
+    held.enter_context(unsent_said(run, ledger, watcher))
     orchestrator.begin()
     held.callback(orchestrator.send_report)
     held.callback(orchestrator.end)

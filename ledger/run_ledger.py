@@ -4,6 +4,7 @@ Each call writes one operation to the run's outbox and returns; the sender sends
 """
 
 import logging
+import os
 import shlex
 import threading
 import time
@@ -365,6 +366,15 @@ class Ledger:
         """Send what was not tried yet and stop sending; returns whether MLflow has everything."""
         return self._sender.close(timeout_seconds)
 
+    def why_unsent(self) -> str:
+        """Return where the records were to go and why they are not there, once ``close`` has returned False."""
+        return self._sender.why_unsent()
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the records, which wait there until they are sent."""
+        return self.workspace if self._outbox is None else self._outbox.folder
+
     def mlflow_run_id(self, stage: str | None = None) -> str | None:
         """MLflow's id of a stage's run (``stage`` None: of the parent run); None: not sent yet."""
         return self._sender.run_ids.get(stage)
@@ -376,7 +386,12 @@ class Ledger:
         """
         shown = tracking.without_password(self.tracking_uri)
         if not self.tracking_uri.startswith("http"):
-            return f"mlflow server --host 127.0.0.1 --backend-store-uri {shlex.quote(shown)}"
+            # A login is not printed: the shell puts in the address that it has.
+            is_variable = (
+                self.tracking_uri == os.environ.get("MLFLOW_TRACKING_URI") and shown != self.tracking_uri
+            )
+            store = '"$MLFLOW_TRACKING_URI"' if is_variable else shlex.quote(shown)
+            return f"mlflow server --host 127.0.0.1 --backend-store-uri {store}"
         page = self._sender.pages.get(stage)
         of = f"/artifacts/{artifact}" if artifact else ""
         # Without the parameter, MLflow opens its menu for chats and traces, which has none of our runs.

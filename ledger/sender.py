@@ -5,6 +5,7 @@ and nothing else.
 """
 
 import logging
+import re
 import threading
 import time
 from pathlib import Path
@@ -23,6 +24,9 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 15.0
 """Pause after a server did not answer, unless a flush is requested."""
+
+_CAUSE = re.compile(r"\[Errno -?\d+\] ([^)\"']+)")
+"""What the system said, at the end of a long message of the HTTP library."""
 
 
 class Sender:
@@ -51,6 +55,7 @@ class Sender:
         self._flushes_requested = self._flushes_tried = 0
         self._given_up_at = -1  # of recorded, at the last attempt that failed
         self._closed = False
+        self._error = ""
 
     def notify(self, outbox: Outbox, *, can_wait: bool = False) -> None:
         """There is one more operation in the run's outbox.
@@ -65,6 +70,12 @@ class Sender:
                 self._given_up_at = self._recorded
             self._changed.notify_all()
         self.warm_up()
+
+    def why_unsent(self) -> str:
+        """Return the server's address and why it has not got everything, for display; see ``close``."""
+        with self._changed:
+            why = self._error or "it has not answered in time"
+        return f"{without_password(self._tracking_uri)}: {why}"
 
     def warm_up(self) -> None:
         """Start importing MLflow and preparing its database in the background."""
@@ -113,6 +124,7 @@ class Sender:
             error = self._try_to_send()
             with self._changed:
                 self._flushes_tried = requested
+                self._error = "" if error is None else self._shown(error)
                 if error is None:
                     self._sent = recorded
                 else:
@@ -124,7 +136,7 @@ class Sender:
                     "MLflow (%s) cannot be reached; the run goes on, and its records wait in %s: %s",
                     without_password(self._tracking_uri),
                     self._outbox.folder if self._outbox else self._workspace,
-                    without_secrets(without_login(_first_line(error), self._tracking_uri)),
+                    self._error,
                 )
             warned = error is not None
 
@@ -132,6 +144,12 @@ class Sender:
         if self._flushes_requested > self._flushes_tried:
             return True
         return (self._sent < self._recorded or self._server is None) and time.monotonic() >= retry_at
+
+    def _shown(self, error: Exception) -> str:
+        said = _first_line(error)
+        if found := _CAUSE.search(said):
+            said = found[1]
+        return without_secrets(without_login(said, self._tracking_uri))
 
     def _try_to_send(self) -> Exception | None:
         """Send everything; returns the error that stopped it, or None."""

@@ -1,8 +1,11 @@
 """MLflow's address and environment; nothing here imports it."""
 
 import os
+from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+from vantage.schemas.safe_text import safe_text
 
 DANGEROUS = (
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION",
@@ -29,8 +32,83 @@ def address(tracking_uri: str | None, workspace: Path) -> str:
     return tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or database
 
 
+def check_configured() -> None:
+    """Refuse a ``MLFLOW_TRACKING_URI`` that ``check_address`` refuses."""
+    if tracking_uri := os.environ.get("MLFLOW_TRACKING_URI"):
+        check_address(tracking_uri)
+
+
+def check_address(tracking_uri: str) -> None:
+    """Refuse an address at which MLflow can keep nothing, before a run computes for hours and its records go nowhere.
+
+    Whether a server answers is no matter here: one that is down gets the records later.
+
+    Raises:
+        ValueError: MLflow keeps no runs there (folders, since 3.17), or it is no address; the message says what is one.
+    """
+    scheme = _scheme_of(tracking_uri)
+    shown = f"MLFLOW_TRACKING_URI={safe_text(tracking_uri)!r}"
+    remedy = (
+        "name a server (http://HOST:PORT) or a database (sqlite:///FILE.db, postgresql://…), or unset it: then the "
+        "records go to mlflow.db in the workspace"
+    )
+    if scheme is None or tracking_uri != tracking_uri.strip():
+        raise ValueError(f"{shown} is not an address; {remedy}")
+    if tracking_uri in _NAMES:
+        return
+    if scheme in ("", "file") or _is_windows_drive(scheme):
+        raise ValueError(f"{shown} is a folder, in which MLflow keeps no runs since version 3.17; {remedy}")
+    engine, _, _ = scheme.partition("+")
+    if scheme in _SERVERS:
+        host = urlsplit(tracking_uri).hostname or ""
+        if not host or any(character.isspace() for character in tracking_uri):
+            raise ValueError(f"{shown} names no host; {remedy}")
+    elif engine == "sqlite":
+        if not tracking_uri.startswith(f"{scheme}:///") or _database_file(tracking_uri) in ("", ":memory:"):
+            raise ValueError(f"{shown} names no file; {remedy}")
+    elif engine not in _DATABASES and scheme not in _of_plugins():
+        raise ValueError(f"{shown} begins with {scheme}:, which MLflow does not know; {remedy}")
+
+
+_SERVERS = ("http", "https")
+_DATABASES = ("postgresql", "mysql", "mssql")
+_NAMES = ("databricks",)
+"""Addresses of MLflow's that are a word."""
+
+
+def _scheme_of(address: str) -> str | None:
+    """Return the scheme of an address; None if it is malformed, as with an odd port or an open bracket."""
+    try:
+        parts = urlsplit(address)
+        parts.port  # noqa: B018 - raises
+    except ValueError:
+        return None
+    return parts.scheme
+
+
+def _is_windows_drive(scheme: str) -> bool:
+    return len(scheme) == 1
+
+
+def _database_file(tracking_uri: str) -> str:
+    return unquote(urlsplit(tracking_uri).path)[1:]
+
+
+def _of_plugins() -> set[str]:
+    """Return what else MLflow knows, by packages that are installed beside it."""
+    return {"databricks", *(each.name for each in entry_points(group="mlflow.tracking_store"))}
+
+
+_OF_OTHERS = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_REGISTRY_URI")
+"""Variables that point MLflow's client to another project's run, experiment or registry: records name their own."""
+
+
 def set_up_client() -> None:
-    """Set `MLFLOW_ENVIRONMENT` before MLflow is imported, and turn off retries."""
+    """Set `MLFLOW_ENVIRONMENT` before MLflow is imported, turn off retries, and forget another project's run."""
+    for name in _OF_OTHERS:
+        os.environ.pop(name, None)
+    # Rows that wait in memory are lost with the process, and would count as sent.
+    os.environ["MLFLOW_ENABLE_ASYNC_LOGGING"] = "false"
     for name, value in MLFLOW_ENVIRONMENT.items():
         if name in DANGEROUS:
             os.environ[name] = value

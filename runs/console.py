@@ -3,7 +3,6 @@
 A terminal shows progress bars; other streams get the same facts as plain lines, without control codes.
 """
 
-import os
 import sys
 import threading
 import time
@@ -15,7 +14,7 @@ from collections.abc import (
 )
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import Any, TextIO, cast
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -32,6 +31,7 @@ from rich.text import Text
 
 from vantage.attempts.identity.shown import describe
 from vantage.attempts.jobs import gates_of
+from vantage.runs.detached_streams import Attended, detach_reader
 from vantage.runs.findings import Finding
 from vantage.runs.planning import PlannedStep
 from vantage.runs.record import SUCCEEDED, RunRecord, StageRecord
@@ -102,19 +102,15 @@ class PipeSafeConsole(SafeConsole):
         detach_reader(self.file)
 
 
-def detach_reader(stream: IO[str]) -> None:
-    """Redirect a stream without a reader to /dev/null, so that its buffer can be flushed."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
-
-
 def open_console(stream: TextIO | None = None) -> Console:
     """Return a console for standard output, or for ``stream``; wide enough for whole lines if it is no terminal."""
     stream = stream or sys.stdout
     stream = getattr(stream, "wrapped", stream)  # the console itself makes text safe
     return PipeSafeConsole(
-        file=stream, highlight=False, soft_wrap=False, width=None if stream.isatty() else _PLAIN_WIDTH
+        file=cast(TextIO, Attended(stream)),
+        highlight=False,
+        soft_wrap=False,
+        width=None if stream.isatty() else _PLAIN_WIDTH,
     )
 
 

@@ -11,6 +11,7 @@ import tempfile
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http.client import HTTPException
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
@@ -21,8 +22,10 @@ from obstore.exceptions import BaseError
 from vantage.attempts.identity.child_python import python_environment
 from vantage.attempts.identity.package import package_folder
 from vantage.attempts.machine import available_cpus, available_gpus
+from vantage.ledger.tracking import check_address, without_password
 from vantage.runs.run import damaged_runs
 from vantage.runs.workspace import Workspace
+from vantage.schemas.safe_text import safe_text, without_secrets
 from vantage.storage.durable_files import make_folder
 from vantage.storage.records import BucketNotFound, Conflict, replace_record
 
@@ -132,21 +135,44 @@ def _sqlite(workspace: Workspace) -> Finding:
 
 
 def _servers() -> Iterator[Finding]:
-    for name, variable, path in (
-        ("Prefect", "PREFECT_API_URL", "/health"),
-        ("MLflow", "MLFLOW_TRACKING_URI", "/health"),
-    ):
-        address = os.environ.get(variable)
-        if not address or not address.startswith("http"):
-            yield Finding(name, "fine", f"no {variable}: a server of our own (Prefect), or SQLite (MLflow)")
-            continue
-        try:
-            with urllib.request.urlopen(address.rstrip("/") + path, timeout=5) as answer:
-                yield Finding(name, "fine", f"{variable} answers ({answer.status})")
-        except OSError as error:
-            yield Finding(
-                name, "broken", f"{variable} does not answer ({error}); start that server, or unset it"
-            )
+    yield _prefect(os.environ.get("PREFECT_API_URL"))
+    yield _mlflow(os.environ.get("MLFLOW_TRACKING_URI"))
+
+
+def _prefect(address: str | None) -> Finding:
+    if not address:
+        return Finding("Prefect", "fine", "no PREFECT_API_URL: each run starts a server of its own")
+    if not address.startswith(("http://", "https://")):
+        shown = f"PREFECT_API_URL={safe_text(address)!r}"
+        return Finding(
+            "Prefect",
+            "broken",
+            f"{shown} is not an http:// address; name HOST:PORT/api with http://, or unset it",
+        )
+    return _answers("Prefect", "PREFECT_API_URL", address)
+
+
+def _mlflow(address: str | None) -> Finding:
+    if not address:
+        return Finding(
+            "MLflow", "fine", "no MLFLOW_TRACKING_URI: the records go to mlflow.db in the workspace"
+        )
+    try:
+        check_address(address)
+    except ValueError as error:
+        return Finding("MLflow", "broken", str(error))
+    if address.startswith("http"):
+        return _answers("MLflow", "MLFLOW_TRACKING_URI", address)
+    return Finding("MLflow", "fine", f"MLFLOW_TRACKING_URI={without_password(address)}")
+
+
+def _answers(name: str, variable: str, address: str) -> Finding:
+    try:
+        with urllib.request.urlopen(address.rstrip("/") + "/health", timeout=5) as answer:
+            return Finding(name, "fine", f"{variable} answers ({answer.status})")
+    except (OSError, ValueError, HTTPException) as error:
+        said = without_secrets(str(error))
+        return Finding(name, "broken", f"{variable} does not answer ({said}); start that server, or unset it")
 
 
 def _processes() -> Finding:

@@ -5,9 +5,12 @@ Programs of a virtual environment that is not activated are not on the search pa
 
 import shlex
 import shutil
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+LOOPBACK = "127.0.0.1"
 
 
 def program(name: str) -> str:
@@ -17,6 +20,43 @@ def program(name: str) -> str:
     if not own.is_file() or (found is not None and Path(found) == own):
         return name
     return shlex.quote(str(own))
+
+
+def mlflow_server(where: str) -> str:
+    """Return ``Ledger.where`` as a command that works now: with this installation's program, and a port that is free.
+
+    An address is returned as it is.
+    """
+    if not where.startswith("mlflow server "):
+        return where
+    port = usable_port(5000)
+    more = "" if port == 5000 else f" --port {port}"
+    return f"{program('mlflow')}{where.removeprefix('mlflow')}{more}"
+
+
+def prefect_server(home: Path) -> str:
+    """Return the command for Prefect's server on a workspace's own database, on a port that is free now.
+
+    Its page asks the address in ``PREFECT_API_URL``, which may be another server's, and otherwise port 4200.
+    """
+    port = usable_port(4200)
+    variables = f"PREFECT_HOME={shlex.quote(str(home))} PREFECT_API_URL=http://{LOOPBACK}:{port}/api"
+    return f"{variables} {program('prefect')} server start --host {LOOPBACK} --port {port}"
+
+
+def usable_port(usual: int) -> int:
+    """Return the port that a program listens on by default, or another if a program listens there already."""
+    for port in (usual, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # one that was left a moment ago is free
+            try:
+                probe.bind((LOOPBACK, port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    return usual
 
 
 def own_command(*words: str) -> str:

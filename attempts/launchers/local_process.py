@@ -10,12 +10,13 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import forkserver
+from multiprocessing import forkserver, util
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -23,6 +24,7 @@ from types import ModuleType
 
 from vantage.attempts.exit_codes import ExitCode, code_of_signal
 from vantage.attempts.identity.child_python import python_environment
+from vantage.attempts.identity.inherited import not_inherited
 from vantage.attempts.launchers import stage_process
 from vantage.attempts.launchers.descendants import end_descendants
 from vantage.attempts.launchers.launcher import StageFailed
@@ -41,6 +43,9 @@ SETTLED_SECONDS = 3.0
 STACKS_SECONDS = 15.0
 """Most time for a hanging stage to write its stacks."""
 
+LONGEST_FOLDER = 70
+"""Bytes: a socket's path has at most 107, and ``/pymp-…/listener-…`` comes after the folder."""
+
 # multiprocessing reads a child's exit status from a pipe that only one thread may read.
 _multiprocessing_lock = threading.Lock()
 
@@ -51,6 +56,7 @@ _stages: set[int] = set()
 def warm_up() -> None:
     """Start the fork server and return at once; it loads its libraries in the background."""
     with _multiprocessing_lock, _environment_of_children():
+        _make_folder_of_sockets()
         forkserver.set_forkserver_preload(["vantage.attempts.launchers.forkserver"])
         forkserver.ensure_running()
 
@@ -360,24 +366,40 @@ def last_line(log: Path) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "(the log is empty)")
 
 
+def _make_folder_of_sockets() -> None:
+    """Have multiprocessing make its folder of sockets now, in ``/tmp`` if a socket's path below ``TMPDIR`` would be too long."""
+    before = tempfile.tempdir
+    if len(os.fsencode(tempfile.gettempdir())) > LONGEST_FOLDER:
+        tempfile.tempdir = "/tmp"
+    try:
+        util.get_temp_dir()  # kept, and removed at the end of the process
+    finally:
+        tempfile.tempdir = before
+
+
 @contextmanager
 def _environment_of_children() -> Iterator[None]:
-    """Set the fork server's environment: it finds our package, and imports nothing from the current folder."""
+    """Set the fork server's environment: it finds our package, imports nothing from the current folder, and has no place among others' ranks."""
     changes = {
+        **dict.fromkeys(not_inherited(os.environ)),
         **python_environment(),
         # Query the driver, not CUDA, for GPUs: a CUDA context does not survive a fork.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
     before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
+    _set_environment(changes)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        _set_environment(before)
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 @contextmanager

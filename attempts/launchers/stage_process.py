@@ -25,6 +25,7 @@ from typing import (
 )
 
 from vantage.attempts.exit_codes import ExitCode
+from vantage.attempts.identity.inherited import forget_foreign_variables
 from vantage.attempts.identity.package import package_folder
 from vantage.attempts.launchers.descendants import adopt_descendants, end_descendants
 from vantage.attempts.launchers.disk_faults import is_bucket_fault, is_disk_fault
@@ -74,6 +75,7 @@ def main(
     _redirect_output(log)
     _log_stage_messages()
     _remove_current_folder_from_path()
+    forget_foreign_variables()  # those of the fork server, which others than our command may have started
     for name in server_secrets(os.environ):
         del os.environ[name]
     os.environ.update(environment)

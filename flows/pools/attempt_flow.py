@@ -22,6 +22,7 @@ from vantage.attempts.run_attempt import Unobserved, run_attempt
 from vantage.attempts.stopping import stopping
 from vantage.flows.pools.share import share_of_this_machine
 from vantage.flows.prefect_server.flow_runs import state_of
+from vantage.runs.shown_warnings import warnings_shown
 from vantage.schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
 from vantage.storage.messages import Messages, messages_of
 from vantage.storage.storage import Storage, open_storage
@@ -42,7 +43,7 @@ async def attempt(request: dict[str, Any], number: int, name: str) -> State[None
         name: shown in Prefect: run, stage and number.
     """
     stop = threading.Event()
-    with stopping(stop.set):
+    with stopping(stop.set), warnings_shown(lambda text: print(f"vantage: warning: {text}", flush=True)):
         outcome = await asyncio.to_thread(_make, AttemptRequest.model_validate(request), number, stop)
     return state_of(*_seen_by_prefect(outcome))
 

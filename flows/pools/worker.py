@@ -12,7 +12,7 @@ from prefect.client.orchestration import get_client
 from prefect.workers.process import ProcessWorker
 
 from vantage.attempts.identity.child_python import python_environment
-from vantage.attempts.stopping import DRAIN_FILE
+from vantage.attempts.stopping import DRAIN_FILE, remember_hangup, stop_signals
 from vantage.flows.pools.deployments import create_pool, deploy_attempts, renew_entrypoints
 from vantage.flows.pools.share import SLOTS
 
@@ -40,7 +40,7 @@ class Worker(ProcessWorker):
 
 
 def serve(pool: str, *, name: str, slots: int, gpus: tuple[str, ...], say: Callable[[str], None]) -> None:
-    """Take attempts from the pool until SIGTERM or SIGINT, then wait until those that run have saved and ended.
+    """Take attempts from the pool until SIGTERM, SIGINT or SIGHUP, then wait until those that run have saved and ended.
 
     Args:
         pool: the work pool, created if missing.
@@ -71,8 +71,13 @@ def serve(pool: str, *, name: str, slots: int, gpus: tuple[str, ...], say: Calla
 async def _serve(worker: Worker, drain: Path, say: Callable[[str], None]) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+
+    def hung_up() -> None:
+        remember_hangup()
+        stopping.set()
+
+    for number in stop_signals():
+        loop.add_signal_handler(number, hung_up if number == signal.SIGHUP else stopping.set)
     serving = asyncio.create_task(worker.start(printer=lambda *_: None))
     waiting = asyncio.create_task(stopping.wait())
     await asyncio.wait([serving, waiting], return_when=asyncio.FIRST_COMPLETED)

@@ -53,6 +53,9 @@ WITHOUT_BLOCKS = {
 """Environment of a server that writes no types of blocks into a new database, a sixth of its start: a run uses none. A server
 that is started there by hand later writes them. The user's own values win."""
 
+_LOGIN = "PREFECT_SERVER_API_AUTH_STRING"
+"""The login that a server asks for."""
+
 _SERVER_PREFIXES = ("PREFECT_SERVER_", "PREFECT_API_DATABASE_")
 """Prefixes of a server's variables: users may set a database for our own server."""
 
@@ -268,10 +271,12 @@ def _wait_for_configured(url: str, stopping: threading.Event) -> None:
 
 def _server_process(home: Path, port: int, log: Path) -> subprocess.Popen[bytes]:
     """Return a Prefect server on ``port`` that ends with this process (``vantage.flows.prefect_server.tied_process``)."""
-    of_clients = [name for name in server_secrets(os.environ) if not name.startswith(_SERVER_PREFIXES)]
+    left_out = [name for name in server_secrets(os.environ) if not name.startswith(_SERVER_PREFIXES)]
+    if os.environ.get(_LOGIN) != os.environ.get("PREFECT_API_AUTH_STRING"):
+        left_out.append(_LOGIN)  # of another server: ours would refuse this very run
     environment = {
         **WITHOUT_BLOCKS,
-        **{name: value for name, value in os.environ.items() if name not in of_clients},
+        **{name: value for name, value in os.environ.items() if name not in left_out},
         "PREFECT_HOME": str(home),
         "PREFECT_SERVER_API_HOST": LOOPBACK,
         "PREFECT_SERVER_API_PORT": str(port),

@@ -33,8 +33,10 @@ from vantage.flows.sweeps.report import (
     table_markdown,
 )
 from vantage.flows.sweeps.to_mlflow import SweepLedger
+from vantage.ledger.outbox import Outbox
 from vantage.ledger.run_ledger import Ledger
 from vantage.runs.console import Screen
+from vantage.runs.own_commands import mlflow_server, own_command
 from vantage.runs.planning import PlannedStep, plan, steps_in_store
 from vantage.runs.record import RunRecord, StageRecord
 from vantage.runs.run import acquire_run, recipe_digests
@@ -232,9 +234,22 @@ class SweepRuns:
         for content in sharing_lines(shared):
             self.screen.say(content)
         self.screen.say(f"  {'files':<8}{self.folder}")
-        ledger = Ledger(None, self.workspace.root, "")
-        self.screen.say(f"  {'MLflow':<8}{ledger.where()}")
+        unsent = [row.run_id for row in rows if row.run_id and self._outbox(row.run_id).is_unsent()]
+        if unsent:
+            again = own_command("resume", unsent[0], "--workspace", self.workspace.address)
+            self.screen.say(
+                f"  MLflow has not got all records of {len(unsent)} of {len(rows)} runs. They wait in "
+                f"{self.workspace.root / 'runs'}; this sends them all once MLflow answers:\n    {again}\n"
+                "  and the same sweep again sends its table",
+                "yellow",
+            )
+        else:
+            ledger = Ledger(None, self.workspace.root, "")
+            self.screen.say(f"  {'MLflow':<8}{mlflow_server(ledger.where())}")
         return SweepResult(self.folder.name, self.folder, rows, table, shared, code)
+
+    def _outbox(self, run_id: str) -> Outbox:
+        return Outbox(self.workspace.root / "runs" / run_id / "ledger")
 
     def _exit_code(self) -> int:
         """Return the exit code of the first run that failed, else of one whose gate closed; 75 if runs are missing."""

@@ -14,9 +14,11 @@ from contextvars import copy_context
 from pathlib import Path
 
 from vantage.attempts.machine import Machine, this_machine
-from vantage.attempts.stopping import first_error
+from vantage.attempts.stopping import first_error, remember_hangup, stop_signals
 from vantage.flows.execution import ordering, started
+from vantage.flows.prefect_server.proxies import check_proxies
 from vantage.flows.sweeps.runs import SweepResult, SweepRuns, finished_run
+from vantage.ledger.tracking import check_configured
 from vantage.runs.console import Screen
 from vantage.runs.planning import check_drift, needs_work, plan
 from vantage.runs.registered_models import pinned
@@ -52,6 +54,8 @@ def run_sweep(
         vantage.runs.planning.DriftError: ``strict``, and an artifact to reuse was made with other code or libraries.
         vantage.flows.prefect_server.server.ServerUnavailable: the Prefect server does not answer.
     """
+    check_configured()
+    check_proxies(elsewhere=workspace.uri is not None)
     resolved = resolve_sweep(written)
     # once for all runs of a sweep, which so compare with the same version
     recipes = {arm: pinned(recipe, workspace) for arm, recipe in resolved.recipes.items()}
@@ -143,18 +147,26 @@ def _order(
 
 @contextmanager
 def _signals_to(request_stop: Callable[[], None]) -> Iterator[None]:
-    """SIGINT and SIGTERM request a stop while this thread waits for the thread that runs Prefect's flows.
+    """SIGINT, SIGTERM and SIGHUP request a stop while this thread waits for the thread that runs Prefect's flows.
 
     In the main thread, every flow would install its own handler of SIGTERM.
     """
-    before = {
-        number: signal.signal(number, lambda *_: request_stop()) for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    hung_up = False
+
+    def stop(number: int, _: object) -> None:
+        nonlocal hung_up
+        if number == signal.SIGHUP:
+            hung_up = True
+            remember_hangup()
+        request_stop()
+
+    before = {number: signal.signal(number, stop) for number in stop_signals()}
     try:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if not (hung_up and number == signal.SIGHUP):
+                signal.signal(number, handler)
 
 
 @contextmanager

@@ -88,6 +88,7 @@ def _policy_use(model: NamedModel, opened: ModelOpened, folder: Path) -> list[st
         *_stop_strings(strings),
         "",
         "```",
+        "pip install 'transformers[serving]'",
         f"transformers serve {place}      # or: vllm serve {place}",
         f"curl http://localhost:8000/v1/{path} -H 'Content-Type: application/json' \\",
         f"  -d {shlex.quote(body)}",

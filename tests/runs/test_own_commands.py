@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -55,3 +56,24 @@ def test_a_run_command_works_as_it_is_printed(tmp_path: Path) -> None:
     done = subprocess.run(printed, shell=True, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert '"recipe": "quickstart"' in done.stdout
+
+
+def test_a_printed_server_names_a_port_that_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        found = own_commands.usable_port(port)
+        assert found != port
+        monkeypatch.setattr(own_commands, "usable_port", lambda usual: usual + 1)
+        where = "mlflow server --host 127.0.0.1 --backend-store-uri sqlite:////a/b.db"
+        assert own_commands.mlflow_server(where).endswith("--backend-store-uri sqlite:////a/b.db --port 5001")
+        printed = own_commands.prefect_server(tmp_path / "pre fect")
+    assert own_commands.usable_port(port) == port
+    variables, _, command = printed.partition(f" {own_commands.program('prefect')} ")
+    assert variables == f"PREFECT_HOME='{tmp_path}/pre fect' PREFECT_API_URL=http://127.0.0.1:4201/api"
+    assert command == "server start --host 127.0.0.1 --port 4201"
+
+
+def test_a_page_of_a_server_is_no_command() -> None:
+    assert own_commands.mlflow_server("http://127.0.0.1:5000/#/x") == "http://127.0.0.1:5000/#/x"

@@ -4,12 +4,15 @@ from multiprocessing import forkserver
 
 import vantage.schemas.records.attempt
 
+_preload = forkserver.set_forkserver_preload
+
 
 def compute_with(function: str) -> None:
     """Let ``function`` (``MODULE.NAME``) stand for ``vantage.tasks.stages.run_stage``."""
     vantage.schemas.records.attempt.RUN_STAGE = function
-    forkserver.set_forkserver_preload = _no_preload
+    forkserver.set_forkserver_preload = _light_preload
 
 
-def _no_preload(modules_names: list[str]) -> None:
+def _light_preload(_: list[str]) -> None:
     """Fake stages need no torch, which takes seconds to load."""
+    _preload(["tests.support.own_session"])

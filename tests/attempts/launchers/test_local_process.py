@@ -81,6 +81,54 @@ def daemons_in(folder: Path) -> list[int]:
     return [int(pid) for pid in (folder / "scratch" / "daemons").read_text().split()]
 
 
+FOREIGN = {
+    **{"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "10.255.255.1", "MASTER_PORT": "1"},
+    **{"TORCHELASTIC_RUN_ID": "a", "SLURM_PROCID": "1", "USE_TORCH": "0", "PYTHONWARNINGS": "error"},
+}
+
+
+@pytest.mark.parametrize("fork_server_has_them", [True, False])
+def test_variables_of_another_program_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fork_server_has_them: bool
+) -> None:
+    launching.forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    for name, value in FOREIGN.items():
+        monkeypatch.setenv(name, value)
+    if fork_server_has_them:  # as where another than Vantage started it
+        with monkeypatch.context() as patched:
+            patched.setattr(launching, "not_inherited", lambda _: [])
+            for read_when_loaded in ("USE_TORCH", "PYTHONWARNINGS"):
+                patched.delenv(read_when_loaded)
+            warm_up()
+    try:
+        result = run_fake(tmp_path, "tell")
+    finally:
+        launching.forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    assert result.metrics["seed"] == 17
+    assert result.metrics["torch_was_loaded"]
+    assert all(os.environ[name] == value for name, value in FOREIGN.items()), "ours are as they were"
+
+
+def test_a_long_temporary_folder_is_no_obstacle(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 120)
+    folder.mkdir()
+    code = (
+        "from multiprocessing import forkserver\n"
+        "forkserver.set_forkserver_preload = lambda modules: None\n"
+        "from vantage.attempts.launchers.local_process import warm_up\n"
+        "warm_up(); print(forkserver._forkserver._forkserver_address); forkserver._forkserver._stop()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.startswith("/tmp/"), done.stderr
+    assert not Path(done.stdout.strip()).parent.exists(), "the folder is removed at the end"
+
+
 class TestResult:
     def test_comes_back_from_a_process_that_holds_torch_and_leads_its_own_group(self, tmp_path: Path) -> None:
         result = run_fake(tmp_path, "tell")

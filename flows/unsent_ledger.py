@@ -1,0 +1,25 @@
+"""What a run says last if MLflow has not got its records: why, where they wait, and the command that sends them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from vantage.ledger.run_ledger import Ledger
+from vantage.runs.own_commands import own_command
+from vantage.runs.run import Run
+from vantage.runs.watching import Watcher
+
+
+@contextmanager
+def unsent_said(run: Run, ledger: Ledger, watcher: Watcher) -> Iterator[None]:
+    """After this block, close the ledger, and say so if MLflow has not got all of it."""
+    try:
+        yield
+    finally:
+        if not ledger.close():
+            again = own_command("resume", run.record.run_id, "--workspace", run.workspace.address)
+            watcher.say(
+                f"  MLflow has not got all records of this run ({ledger.why_unsent()}).\n"
+                f"  They wait in {ledger.folder}; this sends them once MLflow answers:\n"
+                f"    {again}",
+                "yellow",
+            )

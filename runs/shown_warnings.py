@@ -1,0 +1,54 @@
+"""Shows the warnings of our own loggers: once each, and whatever Prefect sets for the loggers of everybody."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Say = Callable[[str], None]
+
+_ours = logging.getLogger("vantage")
+_shown: list["_Shown"] = []
+"""Who is to show warnings; the one that began last does."""
+
+
+@contextmanager
+def warnings_shown(say: Say) -> Iterator[None]:
+    """Inside this block, ``say`` gets the text of each warning of our loggers, from any thread, and nobody else does.
+
+    The root logger's handler belongs to Prefect, which prints either everything or nothing of ours. A text that is the
+    same as before is not said again: some are repeated for as long as a server does not answer.
+    """
+    shown = _Shown(say)
+    _shown.append(shown)
+    _give_to_the_last()
+    try:
+        yield
+    finally:
+        _shown.remove(shown)
+        _give_to_the_last()
+
+
+def _give_to_the_last() -> None:
+    for handler in [each for each in _ours.handlers if isinstance(each, _Shown)]:
+        _ours.removeHandler(handler)
+    if _shown:
+        _ours.addHandler(_shown[-1])
+    _ours.propagate = not _shown
+
+
+class _Shown(logging.Handler):
+    """A handler that says each text once."""
+
+    def __init__(self, say: Say) -> None:
+        super().__init__(logging.WARNING)
+        self._say = say
+        self._said: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = record.getMessage()
+            if text not in self._said:
+                self._said.add(text)
+                self._say(text)
+        except Exception:  # a message that cannot be shown must not end what it is about
+            self.handleError(record)

@@ -1,0 +1,66 @@
+"""Proxies that Prefect's client cannot use: cleared where all is on this machine, refused by name where it is not."""
+
+import importlib.util
+import os
+
+import pytest
+
+from vantage.flows.prefect_server.proxies import check_proxies
+
+UNUSABLE = [
+    ("ALL_PROXY", "ftp://127.0.0.1:9"),
+    ("https_proxy", "quic://127.0.0.1:9"),
+    ("HTTP_PROXY", "http://[::1"),
+]
+if importlib.util.find_spec("socksio") is None:
+    UNUSABLE += [("ALL_PROXY", "socks5://127.0.0.1:9"), ("all_proxy", "socks5h://127.0.0.1:9")]
+
+
+@pytest.fixture(autouse=True)
+def no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [*os.environ]:
+        if name.upper().endswith("_PROXY") or name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI"):
+            monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(("name", "value"), UNUSABLE)
+def test_it_is_cleared_where_all_servers_are_on_this_machine(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    check_proxies(elsewhere=False)
+    assert name not in os.environ
+
+
+@pytest.mark.parametrize(("name", "value"), UNUSABLE)
+@pytest.mark.parametrize("variable", ["PREFECT_API_URL", "MLFLOW_TRACKING_URI"])
+def test_it_is_refused_where_a_server_is_elsewhere(
+    name: str, value: str, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    monkeypatch.setenv(variable, "https://server.example.org/api")
+    with pytest.raises(
+        ValueError, match=f"^{name}=.*{variable}=https://server.example.org/api is on another machine"
+    ):
+        check_proxies(elsewhere=False)
+    assert os.environ[name] == value
+
+
+def test_it_is_refused_where_the_storage_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "ftp://127.0.0.1:9")
+    with pytest.raises(ValueError, match=r"^ALL_PROXY=.*the bucket is on another machine"):
+        check_proxies(elsewhere=True)
+
+
+def test_a_refusal_shows_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "ftp://me:secretpassword@127.0.0.1:9")
+    with pytest.raises(ValueError, match="ALL_PROXY") as refused:
+        check_proxies(elsewhere=True)
+    assert "secretpassword" not in str(refused.value)
+
+
+def test_a_proxy_that_can_be_used_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example.org:3128")
+    check_proxies(elsewhere=True)
+    assert os.environ["HTTPS_PROXY"] == "http://proxy.example.org:3128"

@@ -1,0 +1,73 @@
+"""A run whose records MLflow has not got ends all the same, and its last lines have the command that sends them."""
+
+import logging
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.real_runs import Starter, run_recipe
+from vantage.ledger.outbox import Outbox
+from vantage.runs.run import read_runs
+from vantage.runs.workspace import Workspace
+
+DEAD = "http://127.0.0.1:1"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_url")
+def test_the_last_lines_say_what_mlflow_has_not_got_and_the_command_there_sends_it(
+    workspace: Workspace,
+    recipe_file: Path,
+    start_vantage: Starter,
+    monkeypatch: pytest.MonkeyPatch,
+    ledger_database: str,
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", DEAD)
+    process = start_vantage()
+    printed, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    [record] = read_runs(workspace)
+    outbox = Outbox(workspace.root / "runs" / record.run_id / "ledger")
+    assert printed.count("cannot be reached") == 1
+    *_, has_not, waits, command = printed.rstrip().splitlines()
+    assert has_not == f"  MLflow has not got all records of this run ({DEAD}: Connection refused)."
+    assert waits == f"  They wait in {outbox.folder}; this sends them once MLflow answers:"
+    assert f"  MLflow  {DEAD}" not in printed, "nothing of the run is there"
+    assert outbox.is_unsent()
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", ledger_database)
+    program, *words = shlex.split(command)
+    assert program.endswith("vantage")
+    done = subprocess.run([program, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not outbox.is_unsent()
+    assert "has not got" not in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_url")
+def test_a_run_whose_records_were_sent_says_nothing_of_it(workspace: Workspace, recipe_file: Path) -> None:
+    record, printed = run_recipe(workspace, recipe_file)
+    assert record.mlflow_run_id is not None
+    assert "has not got" not in printed
+    assert "warning: " not in printed.replace("warning: stages.", "")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_url")
+def test_a_warning_of_the_storage_is_on_the_screen_of_the_run(
+    workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vantage.flows.orchestrator import Orchestrator
+
+    begin = Orchestrator.begin
+
+    def warn(self: Orchestrator) -> None:
+        begin(self)
+        logging.getLogger("vantage.storage.leases").warning("the lease could not be renewed")
+
+    monkeypatch.setattr(Orchestrator, "begin", warn)
+    _, printed = run_recipe(workspace, recipe_file)
+    assert printed.count("  warning: the lease could not be renewed") == 1
