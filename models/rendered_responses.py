@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from vantage.models.chat_template import around_words, render_turns, uses_chat
 from vantage.models.tokenising import continuations
 from vantage.models.turn_end import end_token_id
-from vantage.schemas.conversations import Message, Prompt, extras_of
+from vantage.schemas.conversations import AS_SAMPLED, Message, Prompt, extras_of
 
 _END_OF_THINKING = "</think>"
 _SHOWN = 300
@@ -73,6 +73,8 @@ class ResponseRenderer:
                     "a response with tool_calls or reasoning_content, and the model has no chat template that writes them"
                 )
             return Words(response["content"], is_markup=False)
+        if response["extra"] == AS_SAMPLED:
+            return Words(self._around[0] + response["content"], is_markup=False)
         begin, whole = self._rendered(prompt, None), self._rendered(prompt, response)
         if whole.startswith(begin):
             return self._after(whole[len(begin) :], whole, begin, response)
@@ -83,7 +85,16 @@ class ResponseRenderer:
                 content.removeprefix(opened) if content.startswith(opened) else content[len(opened.strip()) :]
             )
             return Words(rest, is_markup=False)
+        if opened and not response["extra"] and _goes_on(opened, content):
+            return Words(content, is_markup=False)
         raise _differs("the chat template does not begin this response as its prompt ends", begin, whole)
+
+    def writes_as_it_stands(self, prompt: Prompt, text: str) -> bool:
+        """Return whether the template writes a response of this text as nothing but the text."""
+        found = self._try(prompt, Message(role="assistant", content=text, extra=None))
+        if isinstance(found, UnrenderedRow):
+            return False
+        return found.text == (self._around[0] if self._is_chat else "") + text
 
     def _after(self, tail: str, whole: str, begin: str, response: Message) -> Words:
         """Return the response that the template wrote behind ``begin``."""
@@ -181,6 +192,13 @@ def _parts(response: Message) -> list[str]:
         *names,
     ]
     return [part for part in said if part.strip()]
+
+
+def _goes_on(opened: str, content: str) -> bool:
+    """Return whether a response goes on within what its prompt has opened: it closes the tag, and does not open it before."""
+    tag = re.fullmatch(r"<(\w+)>", opened.strip())
+    before, closing, _ = content.partition(f"</{tag[1]}>") if tag else ("", "", "")
+    return bool(closing) and tag is not None and tag[0] not in before
 
 
 def _squeezed(text: str) -> str:

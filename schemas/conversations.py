@@ -20,6 +20,10 @@ class Message(TypedDict):
     ``tools``, the tools that there are. None: there are none."""
 
 
+AS_SAMPLED = '{"as_sampled": true}'
+"""Other fields of a response that a model wrote after its prompt, and that the chat template would write otherwise: it is read
+as it stands."""
+
 Prompt = str | list[Message]
 """What a response follows: the text of one user's turn, or several turns."""
 

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from vantage.models.prompts import encode_responses
+from vantage.models.rendered_responses import ResponseRenderer
+from vantage.schemas.conversations import AS_SAMPLED
 from vantage.schemas.frozen import Frozen
 from vantage.schemas.recipe.resolved import ResolvedPreferenceCollection
 from vantage.schemas.recipe.rewards import Judge
@@ -147,7 +149,7 @@ def run(job: StageJob[ResolvedPreferenceCollection]) -> StageResult:
             for part in by_split[split]
             for pair in part.pairs
         ]
-        write_rows(job.output, split, with_turns(rows, sources[split].prompts))
+        write_rows(job.output, split, as_sampled(with_turns(rows, sources[split].prompts), codec))
     counts = {f"{split}_rows": sum(len(part.pairs) for part in parts) for split, parts in by_split.items()}
     report = {**counts, "dropped": without_pair(everything)}
     (job.output / "report.json").write_text(json.dumps(report, indent=2) + "\n")
@@ -177,6 +179,26 @@ def with_turns(rows: Sequence[Row], prompts: Prompts) -> list[Row]:
         return list(rows)
     turns_of = dict(zip(prompts.texts, prompts.conversations, strict=True))
     return [{**row, "messages": turns_of[row["prompt"]]} for row in rows]
+
+
+def as_sampled(rows: Sequence[Row], codec: Codec) -> list[Row]:
+    """Return the rows, with a mark at each response that the chat template would write otherwise than it was sampled.
+
+    So where a prompt opens ``<think>``, training reads what was written after it. Without such a response no row is changed.
+    """
+    renderer = ResponseRenderer(codec.tokenizer, chat=codec.chat)
+    marks = [
+        {
+            f"{side}_extra": None
+            if renderer.writes_as_it_stands(row.get("messages") or row["prompt"], row[side])
+            else AS_SAMPLED
+            for side in ("chosen", "rejected")
+        }
+        for row in rows
+    ]
+    if not any(mark for each in marks for mark in each.values()):
+        return list(rows)
+    return [{**row, **each} for row, each in zip(rows, marks, strict=True)]
 
 
 def read_source(job: StageJob, split: str, codec: Codec) -> Source:

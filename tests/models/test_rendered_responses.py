@@ -11,7 +11,7 @@ from tests.models.byte_tokenizer import CHATML
 from vantage.models.conversations import encode_conversations
 from vantage.models.prompts import encode_prompts
 from vantage.models.rendered_responses import ResponseRenderer, UnrenderedRow, control_tokens, spelled
-from vantage.schemas.conversations import Message, Prompt
+from vantage.schemas.conversations import AS_SAMPLED, Message, Prompt
 
 TOOLS = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
@@ -104,6 +104,32 @@ def test_what_the_prompt_has_opened_is_not_written_again(byte_tokenizer: PreTrai
     assert not isinstance(found, UnrenderedRow)
     assert byte_tokenizer.decode(found[0]).count("<think>") == 1
     assert found[1] == "Is it even? Yes.\n</think>\n\nTwo.<|im_end|>"
+
+
+@pytest.mark.parametrize("template", [OPENS_THINKING, TRIMS, FORGETS_ALL])
+def test_what_a_model_wrote_after_its_prompt_stands_as_it_was_sampled(
+    byte_tokenizer: PreTrainedTokenizerBase, template: str
+) -> None:
+    """Also what was cut off before the thought was closed; without the mark the template would write these otherwise."""
+    byte_tokenizer.chat_template = template
+    renderer = ResponseRenderer(byte_tokenizer, chat=True)
+    for text in ("Is it even? Yes.\n</think>\n\nTwo. \n", " Is it"):
+        [found] = renderer.encode(["1+1?"], [Message(role="assistant", content=text, extra=AS_SAMPLED)])
+        assert not isinstance(found, UnrenderedRow) and byte_tokenizer.decode(found) == text + END
+    assert not renderer.writes_as_it_stands("1+1?", " Is it") or template == FORGETS_ALL
+    assert not renderer.writes_as_it_stands("1+1?", f"{THOUGHT}\n") or template == FORGETS_ALL
+
+
+def test_a_response_may_go_on_in_the_thought_that_its_prompt_has_opened(
+    byte_tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    byte_tokenizer.chat_template = OPENS_THINKING
+    inside = "Is it even? Yes.\n</think>\n\nTwo."
+    found = tokens(byte_tokenizer, "1+1?", said(inside))
+    assert not isinstance(found, UnrenderedRow) and found[1] == inside + END
+    assert ResponseRenderer(byte_tokenizer, chat=True).writes_as_it_stands("1+1?", inside)
+    twice = tokens(byte_tokenizer, "1+1?", said("So. <think>\nHm.\n</think>\n\nTwo."))
+    assert isinstance(twice, UnrenderedRow), "it opens the thought a second time"
 
 
 def test_a_template_made_for_turns_that_lie_in_the_past_takes_no_thinking_from_the_last(
