@@ -2,13 +2,7 @@
 
 from collections.abc import Iterable
 
-PROMPTS_READ = (
-    "prompts_too_long",
-    "prompts_too_long_share",
-    "unknown_token_share",
-    "single_byte_share",
-    "refused_rows",
-)
+PROMPTS_READ = ("prompts_too_long", "prompts_too_long_share", "unknown_token_share", "single_byte_share")
 RESPONSES_READ = ("responses_cut", "responses_cut_share")
 ROWS = ("train_rows", "validation_rows", "test_rows")
 PAIRS = ("pair_accuracy", "preference_loss", "validation_pair_accuracy", "validation_preference_loss")

@@ -131,11 +131,6 @@ METRICS: tuple[Metric, ...] = (
         "(value_pretraining: training; evaluation: test). A share above the dataset's max_dropped is refused.",
     ),
     Metric("prompts_too_long_share", "1", "The same as a share of the rows."),
-    Metric(
-        "refused_rows", "rows",
-        "Rows dropped because the model's chat template refuses them or writes them otherwise, or because they hold its "
-        "tokens as text; in all splits that the stage reads. Only where there are some. They count for max_dropped.",
-    ),
     Metric("checked_rows", "rows", "Rows that were read as training reads them, before anything trains."),
     Metric(
         "unusable_rows", "rows",

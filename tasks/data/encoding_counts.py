@@ -1,5 +1,6 @@
 """What of a dataset's text a network never sees: counted while text becomes ids, and refused beyond ``max_dropped``."""
 
+import logging
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -9,6 +10,8 @@ from typing import Protocol
 from transformers import PreTrainedTokenizerBase
 
 from vantage.schemas.records.job import StageJob
+
+log = logging.getLogger(__name__)
 
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
@@ -128,8 +131,8 @@ def encoding_metrics(
         "unknown_token_share": sum(each.num_unknown for each in counts) / num_tokens,
         "single_byte_share": sum(each.num_bytes for each in counts) / num_tokens,
     }
-    if whole.num_refused:
-        metrics["refused_rows"] = whole.num_refused
+    for row in whole.refused:
+        log.warning("%s: left out, as %d rows are: %s", name or role, whole.num_refused, row)
     num_responses = sum(each.num_responses for each in counts)
     if num_responses:
         cut = sum(each.num_cut for each in counts)
