@@ -68,14 +68,19 @@ def stopping(
     taken = stop_signals() if threading.current_thread() is threading.main_thread() else ()
     before = {number: signal.getsignal(number) for number in taken}
 
-    def hung_up() -> None:
-        loop.remove_signal_handler(signal.SIGHUP)
-        before.pop(signal.SIGHUP)
-        remember_hangup()
-        request_stop()
+    # not the loop's, for which a handler could be changed only by way of the default: the process's end
+    on_hangup = before.pop(signal.SIGHUP, None)
 
-    for number in taken:
-        loop.add_signal_handler(number, hung_up if number == signal.SIGHUP else request_stop)
+    def hung_up(_: int, __: object) -> None:
+        nonlocal on_hangup
+        on_hangup = None
+        remember_hangup()
+        loop.call_soon_threadsafe(request_stop)
+
+    if on_hangup is not None:
+        signal.signal(signal.SIGHUP, hung_up)
+    for number in before:
+        loop.add_signal_handler(number, request_stop)
     try:
         yield
     except BaseException:
@@ -83,6 +88,8 @@ def stopping(
         raise
     finally:
         done.set()
+        if on_hangup is not None:
+            signal.signal(signal.SIGHUP, on_hangup)
         for number, handler in before.items():
             loop.remove_signal_handler(number)
             signal.signal(number, handler)

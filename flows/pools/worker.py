@@ -72,12 +72,15 @@ async def _serve(worker: Worker, drain: Path, say: Callable[[str], None]) -> Non
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def hung_up() -> None:
+    def hung_up(_: int, __: object) -> None:
         remember_hangup()
-        stopping.set()
+        loop.call_soon_threadsafe(stopping.set)
 
     for number in stop_signals():
-        loop.add_signal_handler(number, hung_up if number == signal.SIGHUP else stopping.set)
+        if number == signal.SIGHUP:
+            signal.signal(number, hung_up)
+        else:
+            loop.add_signal_handler(number, stopping.set)
     serving = asyncio.create_task(worker.start(printer=lambda *_: None))
     waiting = asyncio.create_task(stopping.wait())
     await asyncio.wait([serving, waiting], return_when=asyncio.FIRST_COMPLETED)

@@ -22,10 +22,14 @@ from vantage.runs.workspace import Workspace
 
 
 @pytest.fixture
-def hangup() -> Iterator[Callable[[object], None]]:
+def hangup() -> Iterator[Callable[[signal.Handlers], None]]:
     """Set what this process does on SIGHUP."""
     before = signal.getsignal(signal.SIGHUP)
-    yield lambda handler: signal.signal(signal.SIGHUP, handler) and None  # type: ignore[arg-type]
+
+    def set_handler(handler: signal.Handlers) -> None:
+        signal.signal(signal.SIGHUP, handler)
+
+    yield set_handler
     signal.signal(signal.SIGHUP, before)
 
 
@@ -36,7 +40,9 @@ async def asked_by(number: int, asked: list[str], *, times: int = 1) -> None:
             await asyncio.sleep(0.1)
 
 
-def test_a_hangup_asks_once_to_stop_and_a_second_one_ends_nothing(hangup: Callable[[object], None]) -> None:
+def test_a_hangup_asks_once_to_stop_and_a_second_one_ends_nothing(
+    hangup: Callable[[signal.Handlers], None],
+) -> None:
     hangup(signal.SIG_DFL)
     asked: list[str] = []
     asyncio.run(asked_by(signal.SIGHUP, asked, times=2))
@@ -44,7 +50,7 @@ def test_a_hangup_asks_once_to_stop_and_a_second_one_ends_nothing(hangup: Callab
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, "the end of the run is written in peace"
 
 
-def test_without_a_hangup_its_handler_is_what_it_was(hangup: Callable[[object], None]) -> None:
+def test_without_a_hangup_its_handler_is_what_it_was(hangup: Callable[[signal.Handlers], None]) -> None:
     hangup(signal.SIG_DFL)
     asked: list[str] = []
     asyncio.run(asked_by(signal.SIGTERM, asked))
@@ -52,7 +58,7 @@ def test_without_a_hangup_its_handler_is_what_it_was(hangup: Callable[[object], 
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
 
 
-def test_under_nohup_a_hangup_asks_nothing(hangup: Callable[[object], None]) -> None:
+def test_under_nohup_a_hangup_asks_nothing(hangup: Callable[[signal.Handlers], None]) -> None:
     hangup(signal.SIG_IGN)
     asked: list[str] = []
     asyncio.run(asked_by(signal.SIGHUP, asked))
@@ -60,7 +66,7 @@ def test_under_nohup_a_hangup_asks_nothing(hangup: Callable[[object], None]) -> 
     assert signal.SIGHUP not in stop_signals()
 
 
-def test_a_sweep_is_asked_too(hangup: Callable[[object], None]) -> None:
+def test_a_sweep_is_asked_too(hangup: Callable[[signal.Handlers], None]) -> None:
     hangup(signal.SIG_DFL)
     asked: list[str] = []
     with _signals_to(lambda: asked.append("stop")):
