@@ -13,6 +13,6 @@ def compute_with(function: str) -> None:
     forkserver.set_forkserver_preload = _light_preload
 
 
-def _light_preload(_: list[str]) -> None:
+def _light_preload(modules_names: list[str]) -> None:  # by the name that it replaces
     """Fake stages need no torch, which takes seconds to load."""
     _preload(["tests.support.own_session"])
