@@ -135,6 +135,16 @@ IMPORTS = {
         {"prompts.0": "prompts"},
         name="verifiers.mine",
     ),
+    "check_rows": Run(
+        "check_rows",
+        {
+            "datasets": ["demonstrations", "preferences"],
+            "contents": ["demonstrations", "preferences"],
+            "max_dropped": [0.5, 0.5],
+        },
+        {"model": "init", "data.0": "demonstrations", "data.1": "pairs"},
+        name="checks.rows",
+    ),
     "import_benchmark": Run(
         "import_benchmark", {"benchmark": {"source": "input:benchmark/"}}, name="benchmarks.local"
     ),
