@@ -44,8 +44,7 @@ REDUCED = {
     "stages.policy.checkpoint_every": 1,
     "stages.policy.algorithm.samples_per_prompt": 4,
     "stages.evaluation.samples_per_prompt": 1,
-    "stages.evaluation.gate.0.at_least": -1,
-    "stages.evaluation.gate.1.at_least": 0,
+    "stages.evaluation.gate.at_least": -1,
 }
 """Overrides that make each stage a matter of seconds. Gates are set so that they pass: nothing is learnt here."""
 
