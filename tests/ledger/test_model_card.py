@@ -165,3 +165,18 @@ def test_the_page_of_a_version_and_of_a_logged_model(run: RunEntry) -> None:
     )
     assert 'load_model("models:/r/3")' in version and "vantage audit r/3" in version
     assert "bill_of_materials.cdx.json` under Artifacts of [policy](#/policy)" in version
+
+
+def test_the_card_of_a_reused_model_names_the_run_that_made_it(run: RunEntry) -> None:
+    """Run 0001 made the policy; run 0002 reuses it and publishes the version again."""
+    second = replace(run, run_id="0002-r-abcdef")
+    second = replace(second, stages=run.stages | {"policy": replace(run.stages["policy"], outcome="reused")})
+    pages = ModelPages(run="#/policy2", run_of_all="#/run2")
+    made = {artifact_key(POLICY): Link(run="#/policy1", run_name="policy of run 0001-r-abcdef")}
+    head = model_note(second, "policy", pages, made).splitlines()[0].rstrip()
+    assert head == (
+        "**r: policy** · policy made by [policy of run 0001-r-abcdef](#/policy1) (policy optimization), "
+        "and reused in run [0002-r-abcdef](#/run2)"
+    )
+    unknown = model_note(second, "policy", pages, {}).splitlines()[0]
+    assert "made by a run that this server does not know" in unknown
