@@ -180,3 +180,19 @@ def test_the_card_of_a_reused_model_names_the_run_that_made_it(run: RunEntry) ->
     )
     unknown = model_note(second, "policy", pages, {}).splitlines()[0]
     assert "made by a run that this server does not know" in unknown
+
+
+@pytest.mark.parametrize(
+    ("score", "accuracy", "told"),
+    [(0.93, -0.029, True), (0.93, -0.001, False), (0.93, 0.029, False), (-0.93, -0.029, False), (0.001, -0.029, False)],
+)  # fmt: skip
+def test_a_score_that_rose_while_the_accuracy_fell_is_a_limit(
+    run: RunEntry, score: float, accuracy: float, told: bool
+) -> None:
+    """Standard errors of 0.01 over 400 prompts: intervals of ± 0.02."""
+    known = Uncertainty(n=400, rows=400, standard_error=0.01)
+    gains = {"score_gain": score, "accuracy_gain": accuracy}
+    made = artifact(Evaluation, "evaluation", {}, metrics=gains, uncertainty=dict.fromkeys(gains, known))
+    measured = replace(run.stages["evaluation"], artifact=made)
+    lines = card_sections(replace(run, stages=run.stages | {"evaluation": measured}), "policy", {})["Limits"]
+    assert any("the score rose and the accuracy fell" in line for line in lines) == told
