@@ -58,7 +58,6 @@ def _bill(place: "Workspace", named: str) -> str:
         raise RunError(f"{step} of run {run_id} has no artifact in the store; run the same recipe again")
     bill = bill_of(
         side.recipe,
-        run_id,
         step,
         artifacts=artifacts,
         provenance=side.steps[step].record.provenance,

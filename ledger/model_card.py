@@ -143,6 +143,7 @@ def _limits(entry: RunEntry, name: str) -> list[str]:
         lines.append(
             "No evaluation of this run measured it: nothing is known of it beyond what its own stage measured."
         )
+    lines += [f"{each.name}: {told}" for each in of if (told := _score_against_accuracy(each.artifact))]
     for each in [*of, *(entry.stages[before] for before in ancestors(entry, name))]:
         closed = [verdict for verdict in each.verdicts if not verdict.passed]
         unsure = [verdict for verdict in each.verdicts if verdict.passed and verdict.warning]
@@ -153,6 +154,24 @@ def _limits(entry: RunEntry, name: str) -> list[str]:
         if left_out := dropped_summary(metrics):
             lines.append(f"{each.name}: left out: {left_out}")
     return [f"- {markdown_text(line)}" for line in dict.fromkeys(lines)]
+
+
+def _score_against_accuracy(artifact: Artifact | None) -> str | None:
+    """Return what is to be said where the score rose and the accuracy fell, each by more than its 95 % interval."""
+    ranges = []
+    for metric in ("score_gain", "accuracy_gain"):
+        value = artifact.metrics.get(metric) if artifact else None
+        known = artifact.uncertainty.get(metric) if artifact else None
+        if value is None or known is None:
+            return None
+        ranges.append(interval_of(metric, value, known, confidence=DEFAULT_CONFIDENCE))
+    score, accuracy = ranges
+    if score is None or accuracy is None or score[0] <= 0 or accuracy[1] >= 0:
+        return None
+    return (
+        "the score rose and the accuracy fell: the policy was trained towards what the reward model likes and not "
+        "towards right answers"
+    )
 
 
 def _trained_limits(entry: RunEntry, name: str) -> Iterator[str]:

@@ -110,13 +110,23 @@ class ModelPages:
     """``NAME/VERSION``; None: this is no version's page."""
 
 
+def _maker(
+    entry: RunEntry, stage: StageEntry, pages: ModelPages, producers: Mapping[ArtifactKey, Link]
+) -> str:
+    """Return the stage and the run that made the artifact, which of a reused one is an earlier run."""
+    if stage.outcome == "reused" and stage.artifact is not None:
+        made = linked_run(producers.get(artifact_key(stage.artifact), Link()))
+        return f"{made} ({words(stage.kind)}), and reused in run {linked(entry.run_id, pages.run_of_all)}"
+    run = f" of run {linked(entry.run_id, pages.run_of_all)}" if pages.run_of_all else ""
+    return f"stage {linked(stage.name, pages.run)} ({words(stage.kind)}){run}"
+
+
 def model_note(entry: RunEntry, name: str, pages: ModelPages, producers: Mapping[ArtifactKey, Link]) -> str:
     """Return a model's card: what it is and what it was made of, then gates, measurements, limits, data, licence and commands."""
     stage = entry.stages[name]
-    run = f" of run {linked(entry.run_id, pages.run_of_all)}" if pages.run_of_all else ""
     head = [
-        f"**{markdown_text(entry.name)}: {name}** · {words(stage.artifact.kind if stage.artifact else 'model')} made by stage "
-        f"{linked(name, pages.run)} ({words(stage.kind)}){run}",
+        f"**{markdown_text(entry.name)}: {name}** · {words(stage.artifact.kind if stage.artifact else 'model')} made by "
+        f"{_maker(entry, stage, pages, producers)}",
         f"**Parents:** {_parents_line(stage.inputs, producers)}",
     ]
     if read_by := readers(entry, name):

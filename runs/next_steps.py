@@ -7,6 +7,7 @@ from vantage.runs.record import SUCCEEDED, RunRecord
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.stage import Gate, Training
 from vantage.schemas.recipe.stages import Rollouts, ValuePretraining
+from vantage.schemas.records.no_gain import accepts_a_loss
 from vantage.schemas.records.verdicts import Verdict
 from vantage.schemas.sweep import with_downstream
 
@@ -69,13 +70,14 @@ def _steps_after_gate(
         ]
     else:
         lines.append(f"  1. change what it reads; {kept} reused where nothing they read changes")
-    if verdict.judged is not None:
+    lower = _lower_bound(verdict)
+    if lower is not None:
         lines += [
             f"  2. ask for less: {gate}.{side}. Nothing that is made is made again, {step} included:",
-            command(f"{gate}.{side}={_threshold_met_by(verdict)}"),
+            command(f"{gate}.{side}={lower}"),
         ]
     lines += [
-        f"  {3 if verdict.judged is not None else 2}. go on all the same, with the verdict in the ledger: {gate}.on_fail",
+        f"  {2 if lower is None else 3}. go on all the same, with the verdict in the ledger: {gate}.on_fail",
         command(f"{gate}.on_fail=continue"),
     ]
     return lines
@@ -98,6 +100,14 @@ def _gate_field(recipe: ResolvedRecipe, step: str, number: int) -> str:
     """Return the path for an override of the gate; a single gate needs no index."""
     gates: Sequence[Gate] = recipe.stages[step].gate
     return f"stages.{step}.gate" if len(gates) == 1 else f"stages.{step}.gate.{number}"
+
+
+def _lower_bound(verdict: Verdict) -> str | None:
+    """Return a bound that what is judged meets; None: there is none, or only one that accepts a loss."""
+    if verdict.judged is None:
+        return None
+    bound = _threshold_met_by(verdict)
+    return None if accepts_a_loss(verdict.metric, verdict.relation, float(bound)) else bound
 
 
 def _threshold_met_by(verdict: Verdict) -> str:

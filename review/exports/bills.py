@@ -18,7 +18,6 @@ FOLDER = "bills"
 
 def bill_of(
     recipe: ResolvedRecipe,
-    run_id: str,
     step: str,
     *,
     artifacts: Mapping[str, Artifact],
@@ -40,7 +39,7 @@ def bill_of(
         for name in _made_of(recipe, step)
         if name in artifacts and name != step
     }
-    facts = {"run_id": run_id} | {f"provenance.{part}": text for part, text in provenance.items()}
+    facts = {f"provenance.{part}": text for part, text in provenance.items()}
     return bill_of_materials(_material(recipe, step, artifacts[step], facts), materials.values(), environment)
 
 
@@ -55,7 +54,6 @@ def tell_bill(
     record = run.record
     bill = bill_of(
         record.recipe,
-        record.run_id,
         step,
         artifacts=artifacts,
         provenance=record.stages[step].provenance,

@@ -165,3 +165,34 @@ def test_the_page_of_a_version_and_of_a_logged_model(run: RunEntry) -> None:
     )
     assert 'load_model("models:/r/3")' in version and "vantage audit r/3" in version
     assert "bill_of_materials.cdx.json` under Artifacts of [policy](#/policy)" in version
+
+
+def test_the_card_of_a_reused_model_names_the_run_that_made_it(run: RunEntry) -> None:
+    """Run 0001 made the policy; run 0002 reuses it and publishes the version again."""
+    second = replace(run, run_id="0002-r-abcdef")
+    second = replace(second, stages=run.stages | {"policy": replace(run.stages["policy"], outcome="reused")})
+    pages = ModelPages(run="#/policy2", run_of_all="#/run2")
+    made = {artifact_key(POLICY): Link(run="#/policy1", run_name="policy of run 0001-r-abcdef")}
+    head = model_note(second, "policy", pages, made).splitlines()[0].rstrip()
+    assert head == (
+        "**r: policy** · policy made by [policy of run 0001-r-abcdef](#/policy1) (policy optimization), "
+        "and reused in run [0002-r-abcdef](#/run2)"
+    )
+    unknown = model_note(second, "policy", pages, {}).splitlines()[0]
+    assert "made by a run that this server does not know" in unknown
+
+
+@pytest.mark.parametrize(
+    ("score", "accuracy", "told"),
+    [(0.93, -0.029, True), (0.93, -0.001, False), (0.93, 0.029, False), (-0.93, -0.029, False), (0.001, -0.029, False)],
+)  # fmt: skip
+def test_a_score_that_rose_while_the_accuracy_fell_is_a_limit(
+    run: RunEntry, score: float, accuracy: float, told: bool
+) -> None:
+    """Standard errors of 0.01 over 400 prompts: intervals of ± 0.02."""
+    known = Uncertainty(n=400, rows=400, standard_error=0.01)
+    gains = {"score_gain": score, "accuracy_gain": accuracy}
+    made = artifact(Evaluation, "evaluation", {}, metrics=gains, uncertainty=dict.fromkeys(gains, known))
+    measured = replace(run.stages["evaluation"], artifact=made)
+    lines = card_sections(replace(run, stages=run.stages | {"evaluation": measured}), "policy", {})["Limits"]
+    assert any("the score rose and the accuracy fell" in line for line in lines) == told

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from tests.support.orchestrated import attempt_all, orchestrated
 from vantage.cli.main import app
-from vantage.runs.next_steps import _threshold_met_by, after_closed_gates
+from vantage.runs.next_steps import _lower_bound, _threshold_met_by, after_closed_gates
 from vantage.runs.record import RunRecord
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
@@ -100,3 +100,36 @@ def test_of_equal_models_less_is_not_asked_for() -> None:
     verdict = check_gate(gate, {"win_rate": 0.5}, equal="policy holds the weights of sft")
     assert verdict.judged is None
     assert check_gate(gate, {"win_rate": 0.5}).judged == 0.5
+
+
+@pytest.mark.parametrize(
+    ("metric", "side", "bound", "measured", "error", "offered"),
+    [
+        ("accuracy_gain", "at_least", 0.02, -0.029, 0.01, None),
+        ("accuracy_gain", "at_least", 0.02, 0.005, 0.02, None),  # the bound of the interval is below 0
+        ("accuracy_gain", "at_least", 0.2, 0.1, 0.01, "positive"),
+        ("accuracy_gain", "at_least", -0.01, -0.029, 0.01, None),  # a loss is allowed, and no larger one is offered
+        ("score_win_rate", "at_least", 0.6, 0.45, 0.01, None),
+        ("win_rate", "at_least", 0.9, 0.7, 0.01, "positive"),
+        ("pair_accuracy_chosen_shorter", "at_least", 0.6, 0.4, 0.01, None),
+        ("perplexity_ratio", "at_most", 0.9, 1.2, 0.01, None),
+        ("response_nll_difference", "at_most", -0.1, 0.2, 0.01, None),
+        ("explained_variance", "at_least", 0.1, -0.3, None, None),
+        ("explained_variance", "at_least", 0.9, 0.4, None, "positive"),
+        ("mean_score", "at_least", 0.9, -0.4, None, "-0.4"),  # a scale of its own: no value is a loss by itself
+    ],
+)  # fmt: skip
+def test_no_bound_is_offered_that_accepts_a_loss(
+    metric: str, side: str, bound: float, measured: float, error: float | None, offered: str | None
+) -> None:
+    """What is no gain: 0 of a difference and of explained variance, a half of a share of wins or pairs, 1 of a ratio."""
+    sure = {} if error is None else {metric: Uncertainty(n=400, rows=400, standard_error=error)}
+    gate = {"metric": metric, side: bound} | ({} if error is None else {"confidence": 0.95})
+    verdict = check_gate(Gate.model_validate(gate), {metric: measured}, sure)
+    assert not verdict.passed
+    told = _lower_bound(verdict)
+    if offered == "positive":
+        assert told is not None
+        assert float(told) > 0
+    else:
+        assert told == offered

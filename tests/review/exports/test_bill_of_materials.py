@@ -19,7 +19,7 @@ from vantage.runs.record import RunRecord
 from vantage.runs.workspace import Workspace
 from vantage.schemas.records.environment import Environment, Installed
 
-MADE = Material("r/sft", "policy", "a" * 64, frozenset({"b" * 64, "c" * 64}), {"run_id": "0001-r-abcdef"})
+MADE = Material("r/sft", "policy", "a" * 64, frozenset({"b" * 64, "c" * 64}), {"stage_key": "d" * 64})
 DATA = Material("r/data.d", "dataset", "b" * 64, frozenset())
 MODEL = Material("r/model", "policy", "c" * 64, frozenset())
 
@@ -48,7 +48,7 @@ def test_the_artifact_its_inputs_and_what_depends_on_what() -> None:
     subject = told["metadata"]["component"]
     assert (subject["type"], subject["name"]) == ("machine-learning-model", "r/sft")
     assert subject["hashes"] == [{"alg": "SHA-256", "content": "a" * 64}]
-    assert {"name": "vantage:run_id", "value": "0001-r-abcdef"} in subject["properties"]
+    assert {"name": "vantage:stage_key", "value": "d" * 64} in subject["properties"]
     of = {each["name"]: each for each in told["components"]}
     assert (of["r/data.d"]["type"], of["r/model"]["type"]) == ("data", "machine-learning-model")
     assert of["torch"]["purl"] == "pkg:pypi/torch@2.13.0%2Bcpu"
