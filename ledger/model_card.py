@@ -158,14 +158,12 @@ def _limits(entry: RunEntry, name: str) -> list[str]:
 
 def _score_against_accuracy(artifact: Artifact | None) -> str | None:
     """Return what is to be said where the score rose and the accuracy fell, each by more than its 95 % interval."""
-    ranges = []
-    for metric in ("score_gain", "accuracy_gain"):
-        value = artifact.metrics.get(metric) if artifact else None
-        known = artifact.uncertainty.get(metric) if artifact else None
-        if value is None or known is None:
-            return None
-        ranges.append(interval_of(metric, value, known, confidence=DEFAULT_CONFIDENCE))
-    score, accuracy = ranges
+    if artifact is None:
+        return None
+    score, accuracy = (
+        interval_among(metric, artifact.metrics, artifact.uncertainty, confidence=DEFAULT_CONFIDENCE)
+        for metric in ("score_gain", "accuracy_gain")
+    )
     if score is None or accuracy is None or score[0] <= 0 or accuracy[1] >= 0:
         return None
     return (
