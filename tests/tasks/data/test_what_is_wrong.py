@@ -48,7 +48,7 @@ def test_pairs_with_empty_and_equal_sides_are_pairs(tmp_path: Path, num_empty: i
 def test_rows_of_which_most_have_no_second_side_are_no_pairs(tmp_path: Path) -> None:
     rows = [_pair(number, "" if number % 3 else "Some river.") for number in range(21)]
     found, _ = inspect_file(_lines(tmp_path / "few.jsonl", rows), None)
-    assert found.content == "demonstrations"
+    assert found.content == "prompts"
 
 
 @pytest.mark.parametrize(
