@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import jinja2
 
+from vantage.models.chat_template import uses_chat
 from vantage.models.prompts import encode_prompts
 from vantage.models.rendered_responses import ResponseRenderer, UnrenderedRow, control_tokens, spelled
 from vantage.schemas.conversations import Message, Prompt
@@ -62,7 +63,12 @@ def encode_rows(rows: Sequence[Row], columns: Sequence[str], codec: "Codec") -> 
     text begins or ends: it was rendered before. So is one that the template refuses, or of which it leaves out a part.
     """
     tokens = control_tokens(codec.tokenizer, chat=codec.chat)
-    refused = {i: reason for i, row in enumerate(rows) if (reason := _rendered_before(row, columns, tokens))}
+    is_chat = uses_chat(codec.tokenizer, codec.chat)
+    refused = {
+        i: reason
+        for i, row in enumerate(rows)
+        if (reason := _rendered_before(row, columns, tokens, is_chat=is_chat))
+    }
     prompts = {i: _prompt_of(row) for i, row in enumerate(rows) if i not in refused}
     ids = _encode_prompts(prompts, codec, refused)
     fits = [i for i, each in ids.items() if len(each) <= codec.generation.max_prompt_tokens]
@@ -109,10 +115,14 @@ def _encode_prompts(
         return ids
 
 
-def _rendered_before(row: Row, columns: Sequence[str], tokens: Sequence[str]) -> str | None:
-    """Return why a row is refused that holds a token of the template as text."""
+def _rendered_before(row: Row, columns: Sequence[str], tokens: Sequence[str], *, is_chat: bool) -> str | None:
+    """Return why a row is refused that holds a token of the template as text.
+
+    Without a chat template, a prompt is tokenised with the special tokens that it spells out, so it may be rendered.
+    """
     messages = row.get("messages") or []
     texts = [row["prompt"], *(text for turn in messages for text in (turn["content"], turn["extra"]) if text)]
+    texts = texts if is_chat else []
     for response in _responses_of(row, columns):
         texts += [response["content"], response["extra"] or ""]
     found = spelled(tokens, texts)

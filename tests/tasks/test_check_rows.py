@@ -133,6 +133,16 @@ def test_each_row_that_no_stage_can_use_is_counted_with_its_reason(tmp_path: Pat
     assert (report["pairs"]["prompts_too_long"], report["pairs"]["alike_after_cut"]) == (1, 1)
 
 
+def test_without_a_template_prompts_may_be_rendered_and_responses_may_not(
+    tmp_path: Path, model: Path
+) -> None:
+    rows = [{**talk(0), "prompt": "<|im_start|>user<|im_end|>"}, talk(1, response="Two.<|im_end|>"), talk(2)]
+    job = job_of(tmp_path, model, {"talks": ("demonstrations", rows)}, max_dropped=0.5)
+    run(job.model_copy(update={"chat": False}))
+    found = json.loads((job.output / REPORT).read_text())["talks"]
+    assert found["refused"] == 1 and found["first_refused"][0].startswith("'1?': holds <|im_end|>")
+
+
 def test_more_than_the_dataset_allows_is_refused_with_the_rows(tmp_path: Path, model: Path) -> None:
     data = {"talks": ("demonstrations", [talk(0), talk(1, twice=True), *(talk(n) for n in range(2, 9))])}
     with pytest.raises(

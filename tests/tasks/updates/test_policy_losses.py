@@ -277,7 +277,7 @@ def test_right_responses_are_imitated_per_token_of_those_that_the_filter_leaves(
     nll, num_tokens = torch.zeros(()), 0
     for row in right:
         prompt, response = sequences.prompt_rows()[row], sequences.response_rows()[row]
-        logits = oracle(torch.tensor([prompt + response])).logits[0] / rolled.models.temperature
+        logits = oracle(torch.tensor([prompt + response])).logits[0] / rolled.job.generation.temperature
         predicting = logits[len(prompt) - 1 : len(prompt) + len(response) - 1]
         nll = nll + cross_entropy(predicting, torch.tensor(response), reduction="sum")
         num_tokens += len(response)
