@@ -498,7 +498,7 @@ with storage.exclusive(key, holder="test"):
     number = storage.next_attempt(key)
     folder = storage.staging_folder(key, number)
     (folder / "a.txt").write_text("1")
-    description = {"kind": "evaluation", "metrics": {}}
+    description = {"kind": "evaluation", "metrics": {}, "parents": {}}
     made = storage.commit(
         folder, stage_key=key, attempt=number, run_id="0001-a-000000", description=description, key_parts=parts, provenance={}
     )
