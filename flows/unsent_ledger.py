@@ -1,4 +1,4 @@
-"""What a run says last if MLflow has not got its records: why, where they wait, and the command that sends them."""
+"""A run's last lines if MLflow lacks its records: the reason, where they wait, and the command that sends them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

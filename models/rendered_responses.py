@@ -36,7 +36,7 @@ class Words:
 
 
 class ResponseRenderer:
-    """Renders responses with one tokenizer's chat template; without a template their text stands as it is."""
+    """Renders responses with one tokenizer's chat template; without a template it leaves their text unchanged."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, chat: bool | None) -> None:
         self._tokenizer, self._chat = tokenizer, chat
@@ -172,7 +172,7 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase, *, chat: bool | None) -> 
 
 
 def spelled(tokens: Sequence[str], texts: Sequence[str]) -> list[str]:
-    """Return the tokens that stand spelled out in the texts, each as often as it stands there."""
+    """Return every occurrence of the tokens in the texts, in order."""
     if not tokens:
         return []
     pattern = re.compile("|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True)))

@@ -1,4 +1,4 @@
-"""Which variables of the environment Vantage's processes do not take over from whoever started them.
+"""The variables of the environment that Vantage's processes do not inherit.
 
 Everything else is inherited: logins, ``CUDA_VISIBLE_DEVICES``, ``OMP_…``, ``NCCL_…``, ``HF_HOME``, ``TZ``, ``LANG``, a proxy. What is
 listed here belongs to another program, and would make stages fail, wait for each other, or compute something else.

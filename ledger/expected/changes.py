@@ -1,4 +1,4 @@
-"""What one operation of a run changes in MLflow.
+"""The changes that one operation of a run makes in MLflow.
 
 A change names no id of MLflow's: who made an input, and whether MLflow knows an artifact already, only the server can tell.
 """
