@@ -46,6 +46,7 @@ def _bill(place: "Workspace", named: str) -> str:
     from vantage.review.diff.sides import find_side
     from vantage.review.exports.bills import bill_of
     from vantage.runs.meanings import MADE, Command
+    from vantage.runs.run import read_run
     from vantage.runs.workspace import RunError
 
     accepted = Command("sbom", MADE)
@@ -53,16 +54,9 @@ def _bill(place: "Workspace", named: str) -> str:
     if side.told.stage is None:
         side = find_side(place, f"run:{side.told.run_id}/{_main_stage(side)}", command=accepted)
     step, run_id = side.told.stage or "", str(side.told.run_id)
-    artifacts = {name: each.artifact for name, each in side.steps.items() if each.artifact is not None}
-    if step not in artifacts:
+    if step not in side.steps or side.steps[step].artifact is None:
         raise RunError(f"{step} of run {run_id} has no artifact in the store; run the same recipe again")
-    bill = bill_of(
-        side.recipe,
-        step,
-        artifacts=artifacts,
-        provenance=side.steps[step].record.provenance,
-        storage=place.existing_storage,
-    )
+    bill = bill_of(place, read_run(place, run_id), step)
     if bill is None:
         raise RunError(
             f"{step} of run {run_id}: what was installed where it was made is not recorded (it was made by an "

@@ -97,7 +97,14 @@ class Orchestrator:
             run, store=store, ledger=ledger, watcher=watcher, inputs=self.inputs, artifacts=self.artifacts
         )
         known = run.record.stages
-        waiting = {"status": "waiting", "reason": None, "exit_code": None, "seconds": 0.0, "verdicts": ()}
+        waiting = {
+            "status": "waiting",
+            "reason": None,
+            "exit_code": None,
+            "seconds": 0.0,
+            "verdicts": (),
+            "loosened": (),
+        }
         run.update(
             unpublished={},
             unsigned={},

@@ -11,6 +11,7 @@ from vantage.ledger.operations import Input, StageOutcome
 from vantage.ledger.remarks import remark_on
 from vantage.ledger.run_ledger import Ledger
 from vantage.runs.gates import Standing, check_gates, question_about, standing
+from vantage.runs.loosened import earlier_verdicts
 from vantage.runs.own_commands import own_command
 from vantage.runs.record import StageRecord, StageStatus
 from vantage.runs.registered_models import fetch_registered
@@ -23,7 +24,8 @@ from vantage.schemas.recipe.work import ImportModel
 from vantage.schemas.records.approvals import Approval, answer_to
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
-from vantage.schemas.records.metric_warnings import dropped_summary, warnings_of
+from vantage.schemas.records.estimate_warnings import warnings_about
+from vantage.schemas.records.metric_warnings import dropped_summary
 from vantage.schemas.records.verdicts import Verdict
 from vantage.schemas.safe_text import safe_text
 from vantage.storage.storage import Storage
@@ -62,6 +64,7 @@ class Recording:
         self._artifacts = artifacts
         self._before = dict(run.record.stages)
         """The stages' records as the run was last left: their verdicts keep their interval methods."""
+        self._earlier = earlier_verdicts(run.workspace, run.record)
         self._scratch: dict[str, Path] = {}
         """Stage key → folder of the journal of the computation that this process watches."""
 
@@ -87,8 +90,9 @@ class Recording:
         before = self._before.get(step)
         like = before.verdicts if before is not None and before.digest == artifact.digest else ()
         verdicts = check_gates(self.recipe, step, artifact, inputs, like=like)
-        if verdicts:
-            self.ledger.record_verdicts(step, verdicts)
+        loosened = self._earlier.loosened(artifact.digest, verdicts)
+        if verdicts or loosened:
+            self.ledger.record_verdicts(step, verdicts, loosened=loosened)
         stands = self._ask(step, artifact, verdicts)
         if stands == "waiting_approval" and reused and not outcome.unreported:
             self.ledger.finish_stage(step, stands)
@@ -102,8 +106,9 @@ class Recording:
             intervals=printed_intervals(artifact.metrics, artifact.uncertainty, verdicts),
             remark=remark_on(artifact, inputs),
             left_out=dropped_summary(artifact.metrics, outcome.dropped),
-            warnings=warnings_of(artifact.metrics),
+            warnings=warnings_about(artifact),
             verdicts=verdicts,
+            loosened=loosened,
             seconds=0.0 if reused else outcome.seconds,
             key_parts=request.key_parts,
             provenance=outcome.provenance,

@@ -22,6 +22,7 @@ from vantage.ledger.operations import (
 )
 from vantage.schemas.records.approvals import Approval
 from vantage.schemas.records.artifacts import Artifact
+from vantage.schemas.records.loosened_gates import LoosenedGate
 from vantage.schemas.records.verdicts import Verdict
 
 
@@ -45,6 +46,8 @@ class StageEntry:
     made: int | None = None
     """When the artifact was first recorded (milliseconds since 1970); recording it again does not change this."""
     verdicts: tuple[Verdict, ...] = ()
+    loosened: tuple[LoosenedGate, ...] = ()
+    """Gates that closed on the artifact in an earlier run, and of which this run asks less."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ def apply_operation(entry: RunEntry | None, operation: Operation) -> RunEntry:
                 artifact=known.artifact if known else None,
                 made=known.made if known else None,
                 verdicts=known.verdicts if known else (),
+                loosened=known.loosened if known else (),
             )
         case RecordReuse():
             known = entry.stages.get(operation.stage)
@@ -125,9 +129,11 @@ def apply_operation(entry: RunEntry | None, operation: Operation) -> RunEntry:
                 artifact=operation.artifact,
                 made=_first_recorded(known, operation.artifact, operation.time),
                 verdicts=known.verdicts if known else (),
+                loosened=known.loosened if known else (),
             )
         case RecordVerdicts():
-            stage = replace(_stage(entry, operation.stage), verdicts=operation.verdicts)
+            known = _stage(entry, operation.stage)
+            stage = replace(known, verdicts=operation.verdicts, loosened=operation.loosened)
         case FinishStage():
             known = _stage(entry, operation.stage)
             stage = replace(

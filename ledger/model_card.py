@@ -9,7 +9,8 @@ from vantage.ledger.entries import RunEntry, StageEntry
 from vantage.ledger.page_links import ArtifactKey, Link, artifact_key, linked, linked_run, words
 from vantage.schemas.recipe.sources import Builtin, model_source
 from vantage.schemas.records.artifacts import Artifact
-from vantage.schemas.records.metric_warnings import dropped_summary, warnings_of
+from vantage.schemas.records.estimate_warnings import warnings_about
+from vantage.schemas.records.metric_warnings import dropped_summary
 from vantage.schemas.records.metrics import METRICS
 from vantage.schemas.records.uncertainty import interval_among
 from vantage.schemas.records.verdicts import DEFAULT_CONFIDENCE
@@ -90,6 +91,7 @@ def answers(entry: RunEntry, stage: str) -> list[str]:
 def _gates(entry: RunEntry, name: str) -> list[str]:
     of = stage_and_measurements(entry, name)
     gates = [f"- {each.name}: {markdown_text(str(verdict))}" for each in of for verdict in each.verdicts]
+    gates += [f"- {each.name}: loosened: {markdown_text(str(gate))}" for each in of for gate in each.loosened]
     return gates + [line for each in of for line in answers(entry, each.name)]
 
 
@@ -143,33 +145,18 @@ def _limits(entry: RunEntry, name: str) -> list[str]:
         lines.append(
             "No evaluation of this run measured it: nothing is known of it beyond what its own stage measured."
         )
-    lines += [f"{each.name}: {told}" for each in of if (told := _score_against_accuracy(each.artifact))]
     for each in [*of, *(entry.stages[before] for before in ancestors(entry, name))]:
+        lines += [f"{each.name}: the gate was loosened: {gate}" for gate in each.loosened]
         closed = [verdict for verdict in each.verdicts if not verdict.passed]
         unsure = [verdict for verdict in each.verdicts if verdict.passed and verdict.warning]
         lines += [f"{each.name}: the gate is closed: {verdict}" for verdict in closed]
         lines += [f"{each.name}: {verdict.metric}: {verdict.warning}" for verdict in unsure]
-        metrics = each.artifact.metrics if each.artifact else {}
-        lines += [f"{each.name}: {warning}" for warning in warnings_of(metrics)]
-        if left_out := dropped_summary(metrics):
+        if each.artifact is None:
+            continue
+        lines += [f"{each.name}: {warning}" for warning in warnings_about(each.artifact)]
+        if left_out := dropped_summary(each.artifact.metrics):
             lines.append(f"{each.name}: left out: {left_out}")
     return [f"- {markdown_text(line)}" for line in dict.fromkeys(lines)]
-
-
-def _score_against_accuracy(artifact: Artifact | None) -> str | None:
-    """Return what is to be said where the score rose and the accuracy fell, each by more than its 95 % interval."""
-    if artifact is None:
-        return None
-    score, accuracy = (
-        interval_among(metric, artifact.metrics, artifact.uncertainty, confidence=DEFAULT_CONFIDENCE)
-        for metric in ("score_gain", "accuracy_gain")
-    )
-    if score is None or accuracy is None or score[0] <= 0 or accuracy[1] >= 0:
-        return None
-    return (
-        "the score rose and the accuracy fell: the policy was trained towards what the reward model likes and not "
-        "towards right answers"
-    )
 
 
 def _trained_limits(entry: RunEntry, name: str) -> Iterator[str]:

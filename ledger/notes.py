@@ -9,7 +9,8 @@ from vantage.ledger.model_card import answers, card_sections, in_markdown, paren
 from vantage.ledger.operations import Input
 from vantage.ledger.page_links import ArtifactKey, Link, artifact_key, linked, linked_run, words
 from vantage.ledger.remarks import remark_on
-from vantage.schemas.records.metric_warnings import dropped_summary, warnings_of
+from vantage.schemas.records.estimate_warnings import warnings_about
+from vantage.schemas.records.metric_warnings import dropped_summary
 from vantage.schemas.safe_text import markdown_text
 
 BILL = "bill_of_materials.cdx.json"
@@ -206,8 +207,11 @@ def _remark(stage: StageEntry) -> str | None:
 
 
 def _warnings(stage: StageEntry) -> list[str]:
-    metrics = stage.artifact.metrics if stage.artifact else {}
-    return [f"**Warning:** {markdown_text(warning)}" for warning in warnings_of(metrics)]
+    warnings = warnings_about(stage.artifact) if stage.artifact else ()
+    return [
+        *(f"**Warning:** {markdown_text(warning)}" for warning in warnings),
+        *(f"**Loosened gate:** {markdown_text(str(gate))}" for gate in stage.loosened),
+    ]
 
 
 def _parents_line(inputs: Mapping[str, Input], producers: Mapping[ArtifactKey, Link]) -> str:

@@ -14,6 +14,7 @@ from vantage.schemas.records.approvals import Approval
 from vantage.schemas.records.artifacts import Artifact, Digest
 from vantage.schemas.records.energy import Energy
 from vantage.schemas.records.facts import Facts
+from vantage.schemas.records.loosened_gates import LoosenedGate
 from vantage.schemas.records.usage import Usage
 from vantage.schemas.records.verdicts import Verdict
 
@@ -76,6 +77,8 @@ class RecordVerdicts(Frozen):
     time: int
     stage: str
     verdicts: tuple[Verdict, ...]
+    loosened: tuple[LoosenedGate, ...] = Field((), exclude_if=lambda loosened: not loosened)
+    """Gates that closed on this artifact in an earlier run, and of which this run asks less."""
 
 
 class FinishStage(Frozen):

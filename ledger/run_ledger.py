@@ -44,6 +44,7 @@ from vantage.schemas.records.approvals import Approval
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.energy import Energy
 from vantage.schemas.records.facts import Facts
+from vantage.schemas.records.loosened_gates import LoosenedGate
 from vantage.schemas.records.usage import Usage
 from vantage.schemas.records.verdicts import Verdict
 
@@ -175,9 +176,13 @@ class Ledger:
             if fresh:
                 self._record(LogMetrics(stage=stage, rows=tuple(fresh)))
 
-    def record_verdicts(self, stage: str, verdicts: Sequence[Verdict]) -> None:
+    def record_verdicts(
+        self, stage: str, verdicts: Sequence[Verdict], *, loosened: Sequence[LoosenedGate] = ()
+    ) -> None:
         """Record the verdicts of the stage's gates; they are on disk when this returns, before they are enforced."""
-        self._record(RecordVerdicts(time=_now(), stage=stage, verdicts=tuple(verdicts)))
+        self._record(
+            RecordVerdicts(time=_now(), stage=stage, verdicts=tuple(verdicts), loosened=tuple(loosened))
+        )
 
     def finish_stage(
         self,

@@ -190,6 +190,8 @@ class Screen:
             self._line(Text("      warning: "), Text(warning, style="bold yellow"))
         for verdict in stage.verdicts:
             self._line(Text("      gate "), verdict_text(verdict))
+        for gate in stage.loosened:
+            self._line(Text("      loosened: "), Text(str(gate), style="bold red"))
 
     def _line(self, start: Text, rest: Text) -> None:
         """Print one line; on a terminal, a long line continues below ``rest``."""
@@ -371,6 +373,8 @@ def _show_warnings(console: Console, record: RunRecord) -> None:
     for name, stage in record.stages.items():
         for warning in stage.warnings:
             console.print(Text(f"warning: {name}: {warning}", style="bold yellow"), soft_wrap=True)
+        for gate in stage.loosened:
+            console.print(Text(f"loosened: {name}: {gate}", style="bold red"), soft_wrap=True)
 
 
 def _show_approvals(console: Console, record: RunRecord) -> None:

@@ -70,15 +70,16 @@ def _steps_after_gate(
         ]
     else:
         lines.append(f"  1. change what it reads; {kept} reused where nothing they read changes")
-    lower = _lower_bound(verdict)
-    if lower is not None:
+    if (lower := _lower_bound(verdict)) is not None:
         lines += [
-            f"  2. ask for less: {gate}.{side}. Nothing that is made is made again, {step} included:",
+            f"  2. ask for less: {gate}.{side}. Nothing that is made is made again, {step} included, and the ledger and the "
+            "model's card show that the gate was loosened:",
             command(f"{gate}.{side}={lower}"),
         ]
     lines += [
-        f"  {2 if lower is None else 3}. go on all the same, with the verdict in the ledger: {gate}.on_fail",
-        command(f"{gate}.on_fail=continue"),
+        f"  {2 if lower is None else 3}. let a person decide, whose name and reason are recorded (`vantage approve`): "
+        f"{gate}.on_fail",
+        command(f"{gate}.on_fail=approve"),
     ]
     return lines
 

@@ -8,6 +8,7 @@ from vantage.schemas.frozen import Frozen
 from vantage.schemas.recipe.fields import is_unset
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.records.approvals import Approval, Question, answer_to
+from vantage.schemas.records.loosened_gates import LoosenedGate
 from vantage.schemas.records.verdicts import Verdict
 
 StageStatus = Literal[
@@ -45,6 +46,8 @@ class StageRecord(Frozen):
     warnings: tuple[str, ...] = ()
     """Warnings about its headline metrics."""
     verdicts: tuple[Verdict, ...] = ()
+    loosened: tuple[LoosenedGate, ...] = Field((), exclude_if=lambda loosened: not loosened)
+    """Gates that closed on this artifact in an earlier run, and of which this run asks less."""
     seconds: float = 0.0
     """Wall time of the last attempt."""
     reason: str | None = None

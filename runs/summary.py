@@ -65,8 +65,9 @@ _COMPARED = (
         for prefix in ("", "baseline_", "greedy_", "baseline_greedy_")
     ),
     *("accuracy_gain", "score_gain", "win_rate", "preference_win_rate", "order_disagreement"),
+    "pair_accuracy",
 )
-"""Metrics that a comparison prints."""
+"""Metrics that a comparison prints, and those of which a warning speaks."""
 
 
 def _preference(stage: StageRecord) -> str:

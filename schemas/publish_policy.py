@@ -5,7 +5,7 @@ It belongs to whoever runs the workspace, not to a recipe, whose author must not
 
 import re
 from fnmatch import fnmatchcase
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
@@ -46,11 +46,16 @@ class AliasRule(Frozen):
     users: tuple[User, ...] | None = None
     """Users of the operating system who may move it; empty: nobody; None: everybody."""
 
+    loosened_gates: Literal["allow", "refuse"] = "allow"
+    """``refuse``: no gate of the model, of its evaluation and of what they were made from closed on the same artifact in
+    an earlier run of which the publishing run asks less."""
+
     @rule
-    def _says_something(self) -> None:
-        if self.users is None and not self.keys:
+    def _holds_something_back(self) -> None:
+        if self.users is None and not self.keys and self.loosened_gates == "allow":
             raise ValueError(
-                "neither keys nor users is there, so it would hold nothing back; give one, or leave it out"
+                "none of keys, users and loosened_gates: refuse is there, so it would hold nothing back; give one, or "
+                "leave it out"
             )
 
 

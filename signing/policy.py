@@ -9,6 +9,7 @@ import pwd
 from dataclasses import replace
 from pathlib import Path
 
+from vantage.runs.loosened import earlier_verdicts, known_loosened
 from vantage.runs.record import RunRecord
 from vantage.runs.workspace import Workspace
 from vantage.schemas.loading import plain_yaml
@@ -138,10 +139,12 @@ def _why_not(
     if rule.users is not None and (user := present_user()) not in rule.users:
         allowed = ", ".join(rule.users) or "nobody"
         return f"users: {user} may not move this alias ({allowed} may); have one of them run `vantage publish {record.run_id}`"
+    judged_steps = [step] if after is None else [step, after]
+    if rule.loosened_gates == "refuse" and (why := _loosened(workspace, record, judged_steps)):
+        return why
     required = keys_of(rule, folder)
     if not required:
         return None
-    judged_steps = [step] if after is None else [step, after]
     made_from = lineage(record, step)
     for name, ref in refs_of(workspace, record, lineage(record, *judged_steps)).items():
         judged = judged_by(record, name)
@@ -155,6 +158,17 @@ def _why_not(
                     f"keys: {name} of run {record.run_id}: {check.detail}; sign it (`vantage sign {target} --key FILE`), then "
                     f"`vantage publish {record.run_id}`"
                 )
+    return None
+
+
+def _loosened(workspace: Workspace, record: RunRecord, steps: list[str]) -> str | None:
+    """Return the first gate of the steps and of what they were made from that was loosened after it had closed."""
+    made = [name for name in lineage(record, *steps) if name in record.stages]
+    for name, gate in known_loosened(record, made, earlier_verdicts(workspace, record)):
+        return (
+            f"loosened_gates: {name} of run {record.run_id}: {gate}; train a model that passes the earlier gate, or have who "
+            "keeps this policy change it"
+        )
     return None
 
 

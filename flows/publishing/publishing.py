@@ -175,7 +175,7 @@ def _tell_bill(stage: str, given: Published) -> None:
     from vantage.review.exports.bills import tell_bill
 
     try:
-        tell_bill(given.run, stage, artifacts=given.artifacts, storage=given.store, ledger=given.ledger)
+        tell_bill(given.run, stage, ledger=given.ledger)
     except (OSError, ValueError, KeyError) as error:
         reason = safe_text(str(error) or type(error).__name__)
         given.watcher.say(f"  there is no bill of materials of {stage}: {reason}", "yellow")

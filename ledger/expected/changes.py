@@ -335,6 +335,8 @@ def _verdict_tags(operation: RecordVerdicts) -> dict[str, str]:
     for verdict in operation.verdicts:
         tags[f"vantage.gate.{verdict.metric}"] = str(verdict)
         tags[f"vantage.gate.{verdict.metric}.evidence"] = json.dumps(verdict.evidence, sort_keys=True)
+    if operation.loosened:
+        tags["vantage.loosened_gates"] = "; ".join(map(str, operation.loosened))
     return _fitting(tags)
 
 

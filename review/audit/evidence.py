@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from vantage.ledger import tracking
 from vantage.ledger.replay import Replay
+from vantage.runs.loosened import EarlierVerdicts
 from vantage.runs.record import RunRecord
 from vantage.runs.run import run_ids
 from vantage.runs.view import Broken, Missing, RunView
@@ -103,6 +104,15 @@ class Evidence:
     def has_object(self, digest: str) -> bool:
         """Return whether the store has an object of this digest."""
         return self.store is not None and self.store.has_object(digest)
+
+    def earlier_verdicts(self, record: RunRecord) -> EarlierVerdicts:
+        """Return the closed gates of the runs that began before this one, of those whose records can be read."""
+
+        def records() -> list[RunRecord]:
+            found = (self.record(run_id) for run_id in self.run_ids)
+            return [each for each in found if isinstance(each, RunRecord)]
+
+        return self.once(("earlier verdicts", record.run_id), lambda: EarlierVerdicts(record, records))
 
     def environment_problem(self, digest: str) -> Missing | Broken | None:
         """Return what is wrong with the list of what was installed where something was computed; None: it is of its digest."""

@@ -8,6 +8,7 @@ from vantage.ledger.replay import Replay
 from vantage.review.audit.evidence import Evidence, check_of
 from vantage.review.audit.judging import gate_checks, is_close, judge_again
 from vantage.runs.gates import standing
+from vantage.runs.loosened import known_loosened
 from vantage.runs.record import REMOVED, SUCCEEDED, RunRecord, StageRecord
 from vantage.runs.summary import printed_intervals
 from vantage.runs.view import Broken, Missing
@@ -49,8 +50,20 @@ def record_checks(
     inputs = _inputs(evidence, record, step)
     judged = judge_again(evidence, record.recipe, step, digest, inputs, recorded=stage.verdicts)
     yield from gate_checks(stage.verdicts, judged, by="run.json")
+    yield from _loosened_checks(evidence, record, step)
     if ref is not None and (said := _wrong_status(record, step, stage, ref.artifact)):
         yield Check(subject="gates", outcome="wrong", detail=said)
+
+
+def _loosened_checks(evidence: Evidence, record: RunRecord, step: str) -> Iterator[Check]:
+    """Yield each loosened gate as a note; one that the earlier run's record does not bear out is wrong."""
+    stage, earlier = record.stages[step], evidence.earlier_verdicts(record)
+    shown = () if stage.digest is None else earlier.loosened(stage.digest, stage.verdicts)
+    for _, gate in known_loosened(record, [step], earlier):
+        before = evidence.record(gate.run_id)
+        is_wrong = gate not in shown and isinstance(before, RunRecord)
+        detail = f"loosened: {gate}" + (f", which run {gate.run_id} does not bear out" if is_wrong else "")
+        yield Check(subject="gates", outcome="wrong" if is_wrong else "note", detail=detail)
 
 
 def _wrong_status(record: RunRecord, step: str, stage: StageRecord, artifact: Artifact) -> str:
@@ -245,6 +258,8 @@ def _outbox_against_record(replay: Replay, record: RunRecord, step: str, stage: 
         if tuple(told) != tuple(stage.verdicts):
             shown = "; ".join(map(str, told)) or "none"
             yield f"it told of other verdicts than run.json has: {shown}"
+        if stage.loosened != (() if recorded is None else recorded.loosened):
+            yield "its outbox has other loosened gates than run.json"
     if record.recipe.model_dump(mode="json") != replay.opened.recipe:
         return  # the check of the run says so
     params = next(

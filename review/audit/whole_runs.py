@@ -19,6 +19,7 @@ from vantage.runs.view import Broken, Missing
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.sources import Registered
 from vantage.schemas.records.audit import AuditedRun, Check
+from vantage.schemas.records.estimate_warnings import warnings_about
 from vantage.schemas.records.metric_warnings import warnings_of
 from vantage.schemas.records.stage_key import differences
 
@@ -89,7 +90,9 @@ def _stage_problems(record: RunRecord, replay: Replay) -> Iterator[str]:
             yield f"it told that attempt {told.attempt} made {step}, run.json says {stage.attempt}"
         if stage.remark != (remark := remark_on(told.artifact, told.inputs)):
             yield f"run.json remarks on {step}: {stage.remark or 'nothing'}; by its metrics and files it is: {remark or 'nothing'}"
-        if stage.warnings != (warnings := warnings_of(told.artifact.metrics)):
+        # An earlier version recorded no intervals, and warned of no estimate.
+        warnings = warnings_about(told.artifact) if stage.intervals else warnings_of(told.artifact.metrics)
+        if stage.warnings != warnings:
             shown = "; ".join(warnings) or "none"
             yield f"run.json has other warnings about {step} than its metrics give: {shown}"
 

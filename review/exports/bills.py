@@ -1,64 +1,55 @@
-"""The bill of materials of a step of a run, for whoever asks, and for MLflow when a model is published."""
+"""The bill of materials of a step of a run, for whoever asks, and for MLflow when a model is published.
 
-from collections.abc import Mapping
+A bill describes the artifact and not the run that asks: names and inputs are those of the runs that made them, and
+licences are the newest that any run of the workspace names.
+"""
+
+from collections.abc import Iterator, Mapping
 
 from vantage.ledger.run_ledger import Ledger
 from vantage.review.exports.bill_of_materials import Material, bill_of_materials
-from vantage.runs.run import Run
-from vantage.schemas.recipe.recipe import ResolvedRecipe
+from vantage.runs.record import RunRecord
+from vantage.runs.run import Run, read_runs
+from vantage.runs.view import Broken, Maker, Missing, RunView
+from vantage.runs.workspace import Workspace
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.steps import dependencies
 from vantage.storage.durable_files import make_folder, replace_file
 from vantage.storage.environments import read_environment
-from vantage.storage.storage import Storage
 
 FOLDER = "bills"
 """In a run's folder: ``STAGE.cdx.json`` of each published stage."""
 
 
-def bill_of(
-    recipe: ResolvedRecipe,
-    step: str,
-    *,
-    artifacts: Mapping[str, Artifact],
-    provenance: Mapping[str, str],
-    storage: Storage | None,
-) -> str | None:
-    """Return the bill as CycloneDX in JSON; None: what was installed where it was made is not recorded.
+def bill_of(workspace: Workspace, record: RunRecord, step: str) -> str | None:
+    """Return the bill as CycloneDX in JSON; None: there is no artifact, or what was installed where it was made is not recorded.
 
     Args:
-        artifacts: step → its artifact, of those that are in the store; the step's own among them.
-        provenance: of the step.
+        record: any run that made or reused the artifact.
+        step: its step.
     """
-    digest = provenance.get("environment")
+    run = RunView.of(workspace, record)
+    storage, digest = workspace.existing_storage, record.stages[step].provenance.get("environment")
     environment = None if digest is None or storage is None else read_environment(storage, digest)
-    if environment is None:
+    artifact = run.artifact(step)
+    if environment is None or isinstance(artifact, Missing | Broken):
         return None
-    materials = {
-        name: _material(recipe, name, artifacts[name])
-        for name in _made_of(recipe, step)
-        if name in artifacts and name != step
-    }
-    facts = {f"provenance.{part}": text for part, text in provenance.items()}
-    return bill_of_materials(_material(recipe, step, artifacts[step], facts), materials.values(), environment)
+    licences = _licences(workspace)
+    facts = {f"provenance.{part}": text for part, text in record.stages[step].provenance.items()}
+    subject, *inputs = (
+        _material(maker, made, licences, facts if made.digest == artifact.digest else {})
+        for maker, made in _made_of(run, step, set())
+    )
+    return bill_of_materials(subject, inputs, environment)
 
 
-def tell_bill(
-    run: Run, step: str, *, artifacts: Mapping[str, Artifact], storage: Storage, ledger: Ledger
-) -> None:
+def tell_bill(run: Run, step: str, *, ledger: Ledger) -> None:
     """Write the bill of a step into the run's folder, and have it logged to MLflow; nothing where none can be made.
 
     Raises:
         OSError: the disk.
     """
-    record = run.record
-    bill = bill_of(
-        record.recipe,
-        step,
-        artifacts=artifacts,
-        provenance=record.stages[step].provenance,
-        storage=storage,
-    )
+    bill = bill_of(run.workspace, run.record, step)
     if bill is not None:
         file = run.folder / FOLDER / f"{step}.cdx.json"
         make_folder(file.parent)
@@ -66,26 +57,42 @@ def tell_bill(
         ledger.log_bill(step, file)
 
 
-def _made_of(recipe: ResolvedRecipe, step: str) -> list[str]:
-    """Return the step and all that it reads, at any depth, in the order of the recipe."""
-    read = dependencies(recipe)
-    wanted, waiting = set[str](), [step]
-    while waiting:
-        name = waiting.pop()
-        if name not in wanted:
-            wanted.add(name)
-            waiting += read[name].values()
-    return [name for name in read if name in wanted]
+def _made_of(run: RunView, step: str, seen: set[str]) -> Iterator[tuple[Maker, Artifact]]:
+    """Yield the step's artifact and all that it was made of, at any depth, each once and with the step that made it."""
+    artifact = run.artifact(step)
+    if isinstance(artifact, Missing | Broken) or artifact.digest in seen:
+        return
+    seen.add(artifact.digest)
+    found = run.maker(step)
+    maker = found if isinstance(found, Maker) else Maker(run, step)  # the record of who made it is gone
+    yield maker, artifact
+    record = maker.run.record
+    if isinstance(record, RunRecord):
+        for read in dependencies(record.recipe)[maker.step].values():
+            yield from _made_of(maker.run, read, seen)
+
+
+def _licences(workspace: Workspace) -> dict[str, str]:
+    """Return content digest → licence, as the newest run says that names one."""
+    found: dict[str, str] = {}
+    for record in read_runs(workspace):
+        for step, licence in record.recipe.licenses.items():
+            digest = record.stages[step].digest if step in record.stages else None
+            if digest is not None:
+                found.setdefault(digest, licence)
+    return found
 
 
 def _material(
-    recipe: ResolvedRecipe, name: str, artifact: Artifact, facts: Mapping[str, str] | None = None
+    maker: Maker, artifact: Artifact, licences: Mapping[str, str], facts: Mapping[str, str]
 ) -> Material:
+    record = maker.run.record
+    recipe = record.recipe.recipe if isinstance(record, RunRecord) else "unknown"
     return Material(
-        name=f"{recipe.recipe}/{name}",
+        name=f"{recipe}/{maker.step}",
         kind=artifact.kind,
         digest=artifact.digest,
         parents=frozenset(artifact.parents.values()),
-        facts={"stage_key": artifact.stage_key, **(facts or {})},
-        license=recipe.licenses.get(name, ""),
+        facts={"stage_key": artifact.stage_key, **facts},
+        license=licences.get(artifact.digest, ""),
     )

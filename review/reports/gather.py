@@ -84,6 +84,7 @@ class _Gathering:
             openings=own.openings,
             steps=tuple(self._step(name, done) for name, done in self.steps.items()),
             next_steps=self._part("What to do next", self._next_steps, ()),
+            loosened=tuple((name, str(gate)) for name, done in self.steps.items() for gate in done.loosened),
             publications=self._part("What is published", self._publications, ()),
             gates=self._part("The gates", self._gates, ()),
             curves=self._part("The learning curves", self._curves, ()),

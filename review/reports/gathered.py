@@ -215,6 +215,8 @@ class Report:
     openings: int
     steps: tuple[Step, ...]
     next_steps: tuple[str, ...] = ()
+    loosened: tuple[tuple[str, str], ...] = ()
+    """(Step, the gate that closed in an earlier run and of which this run asks less)."""
     publications: tuple[Publication, ...] = ()
     gates: tuple[Gate, ...] = ()
     curves: tuple[StageCurves, ...] = ()

@@ -36,6 +36,10 @@ def head(report: Report) -> str:
         f'<div class="advice {level} first">{safe(sentence)}{safe(_on_gates(report))}</div>',
     ]
     parts += [
+        f'<div class="advice bad">The gate of {safe(step)} was loosened: {safe(gate)}</div>'
+        for step, gate in report.loosened
+    ]
+    parts += [
         f'<div class="advice note">{safe(each.step)}: {safe(each.candidate)} against {safe(each.baseline)}: '
         f"{safe(each.summary)}</div>"
         for each in report.comparisons

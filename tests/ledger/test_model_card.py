@@ -192,7 +192,8 @@ def test_a_score_that_rose_while_the_accuracy_fell_is_a_limit(
     """Standard errors of 0.01 over 400 prompts: intervals of ± 0.02."""
     known = Uncertainty(n=400, rows=400, standard_error=0.01)
     gains = {"score_gain": score, "accuracy_gain": accuracy}
-    made = artifact(Evaluation, "evaluation", {}, metrics=gains, uncertainty=dict.fromkeys(gains, known))
+    uncertainty = {"score_gain": known, "accuracy_gain": known.model_copy(update={"differing": 0.04})}
+    made = artifact(Evaluation, "evaluation", {}, metrics=gains, uncertainty=uncertainty)
     measured = replace(run.stages["evaluation"], artifact=made)
     lines = card_sections(replace(run, stages=run.stages | {"evaluation": measured}), "policy", {})["Limits"]
     assert any("the score rose and the accuracy fell" in line for line in lines) == told

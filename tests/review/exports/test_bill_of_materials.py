@@ -134,6 +134,38 @@ def test_what_was_read_at_any_depth_is_in_it_with_its_licence(tmp_path: Path) ->
     assert licences_of["compared/data.prompts"] is None
 
 
+def test_it_describes_the_artifact_and_not_the_run_that_asks(tmp_path: Path) -> None:
+    """A second recipe, under another name and with another name for the stage, reuses what the first one made."""
+    workspace = Workspace(tmp_path / "workspace")
+    first = make_run(workspace, write_recipe(tmp_path, range(8)), installed=environment(torch="2.13.0"))
+    other = tmp_path / "other.yaml"
+    other.write_text(
+        (tmp_path / "compared.yaml").read_text().replace("recipe: compared", "recipe: other").replace("sft", "tuned")
+        .replace("kind: tuned", "kind: sft")
+    )  # fmt: skip
+    second = make_run(workspace, other, installed=environment(torch="2.99.0"))
+    assert second.stages["tuned"].digest == first.stages["sft"].digest
+    bills = [bill(workspace, f"{first.run_id}/sft").stdout, bill(workspace, f"{second.run_id}/tuned").stdout]
+    assert bills[0] == bills[1]
+    assert '"compared/sft"' in bills[0]
+    assert "other/" not in bills[0]
+    assert "2.13.0" in bills[0]
+    assert "2.99.0" not in bills[0], "it was made before"
+
+
+def test_the_newest_licence_is_everybodys(tmp_path: Path) -> None:
+    """A licence that was forgotten, and one that was corrected, are those of what was made before, too."""
+    workspace, recipe = Workspace(tmp_path / "workspace"), write_recipe(tmp_path, range(6))
+    first = make_run(workspace, recipe, "licenses={sft: MIT}", installed=environment(torch="2.13.0"))
+    second = make_run(workspace, recipe, "licenses={sft: Apache-2.0, data.demonstrations: CC-BY-4.0}")
+    make_run(workspace, recipe, "seed=3")  # names none
+    told = [json.loads(bill(workspace, f"{each.run_id}/sft").stdout) for each in (first, second)]
+    assert told[0] == told[1]
+    assert told[0]["metadata"]["component"]["licenses"] == [{"license": {"id": "Apache-2.0"}}]
+    data = {each["name"]: each for each in told[0]["components"]}["compared/data.demonstrations"]
+    assert data["licenses"] == [{"license": {"id": "CC-BY-4.0"}}]
+
+
 @pytest.mark.parametrize(
     "named, message",
     [
