@@ -49,6 +49,12 @@ NEEDS = {
         lambda: chromium() is not None,
         debian="chromium",
     ),
+    "curl": Need(
+        "tests of printed commands",
+        "apt-get install curl",
+        lambda: shutil.which("curl") is not None,
+        debian="curl",
+    ),
     "g++": Need(
         "tests of compiled layers",
         "apt-get install g++",
