@@ -1,5 +1,6 @@
 """``vantage data inspect``: what a file of data holds, what is wrong with it, and what a recipe says of it."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from vantage.schemas.recipe.inputs import Content
     from vantage.schemas.records.inspection import FileInspection, Quantiles, ShownRow
+    from vantage.schemas.records.sampling import RenderedRow
 
 data_app = typer.Typer(no_args_is_help=True, help="Look at files of data.")
 
@@ -125,9 +127,20 @@ def _with_tokens(
             "first_unlike": tuple(
                 f"row {number}: {fault}" for number, fault in islice(faults.items(), _SHOWN_FAULTS)
             ),
+            "special_tokens": _special_tokens([number for number, _ in pairs], rendered),
             "shown": tuple(shown),
         }
     )
+
+
+def _special_tokens(numbers: Sequence[int], rendered: "Sequence[RenderedRow]") -> dict[str, tuple[int, int]]:
+    """Return special token → (how often the rows spell it out, in how many); several responses share a row's prompt."""
+    of_row: dict[int, Counter[str]] = {}
+    for number, each in zip(numbers, rendered, strict=True):
+        found = of_row.setdefault(number, Counter(each.special_in_prompt))
+        found.update(each.special_in_response)
+    times = sum(of_row.values(), Counter[str]())
+    return {token: (times[token], sum(token in found for found in of_row.values())) for token in times}
 
 
 def _turns(row: Mapping[str, Any]) -> Any:
@@ -200,6 +213,8 @@ def _coloured(shown: "ShownRow") -> Any:
 
 
 def _lines(found: "FileInspection") -> list[str]:
+    from vantage.schemas.safe_text import safe_text
+
     lines = [
         f"rows      {found.num_rows:,}, of which {found.num_usable:,} can be used; {found.num_prompts:,} different prompts"
         + (
@@ -217,6 +232,12 @@ def _lines(found: "FileInspection") -> list[str]:
         lines.append(f"          {_lengths(found.response_tokens, 'tokens')}")
     scripts = [f"{name} {share:.0%}" for name, share in found.scripts.items() if share >= 0.005]
     lines.append(f"scripts   {', '.join(scripts) or 'no letters'}")
+    if found.special_tokens:
+        spelled = [
+            f"{token} {times:,} times in {rows:,} {'row' if rows == 1 else 'rows'}"
+            for token, (times, rows) in found.special_tokens.items()
+        ]
+        lines.append(f"special   tokens that the text spells out: {', '.join(map(safe_text, spelled))}")
     problems = [f"{count:,} x {reason}" for reason, count in found.problems.items()]
     if found.num_unlike:
         problems.append(

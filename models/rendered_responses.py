@@ -171,6 +171,12 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase, *, chat: bool | None) -> 
     return tuple(dict.fromkeys(token for token in named if token and len(token.strip()) > 2))
 
 
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """Return all special tokens of three characters or more; a shorter one may be any text's own."""
+    special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return tuple(token for token in special if len(token.strip()) > 2)
+
+
 def spelled(tokens: Sequence[str], texts: Sequence[str]) -> list[str]:
     """Return every occurrence of the tokens in the texts, in order."""
     if not tokens:

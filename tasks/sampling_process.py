@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import traceback
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -24,7 +25,7 @@ from vantage.models.merging import merge
 from vantage.models.pinned_date import pin_date
 from vantage.models.policy import PolicyModel
 from vantage.models.prompts import encode_prompts
-from vantage.models.rendered_responses import UnrenderedRow
+from vantage.models.rendered_responses import UnrenderedRow, special_tokens, spelled
 from vantage.models.sources import import_model
 from vantage.models.stored_models import load_stored_policy
 from vantage.models.template_trial import try_chat_template
@@ -157,15 +158,27 @@ class OpenedModel:
     def _rendered(self, row: RowToRender, train_on: TrainOn) -> RenderedRow:
         messages = None if row.messages is None else [_message(message) for message in row.messages]
         response = None if row.response is None else _message(row.response)
+        special = {
+            "special_in_prompt": self._special_in(
+                [{"content": row.prompt}] if messages is None else messages
+            ),
+            "special_in_response": self._special_in([] if response is None else [response]),
+        }
         try:
             found = render(self.codec, row.prompt, messages, response, train_on=train_on)
         except UnrenderedRow as error:
-            return RenderedRow(parts=(), prompt_tokens=0, response_tokens=0, fault=str(error))
+            return RenderedRow(parts=(), prompt_tokens=0, response_tokens=0, fault=str(error), **special)
         return RenderedRow(
             parts=tuple(found.parts),
             prompt_tokens=found.prompt_tokens,
             response_tokens=found.response_tokens,
+            **special,
         )
+
+    def _special_in(self, turns: Sequence[Mapping[str, str | None]]) -> dict[str, int]:
+        """Return special token → how often the turns' texts spell it out."""
+        texts = [text for turn in turns for text in (turn.get("content"), turn.get("extra")) if text]
+        return dict(Counter(spelled(special_tokens(self.codec.tokenizer), texts)))
 
     def _check_positions(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
         positions = getattr(self.policy.causal_lm.config.get_text_config(), "max_position_embeddings", None)

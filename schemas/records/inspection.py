@@ -60,6 +60,8 @@ class FileInspection(Frozen):
     """Of the same rows: those that the model's chat template refuses or writes otherwise, or has rendered before."""
     first_unlike: tuple[str, ...] = ()
     """The first of them, with their numbers and reasons."""
+    special_tokens: dict[str, tuple[int, int]] = {}
+    """Special token of the tokenizer that the text of the same rows spells out → (how often, in how many rows)."""
     shown: tuple[ShownRow, ...] = ()
     recipe: str
     """What to write under ``data`` of a recipe."""

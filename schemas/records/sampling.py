@@ -111,6 +111,9 @@ class RenderedRow(Frozen):
     response_tokens: int
     fault: str | None = None
     """Why training cannot read it; then there are no parts."""
+    special_in_prompt: dict[str, int] = {}
+    """Special token of the tokenizer → how often the prompt's text spells it out."""
+    special_in_response: dict[str, int] = {}
 
 
 class RowToRender(Frozen):

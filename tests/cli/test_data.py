@@ -79,6 +79,24 @@ def test_with_a_model_its_template_and_its_tokens_are_shown(tmp_path: Path) -> N
     assert shown["num_tokens"] == found["prompt_tokens"]["most"] + 2
 
 
+def test_special_tokens_that_the_text_spells_out_are_counted_once_a_row(tmp_path: Path) -> None:
+    """A preference's prompt is read with each of its two responses, and is counted once."""
+    rows = [
+        {"prompt": f"<|im_start|> {n}", "chosen": "a<|im_end|><|im_end|>", "rejected": f"b {n}"}
+        for n in range(3)
+    ]
+    path = lines(tmp_path / "pairs.jsonl", [*rows, {"prompt": "plain", "chosen": "c", "rejected": "d"}])
+    save_chat_model(tmp_path / "model")
+    done = inspect(path, "--model", str(tmp_path / "model"), "--json")
+    assert json.loads(done.stdout)["special_tokens"] == {"<|im_start|>": [3, 3], "<|im_end|>": [6, 3]}
+    shown = inspect(path, "--model", str(tmp_path / "model")).stdout
+    assert (
+        "special   tokens that the text spells out: <|im_start|> 3 times in 3 rows, <|im_end|> 6 times in 3 rows"
+        in shown
+    )
+    assert "3 of the first 4 rows do not fit the model's chat template" in shown
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
