@@ -1,12 +1,18 @@
 """Messages to people, sent by Apprise in the background: a slow or dead address neither delays nor fails a run."""
 
+import html
 import logging
 import os
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from apprise import NotifyBase
 
 CLOSE_SECONDS = 10.0
 """How long the end of a run waits for messages that are on their way."""
@@ -15,9 +21,21 @@ SECONDS_EACH = 5.0
 """How long Apprise waits for a connection, and for each answer, unless the address says ``cto`` and ``rto``."""
 
 
+_BREAK = "\u200b"
+"""A space of no width: it shows nothing, and services do not read across it."""
+_MENTION = re.compile(
+    r"<(?=[!@#]|https?:)|(?<!\w)@(?=(?:everyone|here|channel|all|room|team|online)\b)", re.IGNORECASE
+)
+"""The beginning of what Slack, Discord, Mattermost and others read as a mention of people or as a link with another text."""
+_MARKS_UP = frozenset({"tgram"})
+"""Services whose plugin knows no plain text; it writes what is plain as their markup."""
+_ESCAPES = frozenset({"slack"})
+"""Services that read ``&``, ``<`` and ``>`` of a plain text as their own markup, which the plugin does not escape."""
+
+
 @dataclass(frozen=True)
 class Message:
-    """A short text."""
+    """A short plain text."""
 
     title: str
     body: str
@@ -82,14 +100,34 @@ def _send(message: Message, variable: str, environment: Mapping[str, str]) -> st
 
     problem = None
     for address in addresses:
-        one = apprise.Apprise()
         began = time.monotonic()
         # One address at a time: for several, Apprise starts threads that the process would wait for at its end.
-        if not one.add(_bounded(address)):
+        service = apprise.Apprise.instantiate(_bounded(address))
+        if service is None:
             problem = "it holds something that is no address of Apprise"
-        elif not one.notify(title=message.title, body=message.body):
+        elif not _notify(service, message):
             problem = f"the message was not accepted (after {time.monotonic() - began:.1f} s)"
     return problem
+
+
+def _notify(service: "NotifyBase", message: Message) -> bool:
+    """Send plain text, as which the service shows it; returns whether it was accepted.
+
+    A message may quote data, so nothing in it may be read as markup, as a link, or as a mention of people.
+    """
+    from apprise import Apprise, NotifyFormat
+
+    title, body = (
+        _MENTION.sub(lambda found: f"{found[0]}{_BREAK}", text) for text in (message.title, message.body)
+    )
+    scheme = str(next(iter(service.schemas()), ""))
+    if scheme not in _MARKS_UP:
+        service.notify_format = NotifyFormat.TEXT
+    if scheme in _ESCAPES and not getattr(service, "use_blocks", False):
+        body = html.escape(body, quote=False)
+    one = Apprise()
+    one.add(service)
+    return bool(one.notify(title=title, body=body, body_format=NotifyFormat.TEXT))
 
 
 def _bounded(address: str) -> str:

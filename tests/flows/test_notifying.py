@@ -1,6 +1,10 @@
 """What people are told of a run by message: real servers on loopback, for Apprise's webhook and for e-mail."""
 
+import email
+import email.policy
+import html
 import json
+import re
 import socket
 import threading
 import time
@@ -10,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from mlflow.tracking import MlflowClient
 
 from tests.support.orchestrated import Witness, attempt_all, orchestrated
@@ -20,6 +25,13 @@ from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
 
 CANARY = "canary-in-an-address"
+HOSTILE = """\
+value: explained_variance 0.2 <= 0.9 & closed
+row 3 is '<img src="http://example.org/x.png">' and *bold* _not_ `code`
+log: /home/ada/a_run/logs/value.log
+    vantage resume 0001-fake-abcdef --workspace '/home/ada/<here>'"""
+"""A message that quotes data; a service shows these characters and no others."""
+MENTIONS = "<!channel> <!here|x> <@U123> @everyone @here <https://example.org|a link> ada@all.example.org"
 ASKS = ("stages.value.gate.at_least=0.9", "stages.value.gate.on_fail=approve")
 PUBLISHES = "publish=[{stage: policy, registered_model: notified, alias: best, approve: true}]"
 
@@ -209,10 +221,94 @@ def test_an_e_mail_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("MAIL", f"mailto://127.0.0.1:{port}?from=run@example.org&to=ada@example.org")
         said: list[str] = []
         messenger = Messenger(("MAIL",), said.append)
-        messenger.send(Message("fake: ended: completed", "run 0001-fake-abcdef"))
+        messenger.send(Message("fake: ended: completed", HOSTILE))
         messenger.close()
         thread.join(5)
-    text = "".join(received)
+    mail = email.message_from_string("".join(received), policy=email.policy.default)
     assert said == []
-    assert "fake: ended: completed" in text
-    assert "To: ada@example.org" in text
+    assert mail["Subject"] == "fake: ended: completed"
+    assert mail["To"] == "ada@example.org"
+    assert mail.get_content_type() == "text/plain", "no part is HTML"
+    assert mail.get_content().replace("\r\n", "\n").rstrip("\n") == HOSTILE
+
+
+@pytest.fixture
+def posted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What Apprise's plugins post to services outside: none of it leaves this process."""
+    found: list[dict[str, Any]] = []
+
+    def send_nowhere(
+        self: requests.Session, request: requests.PreparedRequest, **_: Any
+    ) -> requests.Response:
+        found.append(json.loads(request.body or b"{}"))
+        answer = requests.Response()
+        answer.status_code = 200
+        answer._content = b'{"ok": true}' if "telegram" in str(request.url) else b"ok"
+        return answer
+
+    monkeypatch.setattr(requests.Session, "send", send_nowhere)
+    return found
+
+
+def send(monkeypatch: pytest.MonkeyPatch, address: str, body: str) -> None:
+    said: list[str] = []
+    monkeypatch.setenv("HOOK", address)
+    messenger = Messenger(("HOOK",), said.append)
+    messenger.send(Message("value <= 0.9", body))
+    messenger.close()
+    assert said == []
+
+
+SLACK = "slack://T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ/"
+TELEGRAM = "tgram://123456789:AAABBBCCCDDDEEEFFFGGGHHHIIIJJJKKKLL/12345/"
+DISCORD = f"discord://{'4' * 24}/{'A' * 64}/"
+
+
+def test_slack_shows_the_characters_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, posted: list[dict[str, Any]]
+) -> None:
+    """Its documentation asks for these three to be escaped in a text; ``mrkdwn: false`` leaves ``*`` and ``_`` alone."""
+    send(monkeypatch, SLACK, HOSTILE)
+    [message] = posted
+    assert message["mrkdwn"] is False
+    [attachment] = message["attachments"]
+    assert html.unescape(attachment["text"]) == HOSTILE
+    assert "<" not in attachment["text"] + attachment["title"]
+    assert html.unescape(attachment["title"]) == "value <= 0.9"
+
+
+def test_slack_in_blocks_is_plain_text(monkeypatch: pytest.MonkeyPatch, posted: list[dict[str, Any]]) -> None:
+    send(monkeypatch, f"{SLACK}?blocks=yes", HOSTILE)
+    [attachment] = posted[0]["attachments"]
+    texts = [block["text"] for block in attachment["blocks"] if "text" in block]
+    assert {each["type"] for each in texts} == {"plain_text"}
+    assert HOSTILE in [each["text"] for each in texts]
+
+
+def test_telegram_gets_html_that_it_takes(
+    monkeypatch: pytest.MonkeyPatch, posted: list[dict[str, Any]]
+) -> None:
+    """It refuses a message with any tag but its own, and one with a bare ``<``; it shows no ``<br>``."""
+    send(monkeypatch, TELEGRAM, HOSTILE)
+    [message] = posted
+    assert message["parse_mode"] == "HTML"
+    bare = re.sub(r"</?b>", "", message["text"])
+    assert "<" not in bare
+    assert re.search(r"&(?!(lt|gt|amp|quot|#\d+);)", bare) is None
+    shown = html.unescape(bare)
+    for line in HOSTILE.splitlines():
+        assert line.strip() in shown.replace("\xa0", " ")
+    assert len(shown.splitlines()) >= len(HOSTILE.splitlines())
+
+
+@pytest.mark.parametrize("address", [SLACK, f"{SLACK}?blocks=yes", TELEGRAM, DISCORD], ids=["slack", "blocks", "telegram", "discord"])  # fmt: skip
+def test_data_mentions_nobody_and_links_nowhere(
+    monkeypatch: pytest.MonkeyPatch, posted: list[dict[str, Any]], address: str
+) -> None:
+    send(monkeypatch, address, MENTIONS)
+    text = html.unescape(json.dumps(posted[0], ensure_ascii=False))
+    for mention in ("<!channel", "<!here", "<@U123", "<https:"):
+        assert mention not in text
+    assert re.search(r"(?<!\w)@(everyone|here)", text) is None
+    assert "ada@all.example.org" in text, "an address is no mention"
+    assert "channel" in text
