@@ -2,7 +2,6 @@
 
 import asyncio
 import importlib.util
-import math
 import os
 import re
 import shutil
@@ -10,7 +9,6 @@ import subprocess
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from vantage.schemas.recipe.evaluations import BenchmarkEvaluation
 from vantage.schemas.recipe.recipe import ResolvedRecipe
@@ -18,8 +16,7 @@ from vantage.schemas.recipe.stage import Resources, Stage
 from vantage.schemas.recipe.work import Work
 from vantage.schemas.records.attempt import Share
 from vantage.schemas.steps import pool_of
-
-CGROUP = Path("/sys/fs/cgroup")
+from vantage.tasks.control_groups import whole_cpus
 
 
 def num_ranks(work: Work, share: Share | None) -> int:
@@ -155,14 +152,9 @@ def check_ray(nodes: int) -> None:
         )
 
 
-def available_cpus(cgroup: Path = CGROUP) -> int:
+def available_cpus() -> int:
     """CPUs that this process may use: its affinity, or its container's quota if that is less."""
-    cpus = len(os.sched_getaffinity(0))
-    try:
-        quota, period = (cgroup / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return cpus
-    return cpus if quota == "max" else max(1, min(cpus, math.floor(int(quota) / int(period))))
+    return whole_cpus(len(os.sched_getaffinity(0)))
 
 
 def at_most_asked(threads: int) -> int:
@@ -221,12 +213,3 @@ def _uuids(listing: str) -> list[list[str]]:
         elif (match := re.match(r"\s*MIG .*\(UUID: (MIG-[^)]+)\)", line)) and gpus:
             gpus[-1].append(match[1])
     return gpus
-
-
-def oom_kills(cgroup: Path = CGROUP) -> int:
-    """Return number of processes of this container that the kernel has killed for lack of memory; 0 if unknown."""
-    try:
-        counts = dict(line.split() for line in (cgroup / "memory.events").read_text().splitlines())
-        return int(counts.get("oom_kill", 0))
-    except (OSError, ValueError):
-        return 0

@@ -6,14 +6,14 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from vantage.attempts.machine import CGROUP, available_cpus
+from vantage.attempts.machine import available_cpus
+from vantage.tasks.control_groups import PROC, memory_limit
 
-PROC = Path("/proc")
 UNKNOWN = "unknown"
 _GIB = 2**30
 
 
-def hardware(proc: Path = PROC, cgroup: Path = CGROUP) -> dict[str, str]:
+def hardware(proc: Path = PROC) -> dict[str, str]:
     """Return ``cpu`` (its model), ``cpus`` that this process may use, ``memory``, ``gpus`` of the machine and their ``driver``."""
     driver = proc / "driver" / "nvidia"
     gpus = Counter(
@@ -22,7 +22,7 @@ def hardware(proc: Path = PROC, cgroup: Path = CGROUP) -> dict[str, str]:
     return {
         "cpu": _found(r"^(?:model name|Model|Processor)\s*:\s*(.+)$", proc / "cpuinfo", or_else=_processor()),
         "cpus": str(available_cpus()),
-        "memory": _memory(proc / "meminfo", cgroup / "memory.max"),
+        "memory": _memory(proc / "meminfo", memory_limit(proc)),
         "gpus": ", ".join(f"{count} × {model}" for model, count in sorted(gpus.items())) or "none",
         "driver": _found(r"Kernel Module(?: for \S+)?\s+(\d[\d.]*)", driver / "version", or_else="none"),
     }
@@ -32,12 +32,11 @@ def _processor() -> str:
     return platform.machine() or UNKNOWN
 
 
-def _memory(meminfo: Path, limit: Path) -> str:
+def _memory(meminfo: Path, allowed: int | None) -> str:
     """Return the memory, as ``7.8 GiB``: that of the machine, or of the container if it may use less."""
     total = _found(r"^MemTotal:\s*(\d+) kB$", meminfo)
-    allowed = _found(r"^(\d+)$", limit)
     bounds = [int(total) * 1024] if total.isdecimal() else []
-    bounds += [int(allowed)] if allowed.isdecimal() else []
+    bounds += [] if allowed is None else [allowed]
     return f"{min(bounds) / _GIB:.1f} GiB" if bounds else UNKNOWN
 
 

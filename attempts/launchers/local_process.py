@@ -29,10 +29,11 @@ from vantage.attempts.launchers import stage_process
 from vantage.attempts.launchers.descendants import end_descendants
 from vantage.attempts.launchers.launcher import StageFailed
 from vantage.attempts.launchers.watchdog import IDLE_SECONDS, Watchdog
-from vantage.attempts.machine import available_cpus, num_nodes, num_ranks, oom_kills
+from vantage.attempts.machine import available_cpus, num_nodes, num_ranks
 from vantage.schemas.records.attempt import RUN_STAGE, Failure, Share
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.schemas.safe_text import without_secrets
+from vantage.tasks.control_groups import oom_kills
 from vantage.tasks.training.scratch import PROGRESS
 
 POLL_SECONDS = 0.2
@@ -247,6 +248,7 @@ def _write_stacks(process: ForkServerProcess, log: Path, why: str) -> None:
         with log.open("a") as file:
             file.write(f"vantage: {why}; where its threads stand:\n")
         before = size = log.stat().st_size
+        os.kill(_pid(process), signal.SIGCONT)  # one that is stopped writes nothing
         os.kill(_pid(process), signal.SIGUSR1)
         grown_at = time.monotonic()
         give_up = grown_at + STACKS_SECONDS

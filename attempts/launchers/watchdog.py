@@ -13,6 +13,9 @@ from pathlib import Path
 IDLE_SECONDS = 900.0
 """Limit for a process without reports and without CPU use, if ``hang_seconds`` is longer."""
 
+STOPPED_SECONDS = 60.0
+"""Limit for a process that a signal has stopped (SIGSTOP) and nobody continues."""
+
 IDLE_SHARE = 0.01
 """Share of one CPU below which a process counts as idle; polling threads use less."""
 
@@ -32,6 +35,7 @@ class Watchdog:
         idle_seconds: float = IDLE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         cpu_seconds: Callable[[int], float] | None = None,
+        is_stopped: Callable[[int], bool] | None = None,
     ) -> None:
         """Start watching.
 
@@ -41,16 +45,18 @@ class Watchdog:
             idle_seconds: limit without a report and without CPU use.
             clock: monotonic seconds.
             cpu_seconds: process id → CPU time of its session; None: from the kernel.
+            is_stopped: process id → whether a signal has stopped it; None: from the kernel.
         """
         self._progress = progress
         self._hang_seconds = hang_seconds
         self._idle_seconds = idle_seconds
         self._clock = clock
         self._cpu_seconds = cpu_seconds or cpu_seconds_of_session
+        self._is_stopped = is_stopped or is_stopped_by_a_signal
         self._report = self._newest_report()
         self._cpu = 0.0
         self._last_poll = clock()
-        self._silent = self._idle = 0.0
+        self._silent = self._idle = self._stopped = 0.0
 
     def hang_reason(self, pid: int) -> str | None:
         """Return why the process counts as hung; None: it does not."""
@@ -65,11 +71,15 @@ class Watchdog:
         passed = min(passed, 3 * interval)
         self._silent += passed
         self._idle += passed
+        self._stopped = self._stopped + passed if self._is_stopped(pid) else 0.0
         report, cpu = self._newest_report(), self._cpu_seconds(pid)
         if report != self._report:
             self._report, self._silent, self._idle = report, 0.0, 0.0
         if cpu - self._cpu > 1.0 + IDLE_SHARE * self._idle:
             self._cpu, self._idle = cpu, 0.0
+        longest_stop = min(STOPPED_SECONDS, self._hang_seconds)
+        if self._stopped >= longest_stop:
+            return f"a signal has stopped its process (SIGSTOP), and nobody continued it for {_duration(longest_stop)}"
         if self._silent >= self._hang_seconds:
             return f"no progress for {_duration(self._hang_seconds)}"
         if self._idle >= self._idle_seconds:
@@ -83,6 +93,15 @@ class Watchdog:
         except OSError:
             return None
         return found.st_ino, found.st_mtime_ns
+
+
+def is_stopped_by_a_signal(pid: int) -> bool:
+    """Return whether the process is stopped (state ``T`` of proc(5)); one that has ended is not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    return stat.rpartition(b")")[2].split()[0] == b"T"
 
 
 def cpu_seconds_of_session(leader: int) -> float:

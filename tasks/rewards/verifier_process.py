@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from vantage.tasks.control_groups import oom_kills
 from vantage.tasks.rewards.verifier_file import BrokenVerifier, shown_case
 from vantage.tasks.rewards.verifier_worker import READY, RIGHT, WRONG
 
@@ -28,6 +29,8 @@ LOAD_SECONDS = 120.0
 """How long the file may take to be run: what it imports may be large."""
 MAX_PRINTED = 2**20
 """Bytes that one call may print."""
+MAX_LOGGED = 4 * 2**20
+"""Bytes of what it prints in all that go into the stage's log."""
 
 PASSED = frozenset(
     {
@@ -46,6 +49,10 @@ _LOOK_SECONDS = 0.5
 
 Case = tuple[str, str, str | None]
 """(prompt, response, the row's answer or None)"""
+
+
+class VerifierOutOfMemory(MemoryError):
+    """The kernel has ended the verifier's process because memory ran out."""
 
 
 class VerifierProcess:
@@ -75,6 +82,7 @@ class VerifierProcess:
         Raises:
             BrokenVerifier: the verifier cannot be loaded, raises, returns something else than right or wrong, takes too
                 long, prints too much, or ends its process.
+            VerifierOutOfMemory: the kernel has ended it.
         """
         if not cases:
             return []
@@ -132,11 +140,16 @@ class VerifierProcess:
 
     def _broken(
         self, running: "_Running", reply: "bytes | _NoReply", what: str, seconds: float, case: str
-    ) -> BrokenVerifier:
+    ) -> BrokenVerifier | VerifierOutOfMemory:
         """Return what the reply, or the lack of one, means."""
         if isinstance(reply, bytes):
             return BrokenVerifier(json.loads(reply))
         about = f"verifiers.{self._name}: {what}"
+        if reply.status == -signal.SIGKILL and running.is_out_of_memory():
+            return VerifierOutOfMemory(
+                f"{about} was ended by the kernel, because memory ran out{case}; let it take less memory, or give the "
+                "machine or container more"
+            )
         if reply.printed:
             return BrokenVerifier(
                 f"{about} printed more than {MAX_PRINTED} bytes{case}; print nothing, or less"
@@ -215,7 +228,8 @@ class _Running:
         self._to_send = memoryview(b"")
         self._told = b""
         self._tail = b""
-        self._printed = 0
+        self._printed = self._logged = 0
+        self._oom_kills = oom_kills()
         self.end = weakref.finalize(
             self, _end, self._process, self._selector, (self._requests, self._replies)
         )
@@ -270,7 +284,21 @@ class _Running:
             else:
                 self._printed += len(data)
                 self._tail = (self._tail + data)[-(2**16) :]
-                sys.stderr.write(data.decode(errors="replace"))
+                self._log(data)
+
+    def is_out_of_memory(self) -> bool:
+        """Return whether the kernel has killed a process for lack of memory since this one was started."""
+        return oom_kills() > self._oom_kills
+
+    def _log(self, printed: bytes) -> None:
+        """Pass on what the code prints; beyond ``MAX_LOGGED`` bytes, a line that there is more."""
+        if self._logged >= MAX_LOGGED:
+            return
+        text = printed[: MAX_LOGGED - self._logged].decode(errors="replace")
+        self._logged += len(printed)
+        if self._logged >= MAX_LOGGED:
+            text += f"\nvantage: the verifier has printed {MAX_LOGGED // 2**20} MiB; what else it prints is left out\n"
+        sys.stderr.write(text)
 
     def _send(self) -> None:
         try:

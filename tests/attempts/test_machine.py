@@ -10,10 +10,8 @@ from vantage.attempts.exit_codes import ExitCode
 from vantage.attempts.machine import (
     Machine,
     Share,
-    available_cpus,
     available_gpus,
     gpus_listed,
-    oom_kills,
     with_uuids,
 )
 from vantage.cli.main import app
@@ -156,23 +154,6 @@ def test_a_wait_cancelled_in_the_moment_of_its_turn_gives_its_share_back() -> No
     asyncio.run(scenario())
 
 
-class TestCpus:
-    def test_are_those_of_the_affinity_without_a_quota(self, tmp_path: Path) -> None:
-        (tmp_path / "cpu.max").write_text("max 100000\n")
-        assert available_cpus(tmp_path) == available_cpus(tmp_path / "none") == len(os.sched_getaffinity(0))
-
-    @pytest.mark.parametrize(("quota", "cpus"), [("100000 100000", 1), ("50000 100000", 1)])
-    def test_are_no_more_than_the_containers_quota_and_at_least_one(
-        self, tmp_path: Path, quota: str, cpus: int
-    ) -> None:
-        (tmp_path / "cpu.max").write_text(quota)
-        assert available_cpus(tmp_path) == cpus
-
-    def test_of_a_generous_quota_are_those_of_the_affinity(self, tmp_path: Path) -> None:
-        (tmp_path / "cpu.max").write_text("99900000 100000")
-        assert available_cpus(tmp_path) == len(os.sched_getaffinity(0))
-
-
 class TestGpus:
     LISTING = """\
 GPU 0: NVIDIA H200 (UUID: GPU-11111111-aaaa)
@@ -218,12 +199,6 @@ GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-22222222-bbbb)
         (tmp_path / "nvidia-smi").chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
         assert available_gpus() == ()
-
-
-def test_oom_kills_are_the_containers_count(tmp_path: Path) -> None:
-    assert oom_kills(tmp_path) == 0
-    (tmp_path / "memory.events").write_text("low 0\nhigh 0\nmax 3\noom 2\noom_kill 5\n")
-    assert oom_kills(tmp_path) == 5
 
 
 def test_a_plan_refuses_what_needs_a_package_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:

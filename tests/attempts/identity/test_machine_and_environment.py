@@ -31,6 +31,8 @@ def test_a_machine_with_two_gpus_in_a_container(tmp_path: Path) -> None:
         "processor\t: 0\nmodel name\t: AMD EPYC  9654 96-Core Processor\nprocessor\t: 1\nmodel name\t: x\n",
     )
     write(proc / "meminfo", "MemTotal:       528280724 kB\nMemFree: 1 kB\n")
+    write(proc / "self" / "cgroup", "0::/\n")
+    write(proc / "self" / "mountinfo", f"31 22 0:28 / {cgroup} rw - cgroup2 cgroup2 rw\n")
     write(cgroup / "memory.max", "68719476736\n")
     for bus in ("0000:1a:00.0", "0000:3d:00.0"):
         write(
@@ -41,7 +43,7 @@ def test_a_machine_with_two_gpus_in_a_container(tmp_path: Path) -> None:
         proc / "driver/nvidia/version",
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (dvs-builder)\nGCC version:  gcc 12\n",
     )
-    told = hardware(proc, cgroup)
+    told = hardware(proc)
     assert told.pop("cpus").isdecimal()
     assert told == {
         "cpu": "AMD EPYC 9654 96-Core Processor", "memory": "64.0 GiB", "gpus": "2 × NVIDIA H200", "driver": "570.86.15",
@@ -51,11 +53,11 @@ def test_a_machine_with_two_gpus_in_a_container(tmp_path: Path) -> None:
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC\n",
     )
     write(cgroup / "memory.max", "max\n")
-    assert (hardware(proc, cgroup)["driver"], hardware(proc, cgroup)["memory"]) == ("535.104.05", "503.8 GiB")
+    assert (hardware(proc)["driver"], hardware(proc)["memory"]) == ("535.104.05", "503.8 GiB")
 
 
 def test_a_machine_that_says_nothing(tmp_path: Path) -> None:
-    told = hardware(tmp_path, tmp_path)
+    told = hardware(tmp_path)
     assert (told["cpu"], told["memory"], told["gpus"], told["driver"]) == (
         platform.machine(),
         "unknown",

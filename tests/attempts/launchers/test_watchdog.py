@@ -1,12 +1,14 @@
 """When a process counts as hung; that it is then killed, with its stacks in the log, is tested in ``test_launch``."""
 
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from vantage.attempts.launchers.watchdog import Watchdog, cpu_seconds_of_session
+from vantage.attempts.launchers.watchdog import Watchdog, cpu_seconds_of_session, is_stopped_by_a_signal
 from vantage.tasks.training.progress import Progress
 
 
@@ -16,6 +18,7 @@ class Process:
     def __init__(self, folder: Path, *, load: float) -> None:
         self.now, self.cpu, self.load = 1000.0, 0.0, load
         self.file = folder / "progress.json"
+        self.is_stopped = False
 
     def watched(self, *, hang_seconds: float | None) -> Watchdog:
         return Watchdog(
@@ -24,6 +27,7 @@ class Process:
             idle_seconds=900.0,
             clock=lambda: self.now,
             cpu_seconds=lambda pid: self.cpu,
+            is_stopped=lambda pid: self.is_stopped,
         )
 
     def report(self) -> None:
@@ -128,3 +132,35 @@ def test_the_work_of_a_process_is_that_of_all_its_programs(program: str) -> None
     finally:
         process.communicate()
     assert cpu_seconds_of_session(process.pid) == 0.0
+
+
+def test_one_that_a_signal_has_stopped_is_given_up_after_a_minute(tmp_path: Path) -> None:
+    stopped = Process(tmp_path, load=0.0)
+    watchdog = stopped.watched(hang_seconds=21600.0)
+    stopped.is_stopped = True
+    seconds, hang_reason = stopped.first_hang_reason(watchdog, within=300.0) or (0.0, "")
+    assert seconds == pytest.approx(60.0, abs=6.0)
+    assert hang_reason == "a signal has stopped its process (SIGSTOP), and nobody continued it for 1 min"
+
+
+def test_one_that_is_continued_in_time_goes_on(tmp_path: Path) -> None:
+    """Somebody looks at it for half a minute, twice."""
+    looked_at = Process(tmp_path, load=1.0)
+    watchdog = looked_at.watched(hang_seconds=21600.0)
+    for _ in range(2):
+        looked_at.is_stopped = True
+        assert looked_at.first_hang_reason(watchdog, within=40.0) is None
+        looked_at.is_stopped = False
+        assert looked_at.first_hang_reason(watchdog, within=20.0) is None
+
+
+def test_the_kernel_is_asked_whether_a_process_is_stopped() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert not is_stopped_by_a_signal(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        deadline = time.monotonic() + 10
+        while not is_stopped_by_a_signal(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert is_stopped_by_a_signal(process.pid)
+        process.kill()
+    assert not is_stopped_by_a_signal(process.pid), "it has ended"

@@ -12,9 +12,10 @@ import psutil
 import pytest
 
 from tests.support.packages import copy_packages
+from vantage.attempts.launchers.stage_process import explain
 from vantage.tasks.rewards import verifier_process
 from vantage.tasks.rewards.verifier_file import BrokenVerifier
-from vantage.tasks.rewards.verifier_process import VerifierProcess
+from vantage.tasks.rewards.verifier_process import VerifierOutOfMemory, VerifierProcess
 
 CASE = ("1+1?", "2", "2")
 SHOWN = "for prompt '1+1?', response '2', answer '2'; "
@@ -282,3 +283,33 @@ def test_a_fault_in_what_was_begun_is_told_when_verdicts_are_wanted(
     assert verifier.verdicts([CASE, ("p", "1", "2")]) == [True, False], (
         "a new process, with nothing left over"
     )
+
+
+def test_what_it_prints_in_all_is_bounded_in_the_log(
+    tmp_path: Path,
+    verifier: VerifierProcess,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Forty calls that print 1,000 bytes each, and a bound of 10,000."""
+    monkeypatch.setattr(verifier_process, "MAX_LOGGED", 10_000)
+    define(tmp_path, "print('x' * 999); return True")
+    assert verifier.verdicts([("p", str(n), None) for n in range(40)]) == [True] * 40
+    logged = capfd.readouterr().err
+    assert logged.count("x") == pytest.approx(9_990, abs=11)
+    assert logged.count("what else it prints is left out") == 1
+    assert verifier(*CASE)
+    assert capfd.readouterr().err == ""
+
+
+def test_one_that_the_kernel_kills_for_memory_is_no_fault_of_its_code(
+    tmp_path: Path, verifier: VerifierProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    define(tmp_path, "os.kill(os.getpid(), 9)", before="import os")
+    monkeypatch.setattr(verifier_process, "oom_kills", lambda: 4)
+    assert "was ended by SIGKILL" in refusal(verifier)
+    counts = iter([4, 5])
+    monkeypatch.setattr(verifier_process, "oom_kills", lambda: next(counts))
+    with pytest.raises(VerifierOutOfMemory, match="memory ran out for prompt") as failed:
+        verifier(*CASE)
+    assert explain(failed.value).cause == "memory"
