@@ -34,18 +34,24 @@ LOG_BYTES = 2**20
 
 
 @flow(name="vantage-attempt", flow_run_name="{name}", persist_result=False)
-async def attempt(request: dict[str, Any], number: int, name: str) -> State[None]:
+async def attempt(request: str | dict[str, Any], number: int, name: str) -> State[None]:
     """Make one attempt at a stage of a run.
 
     Args:
-        request: an ``AttemptRequest``.
+        request: an ``AttemptRequest`` as JSON. Earlier versions sent it as an object, whose numbers a database may change.
         number: of the request, among those for its stage key.
         name: shown in Prefect: run, stage and number.
     """
     stop = threading.Event()
     with stopping(stop.set), warnings_shown(lambda text: print(f"vantage: warning: {text}", flush=True)):
-        outcome = await asyncio.to_thread(_make, AttemptRequest.model_validate(request), number, stop)
+        outcome = await asyncio.to_thread(_make, _read(request), number, stop)
     return state_of(*_seen_by_prefect(outcome))
+
+
+def _read(request: str | dict[str, Any]) -> AttemptRequest:
+    if isinstance(request, str):
+        return AttemptRequest.model_validate_json(request)
+    return AttemptRequest.model_validate(request)
 
 
 def _make(request: AttemptRequest, number: int, stop: threading.Event) -> AttemptOutcome:

@@ -111,23 +111,28 @@ def renew_entrypoints(client: SyncPrefectClient, pool: str) -> list[str]:
 
 
 def deploy_attempts(client: SyncPrefectClient, pool: str) -> None:
-    """Register the flow of attempts on the pool; what is registered there already stays as it is.
+    """Register the flow of attempts on the pool; what this version has registered there stays as it is.
 
     A pool that was deleted leaves its deployment without one, also when a pool of the same name is made again.
     """
     from vantage.flows.pools.attempt_flow import attempt
 
-    registered = None
+    registered, parameters = None, parameter_schema(attempt).model_dump()
     with suppress(ObjectNotFound):
         registered = client.read_deployment_by_name(attempt_deployment(pool))
-    if registered is None or registered.work_pool_name != pool or registered.entrypoint != ENTRYPOINT:
+    is_ours = registered is not None and (
+        registered.work_pool_name,
+        registered.entrypoint,
+        registered.parameter_openapi_schema,  # an earlier version's takes a request as an object alone
+    ) == (pool, ENTRYPOINT, parameters)
+    if not is_ours:
         require_pool(client, pool)
         client.create_deployment(
             client.create_flow(attempt),
             pool,
             entrypoint=ENTRYPOINT,
             work_pool_name=pool,
-            parameter_openapi_schema=parameter_schema(attempt).model_dump(),
+            parameter_openapi_schema=parameters,
             description="One attempt at a stage of a Vantage run, started by the run.",
             tags=["vantage"],
         )

@@ -173,7 +173,7 @@ async def _start_flow_run(request: AttemptRequest, number: int, token: str, pool
     return await arun_deployment(
         attempt_deployment(pool),
         parameters={
-            "request": request.model_dump(mode="json"),
+            "request": request.model_dump_json(),  # a text: PostgreSQL stores 1e30 as a number that nobody reads
             "number": number,
             "name": name,
         },

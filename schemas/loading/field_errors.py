@@ -27,6 +27,7 @@ from vantage.schemas.problems import (
     quote,
     suggest,
 )
+from vantage.schemas.recipe.fields import NEW
 from vantage.schemas.recipe.terms import RewardTerm, class_of
 
 _NAME_REMEDY = "start with a lower-case letter; lower-case letters, digits and underscores follow"
@@ -57,7 +58,7 @@ def validated(model: type[Model], plain: Any) -> Validated[Model]:
     omitted: list[Path] = []
     for _ in range(_MAX_ROUNDS):
         try:
-            return Validated(model.model_validate(plain), plain, problems, tuple(omitted))
+            return Validated(model.model_validate(plain, context=NEW), plain, problems, tuple(omitted))
         except ValidationError as error:
             errors = error.errors(include_url=False)[:MAX_PROBLEMS]
         found = field_problems(model, errors, plain)

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from vantage.schemas.frozen import Frozen, rule
 from vantage.schemas.recipe.fields import (
     MAX_COUNT,
+    AboveOne,
     CountOrZero,
     Fraction,
     NonNegative,
@@ -133,7 +134,7 @@ class Algorithm(Returns):
     """How far below 1 the ratio may fall; None: no limit."""
     clip_range_high: Positive | None = 0.2
     """The ratio is clipped to [1 − low, 1 + high]; None: no limit on that side. high > low is clip-higher."""
-    dual_clip: Annotated[float, Field(gt=1.0, strict=True)] | None = None
+    dual_clip: AboveOne | None = None
     """c: where A < 0, a token's loss is at most −c·A (arXiv 1912.09729: 3)."""
     old_logprobs: Literal["policy", "sampler"] = Field("policy", exclude_if=is_default("policy"))
     """Whose log-probabilities the ratio (and the KL in the reward) begins from: ``policy`` computes them in a pass of its

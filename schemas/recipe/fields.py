@@ -4,9 +4,11 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     StringConstraints,
+    ValidationInfo,
     WithJsonSchema,
 )
 
@@ -21,11 +23,29 @@ def _read_switch(value: Any) -> Any:
     return _SWITCH_FORMS.get(value, value) if isinstance(value, str) else value
 
 
+MAX_NUMBER = 1e12
+"""Largest absolute value of a number in a new recipe: databases and JSON readers take more for integers that they cannot hold."""
+NEW = {"new": True}
+"""Context in which what a person has just written is validated. Records of earlier versions are read without it."""
+
+
+def _within_bounds(value: float, info: ValidationInfo) -> float:
+    """Return the number; ValueError if it is new and too large. Recorded numbers stay readable."""
+    if info.context == NEW and abs(value) > MAX_NUMBER:
+        raise ValueError(f"{value:g} must be between -{MAX_NUMBER:g} and {MAX_NUMBER:g}")
+    return value
+
+
 # Strict: `true` is not 1.0 and "0.2" is not 0.2. An integer is a valid float.
-Number = Annotated[float, Field(strict=True)]
+_BOUNDED = AfterValidator(_within_bounds)
+_LARGEST: dict[str, Any] = {"maximum": MAX_NUMBER}
+Number = Annotated[
+    float, Field(strict=True, json_schema_extra={"minimum": -MAX_NUMBER, **_LARGEST}), _BOUNDED
+]
 Probability = Annotated[float, Field(ge=0.0, le=1.0, strict=True)]
-NonNegative = Annotated[float, Field(ge=0.0, strict=True)]
-Positive = Annotated[float, Field(gt=0.0, strict=True)]
+NonNegative = Annotated[float, Field(ge=0.0, strict=True, json_schema_extra=_LARGEST), _BOUNDED]
+Positive = Annotated[float, Field(gt=0.0, strict=True, json_schema_extra=_LARGEST), _BOUNDED]
+AboveOne = Annotated[float, Field(gt=1.0, strict=True, json_schema_extra=_LARGEST), _BOUNDED]
 
 
 Switch = Annotated[

@@ -9,7 +9,7 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator
 
 from vantage.schemas.frozen import Frozen, rule
 from vantage.schemas.recipe.fields import Name, Number
@@ -120,14 +120,14 @@ def class_of(plain: Any) -> type[RewardTerm]:
     return given[0] if len(given) == 1 else RewardTerm
 
 
-def _read(value: Any, handler: ValidatorFunctionWrapHandler) -> RewardTerm:
+def _read(value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> RewardTerm:
     if not isinstance(value, dict):
         return handler(value)  # type: ignore[no-any-return]
     term = class_of(value)
     if term is RewardTerm:  # the base's rule reports what is missing, together with other problems
         known = {name for kind in TERMS for name in kind.term.model_fields} - set(RewardTerm.model_fields)
         value = {name: given for name, given in value.items() if name not in known}
-    return term.model_validate(value)
+    return term.model_validate(value, context=info.context)
 
 
 if TYPE_CHECKING:

@@ -149,7 +149,14 @@ def _of_type(schema: dict[str, Any], definitions: dict[str, Any], chance: random
             return chance.choice((least, least + 1, 64, 128, schema.get("maximum", 256)))
         case "number":
             return chance.choice(
-                (schema.get("minimum", 0.5), schema.get("maximum", 0.5), 0.3, 1, 1e-5, 1e300)
+                (
+                    schema.get("minimum", 0.5),
+                    schema.get("maximum", 0.5),
+                    0.3,
+                    1,
+                    1e-5,
+                    schema.get("maximum", 1e300),
+                )
             )
         case "boolean":
             return chance.random() < 0.5

@@ -212,6 +212,14 @@ def test_what_an_earlier_version_registered_is_named_and_renewed(
     deploy_attempts(client, "gpu")
     assert client.read_deployment(attempts.id).entrypoint == attempts.entrypoint
 
+    takes_objects = {**attempts.parameter_openapi_schema, "properties": {"request": {"type": "object"}}}
+    client.update_deployment(attempts.id, DeploymentUpdate(parameter_openapi_schema=takes_objects))
+    deploy_attempts(client, "gpu")
+    renewed = client.read_deployment(attempts.id)
+    assert renewed.parameter_openapi_schema == attempts.parameter_openapi_schema
+    deploy_attempts(client, "gpu")
+    assert client.read_deployment(attempts.id).updated == renewed.updated, "ours is left alone"
+
     made = register(client, pipeline("quickstart", name="nightly"))
     client.update_deployment(made, DeploymentUpdate(entrypoint="flows.pipeline.pipeline"))
     monkeypatch.setenv("PREFECT_API_URL", prefect_url)
