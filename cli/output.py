@@ -1,5 +1,6 @@
 """Output of all commands: errors as one sentence, warnings, JSON."""
 
+import errno
 import json
 import os
 import sys
@@ -16,6 +17,9 @@ from vantage.schemas.safe_text import safe_text, without_secrets
 
 if TYPE_CHECKING:
     from vantage.runs.workspace import Workspace
+
+_SHOWN = 80
+"""Characters of a path that a message shows."""
 
 
 @contextmanager
@@ -62,6 +66,10 @@ def _message(error: Exception, code: int) -> str:
         url = os.environ.get("PREFECT_API_URL")
         where = "the Prefect server" if url is None else f"PREFECT_API_URL={without_secrets(url)}"
         return f"{where} does not answer ({error}); start that server, or correct the address"
+    if _is_no_path(error):
+        what = getattr(error, "strerror", None) or "its links lead to one another"
+        named = str(getattr(error, "filename", None) or str(error).rpartition("from ")[2].strip("'"))
+        return f"{_shown_path(named)} cannot be a file's path ({what}); name another"
     if code != ExitCode.INTERNAL:
         return str(error)
     return f"{type(error).__name__}: {error} (this should not happen; -v shows the traceback)"
@@ -71,6 +79,8 @@ def _code_of(error: Exception) -> ExitCode:
     """Return the exit code of an error that no stage reported."""
     if is_disk_fault(error):
         return ExitCode.STORAGE
+    if _is_no_path(error):
+        return ExitCode.BAD_INPUT
     if isinstance(
         error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError | ValueError
     ):
@@ -82,6 +92,19 @@ def _code_of(error: Exception) -> ExitCode:
     if _is_unanswered(error):
         return ExitCode.UNAVAILABLE
     return ExitCode.STORAGE if isinstance(error, OSError) else ExitCode.INTERNAL
+
+
+def _is_no_path(error: Exception) -> bool:
+    """Return whether a path was named that no file can have: one too long, or links in a ring."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENAMETOOLONG, errno.ELOOP)
+    return type(error) is RuntimeError and str(error).startswith("Symlink loop")  # pathlib's
+
+
+def _shown_path(path: str) -> str:
+    """Return a path in one line, cut in its middle where it is long."""
+    text = safe_text(path)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}…{text[-_SHOWN // 2 :]}"
 
 
 def _is_unanswered(error: Exception) -> bool:

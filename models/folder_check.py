@@ -161,6 +161,9 @@ def read_header(path: Path) -> dict[str, Tensor]:
                 raise ValueError(f"its header would be {length} bytes long")
             header = json.loads(file.read(length), parse_constant=_no_number)
         tensors, end = {}, 0
+        metadata = header.get("__metadata__", {})
+        if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+            raise ValueError("its __metadata__ is no mapping of texts, which loaders ask for")
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
             end = _check_entry(name, entry, end)

@@ -1,5 +1,6 @@
 """The workspace: a user's runs, artifacts and ledger, in a folder or in a bucket."""
 
+import os
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,11 @@ RUN_ID = re.compile(r"(\d{4,})-[a-z0-9_-]+-[0-9a-f]{6}")
 _INVALID_IN_ADDRESS = re.compile(r"[?%#\x00-\x1f\x7f]")
 """MLflow and Prefect use the path unescaped in the address of a database, where ``?`` starts options, ``%`` an encoded
 character and ``#`` a fragment: the database would be at another path."""
+_LONGEST_NAME = 255
+_LONGEST_PATH = 3500
+"""Linux takes 4,095 bytes, and files within the workspace need some of them."""
+_SHOWN = 60
+"""Characters of a path that a message shows."""
 
 
 class RunError(ValueError):
@@ -40,7 +46,28 @@ class Workspace:
     """A bucket's address (``vantage.storage.bucket``); None: the workspace is the folder."""
 
     def __post_init__(self) -> None:
-        for path in (self.root, self.root.resolve()):
+        name = self.uri or str(self.root)
+        try:
+            longest = max((len(part.encode()) for part in self.root.parts), default=0)
+            paths = (self.root, self.root.resolve())
+        except UnicodeEncodeError:
+            raise RunError(
+                f"workspace {name!r} is not UTF-8, and records and addresses of databases are; name another with --workspace DIR"
+            ) from None
+        except (OSError, RuntimeError) as error:  # RuntimeError: a ring of links
+            raise RunError(
+                f"workspace {name[:_SHOWN]!r} is no path ({error}); name another with --workspace DIR"
+            ) from None
+        for found, what, most in (
+            (longest, "has a folder name", _LONGEST_NAME),
+            (len(os.fsencode(self.root)), "is a path", _LONGEST_PATH),
+        ):
+            if found > most:
+                raise RunError(
+                    f"workspace {name[:_SHOWN]!r}… {what} of {found:,} bytes, and there is room for {most:,}; "
+                    "name a shorter one with --workspace DIR"
+                )
+        for path in paths:
             if unfit := _INVALID_IN_ADDRESS.search(str(path)):
                 raise RunError(
                     f"workspace {str(path)!r} has {unfit[0]!r} in its path, which addresses of databases read as "

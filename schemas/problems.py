@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,11 @@ class Problem:
         said = "" if self.source.startswith(f"--set {self.field}=") else self.field
         text = "; ".join(part for part in (self.message, self.remedy) if part)
         return printable(": ".join(part for part in (_shortened(place), _shortened(said), text) if part))
+
+
+def names_field(message: str, field: str | int) -> bool:
+    """Return whether a message has the field's name as a word of its own, whatever characters the name has."""
+    return re.search(rf"(?<!\w){re.escape(str(field))}(?!\w)", message) is not None
 
 
 class RecipeError(ValueError):

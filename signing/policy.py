@@ -22,6 +22,7 @@ from vantage.signing.statements import judged_by
 from vantage.signing.verification import signature_checks
 
 VARIABLE = "VANTAGE_PUBLISH_POLICY"
+_BEGINS = "a policy starts with `models:`"
 FILE = "policy.yaml"
 
 
@@ -113,7 +114,7 @@ def _why(error: Exception) -> str:
 
 def _parsed(data: bytes, name: str, folder: Path) -> Policy:
     try:
-        document = plain_yaml.read(plain_yaml.decode(data))
+        document = plain_yaml.read(plain_yaml.decode(data, begins=_BEGINS))
     except RecipeError as error:
         raise BadPolicy(_told(name, error.problems)) from None
     found = validated(PublishPolicy, document.value)

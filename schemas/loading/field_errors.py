@@ -24,6 +24,7 @@ from vantage.schemas.problems import (
     MAX_PROBLEMS,
     Path,
     Problem,
+    names_field,
     quote,
     suggest,
 )
@@ -86,9 +87,7 @@ def validated(model: type[Model], plain: Any) -> Validated[Model]:
 def is_about(problem: Problem, path: Path) -> bool:
     """Return whether a rule's problem is at ``path``, or is above it and names the field in its message."""
     below = path[: len(problem.path)] == problem.path
-    return below and (
-        len(path) == len(problem.path) or bool(re.search(rf"\b{re.escape(str(path[-1]))}\b", problem.message))
-    )
+    return below and (len(path) == len(problem.path) or names_field(problem.message, path[-1]))
 
 
 def _rules_of(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
@@ -183,7 +182,7 @@ def _problem(model: type[BaseModel], path: Path, errors: Sequence[ErrorDetails],
         )
     rules = " or ".join(dict.fromkeys(_rule(each) for each in errors))
     # An address with its secret may stand where only names belong.
-    said = "what is written here" if path[0] == "notify" else quote(error["input"])
+    said = "what is written here" if path[:1] == ("notify",) else quote(error["input"])
     return Problem(path, f"{said} must be {rules}", _remedy_for_type(error))
 
 

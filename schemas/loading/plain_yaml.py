@@ -63,8 +63,10 @@ class Document:
             raise RecipeError(self.problems)
 
 
-def decode(data: bytes) -> str:
-    """Return the text of a recipe's bytes.
+def decode(data: bytes, *, begins: str = "a recipe starts with `recipe: NAME`") -> str:
+    """Return the text of a document's bytes, by default of a recipe's.
+
+    ``begins``: what to say of an empty one.
 
     Raises:
         RecipeError: too long, empty, not UTF-8, or with NUL bytes.
@@ -72,7 +74,7 @@ def decode(data: bytes) -> str:
     if len(data) > MAX_BYTES:
         raise _error(f"is longer than {MAX_BYTES} bytes", "a recipe is a short text; is this another file?")
     if not data.strip():
-        raise _error("is empty", "a recipe starts with `recipe: NAME`")
+        raise _error("is empty", begins)
     if b"\0" in data:
         raise _error(
             "holds a NUL byte",

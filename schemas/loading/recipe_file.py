@@ -5,7 +5,6 @@ an override are relative to the current folder. A loaded recipe holds absolute p
 """
 
 import os
-import re
 import stat
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from vantage.schemas.problems import (
     Path,
     Problem,
     RecipeError,
+    names_field,
     suggest,
 )
 from vantage.schemas.recipe.recipe import Recipe
@@ -159,7 +159,7 @@ def _locate(problem: Problem, name: str, lines: dict[Path, int], placed: dict[Pa
         if prefix in placed:
             return replace(problem, source=placed[prefix].source)
     for below, override in placed.items():  # a rule over several fields names them in its message
-        if below[: len(path)] == path and re.search(rf"\b{below[-1]}\b", problem.message):
+        if below[: len(path)] == path and names_field(problem.message, below[-1]):
             return replace(problem, source=override.source)
     return replace(
         problem, source=name, line=next((lines[prefix] for prefix in prefixes if prefix in lines), 1)

@@ -124,6 +124,9 @@ BY_HAND: dict[str, tuple[Damage, str]] = {
     "a shape beyond the file": (header(lambda entries: _first(entries).update(shape=[2**40])), "does not lie where its shape"),
     "a shape of words": (header(lambda entries: _first(entries).update(shape=["a"])), "no whole number"),
     "a type of nobody": (header(lambda entries: _first(entries).update(dtype="F7")), "no valid safetensors file"),
+    "metadata that is a list": (header(lambda entries: entries.update(__metadata__=[1])), "no valid safetensors file"),
+    "metadata that is a text": (header(lambda entries: entries.update(__metadata__="pt")), "no valid safetensors file"),
+    "metadata of numbers": (header(lambda entries: entries.update(__metadata__={"a": 1})), "no valid safetensors file"),
     "places that overlap": (header(lambda entries: _first(entries).update(data_offsets=[0, 4], shape=[1])), "no valid safetensors"),
 }  # fmt: skip
 """What it is → how it is done, and a part of what is said of it."""
