@@ -6,7 +6,6 @@ On SIGTERM or SIGHUP (and Ctrl-C) the computation saves its state and ends. The 
 failure; 75 if the attempt was stopped, or was ``only_reuse`` and found no artifact.
 """
 
-import os
 import signal
 import sys
 import threading
@@ -16,6 +15,7 @@ from vantage.attempts.exit_codes import ExitCode
 from vantage.attempts.run_attempt import run_attempt
 from vantage.attempts.stopping import stop_signals
 from vantage.schemas.records.attempt import AttemptOutcome, AttemptRequest
+from vantage.storage.durable_files import replace_file
 
 
 def main(request_file: Path, outcome_file: Path) -> int:
@@ -25,9 +25,7 @@ def main(request_file: Path, outcome_file: Path) -> int:
         signal.signal(number, lambda *_: stop.set())
     request = AttemptRequest.model_validate_json(request_file.read_bytes())
     outcome = run_attempt(request, stop=stop)
-    new = outcome_file.with_name(f"{outcome_file.name}.new")
-    new.write_text(outcome.model_dump_json(indent=2), encoding="utf-8")
-    os.replace(new, outcome_file)
+    replace_file(outcome_file, outcome.model_dump_json(indent=2).encode())
     return _exit_code(outcome)
 
 

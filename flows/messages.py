@@ -120,7 +120,7 @@ def _notify(service: "NotifyBase", message: Message) -> bool:
     title, body = (
         _MENTION.sub(lambda found: f"{found[0]}{_BREAK}", text) for text in (message.title, message.body)
     )
-    scheme = str(next(iter(service.schemas()), ""))
+    scheme = str(next(iter(service.schemas()), ""))  # type: ignore[no-untyped-call]
     if scheme not in _MARKS_UP:
         service.notify_format = NotifyFormat.TEXT
     if scheme in _ESCAPES and not getattr(service, "use_blocks", False):

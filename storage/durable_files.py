@@ -6,6 +6,7 @@ the file, and its name only after fsync of its folder. Rename is atomic: a reade
 
 import errno
 import fcntl
+import glob
 import os
 import secrets
 import shutil
@@ -14,6 +15,9 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
+_NEW = ".new"
+LEFT_OVER_SECONDS = 3600.0
+"""Age from which a file that nobody has given its name counts as a killed writer's."""
 REMOVED = ".removed-"
 """In the name of a folder that is on its way out."""
 
@@ -51,22 +55,20 @@ def write_file(path: Path, data: bytes, *, private: bool = False) -> None:
 def replace_file(path: Path, data: bytes, *, private: bool = False) -> None:
     """Replace a file: after a kill or a power loss, either the old or the new file is there, complete.
 
-    One writer at a time: hold a lock if there may be two. A folder with this name is kept as ``NAME.damaged.1``.
+    Of several writers at once, the last one's file stays. A folder with this name is kept as ``NAME.damaged.1``.
     """
-    new = _new_name(path)
-    _move_folder_aside(new)
-    new.unlink(missing_ok=True)
-    write_file(new, data, private=private)
-    _replace(new, path)
+    with _new_file(path) as new:
+        write_file(new, data, private=private)
+        _remove_left_overs(path, written=new.stat().st_mtime)
+        _replace(new, path)
     sync_folder(path.parent)
 
 
 def replace_file_unsynced(path: Path, data: bytes) -> None:
     """Replace a file like ``replace_file``, but without waiting for the disk: a power loss may lose the new file."""
-    new = _new_name(path)
-    _move_folder_aside(new)
-    new.write_bytes(data)
-    _replace(new, path)
+    with _new_file(path) as new:
+        new.write_bytes(data)
+        _replace(new, path)
 
 
 def move_folder(source: Path, target: Path) -> None:
@@ -146,6 +148,26 @@ def free_path(folder: Path, name: str) -> Path:
     return next(path for path in numbered if not os.path.lexists(path))
 
 
+@contextmanager
+def _new_file(path: Path) -> Iterator[Path]:
+    """Yield a name beside the file that no other writer has, for the file's new content; it is gone if the block fails."""
+    new = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_NEW}")
+    try:
+        yield new
+    except OSError:
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
+        raise
+
+
+def _remove_left_overs(path: Path, *, written: float) -> None:
+    """Remove what killed writers of the file left long before; ``written`` is a time of the same file system's clock."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*{_NEW}"):
+        with suppress(OSError):  # another writer removes it, too
+            if left.stat().st_mtime < written - LEFT_OVER_SECONDS:
+                left.unlink()
+
+
 def _replace(new: Path, path: Path) -> None:
     try:
         os.replace(new, path)
@@ -157,10 +179,6 @@ def _replace(new: Path, path: Path) -> None:
 def _move_folder_aside(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         os.rename(path, free_path(path.parent, f"{path.name}.damaged"))
-
-
-def _new_name(path: Path) -> Path:
-    return path.with_name(f"{path.name}.new")
 
 
 def _sync(path: Path, flags: int) -> None:

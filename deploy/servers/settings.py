@@ -1,11 +1,12 @@
 """What ``make servers`` remembers from call to call: addresses and generated passwords."""
 
-import os
 import secrets
 import socket
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from vantage.storage.durable_files import replace_file
 
 LOOPBACK = "127.0.0.1"
 USER = "vantage"
@@ -57,11 +58,7 @@ class Settings(BaseModel):
 
 def write_private(path: Path, text: str) -> None:
     """Replace a file by one that only its owner can read."""
-    new = path.with_name(f"{path.name}.new")
-    new.unlink(missing_ok=True)
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-    new.replace(path)
+    replace_file(path, text.encode(), private=True)
 
 
 def is_free(port: int) -> bool:

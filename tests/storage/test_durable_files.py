@@ -1,7 +1,10 @@
 """File operations: their order, and what stays when one fails."""
 
+import multiprocessing
 import os
+import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,7 +27,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     fsync, replace, rename = os.fsync, os.replace, os.rename
 
     def watch_fsync(descriptor: int) -> None:
-        seen.append(f"sync {os.path.basename(os.readlink(f'/proc/self/fd/{descriptor}'))}")
+        name = os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))
+        named = re.sub(r"^[.](.+)[.][0-9a-f]{16}[.]new$", r"new \1", name)
+        seen.append(f"sync {named}")
         fsync(descriptor)
 
     def watch_replace(source: Path, target: Path) -> None:
@@ -51,19 +56,57 @@ def folder(tmp_path: Path) -> Path:
 def test_a_file_is_replaced_content_first_then_name_then_folder(folder: Path, calls: list[str]) -> None:
     (folder / "ref").write_bytes(b"old")
     replace_file(folder / "ref", b"new")
-    assert calls == ["sync ref.new", "replace ref", "sync folder"]
+    assert calls == ["sync new ref", "replace ref", "sync folder"]
     assert (folder / "ref").read_bytes() == b"new"
     assert os.listdir(folder) == ["ref"]
 
 
-def test_what_a_killed_writer_left_is_no_obstacle(folder: Path) -> None:
-    (folder / "ref.new").write_bytes(b"a much longer torn content")
-    replace_file(folder / "ref", b"new")
+def test_what_a_killed_writer_left_is_no_obstacle_and_is_removed_an_hour_later(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(source: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    for write in (replace_file, replace_file_unsynced):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "replace", killed)
+            with pytest.raises(KeyboardInterrupt):
+                write(folder / "ref", b"a much longer content")
+    left = sorted(os.listdir(folder))
+    assert len(left) == 2
+    replace_file_unsynced(folder / "ref", b"new")
     assert (folder / "ref").read_bytes() == b"new"
-    (folder / "ref.new").write_bytes(b"a much longer torn content")
-    replace_file_unsynced(folder / "ref", b"newer")
+    assert sorted({*os.listdir(folder)} - {"ref"}) == left, "they may be a living writer's"
+    (folder / ".ref2.0123456789abcdef.new").touch()
+    for name in (*left, ".ref2.0123456789abcdef.new"):
+        os.utime(folder / name, (1, 1))
+    replace_file(folder / "ref", b"newer")
     assert (folder / "ref").read_bytes() == b"newer"
-    assert os.listdir(folder) == ["ref"]
+    assert sorted(os.listdir(folder)) == [".ref2.0123456789abcdef.new", "ref"], "of this name alone"
+
+
+def replace_often(path: Path, write: Callable[[Path, bytes], None], number: int) -> None:
+    for count in range(500):
+        write(path, f"{number} {count} ".encode() * 100)
+
+
+@pytest.mark.usefixtures("no_fsync")
+@pytest.mark.parametrize("write", [replace_file, replace_file_unsynced])
+def test_processes_that_replace_one_file_disturb_neither_each_other_nor_readers(
+    folder: Path, write: Callable[[Path, bytes], None]
+) -> None:
+    """Three processes and a reader, which sees each time one of their contents, whole."""
+    path = folder / "journal.jsonl"
+    path.write_bytes(b"0 0 " * 100)
+    forked = multiprocessing.get_context("fork")
+    writers = [forked.Process(target=replace_often, args=(path, write, number)) for number in range(3)]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        content = path.read_bytes()
+        assert content == content[: len(content) // 100] * 100
+    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    assert os.listdir(folder) == ["journal.jsonl"]
 
 
 def test_a_failed_sync_leaves_the_old_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
