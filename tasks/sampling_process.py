@@ -158,26 +158,30 @@ class OpenedModel:
     def _rendered(self, row: RowToRender, train_on: TrainOn) -> RenderedRow:
         messages = None if row.messages is None else [_message(message) for message in row.messages]
         response = None if row.response is None else _message(row.response)
-        special = {
-            "special_in_prompt": self._special_in(
-                [{"content": row.prompt}] if messages is None else messages
-            ),
-            "special_in_response": self._special_in([] if response is None else [response]),
-        }
+        prompt = messages or [Message(role="user", content=row.prompt, extra=None)]
+        in_prompt, in_response = self._special_in(prompt), self._special_in([response] if response else [])
         try:
             found = render(self.codec, row.prompt, messages, response, train_on=train_on)
         except UnrenderedRow as error:
-            return RenderedRow(parts=(), prompt_tokens=0, response_tokens=0, fault=str(error), **special)
+            return RenderedRow(
+                parts=(),
+                prompt_tokens=0,
+                response_tokens=0,
+                fault=str(error),
+                special_in_prompt=in_prompt,
+                special_in_response=in_response,
+            )
         return RenderedRow(
             parts=tuple(found.parts),
             prompt_tokens=found.prompt_tokens,
             response_tokens=found.response_tokens,
-            **special,
+            special_in_prompt=in_prompt,
+            special_in_response=in_response,
         )
 
-    def _special_in(self, turns: Sequence[Mapping[str, str | None]]) -> dict[str, int]:
+    def _special_in(self, turns: Sequence[Message]) -> dict[str, int]:
         """Return special token → how often the turns' texts spell it out."""
-        texts = [text for turn in turns for text in (turn.get("content"), turn.get("extra")) if text]
+        texts = [text for turn in turns for text in (turn["content"], turn["extra"]) if text]
         return dict(Counter(spelled(special_tokens(self.codec.tokenizer), texts)))
 
     def _check_positions(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
