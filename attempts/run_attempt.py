@@ -37,6 +37,7 @@ from vantage.schemas.records.facts import Facts
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.schemas.records.usage import Usage
 from vantage.schemas.safe_text import without_secrets
+from vantage.storage.durable_files import make_folder
 from vantage.storage.environments import keep_environment
 from vantage.storage.refs import Ref
 from vantage.storage.storage import Storage, open_storage
@@ -350,7 +351,7 @@ class _Attempt:
     def _log_traceback(self, error: Exception) -> None:
         log = self.request.log
         with suppress(OSError):  # a disk that is full holds up nothing here
-            log.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(log.parent)
             with log.open("a") as file:
                 file.write(without_secrets("".join(traceback.format_exception(error))))
 

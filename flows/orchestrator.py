@@ -32,6 +32,7 @@ from vantage.schemas.records.attempt import (
 )
 from vantage.schemas.safe_text import without_secrets
 from vantage.schemas.steps import dependencies, ordered_steps, pool_of
+from vantage.storage.durable_files import make_folder
 from vantage.storage.storage import Storage
 from vantage.tasks.training.progress import StageProgress, read_progress
 from vantage.tasks.training.scratch import PROGRESS
@@ -340,6 +341,6 @@ class Orchestrator:
     def _log_traceback(self, step: str, error: Exception) -> None:
         log = self.log_of(step)
         with suppress(OSError):  # a full disk must not hide the error
-            log.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(log.parent)
             with log.open("a") as file:
                 file.write(without_secrets("".join(traceback.format_exception(error))))

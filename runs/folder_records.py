@@ -6,7 +6,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 from vantage.runs.record import RunRecord
 from vantage.runs.run_records import APPROVALS, OUTBOX, REMEDY, REMOVABLE, parse_record
 from vantage.runs.workspace import RUN_ID, RunError
-from vantage.storage.durable_files import make_folder, remove_folder, replace_file, sync_folder, write_file
+from vantage.storage.durable_files import (
+    expected,
+    make_folder,
+    remove_folder,
+    replace_file,
+    sync_folder,
+    write_file,
+)
 
 if TYPE_CHECKING:
     from vantage.runs.workspace import Workspace
@@ -25,13 +32,15 @@ _CANCEL = "cancel"
 
 @dataclass(frozen=True)
 class FileLock:
-    """A locked file; the kernel releases it when the process ends."""
+    """A locked file; the kernel releases it when the process ends. Until then the workspace must stay where it is."""
 
     descriptor: int
+    held: ExitStack
 
     def close(self) -> None:
         """Release it."""
         os.close(self.descriptor)
+        self.held.close()
 
 
 class FolderRecords:
@@ -95,7 +104,9 @@ class FolderRecords:
                 time.sleep(0.01)
             else:
                 (self._workspace.folder(run_id) / _CANCEL).unlink(missing_ok=True)
-                return FileLock(descriptor)
+                held = ExitStack()
+                held.enter_context(expected(self._workspace.root))
+                return FileLock(descriptor, held)
 
     def is_active(self, run_id: str) -> bool:
         """Return whether the run's lock is held."""

@@ -18,8 +18,40 @@ from pathlib import Path
 _NEW = ".new"
 LEFT_OVER_SECONDS = 3600.0
 """Age from which a file that nobody has given its name counts as a killed writer's."""
+_expected: dict[tuple[Path, tuple[int, int]], int] = {}
+"""(Folder, its device and inode) that must stay while this process works in it → how many expect that."""
 REMOVED = ".removed-"
 """In the name of a folder that is on its way out."""
+
+
+class FolderGone(OSError):
+    """A folder that a process works in was moved away or removed; nothing is made in its place."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        super().__init__(
+            f"{folder} was moved or removed while it was in use; move it back, and run the same command again"
+        )
+
+
+@contextmanager
+def expected(folder: Path) -> Iterator[None]:
+    """Expect the folder to stay: in the block, ``FolderGone`` is raised in place of what would be made where it was."""
+    key = (folder, _identity(folder) or (0, 0))
+    _expected[key] = _expected.get(key, 0) + 1
+    try:
+        yield
+    finally:
+        _expected[key] -= 1
+        if not _expected[key]:
+            del _expected[key]
+
+
+def check_expected(path: Path) -> None:
+    """Raise FolderGone if the path lies in an expected folder that is gone, or whose place has another one now."""
+    for folder, identity in tuple(_expected):
+        if path.is_relative_to(folder) and _identity(folder) != identity:
+            raise FolderGone(folder)
 
 
 def sync_file(path: Path) -> None:
@@ -33,7 +65,12 @@ def sync_folder(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its parents, so that they survive a power loss; an existing folder is kept."""
+    """Make a folder and its parents, so that they survive a power loss; an existing folder is kept.
+
+    Raises:
+        FolderGone: it lies in an expected folder that is gone.
+    """
+    check_expected(path)
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing or [path]:
@@ -157,6 +194,7 @@ def _new_file(path: Path) -> Iterator[Path]:
     except OSError:
         with suppress(OSError):
             new.unlink(missing_ok=True)
+        check_expected(path)
         raise
 
 
@@ -179,6 +217,15 @@ def _replace(new: Path, path: Path) -> None:
 def _move_folder_aside(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         os.rename(path, free_path(path.parent, f"{path.name}.damaged"))
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """Return what tells a folder from any other, whatever its name; None if it is not there."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _sync(path: Path, flags: int) -> None:

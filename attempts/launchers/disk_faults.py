@@ -5,6 +5,8 @@ import os
 import re
 from collections.abc import Iterator
 
+from vantage.storage.durable_files import FolderGone
+
 ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 """No room, over the quota, a file over the limit, read-only, a broken device."""
 
@@ -37,7 +39,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def _is_fault(error: BaseException) -> bool:
     if isinstance(error, OSError):
-        return error.errno in ERRNOS
+        return error.errno in ERRNOS or isinstance(error, FolderGone)
     # Errors of libraries are recognised by name: this module must load without them.
     kind, message = type(error).__name__, str(error)
     if kind == "SafetensorError":  # written in Rust: no OSError below it

@@ -33,6 +33,7 @@ from vantage.attempts.machine import available_cpus, num_nodes, num_ranks
 from vantage.schemas.records.attempt import RUN_STAGE, Failure, Share
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.schemas.safe_text import without_secrets
+from vantage.storage.durable_files import make_folder
 from vantage.tasks.control_groups import oom_kills
 from vantage.tasks.training.scratch import PROGRESS
 
@@ -101,8 +102,8 @@ class LocalProcess:
             StageFailed: the process ended without a result.
         """
         attempt = attempt_folder(job)
-        attempt.mkdir(parents=True, exist_ok=True)
-        log.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(attempt)
+        make_folder(log.parent)
         for left_over in ("result.json", "failure.json"):
             (attempt / left_over).unlink(missing_ok=True)
         stage_process.write_atomically(attempt / "job.json", job.model_dump_json(indent=2))

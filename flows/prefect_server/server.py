@@ -19,8 +19,9 @@ from vantage.attempts.identity.child_python import python_environment
 from vantage.attempts.launchers.local_process import last_line
 from vantage.ledger.tracking import without_password
 from vantage.schemas.safe_text import server_secrets, without_secrets
-from vantage.storage.durable_files import make_private, open_private
+from vantage.storage.durable_files import make_folder, make_private, open_private
 from vantage.storage.empty_databases import migrated_once
+from vantage.storage.machine_cache import cache_root
 
 LOOPBACK = "127.0.0.1"
 OWN_SERVER = "own"
@@ -105,6 +106,8 @@ class PrefectServer:
                 {
                     "PREFECT_API_URL": self._url,
                     "PREFECT_HOME": str(self.home),
+                    # Prefect makes this folder, and must not make anew a workspace that has gone.
+                    "PREFECT_LOCAL_STORAGE_PATH": str(cache_root() / "prefect"),
                     "NO_PROXY": _with_loopback(os.environ.get("NO_PROXY")),
                     "no_proxy": _with_loopback(os.environ.get("no_proxy")),
                 }
@@ -139,7 +142,7 @@ class PrefectServer:
         share the database, as SQLite allows.
         """
         self.ours = True
-        self.home.mkdir(parents=True, exist_ok=True)
+        make_folder(self.home)
         with (self.home / "starting.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             with new_database(self.home):

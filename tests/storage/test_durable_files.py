@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from vantage.attempts.launchers.disk_faults import is_disk_fault
 from vantage.storage.durable_files import (
+    FolderGone,
+    expected,
     free_path,
     locked,
     make_folder,
@@ -177,3 +180,26 @@ def test_a_free_path_is_the_first_that_is_not_taken_even_by_a_dead_link(folder: 
     (folder / "x.2").symlink_to("nowhere")
     (folder / "x.4").touch()
     assert free_path(folder, "x") == folder / "x.3"
+
+
+@pytest.mark.parametrize("place", ["gone", "another folder"])
+def test_nothing_is_made_where_an_expected_folder_was(folder: Path, tmp_path: Path, place: str) -> None:
+    """Somebody renames it while it is in use; a library may make an empty one in its place."""
+    (folder / "runs").mkdir()
+    with expected(folder), expected(folder):
+        replace_file(folder / "runs" / "run.json", b"1")
+        folder.rename(tmp_path / "moved")
+        if place == "another folder":
+            (folder / "runs").mkdir(parents=True)
+        with pytest.raises(
+            FolderGone, match="was moved or removed while it was in use; move it back"
+        ) as gone:
+            make_folder(folder / "logs")
+        assert is_disk_fault(gone.value)
+        assert not (folder / "logs").exists()
+        if place == "gone":
+            with pytest.raises(FolderGone):
+                replace_file(folder / "runs" / "run.json", b"2")
+            assert not folder.exists()
+        make_folder(tmp_path / "elsewhere")
+    make_folder(folder / "logs")  # nobody expects it any longer
