@@ -4,7 +4,8 @@ A run publishes at its end, ``vantage publish`` later; ``vantage rollback`` move
 ``why_alias_stays`` first.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Literal, Protocol
 
 from vantage.ledger.run_ledger import Ledger
@@ -20,6 +21,10 @@ from vantage.schemas.safe_text import safe_text
 from vantage.schemas.steps import merging_step
 from vantage.signing.policy import check_publish_policy
 from vantage.storage.storage import Storage
+from vantage.storage.store import Locked
+
+LOCK_SECONDS = 120.0
+"""How long publishing waits for another run that publishes or makes the same artifact."""
 
 Outcome = Literal["published", "alias_stays", "waiting_approval", "refused"]
 """``published``: with its alias, if it has one, or it waits in the outbox until MLflow answers. ``alias_stays``: a version
@@ -147,9 +152,10 @@ def _register(publication: Publication, given: Published, alias: str | None, by:
     name = publication.registered_model
     artifact = given.artifacts[published_step(publication, given)]
     _tell_bill(publication.stage, given)
-    version = given.ledger.publish(
-        publication.stage, artifact, given.store.folder(artifact), name, alias=alias, by=by
-    )
+    with _held(artifact, given):
+        version = given.ledger.publish(
+            publication.stage, artifact, given.store.folder(artifact), name, alias=alias, by=by
+        )
     copy = given.ledger.copy_status(name, artifact)
     if copy.refused:
         given.run.update(unpublished={**given.run.record.unpublished, name: copy.refused})
@@ -168,6 +174,29 @@ def _register(publication: Publication, given: Published, alias: str | None, by:
     result = f"version {version}" if version else "MLflow does not answer; the next run sends it"
     given.watcher.say(f"  published {publication.stage} as {name}{f'@{alias}' if alias else ''}: {result}")
     return True
+
+
+@contextmanager
+def _held(artifact: Artifact, given: Published) -> Iterator[None]:
+    """Hold the artifact's lock, so that of overlapping runs one copies it to MLflow and the others find its version.
+
+    Where it stays locked, it is published all the same: two versions of one artifact are found out and become one.
+    """
+
+    def tell(holder: str) -> None:
+        given.watcher.say(f"  publishing waits for {holder}", "dim")
+
+    with ExitStack() as held:
+        with suppress(Locked):
+            held.enter_context(
+                given.store.exclusive(
+                    artifact.stage_key,
+                    holder=f"run {given.run.record.run_id}",
+                    on_wait=tell,
+                    timeout=LOCK_SECONDS,
+                )
+            )
+        yield
 
 
 def _tell_bill(stage: str, given: Published) -> None:

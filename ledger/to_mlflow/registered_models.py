@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
@@ -62,10 +63,9 @@ def publish(
     if producer is None or producer.model_id is None:
         raise PublishingError(f"stage {operation.stage!r}: no run of this server made {digest}")
     _create_registered_model(client, name)
-    found = client.search_model_versions(f"name = '{name}' AND tags.`vantage.digest` = '{digest}'")
+    first = _first_version(client, name, digest)
     repaired: tuple[str, ...] = ()
-    if found:
-        first = min(found, key=lambda each: int(each.version))
+    if first is not None:
         version, location, tags = int(first.version), str(first.source), first.tags
         model_id = model_in(location) or producer.model_id
         repaired = tuple(problems_of_copy(location, tracking_uri=tracking_uri, digest=digest))
@@ -75,7 +75,8 @@ def publish(
         model_id = producer.model_id
         _copy_files(client, operation, producer, model_id, tracking_uri, our_run_id, example)
         tags = {**_tags(operation, producer, our_run_id), **facts}
-        version = _create_version(client, operation, producer, producer.model_id, tags)
+        created = _create_version(client, operation, producer, producer.model_id, tags)
+        version = _only_version(client, name, digest, created)
     if note is not None:
         client.update_model_version(name, str(version), description=fit_description(note(version)))
     for tag, value in facts.items():
@@ -88,6 +89,25 @@ def publish(
         stays = move_alias(client, name, operation.alias, movement)
     location = client.get_logged_model(model_id).artifact_location
     return Published(str(version), location, repaired, stays)
+
+
+def _first_version(client: MlflowClient, name: str, digest: str) -> ModelVersion | None:
+    """Return the model's first version of these weights; None: it has none."""
+    found = client.search_model_versions(f"name = '{name}' AND tags.`vantage.digest` = '{digest}'")
+    return min(found, key=lambda each: int(each.version), default=None)
+
+
+def _only_version(client: MlflowClient, name: str, digest: str, created: int) -> int:
+    """Return the first version of these weights; a later one that this process has just created is deleted.
+
+    Publishing holds the artifact's lock, but other workspaces have locks of their own, and what waited in an outbox is
+    sent without one. MLflow numbers versions in the order of their creation, so all who look now agree on the first.
+    """
+    first = _first_version(client, name, digest)
+    if first is None or int(first.version) >= created:
+        return created
+    client.delete_model_version(name, str(created))
+    return int(first.version)
 
 
 def _tags(operation: Publish, producer: Producer, our_run_id: str) -> dict[str, str]:

@@ -1,12 +1,16 @@
 """When a model is registered, and when its alias moves; a recording stands in for the ledger."""
 
 import hashlib
+import threading
+import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from vantage.flows.publishing import publishing
 from vantage.flows.publishing.publishing import publish, question_about
 from vantage.ledger.run_ledger import CopyStatus
 from vantage.runs.record import PublishedCopy, StageRecord
@@ -18,6 +22,7 @@ from vantage.schemas.recipe.stage import Gate
 from vantage.schemas.records.approvals import Approval
 from vantage.schemas.records.artifacts import Evaluation
 from vantage.schemas.records.verdicts import check_gate
+from vantage.storage.store import Store
 
 
 class Recorder:
@@ -58,7 +63,9 @@ def life_with(ledger: Recorder, *, files: dict[str, str] | None = None, **stages
     """A run whose stages have these records; ``files``: step → what its artifact holds, its own name if not given."""
     said: list[str] = []
     steps = {"model", "sft", *stages}
-    record = SimpleNamespace(stages=stages, copies={}, unpublished={}, refused_aliases={}, approvals=())
+    record = SimpleNamespace(
+        run_id="0002-fake-abcdef", stages=stages, copies={}, unpublished={}, refused_aliases={}, approvals=()
+    )
     return SimpleNamespace(
         run=SimpleNamespace(
             record=record,
@@ -81,7 +88,10 @@ def life_with(ledger: Recorder, *, files: dict[str, str] | None = None, **stages
             )
             for name in steps
         },
-        store=SimpleNamespace(folder=lambda artifact: Path("objects") / artifact.digest),
+        store=SimpleNamespace(
+            folder=lambda artifact: Path("objects") / artifact.digest,
+            exclusive=lambda stage_key, **of: nullcontext(),
+        ),
         ledger=ledger,
         watcher=SimpleNamespace(say=lambda text, style="": said.append(text)),
         said=said,
@@ -222,3 +232,28 @@ def test_a_copy_that_is_not_what_is_stored_is_no_publication() -> None:
     publish(Publication(stage="policy", registered_model="m"), life)
     assert life.run.record.unpublished == {"m": "it differs"}
     assert life.said == ["  policy is not published as m: it differs"]
+
+
+def test_runs_that_publish_one_artifact_do_so_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other holds the artifact's lock: this one says for whom it waits, and publishes when it is free."""
+    store, ledger = Store(tmp_path / "store"), Recorder()
+    life = life_with(ledger, policy=POLICY, evaluation=gated("completed", gain=0.1))
+    life.store = SimpleNamespace(folder=lambda artifact: Path("objects"), exclusive=store.exclusive)
+    key = life.artifacts["policy"].stage_key
+    with store.exclusive(key, holder="run 0001-fake-abcdef"):
+        thread = threading.Thread(target=publish, args=(PUBLICATION, life))
+        thread.start()
+        deadline = time.monotonic() + 20
+        while not any("publishing waits for run 0001-fake-abcdef" in line for line in life.said):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert ledger.asked == []
+    thread.join(20)
+    assert ledger.asked == [("policy", "quickstart", "champion")]
+
+    monkeypatch.setattr(publishing, "LOCK_SECONDS", 0.1)
+    with store.exclusive(key, holder="run 0001-fake-abcdef"):
+        publish(PUBLICATION, life)
+    assert len(ledger.asked) == 2, "it is not held up for ever"

@@ -18,6 +18,7 @@ from tests.ledger.small_run import VERDICT, artifact, runs_of
 from vantage.ledger.operations import Input
 from vantage.ledger.published_copies import problems_in
 from vantage.ledger.run_ledger import Ledger
+from vantage.ledger.to_mlflow import registered_models
 from vantage.ledger.to_mlflow.model_description import PublishingError
 from vantage.schemas.records.artifacts import (
     Evaluation,
@@ -307,3 +308,36 @@ def test_published_again_only_the_tags_that_changed_are_written(
         assert version.tags["vantage.measured.judged.accuracy"] == "0.75"
         tags.append(list(written))
     assert tags == [[], [], [("vantage.gate.judged.accuracy_gain", str(verdict))]]
+
+
+def test_a_version_that_another_run_has_made_meanwhile_stays_the_only_one(
+    workspace: Path, policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both look before either has made one: the second, which is the later, goes."""
+    made = sealed(PolicyCheckpoint, policy)
+    with Ledger(None, workspace, "tiny") as ledger:
+        ledger.open_run(RUN_ID, "tiny", {})
+        make(ledger, "policy", "policy_optimization", made)
+        assert ledger.publish("policy", made, policy, "quickstart", alias="champion") == "1"
+    look, seen = registered_models._first_version, []
+
+    def too_early(*of: Any) -> Any:
+        seen.append(of)
+        return None if len(seen) == 1 else look(*of)
+
+    monkeypatch.setattr(registered_models, "_first_version", too_early)
+    with Ledger(None, workspace, "tiny") as ledger:
+        ledger.open_run("0002-tiny-bbbbbb", "tiny", {})
+        ledger.record_reuse(
+            "policy",
+            kind="policy_optimization",
+            stage_key=made.stage_key,
+            params={},
+            inputs={},
+            artifact=made,
+        )
+        assert ledger.publish("policy", made, policy, "quickstart", alias="champion") == "1"
+    client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
+    assert len(seen) == 2
+    assert [each.version for each in client.search_model_versions("name = 'quickstart'")] == [1]
+    assert client.get_model_version_by_alias("quickstart", "champion").version == 1
