@@ -3,12 +3,14 @@
 It knows nothing of Prefect; ``vantage.flows.pipeline`` calls it from Prefect's tasks.
 """
 
+import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from vantage.attempts.exit_codes import ExitCode
 from vantage.attempts.jobs import request_for, with_bases
 from vantage.attempts.launchers.launcher import Launcher
 from vantage.attempts.launchers.stage_process import explain
@@ -28,6 +30,7 @@ from vantage.schemas.records.attempt import (
     RUN_STAGE,
     AttemptOutcome,
     AttemptRequest,
+    Failure,
     Share,
 )
 from vantage.schemas.safe_text import without_secrets
@@ -37,8 +40,14 @@ from vantage.storage.storage import Storage
 from vantage.tasks.training.progress import StageProgress, read_progress
 from vantage.tasks.training.scratch import PROGRESS
 
+_CAUSES_OF_DAMAGE = frozenset({"refused", "diverged", "internal"})
+"""Causes of failures that an input may have which was damaged while it was read."""
 DIED = "the run's process died"
 """Reason that the next run in the workspace records for a run whose process is gone, and for its running stages."""
+
+
+class _InputLost(Exception):
+    """An input of an attempt is not what it was when the attempt was asked for."""
 
 
 class Orchestrator:
@@ -91,6 +100,7 @@ class Orchestrator:
         self.stage_function = stage_function
         self._launcher = launcher
         self._retries = Retries(self.recipe)
+        self._mending = threading.RLock()
         self.makes_report = makes_report and is_wanted()
         """Whether its report is made at its end."""
         self._report: ReportProcess | None = None
@@ -269,14 +279,16 @@ class Orchestrator:
                 self.draw_report()
             pool, observer = pool_of(self.recipe, step), self._recording.observer(request)
             if pool is None:
-                outcome = run_attempt(
-                    request, observer=observer, stop=self.stop, storage=self.store, launcher=self._launcher
-                )
+                outcome = self._attempt_here(request, observer)
             else:
                 outcome = self._attempt_on_pool(request, pool, observer)
             if outcome.artifact is not None:
                 self.artifacts[step] = outcome.artifact
                 return self._recording.succeeded(request, outcome, outcome.artifact)
+        except _InputLost as lost:  # the next attempt asks for what there is by then
+            remedy = "run the same command again"
+            failure = Failure(exit_code=ExitCode.RESUME, cause="killed", message=str(lost), remedy=remedy)
+            outcome = AttemptOutcome(status="failed", failure=failure, seconds=time.monotonic() - began)
         except Exception as error:  # a fault of ours, or a full disk
             self._log_traceback(step, error)
             outcome = AttemptOutcome(
@@ -298,6 +310,47 @@ class Orchestrator:
         """Return whether all other steps are over: of their part of the report nothing but text changes any more."""
         others = (stage.status for other, stage in self.run.record.stages.items() if other != step)
         return not {"waiting", "running"} & set(others)
+
+    def _attempt_here(self, request: AttemptRequest, observer: Observer) -> AttemptOutcome:
+        """Make the attempt on this machine, with inputs whose bytes are compared before anything parses them.
+
+        An input that is damaged while the attempt reads it makes it fail in any way, so they are compared again then.
+        """
+        for _ in range(2):
+            self._mend_inputs(request)
+            outcome = run_attempt(
+                request, observer=observer, stop=self.stop, storage=self.store, launcher=self._launcher
+            )
+            read_wrongly = outcome.failure is not None and outcome.failure.cause in _CAUSES_OF_DAMAGE
+            if not read_wrongly or not self._damaged_inputs(request):
+                break
+        return outcome
+
+    def _damaged_inputs(self, request: AttemptRequest) -> dict[str, str]:
+        """Return step → what is wrong with its artifact, which is set aside, for the steps that the request reads."""
+        found = {}
+        for read in () if request.only_reuse else dict.fromkeys(self.inputs[request.step].values()):
+            artifact = self.artifacts[read]
+            there = self.store.lookup(artifact.stage_key)
+            if there.ref is None or there.ref.artifact.digest != artifact.digest:
+                found[read] = "; ".join(there.damage) or "it is not in the store any longer"
+        return found
+
+    def _mend_inputs(self, request: AttemptRequest) -> None:
+        """Make damaged inputs again; _InputLost if that does not give the bits that this attempt was to read."""
+        with self._mending:  # stages side by side may read the same artifact
+            for read, problem in self._damaged_inputs(request).items():
+                wanted = self.artifacts[read].digest
+                self._recording.observer(request).input_damaged(read, problem)
+                again = self.request(read, request.share)
+                record = None if again is None else self.attempt(again)
+                if record is None or record.status not in SUCCEEDED:
+                    raise _InputLost(f"its input {read} is damaged and could not be made again")
+                if record.digest != wanted:
+                    raise _InputLost(
+                        f"its input {read} was damaged, and was made again with other bits ({str(record.digest)[:12]}, not "
+                        f"{wanted[:12]})"
+                    )
 
     def _attempt_on_pool(self, request: AttemptRequest, pool: str, observer: Observer) -> AttemptOutcome:
         """Reuse the artifact, or have a worker of the pool make it."""

@@ -277,6 +277,12 @@ class AttemptObserver:
             f"  {self._request.step}: the stored artifact is damaged and made again: {problem}", "red"
         )
 
+    def input_damaged(self, step: str, problem: str) -> None:
+        """Show that an artifact which the attempt would read is damaged and made again."""
+        self._recording.watcher.say(
+            f"  {self._request.step}: its input {step} is damaged and made again: {problem}", "red"
+        )
+
     def begun(self, begun: AttemptBegun) -> None:
         request, recording = self._request, self._recording
         record = StageRecord(

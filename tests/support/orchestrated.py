@@ -1,8 +1,9 @@
 """Runs of fake stages without Prefect: what the tests of several modules drive."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +96,16 @@ def attempt(
 
 def attempt_all(orchestrator: Orchestrator, *, until: str | None = None) -> dict[str, StageRecord]:
     """Every step in order, as a run that has nothing to compute does it; up to and without ``until``."""
-    for step in orchestrator.inputs:
-        if step == until:
-            break
+    return _attempt_steps(orchestrator, takewhile(lambda step: step != until, orchestrator.inputs))
+
+
+def attempt_rest(orchestrator: Orchestrator, begin: str) -> dict[str, StageRecord]:
+    """The steps from ``begin`` on, after ``attempt_all(until=begin)``."""
+    return _attempt_steps(orchestrator, dropwhile(lambda step: step != begin, orchestrator.inputs))
+
+
+def _attempt_steps(orchestrator: Orchestrator, steps: Iterable[str]) -> dict[str, StageRecord]:
+    for step in steps:
         obstacle = orchestrator.obstacle(step)
         if obstacle:
             orchestrator.block(step, obstacle)
