@@ -7,7 +7,6 @@ import logging
 import os
 import shlex
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +38,7 @@ from vantage.ledger.operations import (
 )
 from vantage.ledger.outbox import Outbox
 from vantage.ledger.sender import Sender
+from vantage.ledger.steady_clock import SteadyClock
 from vantage.ledger.to_mlflow.model_description import PUBLISHABLE, PublishingError
 from vantage.schemas.records.approvals import Approval
 from vantage.schemas.records.artifacts import Artifact
@@ -76,6 +76,7 @@ class Ledger:
         self._sender = Sender(self.tracking_uri, self.workspace)
         self._outbox: Outbox | None = None
         self._entry: RunEntry | None = None
+        self._clock = SteadyClock()
         self._recording = threading.RLock()
 
     def __enter__(self) -> Self:
@@ -98,7 +99,7 @@ class Ledger:
         self._read_outbox(run_id)
         self._record(
             OpenRun(
-                time=_now(),
+                time=self._clock.now(),
                 run_id=run_id,
                 experiment=self.experiment,
                 name=name,
@@ -117,7 +118,11 @@ class Ledger:
         self._read_outbox(run_id)
         if self._entry is None:
             opening = OpenRun(
-                time=_now(), run_id=run_id, experiment=self.experiment, name=name, recipe=dict(recipe)
+                time=self._clock.now(),
+                run_id=run_id,
+                experiment=self.experiment,
+                name=name,
+                recipe=dict(recipe),
             )
             self._record(opening)
             self.finish_run(outcome or "completed")
@@ -127,7 +132,9 @@ class Ledger:
         self._outbox = Outbox(self.workspace / "runs" / run_id / "ledger")
         try:
             for _, line in self._outbox.read():
-                self._entry = apply_operation(self._entry, from_json(line))
+                operation = from_json(line)
+                self._entry = apply_operation(self._entry, operation)
+                self._clock.follow(getattr(operation, "time", 0))
         except ValueError as error:  # damaged, or written by another version
             self._entry = None
             aside = self._outbox.set_aside()
@@ -150,7 +157,7 @@ class Ledger:
         """
         self._record(
             OpenStage(
-                time=_now(),
+                time=self._clock.now(),
                 stage=stage,
                 kind=kind,
                 stage_key=stage_key,
@@ -181,7 +188,9 @@ class Ledger:
     ) -> None:
         """Record the verdicts of the stage's gates; they are on disk when this returns, before they are enforced."""
         self._record(
-            RecordVerdicts(time=_now(), stage=stage, verdicts=tuple(verdicts), loosened=tuple(loosened))
+            RecordVerdicts(
+                time=self._clock.now(), stage=stage, verdicts=tuple(verdicts), loosened=tuple(loosened)
+            )
         )
 
     def finish_stage(
@@ -200,7 +209,7 @@ class Ledger:
         """Record that an attempt at a stage ends; ``folder`` has the files of the artifact."""
         self._record(
             FinishStage(
-                time=_now(),
+                time=self._clock.now(),
                 stage=stage,
                 outcome=outcome,
                 artifact=artifact,
@@ -231,7 +240,7 @@ class Ledger:
         """
         self._record(
             RecordReuse(
-                time=_now(),
+                time=self._clock.now(),
                 stage=stage,
                 kind=kind,
                 stage_key=stage_key,
@@ -252,19 +261,19 @@ class Ledger:
 
     def finish_run(self, outcome: RunOutcome) -> None:
         """Record that the run ends; ``resumable``: it can be resumed."""
-        self._record(FinishRun(time=_now(), outcome=outcome))
+        self._record(FinishRun(time=self._clock.now(), outcome=outcome))
 
     def log_report(self, file: Path) -> None:
         """Record the report of the run: the file becomes an artifact of the run in MLflow, as it is when it is sent."""
-        self._record(LogReport(time=_now(), file=str(file.absolute())), can_wait=True)
+        self._record(LogReport(time=self._clock.now(), file=str(file.absolute())), can_wait=True)
 
     def log_bill(self, stage: str, file: Path) -> None:
         """Record the bill of materials of a stage's artifact: it becomes an artifact of the stage's run in MLflow."""
-        self._record(LogBill(time=_now(), stage=stage, file=str(file.absolute())), can_wait=True)
+        self._record(LogBill(time=self._clock.now(), stage=stage, file=str(file.absolute())), can_wait=True)
 
     def close_stale(self, run_id: str, *, reason: str) -> None:
         """Record that the process of another run is dead: its MLflow runs that are still RUNNING are closed as KILLED."""
-        self._record(CloseRun(time=_now(), run_id=run_id, reason=reason))
+        self._record(CloseRun(time=self._clock.now(), run_id=run_id, reason=reason))
 
     def publish(
         self,
@@ -297,7 +306,7 @@ class Ledger:
             )
         self._record(
             Publish(
-                time=_now(),
+                time=self._clock.now(),
                 stage=stage,
                 artifact=artifact,
                 folder=str(folder.absolute()),
@@ -337,7 +346,7 @@ class Ledger:
         """Record that a person moves an alias to a version that this run has published; see ``MoveAlias``."""
         self._record(
             MoveAlias(
-                time=_now(),
+                time=self._clock.now(),
                 stage=stage,
                 digest=digest,
                 registered_model=registered_model,
@@ -419,8 +428,3 @@ class Ledger:
                 log.warning("the ledger's outbox %s cannot be written (%s)", self._outbox.folder, error)
                 return
             self._sender.notify(self._outbox, can_wait=can_wait)
-
-
-def _now() -> int:
-    """Milliseconds since 1970."""
-    return time.time_ns() // 1_000_000

@@ -162,7 +162,7 @@ def outboxes_of(workspace: Path) -> dict[str, list[dict[str, Any]]]:
 def record(name: str, workspace: Path) -> dict[str, Any]:
     """The golden file's content, made in an empty workspace or one with an empty database."""
     seconds = count()
-    with patch("vantage.ledger.run_ledger._now", lambda: START + 1000 * next(seconds)):
+    with patch("vantage.ledger.run_ledger.SteadyClock.now", lambda self: START + 1000 * next(seconds)):
         SCENARIOS[name](workspace)
     server = Server(f"sqlite:///{workspace / 'mlflow.db'}", artifacts=workspace / "mlartifacts")
     outboxes = outboxes_of(workspace)
