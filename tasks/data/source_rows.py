@@ -86,7 +86,13 @@ def read_rows_of(path: Path, ending: str, limit: SizeLimit) -> Iterator[SourceRo
     if ending in (".parquet", ".arrow"):
         yield from (_parquet_rows if ending == ".parquet" else _arrow_rows)(path)
         return
-    with _opened(path, ending, limit) as file:
+    with path.open("rb") as raw:
+        yield from read_text_rows(raw, str(path), ending, limit)
+
+
+def read_text_rows(raw: io.BufferedReader, named: str, ending: str, limit: SizeLimit) -> Iterator[SourceRow]:
+    """Yield the rows of an open file of text; ``named``: in messages. Other arguments and errors as ``read_rows_of``."""
+    with _unpacked(raw, named, ending, limit) as file:
         if ending.startswith(".csv"):
             yield from _csv_rows(file)
         elif ending.startswith(".json") and not ending.startswith(".jsonl") and _begins_with_bracket(file):
@@ -99,27 +105,26 @@ def read_rows_of(path: Path, ending: str, limit: SizeLimit) -> Iterator[SourceRo
 
 
 @contextmanager
-def _opened(path: Path, ending: str, limit: SizeLimit) -> Iterator[io.BufferedReader]:
+def _unpacked(
+    raw: io.BufferedReader, named: str, ending: str, limit: SizeLimit
+) -> Iterator[io.BufferedReader]:
     packing = next((name for end, name in PACKINGS.items() if ending.endswith(end)), None)
-    with path.open("rb") as raw:
-        start = raw.peek(8)
-        found = next((name for magic, name in PACKED.items() if start.startswith(magic)), None)
-        if packing is not None and found != packing:
-            last = ending.rpartition(".")[2]
-            raise UnreadableFile(
-                f"its name ends with .{last}, but it is not packed with {packing}; rename it"
-            )
-        if found != packing:
-            end = next((end for end, name in PACKINGS.items() if name == found), None)
-            way_out = "" if end is None else f", or let its name end with {ending}{end}"
-            raise UnreadableFile(f"by its first bytes it is {found}; make it plain text in UTF-8{way_out}")
-        if packing is None:
-            yield raw
-            return
-        try:
-            yield io.BufferedReader(_Unpacked(path, _UNPACK[packing](raw), limit))
-        except _DAMAGED as error:
-            raise UnreadableFile(f"its {packing} is damaged or cut off ({error}); pack it again") from error
+    start = raw.peek(8)
+    found = next((name for magic, name in PACKED.items() if start.startswith(magic)), None)
+    if packing is not None and found != packing:
+        last = ending.rpartition(".")[2]
+        raise UnreadableFile(f"its name ends with .{last}, but it is not packed with {packing}; rename it")
+    if found != packing:
+        end = next((end for end, name in PACKINGS.items() if name == found), None)
+        way_out = "" if end is None else f", or let its name end with {ending}{end}"
+        raise UnreadableFile(f"by its first bytes it is {found}; make it plain text in UTF-8{way_out}")
+    if packing is None:
+        yield raw
+        return
+    try:
+        yield io.BufferedReader(_Unpacked(named, _UNPACK[packing](raw), limit))
+    except _DAMAGED as error:
+        raise UnreadableFile(f"its {packing} is damaged or cut off ({error}); pack it again") from error
 
 
 def _unpack_zstandard(raw: BinaryIO) -> Any:
@@ -138,9 +143,9 @@ _DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError, _DamagedFile
 class _Unpacked(io.RawIOBase):
     """The content of a packed file, up to a limit."""
 
-    def __init__(self, path: Path, file: Any, limit: SizeLimit) -> None:
+    def __init__(self, named: str, file: Any, limit: SizeLimit) -> None:
         self._file = file
-        self._path, self._limit, self._size = path, limit, 0
+        self._named, self._limit, self._size = named, limit, 0
 
     def readable(self) -> bool:
         return True
@@ -154,7 +159,7 @@ class _Unpacked(io.RawIOBase):
             raise _DamagedFile(str(error).splitlines()[0]) from error
         buffer[: len(content)] = content
         self._size += len(content)
-        self._limit.check(f"{self._path}, unpacked,", self._size)
+        self._limit.check(f"{self._named}, unpacked,", self._size)
         return len(content)
 
 
@@ -381,7 +386,7 @@ def _parquet_rows(path: Path) -> Iterator[SourceRow]:
             if len(set(names)) < len(names):
                 raise UnreadableFile("two of its columns have one name; rename one")
             for batch in file.iter_batches(_PARQUET_ROWS):
-                yield from _rows_of_batch(batch)
+                yield from rows_of_batch(batch)
     except (pa.ArrowException, OSError) as error:
         raise UnreadableFile(str(error).splitlines()[0]) from error
 
@@ -401,13 +406,15 @@ def _arrow_rows(path: Path) -> Iterator[SourceRow]:
             batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
             for batch in batches:
                 for start in range(0, batch.num_rows, _PARQUET_ROWS):
-                    yield from _rows_of_batch(batch.slice(start, _PARQUET_ROWS))
+                    yield from rows_of_batch(batch.slice(start, _PARQUET_ROWS))
     except (pa.ArrowException, OSError) as error:
         raise UnreadableFile(str(error).splitlines()[0]) from error
 
 
-def _rows_of_batch(batch: pa.RecordBatch) -> Iterator[SourceRow]:
+def rows_of_batch(batch: pa.RecordBatch) -> Iterator[SourceRow]:
+    """Yield the rows of a batch. A value that cannot be read costs its row alone."""
     try:
+        batch.validate(full=True)  # or a wrong offset, which Arrow does not look at, ends the process
         yield from batch.to_pylist(maps_as_pydicts="strict")
     except (
         ValueError,
@@ -416,7 +423,9 @@ def _rows_of_batch(batch: pa.RecordBatch) -> Iterator[SourceRow]:
     ):  # a key that stands twice in a map, text that is no UTF-8, a date beyond Python's
         for number in range(batch.num_rows):
             try:
-                [row] = batch.slice(number, 1).to_pylist(maps_as_pydicts="strict")
+                one = batch.slice(number, 1)
+                one.validate(full=True)
+                [row] = one.to_pylist(maps_as_pydicts="strict")
             except (ValueError, KeyError, OverflowError) as error:
                 row = Fault("a value that cannot be read", _shown(str(error)))
             yield row
