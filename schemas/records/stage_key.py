@@ -114,7 +114,6 @@ def key_parts(
             for role in (MODEL, *map(checked_role, range(len(configuration.pop("datasets")))))
         }
     if isinstance(work, PrepareData):
-        (configuration["data"].get("load") or {}).pop("streaming", None)  # the rows are the same
         test_sets = configuration.pop("test_sets", ())
         held_out_of = (configuration["data"].get("near_duplicates") or {}).pop("held_out_of", ())
         roles = [role_of_test_set(i) for i in range(len(test_sets))]
@@ -209,6 +208,7 @@ def _source_by_content(work: Work, imported: dict[str, Any], digests: dict[str, 
     imported["source"] = _form(origin, is_folder=isinstance(work, ImportModel | ImportBenchmark))
     if imported.pop("base", None) is not None:  # its content is in the digest of the source
         imported["adapter"] = True
+    (imported.get("load") or {}).pop("streaming", None)  # the rows are the same
     if "source" not in digests and isinstance(origin, Builtin | Hub | HubDataset | HubFiles):
         return {}
     return {"source": _take(digests, "source", work.kind)}

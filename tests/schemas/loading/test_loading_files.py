@@ -122,7 +122,9 @@ def test_a_dataset_of_the_hub_is_loaded_by_split(text: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("revision", ["", "@main", f"@{'0' * 39}", f"@{'A' * 40}"])
 def test_a_dataset_of_the_hub_has_a_commit(text: str, tmp_path: Path, revision: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        parse_recipe(demos(text, f"hub:org/name{revision}, load: {{split: train}}"), name="x.yaml", folder=tmp_path)
+        parse_recipe(
+            demos(text, f"hub:org/name{revision}, load: {{split: train}}"), name="x.yaml", folder=tmp_path
+        )
     [told] = caught.value.problems
     assert str(told.message).endswith("names no commit of a dataset")
     assert told.remedy == (

@@ -15,15 +15,31 @@ from vantage.tasks.data.splits import SPLITS, TEST, TRAIN
 BRIEF = {"role": "system", "content": "be brief"}
 CONTENTS: dict[str, list[dict[str, Any]]] = {
     "demonstrations": [
-        {"conversation": [BRIEF, {"role": "user", "content": f"{n}"}, {"role": "assistant", "content": f"r{n}"}]}
+        {
+            "conversation": [
+                BRIEF,
+                {"role": "user", "content": f"{n}"},
+                {"role": "assistant", "content": f"r{n}"},
+            ]
+        }
         for n in range(40)
     ],
     "preferences": [
-        {"prompt": f"翻译 {n} 🙂", "chosen": f"a{n}", "rejected": f"b{n}", "margin": n / 7, "subgroup": str(n % 3)}
+        {
+            "prompt": f"翻译 {n} 🙂",
+            "chosen": f"a{n}",
+            "rejected": f"b{n}",
+            "margin": n / 7,
+            "subgroup": str(n % 3),
+        }
         for n in range(40)
     ],
     "rankings": [
-        {"prompt": f"{n}", "responses": [f"a{n}", f"b{n}", f"c{n}"][: 2 + n % 2], "ranks": [1, 2, 3][: 2 + n % 2]}
+        {
+            "prompt": f"{n}",
+            "responses": [f"a{n}", f"b{n}", f"c{n}"][: 2 + n % 2],
+            "ranks": [1, 2, 3][: 2 + n % 2],
+        }
         for n in range(40)
     ],
     "prompts": [{"prompt": f"{n}", "answer": None if n % 5 == 0 else str(n + 1)} for n in range(40)],
@@ -63,7 +79,9 @@ def test_an_empty_split_has_its_columns(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_splits_is_refused_with_what_is_wanted(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=rf"{tmp_path} has no train.parquet; name the folder of a prepared"):
+    with pytest.raises(
+        FileNotFoundError, match=rf"{tmp_path} has no train.parquet; name the folder of a prepared"
+    ):
         open_dataset(tmp_path)
 
 

@@ -71,7 +71,9 @@ def test_its_rows_are_those_of_the_library_and_those_of_its_files(saved: Path) -
     assert [type(row["kind"]) for row in found[:2]] == [int, int], "a label's number, not its name"
 
 
-def test_a_stage_reads_it_by_the_library(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_reads_it_by_the_library(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded = []
     load = datasets.load_from_disk
 
@@ -103,7 +105,9 @@ def test_a_stage_reads_it_by_the_library(saved: Path, tmp_path: Path, monkeypatc
 def test_what_lies_beside_the_data_files_changes_nothing(saved: Path, file: str, change: Any) -> None:
     before = rows_in(saved)
     path = saved / file
-    path.write_text(change if isinstance(change, str) else json.dumps({**json.loads(path.read_text()), **change}))
+    path.write_text(
+        change if isinstance(change, str) else json.dumps({**json.loads(path.read_text()), **change})
+    )
     assert rows_in(saved) == before
 
 
@@ -122,13 +126,18 @@ def test_broken_files_are_refused_with_the_remedy(saved: Path, tmp_path: Path) -
     with pytest.raises(UnreadableFile, match=told):
         rows_in(saved)
     data = Data(source=str(saved_files(saved)), split=Split(validation=4, test=4))
-    with pytest.raises(UnusableData, match=rf"source='{saved}/data-\*.arrow' cannot be read as .arrow: {told}"):
+    with pytest.raises(
+        UnusableData, match=rf"source='{saved}/data-\*.arrow' cannot be read as .arrow: {told}"
+    ):
         prepare(tmp_path / "stage", "demonstrations", data)
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     table = pa.table([["a"], ["b"]], names=["prompt", "prompt"])
-    with pa.OSFile(str(tmp_path / "data-0.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+    with (
+        pa.OSFile(str(tmp_path / "data-0.arrow"), "wb") as file,
+        pa.ipc.new_stream(file, table.schema) as writer,
+    ):
         writer.write_table(table)
     with pytest.raises(UnreadableFile, match="prompt|one name"):
         list(saved_rows([tmp_path / "data-0.arrow"]))
@@ -160,7 +169,10 @@ def test_an_offset_beyond_the_data_costs_its_rows(tmp_path: Path, reader: str, o
     wrong = offsets[:8] + offset.to_bytes(4, "little", signed=True) + offsets[12:]
     (tmp_path / "rows.arrow").write_bytes(content.replace(offsets, wrong))
     done = subprocess.run(
-        [sys.executable, "-c", READ, reader, str(tmp_path / "rows.arrow")], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", READ, reader, str(tmp_path / "rows.arrow")],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     kinds = json.loads(done.stdout)
