@@ -1,5 +1,6 @@
 """``vantage data inspect``: what a file of data holds, what is wrong with it, and what a recipe says of it."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -102,7 +103,7 @@ def _content(named: str | None) -> "Content | None":
 
 def _load(split: str | None, config: str | None, max_rows: int | None) -> "Load | None":
     """Return which rows of a dataset on the hub are read; they are streamed, so that no more is fetched."""
-    from vantage.schemas.recipe.inputs import Load
+    from vantage.schemas.recipe.inputs import CONFIG_PATTERN, SPLIT_PATTERN, Load
 
     if split is None:
         for flag, value in (("--config", config), ("--max-rows", max_rows)):
@@ -111,6 +112,12 @@ def _load(split: str | None, config: str | None, max_rows: int | None) -> "Load 
                     f"{flag}={value} is about one split of a dataset on the hub; add --split NAME"
                 )
         return None
+    for flag, value, pattern, what in (
+        ("--split", split, SPLIT_PATTERN, "split"),
+        ("--config", config, CONFIG_PATTERN, "configuration"),
+    ):
+        if value is not None and not re.fullmatch(pattern, value):
+            raise ValueError(f"{flag}={value!r} is no name of a {what}; it matches {pattern}")
     return Load(split=split, config=config, max_rows=max_rows, streaming=True)
 
 

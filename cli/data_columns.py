@@ -35,8 +35,9 @@ def find_columns(file: Path, content: Content, *, needs_answers: bool = False) -
         ValueError: the file is not one of ours, or of no known format; the message names its columns.
     """
     from vantage.tasks.data.formats import SAMPLE_ROWS, recognise
+    from vantage.tasks.data.row_faults import Fault
     from vantage.tasks.data.row_reader import RowReader
-    from vantage.tasks.data.source_rows import Fault, read_rows_of
+    from vantage.tasks.data.source_rows import read_rows_of
 
     ending = data_format(str(file))
     if ending is None or not file.is_file():

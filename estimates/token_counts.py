@@ -253,8 +253,9 @@ def _builtin(data: Data, shares: Shares) -> _Rows:
 
 def _file(data: Data, content: Content, path: Path) -> _Rows:
     from vantage.schemas.source_files import data_format, data_limit
+    from vantage.tasks.data.row_faults import Fault
     from vantage.tasks.data.row_reader import reader_of
-    from vantage.tasks.data.source_rows import Fault, read_rows_of
+    from vantage.tasks.data.source_rows import read_rows_of
 
     ending = data_format(path)
     if ending is None:

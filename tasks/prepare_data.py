@@ -43,10 +43,10 @@ from vantage.tasks.data.formats import Format
 from vantage.tasks.data.hub_datasets import load_rows
 from vantage.tasks.data.hub_files import UnreachableHub, source_files
 from vantage.tasks.data.near_duplicates import near_duplicates
+from vantage.tasks.data.row_faults import SourceRow, UnreadableFile
 from vantage.tasks.data.row_reader import RowReader, reader_of
 from vantage.tasks.data.rows import Row, SpooledRows, spool, write_marked
 from vantage.tasks.data.saved_datasets import rows_of_files
-from vantage.tasks.data.source_rows import SourceRow, UnreadableFile
 from vantage.tasks.data.splits import (
     SPLITS,
     TEST,

@@ -246,9 +246,11 @@ class NearDuplicates(Frozen):
             raise ValueError(f"held_out_of has {twice} twice; leave one out")
 
 
-ConfigName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.,+=()&@~-]+$", max_length=200)]
+CONFIG_PATTERN = r"^[A-Za-z0-9_.,+=()&@~-]+$"
+ConfigName = Annotated[str, StringConstraints(pattern=CONFIG_PATTERN, max_length=200)]
 """A configuration of a dataset on the hub."""
-SplitName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$", max_length=200)]
+SPLIT_PATTERN = r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$"
+SplitName = Annotated[str, StringConstraints(pattern=SPLIT_PATTERN, max_length=200)]
 """A split of a dataset on the hub, without a slice: ``max_rows`` says how many of its rows are read."""
 
 

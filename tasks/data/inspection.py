@@ -30,9 +30,9 @@ from vantage.tasks.data.formats import SAMPLE_ROWS, Format, nearest, recognise
 from vantage.tasks.data.garbled_rows import GarbledRows
 from vantage.tasks.data.hub_datasets import load_rows
 from vantage.tasks.data.hub_files import UnreachableHub, source_files
+from vantage.tasks.data.row_faults import Fault, SourceRow, UnreadableFile
 from vantage.tasks.data.row_reader import RowReader
 from vantage.tasks.data.saved_datasets import rows_of_files
-from vantage.tasks.data.source_rows import Fault, SourceRow, UnreadableFile
 from vantage.tasks.data.whole_objects import whole_object
 
 CONTENTS: tuple[Content, ...] = ("rankings", "preferences", "demonstrations", "prompts")

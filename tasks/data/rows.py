@@ -7,7 +7,7 @@ from collections.abc import (
     Sequence,
 )
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -116,9 +116,9 @@ def open_dataset(folder: Path | str) -> "DatasetDict":
     return DatasetDict({split: Dataset(pq.read_table(file)) for split, file in files.items()})
 
 
-def open_parquet(path: Path) -> pq.ParquetFile:
+def open_parquet(file: Path | BinaryIO) -> pq.ParquetFile:
     """Return a file that is read batch by batch: by default all of it would end up in memory, read ahead and never dropped."""
-    return pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER)
+    return pq.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER)
 
 
 def read_rows(folder: Path, split: str) -> list[Row]:

@@ -11,7 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from vantage.schemas.source_files import SAVED_STATE, data_limit, is_saved
-from vantage.tasks.data.source_rows import SourceRow, UnreadableFile, read_rows_of, rows_of_batch
+from vantage.tasks.data.arrow_rows import rows_of_batch
+from vantage.tasks.data.row_faults import SourceRow, UnreadableFile
+from vantage.tasks.data.source_rows import read_rows_of
 
 BATCH_ROWS = 1000
 """Rows that are Python objects at the same time."""

@@ -5,7 +5,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import PurePosixPath
@@ -41,8 +41,7 @@ class FakeHub:
 @contextmanager
 def fake_hub(repositories: Repositories, commit: str) -> Iterator[FakeHub]:
     """Serve the repositories, each of which has this commit and no other."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), _Handler)
     hub = FakeHub(f"http://127.0.0.1:{server.server_address[1]}", commit, repositories)
     server.hub = hub  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -53,6 +52,13 @@ def fake_hub(repositories: Repositories, commit: str) -> Iterator[FakeHub]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing about a client that has gone."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -152,7 +158,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if name is not None:
             self.hub.sent[name] = self.hub.sent.get(name, 0) + len(content)
-        self.wfile.write(content)
+        with suppress(ConnectionError):  # whoever has enough hangs up
+            self.wfile.write(content)
 
 
 def _oid(content: bytes) -> str:

@@ -15,9 +15,10 @@ from tests.tasks.test_prepare_data import prepare
 from vantage.schemas.recipe.inputs import Data, Split
 from vantage.schemas.source_files import data_limit, saved_files
 from vantage.tasks.data import saved_datasets
+from vantage.tasks.data.row_faults import Fault, UnreadableFile
 from vantage.tasks.data.rows import read_rows
 from vantage.tasks.data.saved_datasets import rows_of_files, saved_rows
-from vantage.tasks.data.source_rows import Fault, UnreadableFile, read_rows_of
+from vantage.tasks.data.source_rows import read_rows_of
 from vantage.tasks.data.splits import SPLITS
 from vantage.tasks.prepare_data import UnusableData
 
