@@ -3,10 +3,10 @@
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -266,7 +266,8 @@ def _draft(given: Given, file: Path, name: str | None) -> "tuple[Draft, bool]":
     if reward == "none":
         sources.pop("prompts", None)
     data: dict[str, DataDraft] = {}
-    found, measured = {}, []
+    found = {}
+    measured: list[Sequence[Mapping[str, Any]]] = []
     for content, source in sources.items():
         if source is None or (reward == "verifier" and content == "preferences"):
             continue

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from vantage.schemas.source_files import SAVED_STATE, data_limit, is_saved
 from vantage.tasks.data.arrow_rows import rows_of_batch
@@ -17,7 +18,7 @@ from vantage.tasks.data.source_rows import read_rows_of
 
 BATCH_ROWS = 1000
 """Rows that are Python objects at the same time."""
-_PLAIN_STATE = {
+_PLAIN_STATE: dict[str, Any] = {
     "_fingerprint": "of-the-data-files",
     "_format_columns": None,
     "_format_kwargs": {},
