@@ -251,11 +251,11 @@ ConfigName = Annotated[str, StringConstraints(pattern=CONFIG_PATTERN, max_length
 """A configuration of a dataset on the hub."""
 SPLIT_PATTERN = r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$"
 SplitName = Annotated[str, StringConstraints(pattern=SPLIT_PATTERN, max_length=200)]
-"""A split of a dataset on the hub, without a slice: ``max_rows`` says how many of its rows are read."""
+"""A split of a dataset on the hub, without a slice: ``max_rows`` is the number of its rows that are read."""
 
 
 class Load(Frozen):
-    """What the library datasets loads of a dataset on the hub."""
+    """The rows of a dataset on the hub that are read: a configuration, a split, and how many."""
 
     split: SplitName
     """The split: ``train``, ``test`` or as the dataset calls it. Its rows are split once more by the recipe's ``split``."""
@@ -278,7 +278,7 @@ class Data(Frozen):
     whose rows are read in the order of the files' names. A folder that ``save_to_disk`` of the library datasets wrote is such files, too. ``hub:ORGANISATION/NAME@COMMIT/FILE`` names such files of a dataset's
     repository on the Hugging Face hub, ``hub:ORGANISATION/NAME@COMMIT`` the dataset, of which ``load`` names a split."""
     load: Load | None = Field(default=None, exclude_if=is_unset)
-    """Which rows of ``hub:ORGANISATION/NAME@COMMIT`` are read; any other source has none."""
+    """The rows of ``hub:ORGANISATION/NAME@COMMIT`` that are read; any other source has no ``load``."""
     columns: dict[Column, str] = Field(default_factory=dict)
     """Our column → a column of the file (``chosen.value`` is a field inside it) or a template
     ``"{instruction} {input}"``. A verifier gets ``answer`` with the prompt. ``reward_evaluation`` measures each ``subgroup`` of
