@@ -1,5 +1,6 @@
 """``vantage data inspect``: what a file of data holds, what is wrong with it, and what a recipe says of it."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -14,7 +15,7 @@ from vantage.cli.output import explained, print_json
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from vantage.schemas.recipe.inputs import Content
+    from vantage.schemas.recipe.inputs import Content, Load
     from vantage.schemas.records.inspection import FileInspection, Quantiles, ShownRow
     from vantage.schemas.records.sampling import RenderedRow
 
@@ -35,7 +36,8 @@ def inspect(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="JSON, JSON lines, CSV, Parquet or Arrow; texts also packed (.gz, .bz2, .xz, .zst); or hub:ORGANISATION/NAME@COMMIT/FILE.",
+            help="JSON, JSON lines, CSV, Parquet or Arrow; texts also packed (.gz, .bz2, .xz, .zst); or hub:ORGANISATION/NAME@COMMIT/FILE, "
+            "or hub:ORGANISATION/NAME@COMMIT with --split.",
         ),
     ],
     content: Annotated[
@@ -54,6 +56,20 @@ def inspect(
             help="Count in its tokens and show its chat template: a recipe's model.source.",
         ),
     ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option("--split", metavar="NAME", help="Of a dataset on the hub: the split that is read."),
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option("--config", metavar="NAME", help="Of a dataset on the hub: the configuration (subset)."),
+    ] = None,
+    max_rows: Annotated[
+        int | None,
+        typer.Option(
+            "--max-rows", min=1, help="Of a dataset on the hub: rows that are read, from the first on."
+        ),
+    ] = None,
     rows: Annotated[int, typer.Option("--rows", min=0, max=100, help="Rows that are shown.")] = 5,
     as_json: AsJson = False,
     verbose: Verbose = False,
@@ -63,7 +79,7 @@ def inspect(
         from vantage.runs.console import open_console
         from vantage.tasks.data.inspection import inspect_file
 
-        found, first = inspect_file(file, _content(content))
+        found, first = inspect_file(file, _content(content), _load(split, config, max_rows))
         chosen = first[:: max(1, len(first) // rows)][:rows] if rows else []
         if model is None:
             found = found.model_copy(update={"shown": tuple(_plain(number, row) for number, row in chosen)})
@@ -83,6 +99,26 @@ def _content(named: str | None) -> "Content | None":
     if named is not None and named not in get_args(Content):
         raise ValueError(f"--content={named} is not one of {', '.join(get_args(Content))}")
     return named  # type: ignore[return-value]
+
+
+def _load(split: str | None, config: str | None, max_rows: int | None) -> "Load | None":
+    """Return which rows of a dataset on the hub are read; they are streamed, so that no more is fetched."""
+    from vantage.schemas.recipe.inputs import CONFIG_PATTERN, SPLIT_PATTERN, Load
+
+    if split is None:
+        for flag, value in (("--config", config), ("--max-rows", max_rows)):
+            if value is not None:
+                raise ValueError(
+                    f"{flag}={value} is about one split of a dataset on the hub; add --split NAME"
+                )
+        return None
+    for flag, value, pattern, what in (
+        ("--split", split, SPLIT_PATTERN, "split"),
+        ("--config", config, CONFIG_PATTERN, "configuration"),
+    ):
+        if value is not None and not re.fullmatch(pattern, value):
+            raise ValueError(f"{flag}={value!r} is no name of a {what}; it matches {pattern}")
+    return Load(split=split, config=config, max_rows=max_rows, streaming=True)
 
 
 def _with_tokens(

@@ -35,8 +35,9 @@ def find_columns(file: Path, content: Content, *, needs_answers: bool = False) -
         ValueError: the file is not one of ours, or of no known format; the message names its columns.
     """
     from vantage.tasks.data.formats import SAMPLE_ROWS, recognise
+    from vantage.tasks.data.row_faults import Fault
     from vantage.tasks.data.row_reader import RowReader
-    from vantage.tasks.data.source_rows import Fault, read_rows_of
+    from vantage.tasks.data.source_rows import read_rows_of
 
     ending = data_format(str(file))
     if ending is None or not file.is_file():
@@ -59,3 +60,27 @@ def find_columns(file: Path, content: Content, *, needs_answers: bool = False) -
     rows = [row for row in map(reader.read, first) if not isinstance(row, Fault)]
     is_own = found.is_own and not needs_answers
     return FoundColumns({} if is_own else found.columns, rows, len(read) <= SAMPLE_ROWS, found.labels)
+
+
+def check_builtin(source: str, content: Content) -> None:
+    """
+    Raises:
+        ValueError: there is no such built-in data, or it holds something else than the content.
+    """
+    from vantage.schemas.loading.sources import BUILTIN_DATA
+    from vantage.schemas.problems import suggest
+
+    if source not in BUILTIN_DATA:
+        raise ValueError(f"--{content}={source} is no built-in data; {suggest(source, BUILTIN_DATA)}")
+    name, _, kind = source.partition("/")
+    if kind != content:
+        raise ValueError(f"--{content}={source} holds {kind}; give {name}/{content}, or a file")
+
+
+def builtin_rows(name: str, content: Content) -> list[Mapping[str, Any]]:
+    """Return the first rows of built-in data, from which lengths are measured; prompts come with a response."""
+    from vantage.tasks.data import arithmetic
+    from vantage.tasks.data.formats import SAMPLE_ROWS
+
+    draw = arithmetic.preferences if content == "preferences" else arithmetic.demonstrations
+    return list(draw(seed=0, count=SAMPLE_ROWS, dial=arithmetic.DIALS[name]))

@@ -3,10 +3,10 @@
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vantage.cli.data_columns import FoundColumns
     from vantage.cli.recipe_draft import Draft, Reward
     from vantage.schemas.recipe.inputs import Content
+    from vantage.schemas.recipe.sources import Builtin
 
 FILE_NAME = "recipe.yaml"
 VERIFIER_NAME = "verifier.py"
@@ -184,15 +185,20 @@ def _answer(question: str, default: str, check: Callable[[str], None]) -> str:
             return answer
 
 
-def _is_builtin(source: str) -> bool:
+def _builtin(source: str) -> "Builtin | None":
     from vantage.schemas.recipe.sources import Builtin, file_source
 
-    return isinstance(file_source(source), Builtin)
+    origin = file_source(source)
+    return origin if isinstance(origin, Builtin) else None
 
 
 def _file(question: str, content: "Content", *, needs_answers: bool = False) -> str:
+    from vantage.cli.data_columns import check_builtin
+
     def check(answer: str) -> None:
-        if answer and not _is_builtin(answer):
+        if answer and _builtin(answer):
+            check_builtin(answer, content)
+        elif answer:
             found = _read(answer, content, needs_answers=needs_answers)
             mapped = ", ".join(f"{ours} = {theirs!r}" for ours, theirs in found.columns.items())
             print(f"  {mapped or 'its columns are called like ours'}")
@@ -233,7 +239,9 @@ def _check_count(answer: str) -> None:
 
 def _draft(given: Given, file: Path, name: str | None) -> "tuple[Draft, bool]":
     """Return the recipe, and whether a verifier is written beside it."""
+    from vantage.cli.data_columns import builtin_rows, check_builtin
     from vantage.cli.recipe_draft import DataDraft, Draft
+    from vantage.cli.room import lengths_for, num_weights
     from vantage.schemas.recipe.inputs import EXACT_MATCH
 
     has_files = any((given.demonstrations, given.preferences, given.prompts))
@@ -254,19 +262,23 @@ def _draft(given: Given, file: Path, name: str | None) -> "tuple[Draft, bool]":
         sources = {content: BUILTIN.format(content) for content in sources if content in wanted}
     _check_there_is_enough(sources, reward)
     if reward == "model" and not sources.get("prompts") and not sources.get("demonstrations"):
-        sources["prompts"] = sources["preferences"]
+        sources["prompts"] = _prompts_in(sources["preferences"] or "")
     if reward == "none":
         sources.pop("prompts", None)
     data: dict[str, DataDraft] = {}
     found = {}
+    measured: list[Sequence[Mapping[str, Any]]] = []
     for content, source in sources.items():
         if source is None or (reward == "verifier" and content == "preferences"):
             continue
-        if _is_builtin(source):
+        if builtin := _builtin(source):
+            check_builtin(source, content)
             data[content] = DataDraft(source, content)
+            measured.append(builtin_rows(builtin.name, content))
             continue
         needs_answers = reward == "verifier" and content == "prompts" and given.verifier is None
         found[content] = _read(source, content, needs_answers=needs_answers)
+        measured.append(found[content].rows)
         few = found[content].is_all and len(found[content].rows) < FEW_ROWS
         data[content] = DataDraft(
             _from_recipe(source, file),
@@ -284,8 +296,9 @@ def _draft(given: Given, file: Path, name: str | None) -> "tuple[Draft, bool]":
         and "prompts" in found
         and _is_marked(found["prompts"])
     )
-    verifier = _verifier_of(given, file, own=own_verifier, is_builtin=not has_files) or EXACT_MATCH
-    prompt_tokens, response_tokens = _lengths(given.model or TINY, list(found.values()), has_files=has_files)
+    prompts = _builtin(sources.get("prompts") or "")
+    verifier = _verifier_of(given, file, own=own_verifier, prompts=prompts) or EXACT_MATCH
+    prompt_tokens, response_tokens = lengths_for(given.model or TINY, measured) if has_files else (48, 72)
     gpus = _gpus_here() if given.gpus is None else given.gpus
     model = given.model or TINY
     return (
@@ -301,7 +314,7 @@ def _draft(given: Given, file: Path, name: str | None) -> "tuple[Draft, bool]":
             gpus=gpus,
             is_sharded=gpus > 1
             and not given.lora
-            and (_num_weights(model) or 0) * BYTES_PER_WEIGHT > ONE_GPU_BYTES,
+            and (num_weights(model) or 0) * BYTES_PER_WEIGHT > ONE_GPU_BYTES,
         ),
         own_verifier,
     )
@@ -341,63 +354,24 @@ def _is_marked(found: "FoundColumns") -> bool:
     return all(MARK in str(row["answer"]) for row in found.rows)
 
 
-def _verifier_of(given: Given, file: Path, *, own: bool, is_builtin: bool) -> str | None:
+def _prompts_in(source: str) -> str:
+    """Return what has the prompts of preferences: a file itself, and the built-in prompts beside built-in preferences."""
+    builtin = _builtin(source)
+    return source if builtin is None else f"builtin:{builtin.name}/prompts"
+
+
+def _verifier_of(given: Given, file: Path, *, own: bool, prompts: "Builtin | None") -> str | None:
     if given.verifier is not None:
         return _from_recipe(given.verifier, file)
     if own:
         return VERIFIER_NAME
-    return "arithmetic" if is_builtin else None
+    return None if prompts is None else prompts.name  # data and verifier of a task have one name
 
 
 def _from_recipe(path: str, file: Path) -> str:
     """Return a path as the recipe says it: from its folder on if it is inside, else absolute."""
     found, folder = Path(path).expanduser().resolve(), file.parent.resolve()
     return str(found.relative_to(folder)) if found.is_relative_to(folder) else str(found)
-
-
-def _lengths(model: str, found: "list[FoundColumns]", *, has_files: bool) -> tuple[int, int]:
-    """Return tokens that nearly all prompts and responses have room in, and that the model has positions for."""
-    if not has_files:
-        return 48, 72
-    vocabulary, positions = _shape_of(model)
-    bytes_per_token = 3 if vocabulary is None or vocabulary > 5000 else 1  # few tokens are short tokens
-    prompts = [row["prompt"] or "" for each in found for row in each.rows]
-    others = ("response", "chosen", "rejected")
-    responses = [row[name] or "" for each in found for row in each.rows for name in others if name in row]
-    prompt = _room(prompts, bytes_per_token)
-    response = max(_room(responses, bytes_per_token), 64) if responses else 256
-    if positions is not None and prompt + response > positions:
-        prompt = min(prompt, positions // 2)
-        response = min(response, positions - prompt)
-    return prompt, response
-
-
-def _room(texts: list[str], bytes_per_token: int) -> int:
-    """Return tokens of the 99th percentile, up to the next 32; of 32 to 1,024, with room for a chat template."""
-    lengths = sorted(len(text.encode()) for text in texts)
-    longest = lengths[int(0.99 * (len(lengths) - 1))] // bytes_per_token + 16
-    return min(1024, max(32, -(-longest // 32) * 32))
-
-
-def _shape_of(model: str) -> tuple[int | None, int | None]:
-    """Size of the vocabulary and number of positions; None where the configuration does not say."""
-    from vantage.models.model_config import UnreadableConfig, read_config
-
-    try:
-        fields = read_config(model).fields
-    except UnreadableConfig:
-        return None, None
-    positions = fields.get("max_position_embeddings") or fields.get("n_positions")
-    return fields.get("vocab_size"), positions
-
-
-def _num_weights(model: str) -> int | None:
-    from vantage.models.model_config import UnreadableConfig, read_config
-
-    try:
-        return read_config(model).num_weights
-    except UnreadableConfig:
-        return None
 
 
 def _gpus_here() -> int:

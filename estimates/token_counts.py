@@ -198,7 +198,8 @@ def _held_out(data: Data, shares: Shares, side: str, total: int) -> int:
 
 def _from_limits(recipe: Recipe, name: str, content: Content) -> DataCount:
     data, limits = recipe.data[name], recipe.generation
-    if data.rows is None:
+    most = None if data.load is None else data.load.max_rows
+    if data.rows is None and most is None:
         raise ValueError(
             f"data.{name}.source={data.source!r} is not a file here, so its rows cannot be counted; "
             f"say how many there are with --set data.{name}.rows=N"
@@ -206,8 +207,10 @@ def _from_limits(recipe: Recipe, name: str, content: Content) -> DataCount:
     num_responses = {"demonstrations": 1, "preferences": 2, "rankings": 2, "prompts": 0}[content]
     sampled = [(limits.max_prompt_tokens, [limits.max_response_tokens] * num_responses)]
     shares = shares_of(recipe)
-    total = round(data.rows / (1 - shares.validation - shares.test))
-    basis = f"{data.source} is not here: {data.rows:,} rows as the recipe says, all as long as its limits"
+    asked = None if data.rows is None else round(data.rows / (1 - shares.validation - shares.test))
+    total = min(rows for rows in (asked, most) if rows is not None)
+    said = min(rows for rows in (data.rows, most) if rows is not None)
+    basis = f"{data.source} is not here: {said:,} rows as the recipe says, all as long as its limits"
     return _counted(data, shares, total, sampled, content, basis)
 
 
@@ -250,8 +253,9 @@ def _builtin(data: Data, shares: Shares) -> _Rows:
 
 def _file(data: Data, content: Content, path: Path) -> _Rows:
     from vantage.schemas.source_files import data_format, data_limit
+    from vantage.tasks.data.row_faults import Fault
     from vantage.tasks.data.row_reader import reader_of
-    from vantage.tasks.data.source_rows import Fault, read_rows_of
+    from vantage.tasks.data.source_rows import read_rows_of
 
     ending = data_format(path)
     if ending is None:

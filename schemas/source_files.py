@@ -109,6 +109,12 @@ def saved_files(path: Path) -> Path:
     return path / SAVED_FILES if names and names == found else path
 
 
+def is_saved(source: Path | str) -> bool:
+    """Return whether the source is the pattern that ``saved_files`` returns of a folder."""
+    pattern = Path(source)
+    return pattern.name == SAVED_FILES and saved_files(pattern.parent) == pattern
+
+
 def why_not_saved(folder: Path) -> str | None:
     """Return why ``saved_files`` finds no files in a folder that ``save_to_disk`` wrote, and the remedy; None: it is no such folder."""
     if (folder / SAVED_STATE).is_file():

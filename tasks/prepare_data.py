@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from vantage.schemas.recipe.inputs import Data
-from vantage.schemas.recipe.sources import Builtin
+from vantage.schemas.recipe.sources import Builtin, HubDataset
 from vantage.schemas.recipe.work import PrepareData
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.schemas.row_rules import SHOWN_ROWS, SLICE_ROWS, WITHOUT_BLAME, Report
@@ -40,11 +40,13 @@ from vantage.tasks.data.contamination import (
     positions_of,
 )
 from vantage.tasks.data.formats import Format
+from vantage.tasks.data.hub_datasets import load_rows
 from vantage.tasks.data.hub_files import UnreachableHub, source_files
 from vantage.tasks.data.near_duplicates import near_duplicates
+from vantage.tasks.data.row_faults import SourceRow, UnreadableFile
 from vantage.tasks.data.row_reader import RowReader, reader_of
 from vantage.tasks.data.rows import Row, SpooledRows, spool, write_marked
-from vantage.tasks.data.source_rows import SourceRow, UnreadableFile, read_rows_of
+from vantage.tasks.data.saved_datasets import rows_of_files
 from vantage.tasks.data.splits import (
     SPLITS,
     TEST,
@@ -183,29 +185,50 @@ def read_file(data: Data, content: str, job: StageJob) -> Iterator[tuple[RowRead
         MissingColumn: no row has what a column is mapped to.
         SourceChanged, SourceTooLarge: it is not the file that the run was planned with, or of more bytes than are read.
     """
-    ending = data_format(data.source)
-    if ending is None:
-        raise UnusableData(
-            f"source={data.source!r} has none of the suffixes {', '.join(PLAIN_FORMATS)}; rename or convert it"
-        )
-    if content == "rankings" and ending.startswith(".csv"):
-        raise UnusableData(
-            f"source={data.source!r}: rankings are lists of responses and ranks, and a .csv file has no lists; "
-            "convert it to .jsonl or .parquet"
-        )
     copies: list[Path] = []
     try:
-        copy_sources(data.source, ending, job.scratch, copies, planned=job.source_sha256)
-        every = chain.from_iterable(read_rows_of(copy, ending, data_limit()) for copy in copies)
-        reader, rows = reader_of(data, content, every)
+        ending, every = opened_rows(data, content, job, copies)
+        reader, rows = reader_of(data, content, every, ending=ending)
         yield reader, batches_of(reader, rows, job.scratch)
     except UnreadableFile as error:
-        raise UnusableData(f"source={data.source!r} cannot be read as {ending}: {error}") from error
+        as_what = "" if isinstance(data.origin, HubDataset) else f" as {data_format(data.source)}"
+        raise UnusableData(f"source={data.source!r} cannot be read{as_what}: {error}") from error
     except UnreachableHub as error:
         raise UnusableData(str(error)) from error
     finally:
         for copy in copies:
             copy.unlink(missing_ok=True)
+
+
+def opened_rows(
+    data: Data, content: str, job: StageJob, copies: list[Path]
+) -> tuple[str, Iterator[SourceRow]]:
+    """Return the format of the source and its rows; those of files are read from copies, which ``copies`` takes. Raises as ``read_file``."""
+    if isinstance(data.origin, HubDataset):
+        assert data.load is not None, "a rule of the recipe"
+        loaded = load_rows(data.origin, data.load)
+        refuse_rankings_of_csv(data, content, loaded.ending)
+        return loaded.ending, loaded.rows
+    ending = data_format(data.source)
+    if ending is None:
+        raise UnusableData(
+            f"source={data.source!r} has none of the suffixes {', '.join(PLAIN_FORMATS)}; rename or convert it"
+        )
+    refuse_rankings_of_csv(data, content, ending)
+    copy_sources(data.source, ending, job.scratch, copies, planned=job.source_sha256)
+    return ending, rows_of_files(data.source, copies, ending)
+
+
+def refuse_rankings_of_csv(data: Data, content: str, ending: str) -> None:
+    """
+    Raises:
+        UnusableData: the content needs lists, which the format does not have.
+    """
+    if content == "rankings" and ending.startswith(".csv"):
+        raise UnusableData(
+            f"source={data.source!r}: rankings are lists of responses and ranks, and a .csv file has no lists; "
+            "convert it to .jsonl or .parquet"
+        )
 
 
 def batches_of(reader: RowReader, rows: Iterator[SourceRow], scratch: Path) -> Iterator[pa.Table]:

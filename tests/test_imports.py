@@ -1,6 +1,7 @@
 """What really gets loaded, whoever imports it: import-linter sees import statements, this sees ``sys.modules``."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Collection
@@ -141,6 +142,46 @@ def test_the_orchestrating_process_never_loads_a_tensor_library() -> None:
 
 def test_the_command_line_starts_without_prefect_mlflow_and_pandera() -> None:
     assert loaded_by(["vantage.cli.main"], TENSORS | SERVERS | {"pandera", "pyarrow", "datasets"}) == {}
+
+
+def test_what_reads_rows_loads_datasets_only_when_it_is_asked_to() -> None:
+    modules = [*modules_of("tasks/data"), "vantage.tasks.prepare_data"]
+    assert loaded_by(modules, {"datasets"}) == {}
+
+
+PLAN = """
+import json, sys
+from typer.testing import CliRunner
+from vantage.cli.main import app
+done = CliRunner().invoke(app, sys.argv[1:])
+print(json.dumps([done.exit_code, done.output, sorted({"datasets", "huggingface_hub", "torch"} & set(sys.modules))]))
+"""
+
+
+def test_planning_loads_no_datasets_and_asks_no_hub(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    (saved / "data-00000.arrow").write_bytes(b"")
+    (saved / "state.json").write_text('{"_data_files": [{"filename": "data-00000.arrow"}]}')
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "recipe: x\nmodel: {source: 'builtin:nano'}\ndata:\n"
+        f"  hub: {{source: 'hub:org/name@{'0' * 40}', load: {{split: train, config: main}}}}\n"
+        "  saved: {source: saved}\n"
+        "stages: {one: {kind: sft, data: hub}, two: {kind: sft, data: saved, init: one}}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", PLAN, "plan", str(recipe), "--workspace", str(tmp_path / "w"), "--json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9"},
+    )
+    assert done.returncode == 0, done.stderr
+    code, output, loaded = json.loads(done.stdout.splitlines()[-1])
+    assert (code, loaded) == (0, []), output
+    assert "data.hub" in output and "data.saved" in output
 
 
 def test_the_probe_finds_what_is_there() -> None:

@@ -27,7 +27,7 @@ from vantage.schemas.recipe.inputs import (
 from vantage.schemas.recipe.recipe import Publication, Recipe
 from vantage.schemas.recipe.rewards import Judge, MissingEos
 from vantage.schemas.recipe.signing import Signing
-from vantage.schemas.recipe.sources import Hub, HubFiles, Package
+from vantage.schemas.recipe.sources import Hub, HubDataset, HubFiles, Package
 from vantage.schemas.recipe.stage import Gate
 from vantage.schemas.recipe.stages import DirectPreferenceOptimization, PreferenceCollection, RewardModelling
 from vantage.schemas.sweep import Sweep
@@ -70,7 +70,7 @@ def recipe_schema() -> Schema:
         _add_constraint(definitions[model.__name__], {"anyOf": [{"not": _is_given(one)}, _is_given(other)]})
     for model, builtin, patterns in (
         (Model, BUILTIN_MODELS, {"hub": Hub.PATTERN, "package": Package.PATTERN}),
-        (Data, BUILTIN_DATA, {"hub": HubFiles.PATTERN}),
+        (Data, BUILTIN_DATA, {"hub": f"({HubDataset.PATTERN}|{HubFiles.PATTERN})"}),
         (Verifier, (EXACT_MATCH,), {}),
     ):
         _add_constraint(

@@ -21,6 +21,7 @@ from vantage.schemas.recipe.sources import (
     Builtin,
     Gguf,
     Hub,
+    HubDataset,
     HubFiles,
     LocalPath,
     Package,
@@ -253,6 +254,13 @@ def _problems_of_folder(path: Path, folder: File) -> list[Problem]:
 
 def _data_source(path: Path, source: str, start: File) -> tuple[str, list[Problem]]:
     named = data_source(source)
+    if isinstance(named, HubDataset):
+        remedy = (
+            "write hub:ORGANISATION/NAME@COMMIT with the 40 digits of a commit, or …@COMMIT/FILE; "
+            "a branch or a tag could change"
+        )
+        problem = Problem(path, f"{quote(source)} names no commit of a dataset", remedy)
+        return source, [] if named.is_well_formed else [problem]
     if isinstance(named, HubFiles):
         return source, _problems_of_hub_files(path, source, named)
     if isinstance(named, Builtin):

@@ -25,6 +25,7 @@ from vantage.schemas.recipe.sources import (
     Builtin,
     DataSource,
     FileSource,
+    HubDataset,
     LocalPath,
     ModelSource,
     Registered,
@@ -245,6 +246,28 @@ class NearDuplicates(Frozen):
             raise ValueError(f"held_out_of has {twice} twice; leave one out")
 
 
+CONFIG_PATTERN = r"^[A-Za-z0-9_.,+=()&@~-]+$"
+ConfigName = Annotated[str, StringConstraints(pattern=CONFIG_PATTERN, max_length=200)]
+"""A configuration of a dataset on the hub."""
+SPLIT_PATTERN = r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$"
+SplitName = Annotated[str, StringConstraints(pattern=SPLIT_PATTERN, max_length=200)]
+"""A split of a dataset on the hub, without a slice: ``max_rows`` is the number of its rows that are read."""
+
+
+class Load(Frozen):
+    """The rows of a dataset on the hub that are read: a configuration, a split, and how many."""
+
+    split: SplitName
+    """The split: ``train``, ``test`` or as the dataset calls it. Its rows are split once more by the recipe's ``split``."""
+    config: ConfigName | None = Field(None, exclude_if=is_unset)
+    """The configuration (the hub also calls it subset). None: the only one, or the one that the dataset has as its default."""
+    max_rows: Count | None = Field(None, exclude_if=is_unset)
+    """Rows that are read, from the first on; None: all."""
+    streaming: Switch = False
+    """Fetch only what is read, and keep nothing. False: the split's files are fetched whole into the hub's cache, where other
+    runs find them. The rows are the same, so it is in no stage key."""
+
+
 class Data(Frozen):
     """A named dataset: where it comes from and how its columns are read."""
 
@@ -253,7 +276,9 @@ class Data(Frozen):
     folder); the first three also packed, if the name ends with ``.gz``, ``.bz2``, ``.xz`` or ``.zst``. At most 16 GiB,
     packed and unpacked, or ``VANTAGE_MAX_DATA_GIB``. ``*`` and ``?`` in its last part name several files of one format,
     whose rows are read in the order of the files' names. A folder that ``save_to_disk`` of the library datasets wrote is such files, too. ``hub:ORGANISATION/NAME@COMMIT/FILE`` names such files of a dataset's
-    repository on the Hugging Face hub."""
+    repository on the Hugging Face hub, ``hub:ORGANISATION/NAME@COMMIT`` the dataset, of which ``load`` names a split."""
+    load: Load | None = Field(default=None, exclude_if=is_unset)
+    """The rows of ``hub:ORGANISATION/NAME@COMMIT`` that are read; any other source has no ``load``."""
     columns: dict[Column, str] = Field(default_factory=dict)
     """Our column → a column of the file (``chosen.value`` is a field inside it) or a template
     ``"{instruction} {input}"``. A verifier gets ``answer`` with the prompt. ``reward_evaluation`` measures each ``subgroup`` of
@@ -293,6 +318,20 @@ class Data(Frozen):
     def is_test_set(self) -> bool:
         """Whether all of its rows are test rows."""
         return self.split.test == "all"
+
+    @rule
+    def _a_dataset_of_the_hub_is_loaded(self) -> None:
+        is_dataset = isinstance(self.origin, HubDataset)
+        if is_dataset and self.load is None:
+            raise ValueError(
+                f"load=None, and source={self.source!r} is a dataset, which has splits; name one with load: {{split: train}}, "
+                "or name files as source: hub:ORGANISATION/NAME@COMMIT/FILE"
+            )
+        if not is_dataset and self.load is not None:
+            raise ValueError(
+                f"load is about source: hub:ORGANISATION/NAME@COMMIT, and source={self.source!r} is no such dataset; leave load "
+                "out, and name the folder or the files of one split as source"
+            )
 
     @rule
     def _a_test_set_trains_nothing(self) -> None:

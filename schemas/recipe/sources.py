@@ -2,7 +2,8 @@
 
 ``builtin:NAME`` and ``builtin:NAME/KIND``, ``hub:ORGANISATION/NAME@REVISION``, ``package:NAME``, ``gguf:FILE``,
 ``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``, or a path. Only a model can come from a package, a GGUF file or MLflow;
-data may be files of the hub, ``hub:ORGANISATION/NAME@COMMIT/FILE``; verifiers are built in or paths.
+data may be of the hub, ``hub:ORGANISATION/NAME@COMMIT`` or files of it, ``hub:ORGANISATION/NAME@COMMIT/FILE``; verifiers are
+built in or paths.
 """
 
 import re
@@ -63,6 +64,24 @@ class HubFiles:
 
     def __str__(self) -> str:
         return f"hub:{self.repository}@{self.revision}" + (f"/{self.files}" if self.files else "")
+
+
+@dataclass(frozen=True)
+class HubDataset:
+    """A dataset on the Hugging Face hub at a commit, of whose configurations and splits the recipe names one."""
+
+    repository: str
+    revision: str
+
+    PATTERN = r"hub:[A-Za-z0-9._-]+/[A-Za-z0-9._-]+@[0-9a-f]{40}"
+
+    @property
+    def is_well_formed(self) -> bool:
+        """Whether it is a valid name on the hub, with a commit."""
+        return re.fullmatch(self.PATTERN, str(self)) is not None
+
+    def __str__(self) -> str:
+        return f"hub:{self.repository}@{self.revision}"
 
 
 @dataclass(frozen=True)
@@ -149,7 +168,7 @@ class LocalPath:
 
 FileSource = Builtin | LocalPath
 """Source of a verifier."""
-DataSource = Builtin | HubFiles | LocalPath
+DataSource = Builtin | HubDataset | HubFiles | LocalPath
 ModelSource = Builtin | Hub | Package | Gguf | Registered | LocalPath
 
 
@@ -168,8 +187,8 @@ def data_source(text: str) -> DataSource:
     if not colon or scheme != "hub":
         return file_source(text)
     repository, _, named = rest.partition("@")
-    revision, _, files = named.partition("/")
-    return HubFiles(repository, revision, files)
+    revision, slash, files = named.partition("/")
+    return HubFiles(repository, revision, files) if slash else HubDataset(repository, revision)
 
 
 def model_source(text: str) -> ModelSource:

@@ -20,6 +20,7 @@ from vantage.schemas.recipe.sources import (
     DataSource,
     Gguf,
     Hub,
+    HubDataset,
     HubFiles,
     LocalPath,
     ModelSource,
@@ -207,7 +208,8 @@ def _source_by_content(work: Work, imported: dict[str, Any], digests: dict[str, 
     imported["source"] = _form(origin, is_folder=isinstance(work, ImportModel | ImportBenchmark))
     if imported.pop("base", None) is not None:  # its content is in the digest of the source
         imported["adapter"] = True
-    if "source" not in digests and isinstance(origin, Builtin | Hub | HubFiles):
+    (imported.get("load") or {}).pop("streaming", None)  # the rows are the same
+    if "source" not in digests and isinstance(origin, Builtin | Hub | HubDataset | HubFiles):
         return {}
     return {"source": _take(digests, "source", work.kind)}
 
@@ -234,7 +236,7 @@ def _verifier_by_content(
 def _form(origin: ModelSource | DataSource, *, is_folder: bool) -> str:
     """Return the part of a source that decides how its content is read: its text without the path."""
     match origin:
-        case Builtin() | Hub() | HubFiles():
+        case Builtin() | Hub() | HubDataset() | HubFiles():
             return str(origin)
         case Gguf():
             return "gguf"

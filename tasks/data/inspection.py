@@ -1,6 +1,7 @@
 """What a file of data holds: its format, what is wrong with its rows, how long they are, in which scripts."""
 
 import hashlib
+import re
 import unicodedata
 from array import array
 from collections import Counter
@@ -14,15 +15,24 @@ from typing import Any
 import yaml
 
 from vantage.schemas.digest_set import DigestSet
-from vantage.schemas.recipe.inputs import Content, Data
+from vantage.schemas.recipe.inputs import Content, Data, Load
+from vantage.schemas.recipe.sources import HubDataset, data_source
 from vantage.schemas.records.inspection import FileInspection, Quantiles
 from vantage.schemas.row_rules import SLICE_ROWS, RowCheck
-from vantage.schemas.source_files import PLAIN_FORMATS, data_format, data_limit, saved_files, why_not_saved
+from vantage.schemas.source_files import (
+    PLAIN_FORMATS,
+    data_format,
+    data_limit,
+    saved_files,
+    why_not_saved,
+)
 from vantage.tasks.data.formats import SAMPLE_ROWS, Format, nearest, recognise
 from vantage.tasks.data.garbled_rows import GarbledRows
+from vantage.tasks.data.hub_datasets import load_rows
 from vantage.tasks.data.hub_files import UnreachableHub, source_files
+from vantage.tasks.data.row_faults import Fault, SourceRow, UnreadableFile
 from vantage.tasks.data.row_reader import RowReader
-from vantage.tasks.data.source_rows import Fault, SourceRow, UnreadableFile, read_rows_of
+from vantage.tasks.data.saved_datasets import rows_of_files
 from vantage.tasks.data.whole_objects import whole_object
 
 CONTENTS: tuple[Content, ...] = ("rankings", "preferences", "demonstrations", "prompts")
@@ -37,40 +47,79 @@ class UnknownData(ValueError):
     """A file that is in no known format, or cannot be read."""
 
 
-def inspect_file(path: Path, content: Content | None) -> tuple[FileInspection, list[tuple[int, Row]]]:
+def inspect_file(
+    path: Path, content: Content | None, load: Load | None = None
+) -> tuple[FileInspection, list[tuple[int, Row]]]:
     """Return what the file holds, and its first usable rows with their numbers from 0.
 
     Memory holds a batch of rows, their lengths, and a digest of each usable row and of each different prompt: about 50 bytes a row.
 
     Args:
-        path: a file, a pattern of files' names, a folder that ``save_to_disk`` of ``datasets`` wrote, or ``hub:ORGANISATION/NAME@COMMIT/FILE``, in one of ``vantage.schemas.source_files.DATA_FORMATS``.
+        path: a file, a pattern of files' names, a folder that ``save_to_disk`` of ``datasets`` wrote,
+            ``hub:ORGANISATION/NAME@COMMIT/FILE``, in one of ``vantage.schemas.source_files.DATA_FORMATS``, or
+            ``hub:ORGANISATION/NAME@COMMIT``.
         content: what its rows are to be read as; None: found out.
+        load: which rows of ``hub:ORGANISATION/NAME@COMMIT``; None for any other.
 
     Raises:
         UnknownData: it is in no known format, or cannot be read.
         OSError: it is not there.
     """
     path = saved_files(path)
-    ending = data_format(path)
-    if ending is None:
-        remedy = why_not_saved(path) or "rename or convert it"
-        raise UnknownData(f"{path} has none of the suffixes {', '.join(PLAIN_FORMATS)}; {remedy}")
+    source = _source(str(path), load)
     try:
-        files = source_files(str(path))
-        if not files:
-            raise UnknownData(f"no file is called {path}; check the pattern")
-        rows = chain.from_iterable(read_rows_of(file, ending, data_limit()) for file in files)
+        ending, rows = _opened(path, source)
         first = list(islice(rows, SAMPLE_ROWS))
         readable = [row for row in first if not isinstance(row, Fault)]
         found = known_formats(readable, ending, content)
         chosen = content or next((each for each in CONTENTS if each in found), None)
         if chosen is None or chosen not in found:
             raise UnknownData(_unknown(path, first, content, ending))
-        return _inspect(path, chosen, found, first, chain(first, rows))
+        return _inspect(source, ending, chosen, found, first, chain(first, rows))
     except UnreadableFile as error:
-        raise UnknownData(f"{path} cannot be read as {ending}: {error}") from error
+        raise UnknownData(f"{path} cannot be read as {data_format(path) or 'data'}: {error}") from error
     except UnreachableHub as error:
         raise UnknownData(str(error)) from error
+
+
+def _source(named: str, load: Load | None) -> Data:
+    """Return what names the rows, as a recipe does.
+
+    Raises:
+        UnknownData: a dataset on the hub without a split or a commit, or a split of anything else.
+    """
+    origin = data_source(named)
+    if isinstance(origin, HubDataset):
+        if not origin.is_well_formed:
+            raise UnknownData(
+                f"{named} names no commit of a dataset; write hub:ORGANISATION/NAME@COMMIT with the 40 digits of a commit; a "
+                "branch or a tag could change"
+            )
+        if load is None:
+            raise UnknownData(
+                f"{named} is a dataset, which has splits; add --split NAME, or name files: {named}/FILE"
+            )
+    elif load is not None:
+        raise UnknownData(
+            f"--split={load.split} is about hub:ORGANISATION/NAME@COMMIT, and {named} is no such dataset; leave it out, and name "
+            "the folder or the files of one split"
+        )
+    return Data(source=named, load=load)
+
+
+def _opened(path: Path, source: Data) -> tuple[str, Iterator[SourceRow]]:
+    """Return the format of the files that the source names, and their rows."""
+    if isinstance(source.origin, HubDataset) and source.load is not None:
+        loaded = load_rows(source.origin, source.load)
+        return loaded.ending, loaded.rows
+    ending = data_format(path)
+    if ending is None:
+        remedy = why_not_saved(path) or "rename or convert it"
+        raise UnknownData(f"{path} has none of the suffixes {', '.join(PLAIN_FORMATS)}; {remedy}")
+    files = source_files(str(path))
+    if not files:
+        raise UnknownData(f"no file is called {path}; check the pattern")
+    return ending, rows_of_files(str(path), files, ending)
 
 
 def known_formats(rows: Sequence[Row], ending: str, wanted: Content | None) -> dict[Content, Format]:
@@ -138,14 +187,15 @@ def _unknown(path: Path, first: Sequence[SourceRow], content: Content | None, en
 
 
 def _inspect(
-    path: Path,
+    source: Data,
+    ending: str,
     content: Content,
     found: Mapping[Content, Format],
     first: Sequence[SourceRow],
     rows: Iterator[SourceRow],
 ) -> tuple[FileInspection, list[tuple[int, Row]]]:
     form = found[content]
-    reader = RowReader(Data(source=str(path)), content, first)
+    reader = RowReader(source, content, first, ending=ending)
     check, tally = RowCheck(content), _Tally()
     with TemporaryDirectory() as folder:
         made = reader.made(rows, Path(folder))
@@ -157,7 +207,7 @@ def _inspect(
     reader.refuse_wrong_columns()
     report = check.report()
     if not tally.num_usable:
-        raise UnknownData(f"{path}: no row can be used as one of {report}")
+        raise UnknownData(f"{source.source}: no row can be used as one of {report}")
     before = CONTENTS[: CONTENTS.index(content)]
     readable = [row for row in first if not isinstance(row, Fault)]
     inspection = FileInspection(
@@ -175,7 +225,7 @@ def _inspect(
                 dict.fromkeys(str(name) for row in first if not isinstance(row, Fault) for name in row)
             )
         ),
-        nearly=_nearly(readable, [each for each in before if each not in found], data_format(path) or "")
+        nearly=_nearly(readable, [each for each in before if each not in found], ending)
         if content == "prompts"
         else {},
         num_conversations=tally.num_conversations,
@@ -183,7 +233,7 @@ def _inspect(
         prompt_characters=quantiles(tally.prompt_lengths),
         response_characters=quantiles(tally.response_lengths) if tally.response_lengths else None,
         scripts=tally.script_shares(),
-        recipe=recipe_text(path, form),
+        recipe=recipe_text(source, form),
     )
     return inspection, tally.first
 
@@ -252,14 +302,16 @@ def script_of(letter: str) -> str:
     return unicodedata.name(letter, "unnamed").partition(" ")[0].lower()
 
 
-def recipe_text(path: Path, form: Format) -> str:
+def recipe_text(source: Data, form: Format) -> str:
     """Return what to write under ``data`` of a recipe."""
-    entry: dict[str, Any] = {"source": str(path)}
+    entry: dict[str, Any] = {"source": source.source}
+    if source.load is not None:
+        entry["load"] = source.load.model_dump(exclude_defaults=True, exclude={"streaming"})
     if not form.is_own:
         entry["columns"] = form.columns
     if form.labels:
         entry["labels"] = {side: list(labels) for side, labels in form.labels.items()}
-    name = path.name.split(".")[0].replace("-", "_")
+    name = re.split(r"[.@]", Path(source.source).name)[0].replace("-", "_")
     text: str = yaml.dump({"data": {name: entry}}, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     return text
 

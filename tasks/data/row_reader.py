@@ -17,8 +17,8 @@ from vantage.schemas.steps import CONTENT_COLUMNS, MADE_COLUMNS
 from vantage.tasks.data.assembly import Assembly
 from vantage.tasks.data.columns import MissingColumn, RowMapper, WrongValue, short
 from vantage.tasks.data.formats import MAPPED, SAMPLE_ROWS, Format, optional_columns, own_format, recognise
+from vantage.tasks.data.row_faults import Fault, SourceRow
 from vantage.tasks.data.single_answers import Numbered, are_single, by_prompt, grade_of
-from vantage.tasks.data.source_rows import Fault, SourceRow
 
 log = logging.getLogger(__name__)
 
@@ -26,17 +26,20 @@ log = logging.getLogger(__name__)
 class RowReader:
     """Turns the rows of one file into rows of one content."""
 
-    def __init__(self, data: Data, content: str, first_rows: Iterable[SourceRow]) -> None:
+    def __init__(
+        self, data: Data, content: str, first_rows: Iterable[SourceRow], *, ending: str | None = None
+    ) -> None:
         """
         Args:
             data: what the recipe says of the file; without ``columns``, its format is recognised.
             content: content of the rows.
             first_rows: the first ``SAMPLE_ROWS`` of the file.
+            ending: what the file is, where its source does not say it.
 
         Raises:
             GarbledRows: their texts hold something else than prompts and responses.
         """
-        is_text = (data_format(data.source) or "").startswith(".csv")
+        is_text = (ending or data_format(data.source) or "").startswith(".csv")
         self.format = format_of(data, content, first_rows, is_text=is_text)
         optional = optional_columns(content) if self.format.is_own else ()
         self._mapper = RowMapper(self.format.columns, optional=optional, is_text=is_text, keeps_turns=True)
@@ -121,10 +124,12 @@ class RowReader:
         return [*self._mapper.absent(), *made]
 
 
-def reader_of(data: Data, content: str, rows: Iterator[SourceRow]) -> tuple[RowReader, Iterator[SourceRow]]:
-    """Return a reader of the rows, and all the rows again."""
+def reader_of(
+    data: Data, content: str, rows: Iterator[SourceRow], *, ending: str | None = None
+) -> tuple[RowReader, Iterator[SourceRow]]:
+    """Return a reader of the rows, and all the rows again. ``ending``: as for ``RowReader``."""
     first = list(islice(rows, SAMPLE_ROWS))
-    return RowReader(data, content, first), chain(first, rows)
+    return RowReader(data, content, first, ending=ending), chain(first, rows)
 
 
 def format_of(data: Data, content: str, first_rows: Iterable[SourceRow], *, is_text: bool) -> Format:

@@ -7,10 +7,15 @@ from collections.abc import (
     Sequence,
 )
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from vantage.tasks.data.splits import SPLITS
+
+if TYPE_CHECKING:
+    from datasets import DatasetDict
 
 Row = dict[str, Any]
 
@@ -89,9 +94,31 @@ def _row_groups(batches: Iterable[pa.RecordBatch], marks: Any) -> Iterator[pa.Ta
         yield pa.concat_tables(waiting).combine_chunks()
 
 
-def open_parquet(path: Path) -> pq.ParquetFile:
+def open_dataset(folder: Path | str) -> "DatasetDict":
+    """Return a ``Dataset`` artifact as the library ``datasets`` has it: its splits by their names, with the types of its files.
+
+    The rows are in memory. Nothing is written, also not into the library's cache.
+
+    Args:
+        folder: has one Parquet file a split, as data preparation and the stages that collect rows write them.
+
+    Raises:
+        FileNotFoundError: a split's file is missing.
+    """
+    from datasets import Dataset, DatasetDict  # costs a second, which stages do not pay
+
+    files = {split: Path(folder) / f"{split}.parquet" for split in SPLITS}
+    missing = next((file.name for file in files.values() if not file.is_file()), None)
+    if missing is not None:
+        raise FileNotFoundError(
+            f"{folder} has no {missing}; name the folder of a prepared dataset (objects/DIGEST of the store)"
+        )
+    return DatasetDict({split: Dataset(pq.read_table(file)) for split, file in files.items()})
+
+
+def open_parquet(file: Path | BinaryIO) -> pq.ParquetFile:
     """Return a file that is read batch by batch: by default all of it would end up in memory, read ahead and never dropped."""
-    return pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER)
+    return pq.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER)
 
 
 def read_rows(folder: Path, split: str) -> list[Row]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from vantage.schemas.row_rules import COLUMN_TYPES, REPEATED, SLICE_ROWS, UNPAIRED
 from vantage.tasks.data.judgments import preferred
-from vantage.tasks.data.source_rows import Fault
+from vantage.tasks.data.row_faults import Fault
 
 PART_BYTES = 32 << 20
 """Of answers, as Arrow holds them, that are put together in memory."""

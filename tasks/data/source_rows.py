@@ -13,25 +13,22 @@ import lzma
 import re
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn, cast
 
 import pyarrow as pa
 
 from vantage.schemas.source_files import PACKINGS, SizeLimit
-from vantage.tasks.data.rows import open_parquet
+from vantage.tasks.data.arrow_rows import arrow_rows, parquet_rows
+from vantage.tasks.data.row_faults import Fault, SourceRow, UnreadableFile, shown
 
 MAX_ROW_BYTES = 16 << 20
 """Of one row as it stands in the file; a longer one is refused."""
 
-_PARQUET_ROWS = 1000
-_ARROW_FILE = b"ARROW1"
 _CHUNK = 1 << 20
 _PEEK = 1 << 12
-_SHOWN_CHARACTERS = 200
 _BOM = b"\xef\xbb\xbf"
 
 PACKED = {
@@ -44,23 +41,6 @@ PACKED = {
     b"\xfe\xff": "UTF-16",
 }
 """First bytes of a file that is no text → what it is."""
-
-
-class UnreadableFile(ValueError):
-    """A file that is not what its name says, as a whole."""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A row that cannot be read, or holds something else than what is asked of it."""
-
-    reason: str
-    """The same for all rows with this fault: it is what they are counted by."""
-    shown: str
-    """What stands there, shortened."""
-
-
-SourceRow = Mapping[str, Any] | Fault
 
 
 class _DamagedFile(Exception):
@@ -83,10 +63,34 @@ def read_rows_of(path: Path, ending: str, limit: SizeLimit) -> Iterator[SourceRo
         UnreadableFile: it is not what ``ending`` says, or is cut off.
         SourceTooLarge: it unpacks to more than the limit.
     """
-    if ending in (".parquet", ".arrow"):
-        yield from (_parquet_rows if ending == ".parquet" else _arrow_rows)(path)
-        return
-    with _opened(path, ending, limit) as file:
+    if ending == ".parquet":
+        yield from parquet_rows(path)
+    elif ending == ".arrow":
+        yield from arrow_rows(lambda: pa.memory_map(str(path)))
+    else:
+        with path.open("rb") as raw:
+            yield from _text_rows(raw, str(path), ending, limit)
+
+
+def read_rows_of_open(file: BinaryIO, named: str, ending: str, limit: SizeLimit) -> Iterator[SourceRow]:
+    """Yield the rows of an open file that may be far away: what is not asked for is not read.
+
+    Args:
+        file: seekable.
+        named: its name in messages.
+
+    Other arguments and errors as ``read_rows_of``.
+    """
+    if ending == ".parquet":
+        yield from parquet_rows(file)
+    elif ending == ".arrow":
+        yield from arrow_rows(lambda: pa.PythonFile(file, mode="r"))
+    else:
+        yield from _text_rows(io.BufferedReader(cast(io.RawIOBase, file)), named, ending, limit)
+
+
+def _text_rows(raw: io.BufferedReader, named: str, ending: str, limit: SizeLimit) -> Iterator[SourceRow]:
+    with _unpacked(raw, named, ending, limit) as file:
         if ending.startswith(".csv"):
             yield from _csv_rows(file)
         elif ending.startswith(".json") and not ending.startswith(".jsonl") and _begins_with_bracket(file):
@@ -99,27 +103,26 @@ def read_rows_of(path: Path, ending: str, limit: SizeLimit) -> Iterator[SourceRo
 
 
 @contextmanager
-def _opened(path: Path, ending: str, limit: SizeLimit) -> Iterator[io.BufferedReader]:
+def _unpacked(
+    raw: io.BufferedReader, named: str, ending: str, limit: SizeLimit
+) -> Iterator[io.BufferedReader]:
     packing = next((name for end, name in PACKINGS.items() if ending.endswith(end)), None)
-    with path.open("rb") as raw:
-        start = raw.peek(8)
-        found = next((name for magic, name in PACKED.items() if start.startswith(magic)), None)
-        if packing is not None and found != packing:
-            last = ending.rpartition(".")[2]
-            raise UnreadableFile(
-                f"its name ends with .{last}, but it is not packed with {packing}; rename it"
-            )
-        if found != packing:
-            end = next((end for end, name in PACKINGS.items() if name == found), None)
-            way_out = "" if end is None else f", or let its name end with {ending}{end}"
-            raise UnreadableFile(f"by its first bytes it is {found}; make it plain text in UTF-8{way_out}")
-        if packing is None:
-            yield raw
-            return
-        try:
-            yield io.BufferedReader(_Unpacked(path, _UNPACK[packing](raw), limit))
-        except _DAMAGED as error:
-            raise UnreadableFile(f"its {packing} is damaged or cut off ({error}); pack it again") from error
+    start = raw.peek(8)
+    found = next((name for magic, name in PACKED.items() if start.startswith(magic)), None)
+    if packing is not None and found != packing:
+        last = ending.rpartition(".")[2]
+        raise UnreadableFile(f"its name ends with .{last}, but it is not packed with {packing}; rename it")
+    if found != packing:
+        end = next((end for end, name in PACKINGS.items() if name == found), None)
+        way_out = "" if end is None else f", or let its name end with {ending}{end}"
+        raise UnreadableFile(f"by its first bytes it is {found}; make it plain text in UTF-8{way_out}")
+    if packing is None:
+        yield raw
+        return
+    try:
+        yield io.BufferedReader(_Unpacked(named, _UNPACK[packing](raw), limit))
+    except _DAMAGED as error:
+        raise UnreadableFile(f"its {packing} is damaged or cut off ({error}); pack it again") from error
 
 
 def _unpack_zstandard(raw: BinaryIO) -> Any:
@@ -138,9 +141,9 @@ _DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError, _DamagedFile
 class _Unpacked(io.RawIOBase):
     """The content of a packed file, up to a limit."""
 
-    def __init__(self, path: Path, file: Any, limit: SizeLimit) -> None:
+    def __init__(self, named: str, file: Any, limit: SizeLimit) -> None:
         self._file = file
-        self._path, self._limit, self._size = path, limit, 0
+        self._named, self._limit, self._size = named, limit, 0
 
     def readable(self) -> bool:
         return True
@@ -154,7 +157,7 @@ class _Unpacked(io.RawIOBase):
             raise _DamagedFile(str(error).splitlines()[0]) from error
         buffer[: len(content)] = content
         self._size += len(content)
-        self._limit.check(f"{self._path}, unpacked,", self._size)
+        self._limit.check(f"{self._named}, unpacked,", self._size)
         return len(content)
 
 
@@ -181,14 +184,14 @@ def _json_row(text: bytes | None) -> SourceRow:
     try:
         row = json.loads(text.decode(), object_pairs_hook=_without_doubles, parse_constant=_refuse_constant)
     except UnicodeDecodeError:
-        return Fault("not UTF-8", _shown(text))
+        return Fault("not UTF-8", shown(text))
     except RecursionError:
-        return Fault("nested too deeply", _shown(text))
+        return Fault("nested too deeply", shown(text))
     except _Wrong as error:
-        return Fault(str(error), _shown(text))
+        return Fault(str(error), shown(text))
     except ValueError:  # also an integer of more than 4,300 digits
-        return Fault("not JSON", _shown(text))
-    return row if isinstance(row, dict) else Fault("not an object {column: value}", _shown(text))
+        return Fault("not JSON", shown(text))
+    return row if isinstance(row, dict) else Fault("not an object {column: value}", shown(text))
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -295,11 +298,11 @@ def _csv_row(header: list[str], cells: list[str]) -> SourceRow:
     """Return every cell is text; an empty one is missing, quoted or not."""
     text = ",".join(cells)
     if len(cells) != len(header):
-        return Fault("another number of cells than the header has", _shown(text))
+        return Fault("another number of cells than the header has", shown(text))
     try:
         text.encode()
     except UnicodeEncodeError:  # the bytes that were no UTF-8
-        return Fault("not UTF-8", _shown(text))
+        return Fault("not UTF-8", shown(text))
     return {name: cell or None for name, cell in zip(header, cells, strict=True)}
 
 
@@ -352,7 +355,7 @@ class _TextLines:
 
     def _fault(self, reason: str) -> Fault:
         self._waiting.extendleft(reversed(self._taken[1:]))
-        return Fault(reason, _shown(self._taken[0] or ""))
+        return Fault(reason, shown(self._taken[0] or ""))
 
     def _feed(self) -> Iterator[str]:
         size = 0
@@ -369,63 +372,3 @@ class _TextLines:
             if size > MAX_ROW_BYTES:
                 raise csv.Error("too long")
             yield line or ""
-
-
-# -- Parquet
-
-
-def _parquet_rows(path: Path) -> Iterator[SourceRow]:
-    try:
-        with open_parquet(path) as file:
-            names = file.schema_arrow.names
-            if len(set(names)) < len(names):
-                raise UnreadableFile("two of its columns have one name; rename one")
-            for batch in file.iter_batches(_PARQUET_ROWS):
-                yield from _rows_of_batch(batch)
-    except (pa.ArrowException, OSError) as error:
-        raise UnreadableFile(str(error).splitlines()[0]) from error
-
-
-# -- Arrow
-
-
-def _arrow_rows(path: Path) -> Iterator[SourceRow]:
-    """Yield the rows of a file, or of a stream, as ``datasets`` keeps them."""
-    try:
-        with pa.memory_map(str(path)) as file:
-            is_file = file.read(len(_ARROW_FILE)) == _ARROW_FILE
-            file.seek(0)
-            reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
-            if len(set(reader.schema.names)) < len(reader.schema.names):
-                raise UnreadableFile("two of its columns have one name; rename one")
-            batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
-            for batch in batches:
-                for start in range(0, batch.num_rows, _PARQUET_ROWS):
-                    yield from _rows_of_batch(batch.slice(start, _PARQUET_ROWS))
-    except (pa.ArrowException, OSError) as error:
-        raise UnreadableFile(str(error).splitlines()[0]) from error
-
-
-def _rows_of_batch(batch: pa.RecordBatch) -> Iterator[SourceRow]:
-    try:
-        yield from batch.to_pylist(maps_as_pydicts="strict")
-    except (
-        ValueError,
-        KeyError,
-        OverflowError,
-    ):  # a key that stands twice in a map, text that is no UTF-8, a date beyond Python's
-        for number in range(batch.num_rows):
-            try:
-                [row] = batch.slice(number, 1).to_pylist(maps_as_pydicts="strict")
-            except (ValueError, KeyError, OverflowError) as error:
-                row = Fault("a value that cannot be read", _shown(str(error)))
-            yield row
-
-
-def _shown(text: bytes | str) -> str:
-    """Return the beginning of a row, in characters that can be shown."""
-    start = text[: 4 * _SHOWN_CHARACTERS]
-    if isinstance(start, str):
-        start = start.encode("utf-8", "surrogateescape")
-    shown = " ".join(start.decode("utf-8", "backslashreplace").split())
-    return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}…"

@@ -115,3 +115,57 @@ def test_what_cannot_be_read_is_said_in_a_sentence(tmp_path: Path, name: str, te
     done = inspect(tmp_path / name)
     assert done.exit_code == ExitCode.BAD_INPUT
     assert said in done.output and "Traceback" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("path", "arguments", "told"),
+    [
+        (
+            f"hub:org/name@{'0' * 40}",
+            [],
+            "is a dataset, which has splits; add --split NAME, or name files: hub:org/name@",
+        ),
+        (
+            "hub:org/name@main",
+            ["--split", "train"],
+            "hub:org/name@main names no commit of a dataset; write hub:",
+        ),
+        (
+            "rows.jsonl",
+            ["--split", "train"],
+            "--split=train is about hub:ORGANISATION/NAME@COMMIT, and rows.jsonl is no",
+        ),
+        (
+            "rows.jsonl",
+            ["--config", "main"],
+            "--config=main is about one split of a dataset on the hub; add --split NAME",
+        ),
+        (f"hub:a/b@{'0' * 40}", ["--split", "a b"], "--split='a b' is no name of a split"),
+        (
+            f"hub:a/b@{'0' * 40}",
+            ["--split", "a", "--config", "../x"],
+            "--config='../x' is no name of a configuration",
+        ),
+    ],
+)
+def test_what_a_dataset_of_the_hub_needs_is_named(path: str, arguments: list[str], told: str) -> None:
+    done = inspect(Path(path), *arguments)
+    assert done.exit_code == ExitCode.BAD_INPUT
+    assert told in done.stderr
+    assert "Traceback" not in done.output
+    assert "validation error" not in done.output
+
+
+def test_a_hub_that_is_not_there_is_one_plain_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import datasets
+    from huggingface_hub import constants
+
+    for place in (constants, datasets.config):
+        monkeypatch.setattr(place, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    source = f"hub:org/name@{'0' * 40}"
+    done = inspect(Path(source), "--split", "train", "--max-rows", "5")
+    assert done.exit_code == ExitCode.BAD_INPUT
+    assert f"source='{source}' with load: {{split: train, max_rows: 5}} could not be loaded" in done.stderr
+    assert "Without network, name files that the cache (HF_HOME) has" in done.stderr
+    assert "Traceback" not in done.output

@@ -13,6 +13,7 @@ from vantage.attempts.exit_codes import ExitCode
 from vantage.cli.main import app
 from vantage.models.builtin import build_builtin
 from vantage.schemas.loading.recipe_file import load_recipe
+from vantage.schemas.loading.sources import BUILTIN_DATA
 from vantage.schemas.recipe.recipe import Recipe
 from vantage.tasks.rewards.verifier_file import load_function
 
@@ -111,6 +112,63 @@ def test_every_combination_of_flags_passes_plan_or_says_what_is_missing(
 
 def _defaults_to_model(given: dict[str, str], named: set[str]) -> bool:
     return "reward" not in given and ("preferences" in named or not named)
+
+
+@pytest.mark.parametrize("reward", [None, "model", "verifier", "none"])
+@pytest.mark.parametrize("content", ["demonstrations", "preferences", "prompts"])
+@pytest.mark.parametrize("source", BUILTIN_DATA)
+def test_every_builtin_dataset_in_every_place_passes_plan_or_is_refused(
+    tmp_path: Path, source: str, content: str, reward: str | None
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    options = [] if reward is None else ["--reward", reward]
+    done = initialised(str(recipe), "--yes", "--model", "builtin:nano", f"--{content}", source, *options)
+    name, _, kind = source.partition("/")
+    lacks = {"model": "preferences", "verifier": "prompts"}.get(reward or "")
+    if lacks not in (None, content) or (reward, content) == ("none", "prompts"):
+        assert "add --" in done.stderr
+    elif kind != content:
+        assert f"--{content}={source} holds {kind}; give {name}/{content}, or a file" in done.stderr
+    else:
+        assert done.exit_code == 0, done.output
+        plan = planned(recipe)
+        assert plan.exit_code == 0, plan.output
+        loaded = load_recipe(recipe)
+        assert {each.source.partition("/")[0] for each in loaded.data.values()} == {name}
+        longest = {"builtin:arithmetic_long": (58, 123)}.get(name, (26, 55))
+        assert loaded.generation.max_prompt_tokens > longest[0]
+        assert 512 >= loaded.generation.max_response_tokens > longest[1]
+        return
+    assert done.exit_code == ExitCode.BAD_INPUT
+    assert not recipe.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--prompts", "builtin:arithmetic/promts"], "did you mean 'builtin:arithmetic/prompts'"),
+        (["--prompts", "builtin:tiny"], "--prompts=builtin:tiny is no built-in data; "),
+        (
+            ["--demonstrations", "builtin:arithmetic"],
+            "--demonstrations=builtin:arithmetic is no built-in data; ",
+        ),
+    ],
+)
+def test_what_is_not_built_in_is_refused(tmp_path: Path, options: list[str], told: str) -> None:
+    done = initialised(str(tmp_path / "recipe.yaml"), "--yes", *options)
+    assert (done.exit_code, list(tmp_path.iterdir())) == (ExitCode.BAD_INPUT, [])
+    assert told in done.stderr
+
+
+@pytest.mark.parametrize("name", ["arithmetic", "arithmetic_long", "arithmetic_habit"])
+def test_builtin_prompts_are_judged_by_the_verifier_of_their_task(
+    files: Path, tmp_path: Path, name: str
+) -> None:
+    options = ("--prompts", f"builtin:{name}/prompts", "--demonstrations", str(files / "instructions.json"))
+    done = initialised(str(tmp_path), "--yes", *options)
+    assert done.exit_code == 0, done.output
+    assert f"verifier: {name}" in (tmp_path / "recipe.yaml").read_text()
+    assert planned(tmp_path / "recipe.yaml").exit_code == 0
 
 
 def test_columns_are_found_and_written_out(files: Path, tmp_path: Path) -> None:

@@ -363,6 +363,18 @@ def test_data_that_is_elsewhere_is_taken_to_be_as_long_as_the_limits() -> None:
     )
 
 
+def test_a_dataset_of_the_hub_has_as_many_rows_as_are_loaded() -> None:
+    source = f"hub:org/name@{'0' * 40}"
+    base = ["quickstart", "--set", f"data.preferences.source={source}", "--gpu", "h100"]
+    done = run(*base, "--set", "data.preferences.load={split: train, max_rows: 5000}")
+    assert done.exit_code == ExitCode.OK, done.output
+    assert f"{source} is not here: 5,000 rows as the recipe says, all as long as its limits" in done.output
+    without = ["--set", "data.preferences.load={split: train}", "--set", "data.preferences.rows=null"]
+    refused = run(*base, *without)
+    assert refused.exit_code == ExitCode.BAD_INPUT
+    assert "is not a file here, so its rows cannot be counted" in refused.stderr
+
+
 def test_a_quickstart_for_seven_billion_weights_names_the_gpus_that_it_needs(tmp_path: Path) -> None:
     llama = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "vocab_size": 32000,
              "num_hidden_layers": 32, "num_attention_heads": 32}  # fmt: skip

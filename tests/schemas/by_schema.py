@@ -44,6 +44,7 @@ RULES = {
     "Split._shares_leave_training_rows": "a sum of numbers",
     "Split._a_test_set_has_test_rows_alone": "a field that must be absent where another has one certain value",
     "Data._a_test_set_trains_nothing": "the same, of a part of the dataset",
+    "Data._a_dataset_of_the_hub_is_loaded": "what the text of one field means for another",
     "NearDuplicates._names_are_different": "equal values in different items",
     "Data._templates_make_text": "what a text of one field means for another",
     "Generation._stops_are_different": "equal values in different items",

@@ -12,7 +12,8 @@ import pytest
 
 from vantage.schemas.source_files import data_limit
 from vantage.tasks.data.benchmark_tasks import UnusableTasks, check_tasks
-from vantage.tasks.data.source_rows import UnreadableFile, read_rows_of
+from vantage.tasks.data.row_faults import UnreadableFile
+from vantage.tasks.data.source_rows import read_rows_of
 
 
 class Payload:

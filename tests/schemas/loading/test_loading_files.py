@@ -7,6 +7,7 @@ import pytest
 
 from vantage.schemas.loading.recipe_file import find_recipe, load_recipe, parse_recipe
 from vantage.schemas.problems import RecipeError
+from vantage.schemas.recipe.inputs import Load
 
 
 def write(folder: Path, text: str, name: str = "mine.yaml") -> Path:
@@ -102,6 +103,56 @@ def test_models_that_are_there(text: str, tmp_path: Path, source: str, loaded: s
 def test_data_of_the_hub_is_not_looked_up(text: str, tmp_path: Path) -> None:
     source = f"hub:org/name@{'0' * 40}/data/train-*.parquet"
     assert parse_recipe(own_data(text, source), folder=tmp_path).data["demos"].source == source
+
+
+def demos(text: str, fields: str) -> str:
+    return text.replace('{source: "builtin:arithmetic/demonstrations"}', f"{{source: {fields}}}")
+
+
+def test_a_dataset_of_the_hub_is_loaded_by_split(text: str, tmp_path: Path) -> None:
+    source = f"hub:org/name@{'0' * 40}"
+    load = "load: {config: main, split: train, streaming: true, max_rows: 20}"
+    found = parse_recipe(demos(text, f"{source}, {load}"), folder=tmp_path).data["demos"]
+    assert (found.source, found.load) == (
+        source,
+        Load(config="main", split="train", streaming=True, max_rows=20),
+    )
+
+
+@pytest.mark.parametrize("revision", ["", "@main", f"@{'0' * 39}", f"@{'A' * 40}"])
+def test_a_dataset_of_the_hub_has_a_commit(text: str, tmp_path: Path, revision: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(
+            demos(text, f"hub:org/name{revision}, load: {{split: train}}"), name="x.yaml", folder=tmp_path
+        )
+    [told] = caught.value.problems
+    assert str(told.message).endswith("names no commit of a dataset")
+    assert told.remedy == (
+        "write hub:ORGANISATION/NAME@COMMIT with the 40 digits of a commit, or …@COMMIT/FILE; "
+        "a branch or a tag could change"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ("HUB", "name one with load: {split: train}, or name files as source: hub:ORGANISATION/NAME@COMMIT/FILE"),
+        ("HUB, load: {}", "data.demos.load.split: is required"),
+        ("HUB, load: {split: 'train[:10]'}", "data.demos.load.split: 'train[:10]'"),
+        ("HUB, load: {split: train, config: ../x}", "data.demos.load.config: '../x'"),
+        ("HUB, load: {split: train, max_rows: 0}", "data.demos.load.max_rows: "),
+        ("HUB, load: {split: train, trust_remote_code: true}", "data.demos.load.trust_remote_code: "),
+        ("rows.jsonl, load: {split: train}", "rows.jsonl' is no such dataset; leave load out, and name the folder or the"),
+        ("HUB/a.jsonl, load: {split: train}", "is no such dataset; leave load out, and name the folder or the files"),
+    ],
+)  # fmt: skip
+def test_what_is_loaded_belongs_to_a_dataset(text: str, tmp_path: Path, fields: str, said: str) -> None:
+    write(tmp_path, "{}", "rows.jsonl")
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(
+            demos(text, fields.replace("HUB", f"hub:org/name@{'0' * 40}")), name="x.yaml", folder=tmp_path
+        )
+    assert said in str(caught.value)
 
 
 def file_refusal(source: str | Path) -> str:

@@ -11,6 +11,7 @@ from vantage.schemas.recipe.sources import (
     DataSource,
     Gguf,
     Hub,
+    HubDataset,
     HubFiles,
     LocalPath,
     ModelSource,
@@ -71,7 +72,8 @@ def test_what_the_source_of_a_file_names(text: str, value: ModelSource) -> None:
         ("builtin:arithmetic/prompts", Builtin("arithmetic", "prompts")),
         ("rows.jsonl", LocalPath(Path("rows.jsonl"))),
         ("hub:org/name@main/a/b.csv", HubFiles("org/name", "main", "a/b.csv")),
-        ("hub:org/name@main", HubFiles("org/name", "main", "")),
+        ("hub:org/name@main", HubDataset("org/name", "main")),
+        (f"hub:org/name@{COMMIT}", HubDataset("org/name", COMMIT)),
         ("hub/a.csv", LocalPath(Path("hub/a.csv"))),
     ],
 )

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
 from vantage.schemas.recipe.fields import Name
-from vantage.schemas.recipe.inputs import Data, Generation, Model
+from vantage.schemas.recipe.inputs import Data, Generation, Load, Model
 from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.stages import (
     PolicyOptimization,
@@ -267,6 +267,32 @@ def test_files_of_the_hub_are_known_by_their_commit() -> None:
     source = f"hub:org/name@{'0' * 40}/data/train-*.parquet"
     parts = prepared(source)
     assert (parts["configuration"]["data"]["source"], parts["inputs"]) == (source, {})
+
+
+def of_the_hub(commit: str = "0", name: str = "name", **load: Any) -> dict[str, Any]:
+    data = Data(source=f"hub:org/{name}@{commit * 40}", load=Load(**{"split": "train", **load}))
+    work = PrepareData(content="preferences", data=data)
+    return key_parts(work, generation=Generation(), rewards={}, seed=None, inputs={}, extra={})
+
+
+def test_a_dataset_of_the_hub_is_known_by_its_commit_and_what_is_loaded() -> None:
+    plain = of_the_hub()
+    assert plain["configuration"]["data"]["source"] == f"hub:org/name@{'0' * 40}"
+    assert plain["configuration"]["data"]["load"] == {"split": "train"}
+    assert of_the_hub(streaming=True) == plain, "the rows are the same"
+    others = [
+        of_the_hub(commit="1"),
+        of_the_hub(name="other"),
+        of_the_hub(split="test"),
+        of_the_hub(config="main"),
+        of_the_hub(max_rows=10),
+        of_the_hub(max_rows=11),
+    ]
+    assert len({stage_key(parts) for parts in (plain, *others)}) == 1 + len(others)
+
+
+def test_a_recipe_that_loads_nothing_has_the_key_of_before() -> None:
+    assert "load" not in prepared("/here/pairs.jsonl", content="rows")["configuration"]["data"]
 
 
 def test_a_file_without_its_sha256_is_refused() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from vantage.schemas.recipe.inputs import Data, Labels
 from vantage.tasks.data.columns import MissingColumn, map_row
+from vantage.tasks.data.row_faults import Fault, SourceRow
 from vantage.tasks.data.row_reader import reader_of
-from vantage.tasks.data.source_rows import Fault, SourceRow
 
 Q, GOOD, BAD = "How much is 2+2?", "It is 4.", "No idea."
 ASKED = [{"role": "user", "content": Q}]

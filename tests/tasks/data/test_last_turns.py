@@ -11,8 +11,8 @@ import pytest
 from vantage.schemas.recipe.inputs import Content, Data
 from vantage.schemas.row_rules import REPEATED, RowCheck
 from vantage.tasks.data.inspection import inspect_file
+from vantage.tasks.data.row_faults import Fault
 from vantage.tasks.data.row_reader import RowReader
-from vantage.tasks.data.source_rows import Fault
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": {"c": [1, None]}}}}
 ASKED = {"role": "user", "content": "1+1?"}

@@ -17,7 +17,8 @@ import pytest
 
 from vantage.schemas.source_files import SizeLimit, SourceTooLarge
 from vantage.tasks.data import source_rows
-from vantage.tasks.data.source_rows import Fault, UnreadableFile, read_rows_of
+from vantage.tasks.data.row_faults import Fault, UnreadableFile
+from vantage.tasks.data.source_rows import read_rows_of
 
 NO_LIMIT = SizeLimit(1 << 40, "")
 GOOD = {"prompt": 'q "0" [{,}] \\ \u2028 中 🙂', "response": "a\nb"}

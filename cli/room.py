@@ -1,0 +1,52 @@
+"""How much room prompts and responses need, and how large a model is, as ``vantage init`` estimates them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def lengths_for(model: str, measured: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[int, int]:
+    """Return tokens that nearly all prompts and responses have room in, and that the model has positions for.
+
+    Args:
+        measured: the first rows of each dataset, in our columns.
+    """
+    vocabulary, positions = _shape_of(model)
+    bytes_per_token = 3 if vocabulary is None or vocabulary > 5000 else 1  # few tokens are short tokens
+    prompts = [row["prompt"] or "" for rows in measured for row in rows]
+    others = ("response", "chosen", "rejected")
+    responses = [row[name] or "" for rows in measured for row in rows for name in others if name in row]
+    prompt = _room(prompts, bytes_per_token)
+    response = max(_room(responses, bytes_per_token), 64) if responses else 256
+    if positions is not None and prompt + response > positions:
+        prompt = min(prompt, positions // 2)
+        response = min(response, positions - prompt)
+    return prompt, response
+
+
+def _room(texts: list[str], bytes_per_token: int) -> int:
+    """Return tokens of the 99th percentile, up to the next 32; of 32 to 1,024, with room for a chat template."""
+    lengths = sorted(len(text.encode()) for text in texts)
+    longest = lengths[int(0.99 * (len(lengths) - 1))] // bytes_per_token + 16
+    return min(1024, max(32, -(-longest // 32) * 32))
+
+
+def _shape_of(model: str) -> tuple[int | None, int | None]:
+    """Size of the vocabulary and number of positions; None where the configuration does not say."""
+    from vantage.models.model_config import UnreadableConfig, read_config
+
+    try:
+        fields = read_config(model).fields
+    except UnreadableConfig:
+        return None, None
+    positions = fields.get("max_position_embeddings") or fields.get("n_positions")
+    return fields.get("vocab_size"), positions
+
+
+def num_weights(model: str) -> int | None:
+    """Return how many weights a model has; None where its configuration does not say."""
+    from vantage.models.model_config import UnreadableConfig, read_config
+
+    try:
+        return read_config(model).num_weights
+    except UnreadableConfig:
+        return None

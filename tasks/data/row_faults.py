@@ -1,0 +1,33 @@
+"""What is wrong with a row, or with a file as a whole."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_SHOWN_CHARACTERS = 200
+
+
+class UnreadableFile(ValueError):
+    """A file that is not what its name says, as a whole."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A row that cannot be read, or holds something else than what is asked of it."""
+
+    reason: str
+    """The same for all rows with this fault: it is what they are counted by."""
+    shown: str
+    """What stands there, shortened."""
+
+
+SourceRow = Mapping[str, Any] | Fault
+
+
+def shown(text: bytes | str) -> str:
+    """Return the beginning of a row, in characters that can be shown."""
+    start = text[: 4 * _SHOWN_CHARACTERS]
+    if isinstance(start, str):
+        start = start.encode("utf-8", "surrogateescape")
+    found = " ".join(start.decode("utf-8", "backslashreplace").split())
+    return found if len(found) <= _SHOWN_CHARACTERS else f"{found[:_SHOWN_CHARACTERS]}…"
