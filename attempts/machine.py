@@ -16,7 +16,7 @@ from vantage.schemas.recipe.stage import Resources, Stage
 from vantage.schemas.recipe.work import Work
 from vantage.schemas.records.attempt import Share
 from vantage.schemas.steps import pool_of
-from vantage.tasks.control_groups import whole_cpus
+from vantage.tasks.training.control_groups import whole_cpus
 
 
 def num_ranks(work: Work, share: Share | None) -> int:

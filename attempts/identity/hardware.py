@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from vantage.attempts.machine import available_cpus
-from vantage.tasks.control_groups import PROC, memory_limit
+from vantage.tasks.training.control_groups import PROC, memory_limit
 
 UNKNOWN = "unknown"
 _GIB = 2**30

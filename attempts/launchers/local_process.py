@@ -34,7 +34,7 @@ from vantage.schemas.records.attempt import RUN_STAGE, Failure, Share
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.schemas.safe_text import without_secrets
 from vantage.storage.durable_files import make_folder
-from vantage.tasks.control_groups import oom_kills
+from vantage.tasks.training.control_groups import oom_kills
 from vantage.tasks.training.scratch import PROGRESS
 
 POLL_SECONDS = 0.2

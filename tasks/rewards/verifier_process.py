@@ -19,9 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from vantage.tasks.control_groups import oom_kills
 from vantage.tasks.rewards.verifier_file import BrokenVerifier, shown_case
 from vantage.tasks.rewards.verifier_worker import READY, RIGHT, WRONG
+from vantage.tasks.training.control_groups import oom_kills
 
 CALL_SECONDS = 30.0
 """How long one call may take; what needs longer belongs into the data, as an answer."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vantage.attempts.machine import available_cpus
-from vantage.tasks.control_groups import cpu_limit, memory_limit, oom_kills, whole_cpus
+from vantage.tasks.training.control_groups import cpu_limit, memory_limit, oom_kills, whole_cpus
 
 
 class Host:
