@@ -279,7 +279,17 @@ class Orchestrator:
                 self.draw_report()
             pool, observer = pool_of(self.recipe, step), self._recording.observer(request)
             if pool is None:
-                outcome = self._attempt_here(request, observer)
+                for _ in range(2):
+                    self._mend_inputs(request)  # before anything parses them
+                    outcome = run_attempt(
+                        request,
+                        observer=observer,
+                        stop=self.stop,
+                        storage=self.store,
+                        launcher=self._launcher,
+                    )
+                    if not self._has_read_damage(request, outcome):
+                        break
             else:
                 outcome = self._attempt_on_pool(request, pool, observer)
             if outcome.artifact is not None:
@@ -311,20 +321,12 @@ class Orchestrator:
         others = (stage.status for other, stage in self.run.record.stages.items() if other != step)
         return not {"waiting", "running"} & set(others)
 
-    def _attempt_here(self, request: AttemptRequest, observer: Observer) -> AttemptOutcome:
-        """Make the attempt on this machine, with inputs whose bytes are compared before anything parses them.
-
-        An input that is damaged while the attempt reads it makes it fail in any way, so they are compared again then.
-        """
-        for _ in range(2):
-            self._mend_inputs(request)
-            outcome = run_attempt(
-                request, observer=observer, stop=self.stop, storage=self.store, launcher=self._launcher
-            )
-            read_wrongly = outcome.failure is not None and outcome.failure.cause in _CAUSES_OF_DAMAGE
-            if not read_wrongly or not self._damaged_inputs(request):
-                break
-        return outcome
+    def _has_read_damage(self, request: AttemptRequest, outcome: AttemptOutcome) -> bool:
+        """Return whether the attempt failed in a way that a damaged input makes it fail, and there is one."""
+        failure = outcome.failure
+        return (
+            failure is not None and failure.cause in _CAUSES_OF_DAMAGE and bool(self._damaged_inputs(request))
+        )
 
     def _damaged_inputs(self, request: AttemptRequest) -> dict[str, str]:
         """Return step → what is wrong with its artifact, which is set aside, for the steps that the request reads."""
