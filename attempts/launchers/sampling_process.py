@@ -1,6 +1,7 @@
 """Starts the process that holds a model for ``vantage sample`` and ``vantage export``, and talks to it."""
 
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,8 @@ from vantage.schemas.records.sampling import (
 )
 from vantage.schemas.safe_text import server_secrets, without_secrets
 
+RENDER_SECONDS = 120.0
+"""Most time for a request to render rows, loading the tokenizer not included; an honest template takes milliseconds a row."""
 _SHOWN_LINES = 20
 
 Reply = TypeVar("Reply", bound=BaseModel)
@@ -68,8 +71,17 @@ class SamplingProcess:
         return self.sampled()
 
     def render(self, request: RenderRequest) -> RenderReply:
-        """Send rows of data and take them as the model reads them; raises as ``opened``."""
+        """Send rows of data and take them as the model reads them; raises as ``opened``, and ValueError after ``RENDER_SECONDS``.
+
+        A chat template is a program, which may go on for ever for some rows.
+        """
         self.send(request)
+        assert self._process.stdout is not None, "a pipe"
+        if not select.select([self._process.stdout], [], [], RENDER_SECONDS)[0]:
+            raise ValueError(
+                f"the model's chat template did not render {len(request.rows):,} rows within {RENDER_SECONDS:g} s; correct "
+                "the tokenizer's chat_template, or leave the model out"
+            )
         return self._take(RenderReply)
 
     def merge(self, output: Path) -> None:

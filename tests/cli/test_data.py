@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from tests.support.small_chat_run import save_chat_model
 from vantage.attempts.exit_codes import ExitCode
+from vantage.attempts.launchers import sampling_process
 from vantage.cli.main import app
 from vantage.schemas.recipe.inputs import Data
 from vantage.schemas.source_files import data_limit
@@ -95,6 +96,33 @@ def test_special_tokens_that_the_text_spells_out_are_counted_once_a_row(tmp_path
         in shown
     )
     assert "3 of the first 4 rows do not fit the model's chat template" in shown
+
+
+def test_a_template_that_goes_on_for_ever_for_some_row_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trial prompts of a model do not have the word; a row of the file does."""
+    monkeypatch.setattr(sampling_process, "RENDER_SECONDS", 2.0)
+    save_chat_model(tmp_path / "model")
+    for file in (tmp_path / "model" / "chat_template.jinja", tmp_path / "model" / "tokenizer_config.json"):
+        if file.exists() and "chat_template" in f"{file.name} {file.read_text()}":
+            loops = (
+                "{% if 'loop' in messages[0].content %}"
+                + "{% for a in range(99999) %}" * 3
+                + "{% endfor %}" * 3
+                + "{% endif %}"
+            )
+            text = file.read_text()
+            if file.suffix == ".jinja":
+                file.write_text(loops + text)
+            elif "chat_template" in (settings := json.loads(text)):
+                file.write_text(json.dumps({**settings, "chat_template": loops + settings["chat_template"]}))
+    path = lines(
+        tmp_path / "rows.jsonl", [{"prompt": "loop", "response": "a"}, {"prompt": "b", "response": "c"}]
+    )
+    done = inspect(path, "--model", str(tmp_path / "model"))
+    assert done.exit_code == ExitCode.BAD_INPUT
+    assert "the model's chat template did not render 2 rows within 2 s" in done.output
 
 
 @pytest.mark.parametrize(
