@@ -32,6 +32,9 @@ from vantage.storage.storage import Storage
 from vantage.storage.store import Locked
 from vantage.tasks.training.scratch import FETCHED, REPORTS
 
+LONGEST_READING_SECONDS = 10.0
+"""How long a run waits to remove a scratch folder, while another holds the stage's key."""
+
 
 class Recording:
     """The records of one run's attempts."""
@@ -191,10 +194,13 @@ class Recording:
             usage=outcome.usage,
             facts=outcome.facts,
         )
-        # Another process that holds the key may use the folder; then it removes the folder.
+        # A run that waited for the artifact holds the key for a moment to read it. A process that holds it for longer uses
+        # the folder, and removes it.
         with (
             suppress(Locked),
-            self.store.exclusive(key, holder=f"run {self.run.record.run_id}", timeout=0.0),
+            self.store.exclusive(
+                key, holder=f"run {self.run.record.run_id}", timeout=LONGEST_READING_SECONDS
+            ),
         ):
             self.store.discard_scratch(key)
 

@@ -46,6 +46,8 @@ class StageEntry:
     made: int | None = None
     """When the artifact was first recorded (milliseconds since 1970); recording it again does not change this."""
     verdicts: tuple[Verdict, ...] = ()
+    readings: int = 0
+    """How often the machine was read during all attempts at the stage so far."""
     loosened: tuple[LoosenedGate, ...] = ()
     """Gates that closed on the artifact in an earlier run, and of which this run asks less."""
 
@@ -107,6 +109,7 @@ def apply_operation(entry: RunEntry | None, operation: Operation) -> RunEntry:
                 made=known.made if known else None,
                 verdicts=known.verdicts if known else (),
                 loosened=known.loosened if known else (),
+                readings=known.readings if known else 0,
             )
         case RecordReuse():
             known = entry.stages.get(operation.stage)
@@ -130,6 +133,7 @@ def apply_operation(entry: RunEntry | None, operation: Operation) -> RunEntry:
                 made=_first_recorded(known, operation.artifact, operation.time),
                 verdicts=known.verdicts if known else (),
                 loosened=known.loosened if known else (),
+                readings=known.readings if known else 0,
             )
         case RecordVerdicts():
             known = _stage(entry, operation.stage)
@@ -140,6 +144,7 @@ def apply_operation(entry: RunEntry | None, operation: Operation) -> RunEntry:
                 known,
                 outcome=operation.outcome,
                 reason=operation.reason,
+                readings=known.readings + (len(operation.usage.times) if operation.usage else 0),
                 folder=operation.folder or known.folder,
                 artifact=operation.artifact or known.artifact,
                 made=_first_recorded(known, operation.artifact, operation.time)

@@ -97,6 +97,8 @@ class FinishStage(Frozen):
     """Of the attempt; None: not measured."""
     usage: Usage | None = Field(None, exclude_if=is_unset)
     """Of the machine during the attempt; None: not measured."""
+    first_reading: int = Field(0, exclude_if=lambda first: not first)
+    """Readings of earlier attempts at the stage, after which those of ``usage`` are numbered."""
     facts: Facts = Field(default_factory=dict, exclude_if=is_unset)
     """Of the machine as the attempt began."""
 

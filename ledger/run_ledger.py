@@ -218,9 +218,14 @@ class Ledger:
                 folder=str(folder.absolute()) if folder else None,
                 energy=energy,
                 usage=usage,
+                first_reading=self._readings(stage) if usage else 0,
                 facts=facts or {},
             )
         )
+
+    def _readings(self, stage: str) -> int:
+        known = self._entry.stages.get(stage) if self._entry else None
+        return known.readings if known else 0
 
     def record_reuse(
         self,

@@ -246,7 +246,7 @@ def _finished_stage(entry: RunEntry, operation: FinishStage) -> Iterator[Change]
         name,
         time,
         _fitting(tags) | _remark_tags(entry, name),
-        rows=tuple(system_rows(operation.usage)),
+        rows=tuple(system_rows(operation.usage, first=operation.first_reading)),
         shown=None if artifact is None else _shown(entry, name, artifact, is_reused=False),
         has_page=True,
     )

@@ -1,6 +1,9 @@
 """``python -m vantage.review.reports RUN WORKSPACE`` makes the report of a run that ends (``vantage.review.reports.at_end``)."""
 
+import os
+import queue
 import sys
+import threading
 from contextlib import suppress
 
 from vantage.attempts.garbage import collect_rarely
@@ -14,19 +17,28 @@ def main() -> None:
     """Run and workspace are arguments. Each line on standard input says that more is recorded, ``WRITE`` that this is all.
 
     What is there already is drawn before, since a plot that has been drawn is kept. If the lines end without ``WRITE``, the
-    run's process is dead, and its report is not written.
+    run's process is dead: this one ends at once, also in the middle of a plot, and writes no report.
     """
     collect_rarely()
+    words: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(words,), daemon=True).start()
     run_id, place = sys.argv[1:]
     workspace = Workspace.at(place)
     word = ""
     while word != WRITE:
         with suppress(Exception):  # what is wrong now is wrong again below, and is reported there
             page_of(workspace, read_run(workspace, run_id))
-        word = sys.stdin.readline().rstrip("\n")
-        if not word:
-            return
+        word = words.get()
     write_report(workspace, run_id)
+
+
+def _listen(words: "queue.SimpleQueue[str]") -> None:
+    """Pass the lines of standard input on, up to ``WRITE``."""
+    for line in sys.stdin:
+        words.put(line.rstrip("\n"))
+        if line.rstrip("\n") == WRITE:
+            return
+    os._exit(0)
 
 
 if __name__ == "__main__":

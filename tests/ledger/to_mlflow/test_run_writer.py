@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import mlflow
+from mlflow.tracking import MlflowClient
 
 from tests.ledger.small_run import (
     JOURNAL_CURVE,
@@ -11,6 +12,7 @@ from tests.ledger.small_run import (
     RECIPE,
     SOURCES,
     STAGES,
+    USAGE,
     client_of,
     curve,
     record_run,
@@ -192,3 +194,16 @@ def test_a_run_under_way_shows_its_models_and_what_is_tried_again(workspace: Pat
         _, _, tags = snapshot(client_of(workspace), run_id)["model of model"]
         assert "**Parents:**" in tags["mlflow.note.content"]
         ledger.finish_run("resumable")
+
+
+def test_readings_of_a_second_attempt_follow_those_of_the_first(workspace: Path) -> None:
+    with Ledger(None, workspace, "tiny") as ledger:
+        ledger.open_run("0001-tiny-cccccc", "tiny", {})
+        for attempt in (1, 2):
+            ledger.open_stage("sft", kind="sft", stage_key=sha("key"), attempt=attempt, params={}, inputs={})
+            ledger.finish_stage("sft", "resumable", reason="killed", usage=USAGE)
+        assert ledger.flush(60)
+        run_id = ledger.mlflow_run_id("sft")
+    client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
+    history = client.get_metric_history(str(run_id), "system/cpu_utilization_percentage")
+    assert sorted(point.step for point in history) == [1, 3], "the first reading of each attempt has no value"

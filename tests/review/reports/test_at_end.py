@@ -1,6 +1,7 @@
 """The report at a run's end: made by a process of its own, logged by the ledger, and never in the run's way."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -163,3 +164,26 @@ def test_a_program_that_cannot_be_started_is_no_error(
         assert ReportProcess(orchestrator.run).finish(orchestrator.ledger, witness) is None
         orchestrator.ledger.close(1.0)
     assert "could not be made" in witness.lines[0]
+
+
+@pytest.mark.usefixtures("nothing_sent")
+def test_it_ends_at_once_when_the_runs_process_dies(tmp_path: Path, recipe_file: Path) -> None:
+    """In the middle of a plot, too: here it draws for ever."""
+    with orchestrated(Workspace(tmp_path / "workspace"), recipe_file, makes_report=False) as orchestrator:
+        attempt_all(orchestrator)
+        run = orchestrator.run
+        code = (
+            "import time, sys; from vantage.review.reports import __main__ as reports; "
+            "reports.page_of = lambda *of: (print('drawing', flush=True), time.sleep(600)); "
+            f"sys.argv = ['reports', {run.record.run_id!r}, {run.workspace.address!r}]; reports.main()"
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == "drawing\n"
+        process.stdin.write("draw\n")
+        process.stdin.close()
+        assert process.wait(10) == 0
+        process.stdout.close()
+        assert not (run.folder / REPORT).exists()
