@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -36,6 +36,24 @@ def deploy(
     timezone: Annotated[
         str | None, typer.Option("--timezone", metavar="Europe/Berlin", help="Of the schedule. Default: UTC.")
     ] = None,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", min=1, help="How many of its runs may be under way at once.")
+    ] = 1,
+    on_overlap: Annotated[
+        str,
+        typer.Option(
+            "--on-overlap",
+            metavar="wait|skip|cancel",
+            help="A run that would be one too many waits for an earlier one, is skipped, or has the earlier ones save and end "
+            "(cancel: one at a time).",
+        ),
+    ] = "skip",
+    paused: Annotated[
+        bool | None,
+        typer.Option(
+            "--paused/--active", help="Of the schedule. Default: as it is in Prefect already, else active."
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be registered; register nothing.")
     ] = False,
@@ -50,9 +68,15 @@ def deploy(
     """Register a recipe as a deployment in Prefect; again: update it."""
     with explained(verbose):
         _quiet(verbose)
-        from vantage.flows.pools.pipelines import as_prefect_yaml, pipeline_of, register
+        from vantage.flows.pools.pipelines import OnOverlap, as_prefect_yaml, pipeline_of, register
         from vantage.runs.names import recipe_source
 
+        if on_overlap not in get_args(OnOverlap):
+            raise ValueError(f"--on-overlap={on_overlap} is not one of {', '.join(get_args(OnOverlap))}")
+        if on_overlap == "cancel" and concurrency != 1:
+            raise ValueError(
+                f"--concurrency={concurrency} and --on-overlap=cancel exclude each other; leave one out"
+            )
         pipeline = pipeline_of(
             recipe_source(recipe, "deploy"),
             overrides or [],
@@ -63,6 +87,9 @@ def deploy(
             interval=interval,
             rrule=rrule,
             timezone=timezone,
+            concurrency=concurrency,
+            on_overlap=on_overlap,  # type: ignore[arg-type]
+            paused=paused,
         )
         for warning in pipeline.warnings:
             typer.echo(f"vantage: warning: {warning}", err=True)
@@ -145,14 +172,31 @@ def _client() -> Iterator["SyncPrefectClient"]:
 
 
 def _described(deployment: "DeploymentResponse") -> dict[str, Any]:
-    schedules = [_schedule(each.schedule) for each in deployment.schedules if each.active]
+    schedules = [
+        _schedule(each.schedule) + ("" if each.active and not deployment.paused else " (paused)")
+        for each in deployment.schedules
+    ]
     return {
         "name": deployment.name,
         "version": deployment.version,
         "pool": deployment.work_pool_name,
         "started by": ", ".join(schedules) or "hand",
+        "at once": _at_once(deployment),
         "workspace": deployment.parameters.get("workspace"),
     }
+
+
+def _at_once(deployment: "DeploymentResponse") -> str:
+    """Return ``1, skips others``: how many runs there may be, and what happens to one too many."""
+    from vantage.flows.prefect_server.overlaps import CANCELS_EARLIER
+
+    limit = deployment.global_concurrency_limit
+    if CANCELS_EARLIER in (deployment.tags or []):
+        return "1, cancels earlier ones"
+    if limit is None or deployment.concurrency_options is None:
+        return "any number"
+    waits = deployment.concurrency_options.collision_strategy.value == "ENQUEUE"
+    return f"{limit.limit}, {'others wait' if waits else 'skips others'}"
 
 
 def _schedule(schedule: Any) -> str:

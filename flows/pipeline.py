@@ -30,6 +30,7 @@ from vantage.flows.prefect_server.flow_runs import (
     tell_that_it_was_scheduled,
     watch_cancellation,
 )
+from vantage.flows.prefect_server.overlaps import CANCELS_EARLIER, cancel_earlier
 from vantage.flows.prefect_server.pages import progress_page, show_run
 from vantage.flows.prefect_server.server import server_name
 from vantage.flows.publishing.publishing import publish
@@ -98,6 +99,8 @@ async def pipeline(
     given = orchestrator_of(run_id)  # `vantage run` has opened it
     if given is None:
         await tell_that_it_was_scheduled(flow_run_id)
+        if CANCELS_EARLIER in runtime.flow_run.tags:
+            await cancel_earlier(flow_run_id)
     changes = [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
     state: State[None] | None = None
     while True:

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 import yaml
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import SCHEDULE_TYPES, construct_schedule
 from prefect.events.actions import ChangeFlowRunState, RunDeployment
@@ -25,6 +25,7 @@ from pydantic import ValidationError
 from vantage.flows.pools.deployments import require_pool
 from vantage.flows.pools.job_variables import ENVIRONMENT
 from vantage.flows.prefect_server.flow_runs import STATES
+from vantage.flows.prefect_server.overlaps import CANCELS_EARLIER
 from vantage.runs.resolving import load_resolved, load_resolved_text
 from vantage.runs.run import recipe_digest
 from vantage.schemas.loading.overrides import parse_override
@@ -35,6 +36,8 @@ from vantage.schemas.steps import pool_of
 FLOW = "vantage"
 ENTRYPOINT = "vantage.flows.pipeline.pipeline"
 TAG = "vantage-pipeline"
+OnOverlap = Literal["wait", "skip", "cancel"]
+"""``wait``: until an earlier run has ended. ``skip``: the new run is cancelled at once. ``cancel``: the earlier ones save and end."""
 HEARTBEAT_SECONDS = 30
 """How often a pipeline's process tells Prefect that it lives; Prefect's smallest."""
 LOST_SECONDS = 90.0
@@ -57,6 +60,21 @@ class Pipeline:
     schedule: SCHEDULE_TYPES | None
     stage_pools: frozenset[str] = frozenset()
     """Pools of its stages."""
+    concurrency: int = 1
+    """How many of its runs may be under way at once."""
+    on_overlap: OnOverlap = "skip"
+    """What happens to a run that is to begin while so many are under way."""
+    paused: bool | None = None
+    """Whether its schedule is paused; None: as it is in Prefect already, else active."""
+
+    @property
+    def strategy(self) -> ConcurrencyOptions | None:
+        """What Prefect does with a run too many; None: it starts it, and the flow cancels earlier ones."""
+        if self.on_overlap == "cancel":
+            return None
+        waits = self.on_overlap == "wait"
+        chosen = ConcurrencyLimitStrategy.ENQUEUE if waits else ConcurrencyLimitStrategy.CANCEL_NEW
+        return ConcurrencyOptions(collision_strategy=chosen)
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -66,12 +84,18 @@ class Pipeline:
     @property
     def warnings(self) -> list[str]:
         """What may go wrong when workers run it."""
-        if self.pool not in self.stage_pools:
-            return []
-        return [
-            f"pool {self.pool} also computes stages: the pipeline holds one of its slots while it waits for them; "
-            "give it a pool of its own, or the pool more slots"
-        ]
+        found = []
+        if self.pool in self.stage_pools:
+            found.append(
+                f"pool {self.pool} also computes stages: the pipeline holds one of its slots while it waits for them; "
+                "give it a pool of its own, or the pool more slots"
+            )
+        if "://" not in self.workspace:
+            found.append(
+                f"workspace {self.workspace} is a folder: each worker of pool {self.pool} needs it at this path, on a disk "
+                "that all of them share; name a bucket (s3://…) if they are on other machines"
+            )
+        return found
 
     @property
     def job_variables(self) -> dict[str, Any]:
@@ -90,6 +114,9 @@ def pipeline_of(
     interval: float | None = None,
     rrule: str | None = None,
     timezone: str | None = None,
+    concurrency: int = 1,
+    on_overlap: OnOverlap = "skip",
+    paused: bool | None = None,
 ) -> Pipeline:
     """Return the pipeline of a recipe, whose file the workers do not need: its text goes along, its sources as full paths.
 
@@ -101,6 +128,7 @@ def pipeline_of(
         name: of the deployment; None: the recipe's.
         cron, interval, rrule: at most one: when it is started; ``interval`` in seconds.
         timezone: of the schedule; None: UTC.
+        concurrency, on_overlap, paused: as ``Pipeline`` says.
 
     Raises:
         ValueError: the recipe or the schedule is invalid.
@@ -120,8 +148,11 @@ def pipeline_of(
         workspace=workspace,
         pool=pool,
         version=recipe_digest(resolved)[:12],
-        tags=(TAG, f"recipe:{resolved.recipe}"),
+        tags=(TAG, f"recipe:{resolved.recipe}", *((CANCELS_EARLIER,) if on_overlap == "cancel" else ())),
         schedule=schedule,
+        concurrency=concurrency,
+        on_overlap=on_overlap,
+        paused=paused,
         stage_pools=frozenset(named for step in resolved.stages if (named := pool_of(resolved, step))),
     )
 
@@ -184,16 +215,21 @@ def register(client: SyncPrefectClient, pipeline: Pipeline) -> UUID:
     """
     from vantage.flows.pipeline import pipeline as flow
 
-    require_pool(client, pipeline.pool)
+    for pool in sorted({pipeline.pool, *pipeline.stage_pools}):
+        require_pool(client, pool)
+    paused = is_paused(client, pipeline.name) if pipeline.paused is None else pipeline.paused
     schedules = []
     if pipeline.schedule is not None:
-        schedules.append(DeploymentScheduleCreate(schedule=pipeline.schedule, active=True))
+        schedules.append(DeploymentScheduleCreate(schedule=pipeline.schedule, active=not paused))
     _remove_schedules(client, pipeline.name)
     deployment = client.create_deployment(
         client.create_flow(flow),
         pipeline.name,
         version=pipeline.version,
         schedules=schedules,
+        concurrency_limit=None if pipeline.strategy is None else pipeline.concurrency,
+        concurrency_options=pipeline.strategy,
+        paused=False,
         parameters=pipeline.parameters,
         description=f"Recipe {pipeline.version} in {pipeline.workspace}.",
         work_pool_name=pipeline.pool,
@@ -207,6 +243,15 @@ def register(client: SyncPrefectClient, pipeline: Pipeline) -> UUID:
     for automation in automations_of(pipeline.name, deployment):
         client.create_automation(automation)
     return deployment
+
+
+def is_paused(client: SyncPrefectClient, name: str) -> bool:
+    """Return whether somebody has paused the deployment of this name, or its schedule; False if there is none."""
+    try:
+        known = client.read_deployment_by_name(f"{FLOW}/{name}")
+    except ObjectNotFound:
+        return False
+    return bool(known.paused) or bool(known.schedules and not any(each.active for each in known.schedules))
 
 
 def registered(client: SyncPrefectClient) -> list[DeploymentResponse]:
@@ -331,13 +376,18 @@ def as_prefect_yaml(pipeline: Pipeline) -> str:
     schedule = None
     if pipeline.schedule is not None:
         schedule = pipeline.schedule.model_dump(mode="json", exclude_none=True)
+    limit = pipeline.strategy and {
+        "limit": pipeline.concurrency,
+        "collision_strategy": pipeline.strategy.collision_strategy.value,
+    }
     deployment = {
         "name": pipeline.name,
         "version": pipeline.version,
         "tags": list(pipeline.tags),
         "entrypoint": ENTRYPOINT,
         "parameters": pipeline.parameters,
-        "schedules": [schedule] if schedule else [],
+        "schedules": [{**schedule, "active": not pipeline.paused}] if schedule else [],
+        **({} if limit is None else {"concurrency_limit": limit}),
         "work_pool": {"name": pipeline.pool, "job_variables": pipeline.job_variables},
         "pull": [],
     }

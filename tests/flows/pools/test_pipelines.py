@@ -1,13 +1,16 @@
 """A recipe as a deployment: what is registered, what a second time changes, and what is refused."""
 
+import asyncio
 import os
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
+from vantage.cli.deploy import _described
 from vantage.flows.pools.pipelines import (
     as_prefect_yaml,
     automations_of,
@@ -16,6 +19,7 @@ from vantage.flows.pools.pipelines import (
     registered,
     remove,
 )
+from vantage.flows.prefect_server.overlaps import cancel_earlier
 from vantage.runs.resolving import load_resolved, load_resolved_text
 
 if TYPE_CHECKING:
@@ -104,6 +108,97 @@ def test_a_pool_that_waits_for_itself_is_warned_of(recipe_file: Path) -> None:
     assert pipeline(recipe_file, "workers=gpu").warnings == []
     [warning] = pipeline(recipe_file, "stages.sft.resources.pool=orders").warnings
     assert "holds one of its slots" in warning
+
+
+def test_a_workspace_in_a_folder_is_warned_of(recipe_file: Path) -> None:
+    here = pipeline_of(str(recipe_file), (), workspace="/home/ada/work", pool="orders")
+    [warning] = here.warnings
+    assert "workspace /home/ada/work is a folder: each worker of pool orders needs it at this path" in warning
+
+
+@pytest.mark.parametrize(
+    ("on_overlap", "limit"),
+    [
+        ("wait", {"limit": 2, "collision_strategy": "ENQUEUE"}),
+        ("skip", {"limit": 2, "collision_strategy": "CANCEL_NEW"}),
+        ("cancel", None),
+    ],
+)
+def test_what_happens_to_one_run_too_many(
+    recipe_file: Path, on_overlap: str, limit: dict[str, Any] | None
+) -> None:
+    made = pipeline(recipe_file, cron="0 2 * * *", on_overlap=on_overlap, concurrency=2, paused=True)
+    [deployment] = yaml.safe_load(as_prefect_yaml(made))["deployments"]
+    assert deployment.get("concurrency_limit") == limit
+    assert ("on-overlap:cancel" in deployment["tags"]) == (limit is None)
+    assert deployment["schedules"][0]["active"] is False
+
+
+@pytest.mark.slow
+def test_the_limit_is_registered_and_what_somebody_paused_stays_paused(
+    client: "SyncPrefectClient", recipe_file: Path
+) -> None:
+    register(client, pipeline(recipe_file, cron="0 2 * * *"))
+    [found] = registered(client)
+    assert found.global_concurrency_limit is not None
+    assert found.global_concurrency_limit.limit == 1
+    assert found.concurrency_options is not None
+    assert found.concurrency_options.collision_strategy == "CANCEL_NEW"
+    assert [each.active for each in found.schedules] == [True]
+    client.update_deployment_schedule(found.id, found.schedules[0].id, active=False)  # in Prefect's page
+    register(client, pipeline(recipe_file, cron="0 3 * * *"))
+    [found] = registered(client)
+    assert [(each.schedule.cron, each.active) for each in found.schedules] == [("0 3 * * *", False)]
+    assert _described(found)["started by"] == "cron 0 3 * * * (paused)"
+    assert _described(found)["at once"] == "1, skips others"
+    register(client, pipeline(recipe_file, cron="0 3 * * *", paused=False, on_overlap="cancel"))
+    [found] = registered(client)
+    assert [each.active for each in found.schedules] == [True]
+    assert _described(found)["at once"] == "1, cancels earlier ones"
+    remove(client, "fake")
+
+
+@pytest.mark.slow
+def test_stages_on_an_unknown_pool_are_refused(client: "SyncPrefectClient", recipe_file: Path) -> None:
+    with pytest.raises(ValueError, match="resources.pool=nowhere is no work pool of Prefect"):
+        register(client, pipeline(recipe_file, "workers=nowhere"))
+    assert registered(client) == []
+
+
+@pytest.mark.slow
+def test_a_new_run_has_the_earlier_ones_save_and_end(
+    client: "SyncPrefectClient", recipe_file: Path, prefect_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a later one, nor one of another deployment, nor one that has ended."""
+    from prefect.client.schemas.objects import State, StateType
+
+    monkeypatch.setenv("PREFECT_API_URL", prefect_url)
+    ours = register(client, pipeline(recipe_file, on_overlap="cancel"))
+    other = register(client, pipeline(recipe_file, name="other"))
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    runs = {}
+    for name, deployment, hour in [
+        ("ended", ours, 0),
+        ("first", ours, 1),
+        ("elsewhere", other, 1),
+        ("this", ours, 2),
+        ("later", ours, 3),
+    ]:
+        scheduled = State(
+            type=StateType.SCHEDULED, state_details={"scheduled_time": start + timedelta(hours=hour)}
+        )
+        runs[name] = client.create_flow_run_from_deployment(deployment, name=name, state=scheduled)
+        client.set_flow_run_state(runs[name].id, State(type=StateType.RUNNING), force=True)
+    client.set_flow_run_state(runs["ended"].id, State(type=StateType.COMPLETED), force=True)
+    assert asyncio.run(cancel_earlier(str(runs["this"].id))) == ["first"]
+    states = {name: client.read_flow_run(run.id).state_type for name, run in runs.items()}
+    assert states == {
+        "ended": StateType.COMPLETED,
+        "first": StateType.CANCELLING,
+        **dict.fromkeys(("elsewhere", "this", "later"), StateType.RUNNING),
+    }
+    for name in ("fake", "other"):
+        remove(client, name)
 
 
 @pytest.mark.slow

@@ -1,0 +1,43 @@
+"""Overlapping runs of a deployment whose new runs cancel earlier ones; Prefect itself lets the new one wait, or cancels it."""
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterId,
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import State, StateType
+
+CANCELS_EARLIER = "on-overlap:cancel"
+"""Tag of a deployment whose new runs cancel earlier ones; its flow runs have it, too."""
+_UNDER_WAY = [StateType.PENDING, StateType.RUNNING, StateType.PAUSED]
+
+
+async def cancel_earlier(flow_run_id: str) -> list[str]:
+    """Ask the earlier flow runs of this one's deployment to save and end; returns their names.
+
+    Earlier is what was to begin before: of two that begin at the same moment, one is the earlier for both.
+    """
+    async with get_client() as client:
+        this = await client.read_flow_run(flow_run_id)
+        if this.deployment_id is None:
+            return []
+        others = await client.read_flow_runs(
+            deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[this.deployment_id])),
+            flow_run_filter=FlowRunFilter(
+                state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_UNDER_WAY))
+            ),
+        )
+        earlier = [
+            each
+            for each in others
+            if (each.expected_start_time, each.id) < (this.expected_start_time, this.id)
+        ]
+        for each in earlier:
+            why = f"flow run {this.name} of the same deployment begins"
+            await client.set_flow_run_state(
+                each.id, State(type=StateType.CANCELLING, name="Cancelling", message=why)
+            )
+        return [each.name for each in earlier]
