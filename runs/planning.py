@@ -218,6 +218,9 @@ def _plan_step(
             artifact=artifact,
             verdicts=verdicts,
         )
+    if store is not None and not found.damage and (holder := store.holder_of(key)):
+        reason = f"being computed by {holder}; a run waits for it, and reuses what it makes"
+        return PlannedStep(name, kind, "run", reasons=(reason,), stage_key=key)
     at_step = _checkpointed(store, key)
     if at_step:
         begun = earlier if earlier and earlier.stage_key == key else None

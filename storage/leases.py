@@ -104,6 +104,13 @@ class RemoteLeases:
             first = version
             time.sleep(min(0.5, self.seconds / 10))
 
+    def living_holder(self, path: str) -> str | None:
+        """Return who holds the lease and lives; waits as ``is_held`` does where somebody is named."""
+        present, _ = self._read(path)
+        if present is None or present.holder is None or not self.is_held(path):
+            return None
+        return present.holder
+
     def _acquire(
         self, path: str, lease: Lease, *, on_wait: Callable[[str], None] | None, timeout: float | None
     ) -> Version:

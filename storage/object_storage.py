@@ -238,6 +238,10 @@ class ObjectStorage:
         path = f"leases/{checked_digest(stage_key)}.json"
         return self._leases.hold(path, holder=holder, on_wait=on_wait, timeout=timeout)
 
+    def holder_of(self, stage_key: str) -> str | None:
+        """Return who holds the key's lease, after its next sign of life."""
+        return self._leases.living_holder(f"leases/{checked_digest(stage_key)}.json")
+
     def next_attempt(self, stage_key: str) -> int:
         """Count a new attempt, 1 at first, and fence off every earlier one for good."""
         while True:

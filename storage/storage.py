@@ -99,6 +99,9 @@ class Leases(Protocol):
     ) -> AbstractContextManager[object]:
         """Hold exclusive access to the key; see ``Store.exclusive``."""
 
+    def holder_of(self, stage_key: str) -> str | None:
+        """Return who has exclusive access to the key now, as it names itself; None: nobody that lives."""
+
     def next_attempt(self, stage_key: str) -> int:
         """Return number of a new attempt, from 1; earlier attempts can no longer commit."""
 

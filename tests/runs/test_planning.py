@@ -19,6 +19,7 @@ from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
 from vantage.schemas.problems import RecipeError
 from vantage.storage.store import Store
+from vantage.tasks.training.scratch import write_committed
 
 STEPS = [
     "model",
@@ -301,3 +302,21 @@ def test_a_source_that_has_gone_is_an_error_that_names_it(workspace: Workspace, 
     rows.unlink()
     with pytest.raises(FileNotFoundError, match=r"rows\.jsonl"):
         plan(recipe, None, [])
+
+
+def test_what_another_run_computes_is_not_called_interrupted(workspace: Workspace, recipe_file: Path) -> None:
+    """Its checkpoints lie there, as those of a killed one would."""
+    run_all(workspace, recipe_file, until="sft")
+    key = planned(workspace, recipe_file)["sft"].stage_key or ""
+    store = Store(workspace.store)
+    write_committed(store.scratch_folder(key), step=4, journal_offset=0)
+    before = planned(workspace, recipe_file)["sft"]
+    assert (before.action, before.at_step) == ("resume", 4)
+    with store.exclusive(key, holder="run 0007-other-abcdef"):
+        step = planned(workspace, recipe_file)["sft"]
+        held = store.holder_of(key)
+    assert (step.action, step.at_step) == ("run", None)
+    assert step.reasons[0].startswith("being computed by run 0007-other-abcdef (process ")
+    assert held is not None and held in step.reasons[0]
+    assert store.holder_of(key) is None
+    assert planned(workspace, recipe_file)["sft"] == before
