@@ -4,10 +4,11 @@ A SQLite database is copied to a temporary folder first, by SQLite itself: MLflo
 """
 
 import logging
+import re
 import sqlite3
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -15,8 +16,6 @@ from urllib.parse import unquote, urlsplit
 
 from mlflow import entities
 from mlflow.exceptions import MlflowException
-from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from mlflow.tracking import MlflowClient
 from sqlalchemy import create_engine, inspect
 from sqlalchemy.exc import SQLAlchemyError
@@ -26,11 +25,14 @@ from vantage.ledger.expected.system_metrics import SYSTEM_METRICS
 from vantage.ledger.to_mlflow.aliases import TAG
 from vantage.ledger.to_mlflow.logged_models import model_in
 from vantage.ledger.to_mlflow.runs import search
+from vantage.ledger.to_mlflow.served_files import address_of, files_at, local_folder
 from vantage.ledger.to_mlflow.server import EXPERIMENT_TAG, is_database
 from vantage.ledger.tracking import is_missing_database, without_login, without_password
 
 _ARTIFACTS = "mlartifacts"
 """Folder of MLflow's files in a workspace."""
+_OF_MODEL = re.compile(r".*/models/(?P<model>m-[0-9a-f]{32})/artifacts/?")
+"""Address that MLflow gives to the files of a logged model."""
 _MISSING = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 
 
@@ -78,6 +80,11 @@ class LoggedModel:
     tags: Mapping[str, str]
     params: Mapping[str, str]
     metrics: tuple[str, ...]
+    location: str = ""
+    """From which MLflow loads ``models:/m-ID``."""
+    root: str = ""
+    """Of the files of its experiment; MLflow gives every model a folder in it."""
+    status: str = "READY"
 
 
 @dataclass(frozen=True)
@@ -89,9 +96,15 @@ class MlflowVersion:
     tags: Mapping[str, str]
     aliases: tuple[str, ...]
     location: str
-    """Of its files; empty: it has none."""
+    """From which MLflow loads ``models:/NAME/VERSION``; empty: it has no files."""
     model_tags: Mapping[str, str]
     """Of its logged model."""
+    source: str = ""
+    """The location that MLflow shows; it need not be the one that is loaded."""
+    model_location: str | None = None
+    """From which MLflow loads its logged model; None: it has none."""
+    root: str = ""
+    """Of the files of its logged model's experiment."""
     run_id: str = ""
     """Of MLflow's run that made it."""
     moved: Mapping[str, str] = field(default_factory=dict)
@@ -164,8 +177,9 @@ class AuditedServer:
         """Return a logged model; None: there is none."""
         with self._answers() as client:
             found = _model(client, model_id)
-        if found is None:
-            return None
+            if found is None:
+                return None
+            root = _root(client, found)
         return LoggedModel(
             name=str(found.name),
             kind=str(found.model_type),
@@ -173,6 +187,9 @@ class AuditedServer:
             tags=dict(found.tags),
             params=dict(found.params),
             metrics=tuple(sorted({each.key for each in found.metrics or ()})),
+            location=str(found.artifact_location),
+            root=root,
+            status=str(found.status),
         )
 
     def versions(self, name: str) -> list[MlflowVersion]:
@@ -208,37 +225,35 @@ class AuditedServer:
             return [self._described(client, each) for each in found]
 
     @contextmanager
-    def copy_of(self, version: MlflowVersion) -> Iterator[Path]:
-        """Yield the folder with a version's files; a server's are downloaded while the block runs."""
-        local = self._local(version.location)
+    def files_at(self, location: str, *, digest: str) -> Iterator[Path]:
+        """Yield the folder with the files of an address; a server's are downloaded while the block runs.
+
+        Raises:
+            UnboundedFiles: there is more than was published under the digest.
+        """
+        local = local_folder(location)
         if local is not None:
             yield local
             return
-        with tempfile.TemporaryDirectory(prefix="vantage-audit-") as temporary:
+        with ExitStack() as stack:
             with self._answers():
-                repository = get_artifact_repository(version.location, tracking_uri=self._uri)
-                if isinstance(repository, LocalArtifactRepository):
-                    local = Path(repository.artifact_dir)
-                else:
-                    repository.download_artifacts("", dst_path=temporary)
-            yield local or Path(temporary)
+                folder = stack.enter_context(files_at(location, tracking_uri=self._uri, digest=digest))
+            yield folder
+
+    def moved_to(self, location: str) -> Path | None:
+        """Return where this workspace has the files of an address outside it; None: it was not moved.
+
+        Only the workspace's own database can have been moved with it.
+        """
+        found = _OF_MODEL.fullmatch(location)
+        local = local_folder(location)
+        own = urlsplit(self._address).path.removeprefix("/") == str(self._workspace / "mlflow.db")
+        if not own or found is None or local is None:
+            return None
+        inside = self._workspace.joinpath(_ARTIFACTS, "models", found["model"], "artifacts")
+        return None if local == inside or not inside.is_dir() else inside
 
     # Implementation
-
-    def _local(self, location: str) -> Path | None:
-        """Return a path on this machine; of a workspace that was moved with its own database, where the files are now."""
-        place = urlsplit(location)
-        if place.scheme not in ("", "file"):
-            return None
-        path = Path(unquote(place.path))
-        own = urlsplit(self._address).path.removeprefix("/") == str(self._workspace / "mlflow.db")
-        if own and _ARTIFACTS in path.parts:
-            after = path.parts[len(path.parts) - path.parts[::-1].index(_ARTIFACTS) :]
-            moved = self._workspace.joinpath(_ARTIFACTS, *after)
-            return (
-                moved if moved.is_dir() else path
-            )  # what was published after the move lies at the old place
-        return path
 
     def _read(self, client: MlflowClient, run: entities.Run) -> MlflowRun:
         rows = {
@@ -274,15 +289,10 @@ class AuditedServer:
         )
 
     def _described(self, client: MlflowClient, found: Any) -> MlflowVersion:
-        location, model_tags = str(found.source or ""), {}
-        model_id = model_in(f"{location}/") or (
-            location.removeprefix("models:/") if location.startswith("models:/m-") else None
-        )
-        if model_id is not None:
-            model = _model(client, model_id)
-            model_tags = dict(model.tags) if model is not None else {}
-            if location.startswith("models:/"):
-                location = client.get_logged_model(model_id).artifact_location
+        location = _address(client, f"models:/{found.name}/{found.version}")
+        ids = (model_in(f"{each}/") for each in (str(found.source or ""), location))
+        model_id = next((each for each in ids if each is not None), None)
+        model = None if model_id is None else _model(client, model_id)
         aliases, registered = _registered(client, found.name)
         return MlflowVersion(
             name=found.name,
@@ -290,7 +300,10 @@ class AuditedServer:
             tags=dict(found.tags),
             aliases=tuple(alias for alias, version in aliases.items() if version == str(found.version)),
             location=location,
-            model_tags=model_tags,
+            model_tags={} if model is None else dict(model.tags),
+            source=str(found.source or ""),
+            model_location=None if model is None else str(model.artifact_location),
+            root="" if model is None else _root(client, model),
             run_id=str(found.run_id or ""),
             moved={name.removeprefix(TAG): text for name, text in registered.items() if name.startswith(TAG)},
         )
@@ -350,6 +363,26 @@ def _model(client: MlflowClient, model_id: str) -> entities.LoggedModel | None:
         if error.error_code not in _MISSING:
             raise
         return None
+
+
+def _address(client: MlflowClient, model_uri: str) -> str:
+    """Return the address from which MLflow loads a model; empty: MLflow finds none."""
+    try:
+        return address_of(client, model_uri)
+    except MlflowException as error:
+        if error.error_code not in _MISSING:
+            raise
+        return ""
+
+
+def _root(client: MlflowClient, model: entities.LoggedModel) -> str:
+    """Return the address in which MLflow keeps the files of the model's experiment; empty: there is none."""
+    try:
+        return str(client.get_experiment(model.experiment_id).artifact_location)
+    except MlflowException as error:
+        if error.error_code not in _MISSING:
+            raise
+        return ""
 
 
 def _registered(client: MlflowClient, name: str) -> tuple[Mapping[str, str], Mapping[str, str]]:

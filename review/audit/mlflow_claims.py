@@ -8,6 +8,7 @@ from vantage.ledger.expected.artifact_fields import ExpectedModel
 from vantage.ledger.expected.runs import ExpectedRun, Row, expected_runs
 from vantage.review.audit.evidence import Evidence, check_of
 from vantage.review.audit.sent import SentTo, sent_to
+from vantage.review.audit.served import logged_model_problems
 from vantage.runs.record import RunRecord
 from vantage.runs.view import Broken, Missing
 from vantage.schemas.records.artifacts import Artifact
@@ -64,7 +65,7 @@ def mlflow_check(evidence: Evidence, run_id: str, stage: str | None) -> Check:
         return _absent(sent, required, stage)
     problems = [*_problems(required, allowed, found[0]), *_latest_problems(found[0])]
     problems += _pointers(evidence, found[0], runs.get(None, []), stage)
-    problems += _model_problems(evidence, found[0], allowed)
+    problems += _model_problems(evidence, found[0], allowed, is_pending=bool(sent.remark))
     for double in found[1:]:
         contradicting = [*_problems(ExpectedRun(), allowed, double), *_other_tags(allowed, double)]
         problems += [
@@ -240,7 +241,9 @@ def _parsed(text: str) -> object:
     )
 
 
-def _model_problems(evidence: Evidence, found: "MlflowRun", allowed: ExpectedRun) -> Iterator[str]:
+def _model_problems(
+    evidence: Evidence, found: "MlflowRun", allowed: ExpectedRun, *, is_pending: bool
+) -> Iterator[str]:
     """Yield the logged model of the stage's artifact: what MLflow's page of it says."""
     model_id = found.tags.get("vantage.model")
     if model_id is None:
@@ -264,6 +267,8 @@ def _model_problems(evidence: Evidence, found: "MlflowRun", allowed: ExpectedRun
         yield f"{what} is no longer an output of this run in MLflow"
     if model.run_id != found.run_id:
         yield f"{what} says that MLflow's run {model.run_id[:8]} made it"
+    for problem in logged_model_problems(evidence, model_id, model, tags, is_pending=is_pending):
+        yield f"{what}: {problem}"
     if allowed.model is None:
         return
     told, sent = _model_fields(model), _model_fields(allowed.model)

@@ -14,6 +14,7 @@ from vantage.ledger.replay import Replay, Told
 from vantage.review.audit.evidence import Evidence, check_of
 from vantage.review.audit.judging import differs, is_unchanged, judge_again
 from vantage.review.audit.sent import is_taken
+from vantage.review.audit.served import copy_check
 from vantage.runs.record import REMOVED, RunRecord
 from vantage.runs.view import Broken, Missing
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
@@ -93,6 +94,13 @@ def _facts(told: Told) -> Mapping[str, str] | None:
     return next((each.facts for each in versions), None)
 
 
+def versions_of(evidence: Evidence, digest: str) -> "list[MlflowVersion] | Missing":
+    """Return every version that names an artifact, which MLflow is asked about once."""
+    return evidence.once(
+        ("versions of", digest), lambda: evidence.ask(lambda server: server.versions_of(digest))
+    )
+
+
 def version_checks(evidence: Evidence, version: "MlflowVersion") -> Iterator[Check]:
     """Tags of a version that says it holds an artifact, its files, and every alias that points to it."""
     told = publications(evidence, version.name)
@@ -108,19 +116,6 @@ def version_checks(evidence: Evidence, version: "MlflowVersion") -> Iterator[Che
     yield copy_check(evidence, version)
     for alias in version.aliases:
         yield alias_check(evidence, version, alias)
-
-
-def copy_check(evidence: Evidence, version: "MlflowVersion") -> Check:
-    """Return every byte of MLflow's own copy of the weights."""
-    from vantage.review.audit.mlflow_copies import copy_problems
-
-    subject = f"copy {version.name}/{version.version}"
-    found = copy_problems(evidence, version)
-    if isinstance(found, Missing):
-        return check_of(subject, found)
-    if found.problems:
-        return Check(subject=subject, outcome="wrong", detail="; ".join(found.problems))
-    return Check(subject=subject, detail=f"{found.num_files} files, {found.num_bytes:,} bytes")
 
 
 def alias_check(evidence: Evidence, version: "MlflowVersion", alias: str) -> Check:
@@ -231,7 +226,7 @@ def _tag_problems(evidence: Evidence, version: "MlflowVersion", told: list[Recor
         yield f"MLflow has no run {version.run_id or 'of its own'}, which it names as the one that made it"
     elif not isinstance(made, Missing) and made.get("vantage.digest") != digest:
         yield f"the run of MLflow that it names made {str(made.get('vantage.digest'))[:12]}"
-    doubles = evidence.ask(lambda server: server.versions_of(digest))
+    doubles = versions_of(evidence, digest)
     numbers = (
         []
         if isinstance(doubles, Missing)
