@@ -9,7 +9,6 @@ import sqlite3
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
@@ -22,7 +21,13 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from vantage.ledger.expected.runs import Row, row_of
 from vantage.ledger.expected.system_metrics import SYSTEM_METRICS
-from vantage.ledger.to_mlflow.aliases import TAG
+from vantage.ledger.to_mlflow.audited_entries import (
+    DatasetInput,
+    LoggedModel,
+    MlflowRun,
+    MlflowVersion,
+    ModelRow,
+)
 from vantage.ledger.to_mlflow.logged_models import model_in
 from vantage.ledger.to_mlflow.runs import search
 from vantage.ledger.to_mlflow.served_files import address_of, files_at, local_folder
@@ -40,77 +45,6 @@ class Unanswered(ConnectionError):
     """MLflow does not answer, or there is none."""
 
 
-@dataclass(frozen=True)
-class MlflowRun:
-    """One of MLflow's runs."""
-
-    run_id: str
-    tags: Mapping[str, str]
-    params: Mapping[str, str]
-    rows: frozenset[Row]
-    latest: Mapping[str, float]
-    """Metric → the value that MLflow shows, which it keeps beside the rows."""
-    datasets: "tuple[DatasetInput, ...]"
-    models: tuple[str, ...]
-    """Ids of the logged models that it made."""
-
-
-@dataclass(frozen=True)
-class DatasetInput:
-    """A dataset that one of MLflow's runs has read."""
-
-    digest: str
-    """In MLflow's field, of 36 characters."""
-    name: str
-    source: str
-    """JSON: address and digests."""
-    profile: str
-    """JSON: metrics."""
-    tags: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class LoggedModel:
-    """An artifact on MLflow's page of models."""
-
-    name: str
-    kind: str
-    run_id: str
-    """Of MLflow's run that made it."""
-    tags: Mapping[str, str]
-    params: Mapping[str, str]
-    metrics: tuple[str, ...]
-    location: str = ""
-    """From which MLflow loads ``models:/m-ID``."""
-    root: str = ""
-    """Of the files of its experiment; MLflow gives every model a folder in it."""
-    status: str = "READY"
-
-
-@dataclass(frozen=True)
-class MlflowVersion:
-    """A version of a registered model."""
-
-    name: str
-    version: str
-    tags: Mapping[str, str]
-    aliases: tuple[str, ...]
-    location: str
-    """From which MLflow loads ``models:/NAME/VERSION``; empty: it has no files."""
-    model_tags: Mapping[str, str]
-    """Of its logged model."""
-    source: str = ""
-    """The location that MLflow shows; it need not be the one that is loaded."""
-    model_location: str | None = None
-    """From which MLflow loads its logged model; None: it has none."""
-    root: str = ""
-    """Of the files of its logged model's experiment."""
-    run_id: str = ""
-    """Of MLflow's run that made it."""
-    moved: Mapping[str, str] = field(default_factory=dict)
-    """Alias → who moved it last, as a tag of the registered model says."""
-
-
 class AuditedServer:
     """One MLflow server or database; use it in a ``with`` block.
 
@@ -125,6 +59,8 @@ class AuditedServer:
         self._client: MlflowClient | None = None
         self._why_not: str | None = None
         self._uri = tracking_uri
+        self._roots: dict[str, str] = {}
+        self._models: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -152,7 +88,8 @@ class AuditedServer:
             if place is None or place.lifecycle_stage != "active":
                 return {}
             for run in search(client, [place.experiment_id], "vantage.run_id", run_id):
-                found.setdefault(run.data.tags.get("vantage.stage"), []).append(self._read(client, run))
+                whole = client.get_run(run.info.run_id)  # a search leaves out the models that were read
+                found.setdefault(run.data.tags.get("vantage.stage"), []).append(self._read(client, whole))
         return found
 
     def knows(self, experiment: str, run_id: str) -> bool:
@@ -179,18 +116,30 @@ class AuditedServer:
             found = _model(client, model_id)
             if found is None:
                 return None
-            root = _root(client, found)
+            root = self._root(client, found.experiment_id)
         return LoggedModel(
             name=str(found.name),
             kind=str(found.model_type),
             run_id=str(found.source_run_id),
             tags=dict(found.tags),
             params=dict(found.params),
-            metrics=tuple(sorted({each.key for each in found.metrics or ()})),
+            rows=tuple(map(_model_row, found.metrics or ())),
             location=str(found.artifact_location),
             root=root,
             status=str(found.status),
+            status_message=str(found.status_message or ""),
         )
+
+    def rows_of(self, mlflow_run_id: str) -> frozenset[Row] | None:
+        """Return every metric row of one of MLflow's runs; None: there is none, or it is deleted."""
+        with self._answers() as client:
+            try:
+                run = client.get_run(mlflow_run_id)
+            except MlflowException as error:
+                if error.error_code not in _MISSING:
+                    raise
+                return None
+            return self._read(client, run).rows if run.info.lifecycle_stage == "active" else None
 
     def versions(self, name: str) -> list[MlflowVersion]:
         """Return every version of a registered model."""
@@ -270,9 +219,12 @@ class AuditedServer:
                 source=each.dataset.source,
                 profile=each.dataset.profile or "",
                 tags={tag.key: tag.value for tag in each.tags or []},
+                source_type=str(each.dataset.source_type),
+                schema=str(each.dataset.schema or ""),
             )
             for each in given
         )
+        read = run.inputs.model_inputs if run.inputs is not None else []
         made = run.outputs.model_outputs if run.outputs is not None else []
         return MlflowRun(
             run_id=run.info.run_id,
@@ -286,6 +238,12 @@ class AuditedServer:
             },
             datasets=datasets,
             models=tuple(each.model_id for each in made),
+            read_models=tuple(each.model_id for each in read),
+            status=str(run.info.status),
+            started=run.info.start_time,
+            ended=run.info.end_time,
+            files=str(run.info.artifact_uri),
+            root=self._root(client, run.info.experiment_id),
         )
 
     def _described(self, client: MlflowClient, found: Any) -> MlflowVersion:
@@ -293,7 +251,7 @@ class AuditedServer:
         ids = (model_in(f"{each}/") for each in (str(found.source or ""), location))
         model_id = next((each for each in ids if each is not None), None)
         model = None if model_id is None else _model(client, model_id)
-        aliases, registered = _registered(client, found.name)
+        aliases, registered = self._registered_model(client, found.name)
         return MlflowVersion(
             name=found.name,
             version=str(found.version),
@@ -303,10 +261,32 @@ class AuditedServer:
             model_tags={} if model is None else dict(model.tags),
             source=str(found.source or ""),
             model_location=None if model is None else str(model.artifact_location),
-            root="" if model is None else _root(client, model),
             run_id=str(found.run_id or ""),
-            moved={name.removeprefix(TAG): text for name, text in registered.items() if name.startswith(TAG)},
+            registered=registered,
+            status=str(found.status),
+            stage=str(found.current_stage or "None"),
+            run_link=str(found.run_link or ""),
+            status_message=str(found.status_message or ""),
         )
+
+    def _root(self, client: MlflowClient, experiment_id: str) -> str:
+        """Return the address of all files of an experiment; empty: there is none."""
+        if experiment_id not in self._roots:
+            try:
+                self._roots[experiment_id] = str(client.get_experiment(experiment_id).artifact_location)
+            except MlflowException as error:
+                if error.error_code not in _MISSING:
+                    raise
+                self._roots[experiment_id] = ""
+        return self._roots[experiment_id]
+
+    def _registered_model(
+        self, client: MlflowClient, name: str
+    ) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        """Alias → version, and the tags, of a registered model, which MLflow is asked about once."""
+        if name not in self._models:
+            self._models[name] = _registered(client, name)
+        return self._models[name]
 
     @contextmanager
     def _answers(self) -> Iterator[MlflowClient]:
@@ -375,14 +355,12 @@ def _address(client: MlflowClient, model_uri: str) -> str:
         return ""
 
 
-def _root(client: MlflowClient, model: entities.LoggedModel) -> str:
-    """Return the address in which MLflow keeps the files of the model's experiment; empty: there is none."""
-    try:
-        return str(client.get_experiment(model.experiment_id).artifact_location)
-    except MlflowException as error:
-        if error.error_code not in _MISSING:
-            raise
-        return ""
+def _model_row(point: Any) -> ModelRow:
+    """Return a metric of a logged model."""
+    dataset = (str(point.dataset_name or ""), str(point.dataset_digest or ""))
+    return ModelRow(
+        row_of(point.key, point.value, point.timestamp, point.step), str(point.run_id or ""), dataset
+    )
 
 
 def _registered(client: MlflowClient, name: str) -> tuple[Mapping[str, str], Mapping[str, str]]:

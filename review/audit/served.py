@@ -14,7 +14,7 @@ from vantage.schemas.records.audit import Check
 from vantage.storage.read_only import Hashed
 
 if TYPE_CHECKING:
-    from vantage.ledger.to_mlflow.audited_runs import LoggedModel, MlflowVersion
+    from vantage.ledger.to_mlflow.audited_entries import LoggedModel, MlflowVersion
 
 _SAID_TAGS = ("vantage.digest", "vantage.stage_key", "vantage.stage", "vantage.run_id")
 
