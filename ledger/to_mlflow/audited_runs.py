@@ -19,7 +19,7 @@ from mlflow.tracking import MlflowClient
 from sqlalchemy import create_engine, inspect
 from sqlalchemy.exc import SQLAlchemyError
 
-from vantage.ledger.expected.runs import Row, row_of
+from vantage.ledger.expected.runs import row_of
 from vantage.ledger.expected.system_metrics import SYSTEM_METRICS
 from vantage.ledger.to_mlflow.audited_entries import (
     DatasetInput,
@@ -130,8 +130,8 @@ class AuditedServer:
             status_message=str(found.status_message or ""),
         )
 
-    def rows_of(self, mlflow_run_id: str) -> frozenset[Row] | None:
-        """Return every metric row of one of MLflow's runs; None: there is none, or it is deleted."""
+    def run(self, mlflow_run_id: str) -> MlflowRun | None:
+        """Return one of MLflow's runs; None: there is none, or it is deleted."""
         with self._answers() as client:
             try:
                 run = client.get_run(mlflow_run_id)
@@ -139,7 +139,7 @@ class AuditedServer:
                 if error.error_code not in _MISSING:
                     raise
                 return None
-            return self._read(client, run).rows if run.info.lifecycle_stage == "active" else None
+            return self._read(client, run) if run.info.lifecycle_stage == "active" else None
 
     def versions(self, name: str) -> list[MlflowVersion]:
         """Return every version of a registered model."""

@@ -43,7 +43,7 @@ def alias_check(evidence: Evidence, version: "MlflowVersion", alias: str) -> Che
     if wrong:
         return Check(subject=subject, outcome="wrong", detail=f"{by}, and {'; '.join(wrong)}")
     told = version.registered.get(f"{ALIAS}{alias}")
-    if told is None and isinstance(last.operation, MoveAlias):
+    if told is None and last.has_tag:
         missing.append(Missing("MLflow does not record any longer who moved it, and why"))
     elif told is not None and (said := _otherwise_said(version, alias, last, told)):
         return Check(subject=subject, outcome="wrong", detail=f"{by}; {said}")

@@ -1,10 +1,10 @@
 """Logged models: what MLflow's page of an artifact shows, and the files that ``models:/m-ID`` loads."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from vantage.ledger.expected.artifact_fields import ExpectedModel
-from vantage.ledger.expected.runs import ExpectedRun, Row
+from vantage.ledger.expected.runs import ExpectedRun, row_of
 from vantage.review.audit.evidence import Evidence
 from vantage.review.audit.mlflow_tags import PREFIX, differing, is_parent, shown
 from vantage.review.audit.served import logged_model_problems
@@ -15,12 +15,18 @@ if TYPE_CHECKING:
 
 
 def model_problems(
-    evidence: Evidence, found: "MlflowRun", allowed: ExpectedRun, *, is_pending: bool
+    evidence: Evidence,
+    found: "MlflowRun",
+    allowed: ExpectedRun,
+    *,
+    headline: Mapping[str, float | None],
+    is_pending: bool,
 ) -> Iterator[str]:
     """Yield how the logged model of a stage's artifact differs from what the run sent.
 
     Args:
         found: MLflow's run of the stage.
+        headline: metrics that the page must show.
         is_pending: MLflow may not have all operations yet.
     """
     model_id = found.tags.get("vantage.model")
@@ -42,7 +48,8 @@ def model_problems(
         yield f"{what} has the status {model.status}, and was sent as READY"
     if model.status_message:
         yield f"{what} has the message {shown(model.status_message)}, which nobody sent"
-    yield from (f"{what}: {each}" for each in _row_problems(evidence, model))
+    rows = [*_row_problems(evidence, model), *_missing_rows(found, model, headline)]
+    yield from (f"{what}: {each}" for each in rows)
     for problem in logged_model_problems(evidence, model_id, model, found.tags, is_pending=is_pending):
         yield f"{what}: {problem}"
     if allowed.model is None:
@@ -90,16 +97,27 @@ def _row_problems(evidence: Evidence, model: "LoggedModel") -> Iterator[str]:
     """Yield metrics on the page of a model that the run which measured them does not have."""
     for point in model.rows:
         name, _, step, value = point.row
-        rows = _rows_of(evidence, point.run_id)
-        if isinstance(rows, Missing):
+        run = _run(evidence, point.run_id)
+        if isinstance(run, Missing):
             return
-        if rows is None or point.row not in rows:
+        if run is None or point.row not in run.rows:
             yield f"metric {name} at step {step} is {value!r}, which the run of MLflow that it names does not have"
+        elif point.dataset not in {("", ""), *((each.name, each.digest) for each in run.datasets)}:
+            yield f"metric {name} was measured on {shown(point.dataset[0])} ({point.dataset[1][:12]}), which that run has not read"
 
 
-def _rows_of(evidence: Evidence, mlflow_run_id: str) -> frozenset[Row] | Missing | None:
+def _missing_rows(
+    found: "MlflowRun", model: "LoggedModel", headline: Mapping[str, float | None]
+) -> Iterator[str]:
+    there = {(point.row[0], point.row[3]) for point in model.rows if point.run_id == found.run_id}
+    for name, value in headline.items():
+        if value is not None and (name, row_of(name, value, 0, 0)[3]) not in there:
+            yield f"metric {name} is no longer shown as {value!r}"
+
+
+def _run(evidence: Evidence, mlflow_run_id: str) -> "MlflowRun | Missing | None":
     return evidence.once(
-        ("rows", mlflow_run_id), lambda: evidence.ask(lambda server: server.rows_of(mlflow_run_id))
+        ("run", mlflow_run_id), lambda: evidence.ask(lambda server: server.run(mlflow_run_id))
     )
 
 

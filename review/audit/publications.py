@@ -28,6 +28,8 @@ class Recorded:
     """None: of another version of Vantage."""
     facts: Mapping[str, str] | None
     """Gates and measurements, as the tags of the version must show them; None: it is no publication."""
+    has_tag: bool
+    """Whether the registered model must have a tag about it; an earlier version wrote none about a publication."""
 
     @property
     def digest(self) -> str:
@@ -71,7 +73,8 @@ def _read_recorded(evidence: Evidence, name: str) -> list[Recorded]:
                 assert isinstance(replay, Replay)
                 if is_taken(evidence, run_id, replay, told):
                     facts = _facts(told)
-                    found.append(Recorded(run_id, operation, told.entry, _recipe(replay), facts))
+                    has_tag = replay.is_chained or isinstance(operation, MoveAlias)
+                    found.append(Recorded(run_id, operation, told.entry, _recipe(replay), facts, has_tag))
     return sorted(found, key=lambda each: each.operation.time)
 
 
