@@ -93,6 +93,11 @@ def order_checks(evidence: Evidence, run_id: str, replay: Replay) -> Iterator[Ch
             return
 
 
+def num_destinations(evidence: Evidence, run_id: str) -> int:
+    """Return how many MLflow databases a run was sent to: one that was lost is written again, and is another."""
+    return len(_ends(evidence, run_id))
+
+
 def _ends(evidence: Evidence, run_id: str) -> dict[str, int]:
     """Destination → byte offset up to which it was sent the outbox; empty if nothing is known."""
     data = evidence.workspace.records.read_ledger_file(run_id, "sent.json")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from vantage.ledger.tracking import without_password
 from vantage.review.audit.evidence import Evidence, check_of
 from vantage.review.audit.mlflow_copies import problems_of_folder
+from vantage.review.audit.sent import num_destinations
 from vantage.runs.record import RunRecord
 from vantage.runs.view import Missing
 from vantage.schemas.records.audit import Check
@@ -44,8 +45,8 @@ def copy_check(evidence: Evidence, version: "MlflowVersion") -> Check:
     if problems:
         return Check(subject=subject, outcome="wrong", detail="; ".join(problems))
     read = f"{served.hashed.num_files} files, {served.hashed.num_bytes:,} bytes"
-    if served.note:
-        return Check(subject=subject, outcome="note", detail=f"{served.note}; {read}")
+    if note := served.note or _otherwise_recorded(evidence, version):
+        return Check(subject=subject, outcome="note", detail=f"{note}; {read}")
     return Check(subject=subject, detail=read)
 
 
@@ -84,25 +85,38 @@ def _address_problems(evidence: Evidence, version: "MlflowVersion") -> Iterator[
     if leads_nowhere(location):
         yield f"its address leads from one model to another, to {shown}, and MLflow loads nothing"
         return
-    recorded = _recorded(evidence, version)
-    places = [place for places in recorded.values() for place in places]
-    if recorded and not any(_is_same_or_moved(evidence, location, place) for place in places):
-        run_id, first = next((run_id, places[0]) for run_id, places in recorded.items())
-        yield f"MLflow loads it from {shown}, and run {run_id} published it to {_shown(first)}"
+    if (said := _otherwise_recorded(evidence, version)) and not isinstance(said, Missing):
+        yield said
     if not _is_same(version.source, location):
         yield f"its source is {_shown(version.source)}, and MLflow loads it from {shown}"
     if version.model_location is not None and not _is_same(version.model_location, location):
         yield f"MLflow loads it from {shown}, and its logged model from {_shown(version.model_location)}"
 
 
-def _recorded(evidence: Evidence, version: "MlflowVersion") -> dict[str, list[str]]:
+def _otherwise_recorded(evidence: Evidence, version: "MlflowVersion") -> str | Missing:
+    """Return where else a run recorded that it published a version; empty: it is there, or none has recorded it.
+
+    ``Missing``: the run was sent to several databases of MLflow, and has recorded the place in another one.
+    """
+    recorded = _recorded(evidence, version)
+    if any(_is_same_or_moved(evidence, version.location, place) for place in recorded.values()):
+        return ""
+    for run_id, place in recorded.items():
+        said = f"MLflow loads it from {_shown(version.location)}, and run {run_id} published it to {_shown(place)}"
+        if num_destinations(evidence, run_id) > 1:
+            return Missing(f"{said}, in another database of MLflow")
+        return said
+    return ""
+
+
+def _recorded(evidence: Evidence, version: "MlflowVersion") -> dict[str, str]:
     """Run → where it recorded that it published the version's artifact under this name."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, str] = {}
     for run_id in evidence.run_ids:
         record = evidence.record(run_id)
         copy = record.copies.get(version.name) if isinstance(record, RunRecord) else None
         if copy is not None and copy.digest == version.tags.get("vantage.digest"):
-            found.setdefault(run_id, []).append(copy.location)
+            found[run_id] = copy.location
     return found
 
 
