@@ -57,7 +57,7 @@ def alias_check(evidence: Evidence, version: "MlflowVersion", alias: str) -> Che
 
 
 def _otherwise_said(version: "MlflowVersion", alias: str, last: Recorded, told: str) -> str:
-    """Return what the tag of the registered model says of the movement, if that is another; empty: the same."""
+    """Return how the tag of the registered model differs from the recorded movement; empty: it is the same."""
     operation = last.operation
     expected = {
         "version": version.version,
@@ -74,7 +74,7 @@ def _otherwise_said(version: "MlflowVersion", alias: str, last: Recorded, told: 
     if not same:
         return f"tag {ALIAS}{alias} of the registered model says {told[:120]}, and the outbox {json.dumps(expected)[:200]}"
     if isinstance(operation, MoveAlias) and operation.to_version != version.version:
-        return f"the outbox says that it was moved to version {operation.to_version}"
+        return f"the outbox has a movement to version {operation.to_version}"
     return ""
 
 

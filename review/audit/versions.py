@@ -28,7 +28,7 @@ def versions_of(evidence: Evidence, digest: str) -> "list[MlflowVersion] | Missi
 
 
 def version_checks(evidence: Evidence, version: "MlflowVersion") -> Iterator[Check]:
-    """Tags of a version that says it holds an artifact, its files, and every alias that points to it."""
+    """Check a version that names an artifact: its fields and tags, its files, and every alias that points to it."""
     told = publications(evidence, version.name)
     subject = f"version {version.name}/{version.version}"
     problems = [

@@ -130,7 +130,7 @@ CASES: dict[Callable[[Case], None], tuple[str, str]] = {
     closed_gate_of_a_completed_run: ("run ", "it says completed, and the gate of value is closed"),
     status_of_one_that_waits: (
         "run ",
-        "the outbox says that the run is completed, run.json says waiting approval",
+        "the outbox has the status completed, run.json waiting approval",
     ),
     copy_that_nobody_made: ("run ", "was published as other, of which it told nothing"),
     told_params: ("policy: outbox", "it told of other params than the recipe has: invented"),

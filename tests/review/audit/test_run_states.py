@@ -1,4 +1,4 @@
-"""Statuses, answers, movements of aliases, foreign tags and the order of lines: no single record of them is believed."""
+"""Statuses, answers, movements of aliases, foreign tags and the order of lines: each is compared with another record."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from vantage.flows.publishing.moving_aliases import roll_back
 from vantage.ledger.outbox import BEFORE
 from vantage.runs.run import read_runs
 
-# What the run and its stages say of themselves
+# Statuses, and tags that nobody sent
 
 
 def stage_that_was_made_is_reused(case: Case) -> None:
@@ -99,8 +99,8 @@ def reason_of_the_same_length(case: Case) -> None:
 
 CASES: dict[Callable[[Case], None], tuple[str, str]] = {
     stage_that_was_made_is_reused: ("run ", "that policy was found in the store, and that it took"),
-    stage_that_was_made_is_reused_in_no_time: ("run ", "the outbox says that policy was made, run.json that it was found"),
-    run_that_ended_is_failed: ("run ", "run.json says failed, and by its stages the run is completed"),
+    stage_that_was_made_is_reused_in_no_time: ("run ", "the outbox records that policy was made, run.json that it was found"),
+    run_that_ended_is_failed: ("run ", "run.json has the status failed, and by its stages the run is completed"),
     foreign_tag_of_a_run: ("policy: MLflow", "tag vantage.reviewed_by is “ada”, which nobody sent"),
     foreign_pointer_of_a_run: ("policy: MLflow", "tag vantage.parent.safety.run is"),
     foreign_tag_of_a_registered_model: ("policy: version fake/1", "tag vantage.reviewed_by of the registered model is “ada”"),
@@ -126,7 +126,7 @@ def test_a_completed_run_that_is_recorded_as_running_is_not_checked(case: Case) 
     edit_json(case.run_json, lambda run: run.update(status="running"))
     report = case.audit()
     assert (report.exit_code, found(report)) == (2, [])
-    assert "run.json says running, and the outbox says completed" in found(report, "unchecked")[-1]
+    assert "run.json has the status running, the outbox completed" in found(report, "unchecked")[-1]
 
 
 def test_a_failed_run_that_is_recorded_as_completed_is_wrong(case: Case) -> None:
@@ -138,10 +138,10 @@ def test_a_failed_run_that_is_recorded_as_completed_is_wrong(case: Case) -> None
     place = case.workspace.folder(failed.run_id) / "run.json"
     edit_json(place, lambda run: run.update(status="completed"))
     wrong = found(case.audit(failed.run_id))
-    assert any("run.json says completed, and by its stages the run is failed" in each for each in wrong), (
+    assert any("run.json has the status completed, and by its stages the run is failed" in each for each in wrong), (
         wrong
     )
-    assert any("the outbox says that the run is failed, run.json says completed" in each for each in wrong), (
+    assert any("the outbox has the status failed, run.json completed" in each for each in wrong), (
         wrong
     )
 
