@@ -24,7 +24,8 @@ def status_checks(evidence: Evidence, record: RunRecord, replay: Replay) -> Iter
     """Check the status of the run and of each stage, as ``run.json`` and the outbox have them."""
     if record.status == REMOVED:
         return
-    wrong, missing = [*_run_problems(record), *_stage_problems(record, replay)], []
+    wrong = [*_run_problems(record), *_stage_problems(record, replay)]
+    missing: list[str] = []
     told = replay.entry.outcome
     if record.status != told:
         problem = _differing_status(record, told)

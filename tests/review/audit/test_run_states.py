@@ -138,12 +138,10 @@ def test_a_failed_run_that_is_recorded_as_completed_is_wrong(case: Case) -> None
     place = case.workspace.folder(failed.run_id) / "run.json"
     edit_json(place, lambda run: run.update(status="completed"))
     wrong = found(case.audit(failed.run_id))
-    assert any("run.json has the status completed, and by its stages the run is failed" in each for each in wrong), (
-        wrong
-    )
-    assert any("the outbox has the status failed, run.json completed" in each for each in wrong), (
-        wrong
-    )
+    assert any(
+        "run.json has the status completed, and by its stages the run is failed" in each for each in wrong
+    ), wrong
+    assert any("the outbox has the status failed, run.json completed" in each for each in wrong), wrong
 
 
 # An outbox of an earlier version
