@@ -7,7 +7,7 @@ import logging
 import re
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -30,7 +30,7 @@ from vantage.ledger.to_mlflow.audited_entries import (
 )
 from vantage.ledger.to_mlflow.logged_models import model_in
 from vantage.ledger.to_mlflow.runs import search
-from vantage.ledger.to_mlflow.served_files import address_of, files_at, local_folder
+from vantage.ledger.to_mlflow.served_files import address_of_version, files_at, followed, local_folder
 from vantage.ledger.to_mlflow.server import EXPERIMENT_TAG, is_database
 from vantage.ledger.tracking import is_missing_database, without_login, without_password
 
@@ -117,6 +117,7 @@ class AuditedServer:
             if found is None:
                 return None
             root = self._root(client, found.experiment_id)
+            location = _found(lambda: followed(client, str(found.artifact_location)))
         return LoggedModel(
             name=str(found.name),
             kind=str(found.model_type),
@@ -124,7 +125,7 @@ class AuditedServer:
             tags=dict(found.tags),
             params=dict(found.params),
             rows=tuple(map(_model_row, found.metrics or ())),
-            location=str(found.artifact_location),
+            location=location,
             root=root,
             status=str(found.status),
             status_message=str(found.status_message or ""),
@@ -247,7 +248,7 @@ class AuditedServer:
         )
 
     def _described(self, client: MlflowClient, found: Any) -> MlflowVersion:
-        location = _address(client, f"models:/{found.name}/{found.version}")
+        location = _found(lambda: address_of_version(client, found.name, str(found.version)))
         ids = (model_in(f"{each}/") for each in (str(found.source or ""), location))
         model_id = next((each for each in ids if each is not None), None)
         model = None if model_id is None else _model(client, model_id)
@@ -345,10 +346,10 @@ def _model(client: MlflowClient, model_id: str) -> entities.LoggedModel | None:
         return None
 
 
-def _address(client: MlflowClient, model_uri: str) -> str:
-    """Return the address from which MLflow loads a model; empty: MLflow finds none."""
+def _found(address: Callable[[], str]) -> str:
+    """Return an address; empty: it leads to a model that MLflow does not have."""
     try:
-        return address_of(client, model_uri)
+        return address()
     except MlflowException as error:
         if error.error_code not in _MISSING:
             raise

@@ -29,24 +29,26 @@ class UnboundedFiles(ValueError):
     """Remote files that are more or larger than what was published; they were not fetched."""
 
 
-def address_of(client: MlflowClient, model_uri: str) -> str:
-    """Return the address from which MLflow loads ``models:/NAME@ALIAS``, ``models:/NAME/V`` or ``models:/m-ID``.
+def address_of_version(client: MlflowClient, name: str, version: str) -> str:
+    """Return the address from which MLflow loads ``models:/NAME/VERSION``; it may differ from the version's ``source``."""
+    return followed(client, str(client.get_model_version_download_uri(name, version)))
 
-    MLflow follows an address that is one of a model itself, and so does this.
-    """
+
+def followed(client: MlflowClient, address: str) -> str:
+    """Return the address to which one of a model leads, as MLflow follows it; any other address is returned as it is."""
     for _ in range(_MAX_STEPS):
-        if not model_uri.startswith(_MODELS):
+        if not address.startswith(_MODELS):
             break
-        names = get_model_name_and_version(client, model_uri)
+        names = get_model_name_and_version(client, address)
         if len(names) == 1:
-            model_uri = str(client.get_logged_model(names[0]).artifact_location)
+            address = str(client.get_logged_model(names[0]).artifact_location)
         else:
-            model_uri = str(client.get_model_version_download_uri(*names))
-    return model_uri
+            address = str(client.get_model_version_download_uri(*names))
+    return address
 
 
 def leads_nowhere(address: str) -> bool:
-    """Return whether ``address_of`` gave up: the address is still one of a model."""
+    """Return whether ``followed`` gave up: the address is still one of a model."""
     return address.startswith(_MODELS)
 
 

@@ -61,6 +61,9 @@ def logged_model_problems(
     """
     from vantage.ledger.to_mlflow.logged_models import EXTERNAL
 
+    if not model.location:
+        yield "MLflow finds no files of it"
+        return
     expected = f"{model.root.rstrip('/')}/models/{model_id}/artifacts"
     if not _is_same(model.location, expected) and not _is_inside(evidence, model.location, model_id):
         yield f"MLflow loads it from {_shown(model.location)}, and its experiment keeps it in {_shown(expected)}"

@@ -12,6 +12,7 @@ from mlflow.store.artifact.models_artifact_repo import ModelsArtifactRepository
 from mlflow.tracking import MlflowClient
 
 from tests.review.audit.tampering import Case, edit_json, flip_bit, found
+from vantage.ledger.to_mlflow.published_models import find_published, problems_of_published
 from vantage.schemas.records.audit import AuditReport
 
 WEIGHTS = "model/model.safetensors"
@@ -208,3 +209,16 @@ def served() -> Iterator[Callable[[], tuple[str, list[str]]]]:
         yield lambda: (f"http://127.0.0.1:{server.server_port}", asked)
         server.shutdown()
         thread.join()
+
+
+def test_a_rollback_looks_at_the_files_that_mlflow_would_load(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same address is read before an alias is moved, or a model is exported."""
+    address = f"sqlite:///{case.workspace.root / 'mlflow.db'}"
+    assert problems_of_published(address, find_published(address, "fake", version="1")) == []
+    other = other_copy(case, tmp_path / "elsewhere" / "artifacts")
+    case.sql("UPDATE model_versions SET storage_location = ? WHERE name = 'fake'", other.as_uri())
+    found_now = find_published(address, "fake", version="1")
+    assert found_now.location == other.as_uri()
+    assert any("model.safetensors: sha256 is" in each for each in problems_of_published(address, found_now))
