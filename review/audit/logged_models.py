@@ -31,6 +31,8 @@ def model_problems(
     """
     model_id = found.tags.get("vantage.model")
     if model_id is None:
+        if allowed.model is not None and "vantage.reused_from" not in found.tags and not is_pending:
+            yield "tag vantage.model is absent, and the run has a logged model"
         return
     what = f"logged model {model_id}"
     model = evidence.ask(lambda server: server.model(model_id))

@@ -44,7 +44,7 @@ def mlflow_check(evidence: Evidence, run_id: str, stage: str | None) -> Check:
     problems = [*_problems(required, allowed, found[0]), *_latest_problems(found[0])]
     problems += _pointers(evidence, found[0], runs.get(None, []), stage)
     problems += state_problems(evidence, run_id, stage, required, allowed, found[0])
-    problems += link_problems(evidence, replay, stage, found[0])
+    problems += link_problems(evidence, replay, stage, required, found[0])
     artifact = replay.artifact_of(stage) if stage is not None else None
     headline = artifact.metrics if artifact is not None and replay.is_chained and not sent.remark else {}
     problems += model_problems(evidence, found[0], allowed, headline=headline, is_pending=bool(sent.remark))

@@ -46,8 +46,12 @@ def state_problems(
         yield f"it ended at {found.ended}, and was sent as {required.ended}"
 
 
-def link_problems(evidence: Evidence, replay: Replay, stage: str | None, found: "MlflowRun") -> Iterator[str]:
-    """Yield tags about other entries of MLflow that do not lead where they say: publications, and a sweep."""
+def link_problems(
+    evidence: Evidence, replay: Replay, stage: str | None, required: ExpectedRun, found: "MlflowRun"
+) -> Iterator[str]:
+    """Yield tags about other entries of MLflow that do not lead to what they name: producers, publications, a sweep."""
+    if required.optional_tags and not found.tags.keys() & {"vantage.reused_from", "vantage.uri"}:
+        yield "tag vantage.reused_from is absent, and the run does not show the artifact itself"
     told = found.tags.get(_PUBLISHED)
     if told is not None:
         yield from _publication_problems(evidence, replay, stage, told)

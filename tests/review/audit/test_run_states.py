@@ -14,6 +14,7 @@ from tests.review.audit.test_decisions import Place
 from tests.support.orchestrated import Witness
 from vantage.flows.publishing.moving_aliases import roll_back
 from vantage.ledger.outbox import BEFORE
+from vantage.runs.record import RunRecord
 from vantage.runs.run import read_runs
 
 # Statuses, and tags that nobody sent
@@ -78,6 +79,11 @@ def sweep_that_nobody_ran(case: Case) -> None:
     sql_tag(case, "tags", "key, value, run_uuid", "vantage.sweep_id", "0001-sweep", case.mlflow_run("sft"))
 
 
+def link_to_the_logged_model_removed(case: Case) -> None:
+    """Nothing would lead to the logged model, whose page may show anything."""
+    case.sql("DELETE FROM tags WHERE key = 'vantage.model' AND run_uuid = ?", case.mlflow_run("policy"))
+
+
 def status_in_mlflow(case: Case) -> None:
     case.sql("UPDATE runs SET status = 'FAILED' WHERE run_uuid = ?", case.mlflow_run("evaluation"))
 
@@ -109,6 +115,7 @@ CASES: dict[Callable[[Case], None], tuple[str, str]] = {
     publication_of_a_stage_that_published_nothing: ("sft: MLflow", "and it published no such version"),
     interruption_that_nobody_recorded: ("sft: MLflow", "tag vantage.interrupted is “it died”, which nobody sent"),
     sweep_that_nobody_ran: ("sft: MLflow", "and its parent is no such sweep"),
+    link_to_the_logged_model_removed: ("policy: MLflow", "tag vantage.model is absent"),
     status_in_mlflow: ("evaluation: MLflow", "its status is FAILED, and was sent as FINISHED"),
     two_lines_swapped: ("run ", "a line was changed, swapped, added or taken out"),
     reason_of_the_same_length: ("run ", "a line was changed, swapped, added or taken out"),
@@ -142,6 +149,17 @@ def test_a_failed_run_that_is_recorded_as_completed_is_wrong(case: Case) -> None
         "run.json has the status completed, and by its stages the run is failed" in each for each in wrong
     ), wrong
     assert any("the outbox has the status failed, run.json completed" in each for each in wrong), wrong
+
+
+def test_a_reused_stage_that_no_longer_names_who_made_it(
+    case: Case, again: Callable[[Case], RunRecord]
+) -> None:
+    second = again(case)
+    case.sql("DELETE FROM tags WHERE key = 'vantage.reused_from'")
+    wrong = found(case.audit(second.run_id))
+    assert any("policy: MLflow" in each and "tag vantage.reused_from is absent" in each for each in wrong), (
+        wrong
+    )
 
 
 # An outbox of an earlier version
