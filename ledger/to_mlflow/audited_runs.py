@@ -59,6 +59,8 @@ class AuditedServer:
         self._client: MlflowClient | None = None
         self._why_not: str | None = None
         self._uri = tracking_uri
+        self._runs: dict[str, MlflowRun] = {}
+        """Id → each run that was read."""
         self._roots: dict[str, str] = {}
         self._models: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {}
 
@@ -133,6 +135,8 @@ class AuditedServer:
 
     def run(self, mlflow_run_id: str) -> MlflowRun | None:
         """Return one of MLflow's runs; None: there is none, or it is deleted."""
+        if mlflow_run_id in self._runs:
+            return self._runs[mlflow_run_id]
         with self._answers() as client:
             try:
                 run = client.get_run(mlflow_run_id)
@@ -227,7 +231,7 @@ class AuditedServer:
         )
         read = run.inputs.model_inputs if run.inputs is not None else []
         made = run.outputs.model_outputs if run.outputs is not None else []
-        return MlflowRun(
+        self._runs[run.info.run_id] = MlflowRun(
             run_id=run.info.run_id,
             tags=dict(run.data.tags),
             params=dict(run.data.params),
@@ -246,6 +250,7 @@ class AuditedServer:
             files=str(run.info.artifact_uri),
             root=self._root(client, run.info.experiment_id),
         )
+        return self._runs[run.info.run_id]
 
     def _described(self, client: MlflowClient, found: Any) -> MlflowVersion:
         location = _found(lambda: address_of_version(client, found.name, str(found.version)))
