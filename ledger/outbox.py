@@ -4,10 +4,13 @@
 process that is killed between the two sends the same line again, so applying a line twice must change nothing. Lines
 that a destination refused permanently are in `refused.jsonl`.
 
+Each line has the sha256 of all lines before it, so that an audit finds lines that were changed, swapped or taken out.
+
 Only the process that executes a run appends to its outbox; any process may send, one at a time.
 """
 
 import fcntl
+import hashlib
 import itertools
 import json
 import logging
@@ -24,6 +27,9 @@ from pydantic import Field, TypeAdapter
 from vantage.storage.durable_files import make_folder, open_private, replace_file
 
 Operation = dict[str, Any]
+
+BEFORE = "sha256_before"
+"""Field of a line: the sha256 of all lines before it. Lines of an earlier version have none."""
 
 _ENDS: TypeAdapter[dict[str, int]] = TypeAdapter(
     dict[str, Annotated[int, Field(ge=0, le=2**62, strict=True)]]
@@ -42,7 +48,8 @@ class Outbox:
         self._path = folder / "outbox.jsonl"
         self._appending = threading.Lock()
         self._unwritten: list[Operation] = []
-        self._repaired = False
+        self._before: hashlib._Hash | None = None
+        """Of all lines that are written; None: they are read before the next one is."""
         self._warned = False
 
     def append(self, operation: Operation) -> None:
@@ -53,16 +60,17 @@ class Outbox:
         """
         with self._appending:
             self._unwritten.append(operation)
-            if not self._repaired:
+            if self._before is None:
                 make_folder(self.folder)
-                _cut_half_written_line(self._path)
-                self._repaired = True
+                self._before = hashlib.sha256(_without_half_written_line(self._path))
             try:
                 while self._unwritten:
-                    _append_line(self._path, self._unwritten[0])
+                    line = _line({**self._unwritten[0], BEFORE: self._before.hexdigest()})
+                    _append(self._path, line)
+                    self._before.update(line)
                     del self._unwritten[0]
             except OSError:
-                self._repaired = False
+                self._before = None
                 raise
 
     def read(self, start: int = 0) -> Iterator[tuple[int, Operation]]:
@@ -78,7 +86,7 @@ class Outbox:
                 if not line.endswith(b"\n"):
                     return
                 end += len(line)
-                yield end, json.loads(line)
+                yield end, operation_in(line)
 
     def sent(self, destination: str) -> int:
         """Return the byte offset up to which the destination has everything; 0 if none is stored, or it is invalid."""
@@ -103,7 +111,7 @@ class Outbox:
     def mark_refused(self, destination: str, operation: Operation, error: str) -> None:
         """Record an operation that the destination refused permanently, with the error; sending continues."""
         refusal = {"destination": destination, "error": error, "operation": operation}
-        _append_line(self.folder / "refused.jsonl", refusal)
+        _append(self.folder / "refused.jsonl", _line(refusal))
 
     def set_aside(self) -> Path:
         """Rename an unreadable outbox, so that a new one can start; returns its new folder."""
@@ -147,18 +155,34 @@ class Outbox:
             return False
 
 
-def _append_line(path: Path, value: Operation) -> None:
-    with open(path, "a", opener=open_private) as file:
-        file.write(json.dumps(value) + "\n")
+def operation_in(line: bytes) -> Operation:
+    """Return the operation of a line of an outbox; ValueError if it is no JSON."""
+    operation: Operation = json.loads(line)
+    if isinstance(operation, dict):
+        operation.pop(BEFORE, None)
+    return operation
+
+
+def _line(value: Operation) -> bytes:
+    return json.dumps(value).encode() + b"\n"
+
+
+def _append(path: Path, line: bytes) -> None:
+    with open(path, "ab", opener=open_private) as file:
+        file.write(line)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _cut_half_written_line(path: Path) -> None:
-    if path.exists():
-        with path.open("r+b") as file:
-            data = file.read()
-            file.truncate(data.rfind(b"\n") + 1)
+def _without_half_written_line(path: Path) -> bytes:
+    """Return what is in the file, from which the line of a killed writer is cut."""
+    if not path.exists():
+        return b""
+    with path.open("r+b") as file:
+        data = file.read()
+        end = data.rfind(b"\n") + 1
+        file.truncate(end)
+    return data[:end]
 
 
 def _lock_within(lock: int, seconds: float) -> bool:

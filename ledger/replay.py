@@ -1,5 +1,6 @@
 """An outbox that is read again: what a run recorded, operation by operation."""
 
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from vantage.ledger.operations import (
     RecordVerdicts,
     from_json,
 )
+from vantage.ledger.outbox import BEFORE
 from vantage.schemas.records.artifacts import Artifact
 
 
@@ -37,6 +39,10 @@ class Replay:
     """All operations of a run."""
 
     told: tuple[Told, ...]
+    changed: str = ""
+    """Where the lines are not those that were written; empty: they are, or an earlier version wrote them all."""
+    is_chained: bool = False
+    """Whether lines have the sha256 of those before them: this version wrote them, or a later one."""
 
     @property
     def opened(self) -> OpenRun:
@@ -104,13 +110,16 @@ def read_replay(data: bytes, *, run_id: str) -> Replay:
     """
     told: list[Told] = []
     entry: RunEntry | None = None
+    chain = _Chain()
     end = 0
     for number, line in enumerate(data.splitlines(keepends=True), 1):
         if not line.endswith(b"\n"):
             break
         end += len(line)
         try:
-            operation = from_json(json.loads(line))
+            value = json.loads(line)
+            chain.add(number, line, value)
+            operation = from_json(value)
             entry = apply_operation(entry, operation)
         except (ValueError, RecursionError) as error:
             first = (str(error).splitlines() or [type(error).__name__])[0]
@@ -120,4 +129,26 @@ def read_replay(data: bytes, *, run_id: str) -> Replay:
         raise DamagedOutbox("the outbox is empty")
     if told[-1].entry.run_id != run_id:
         raise DamagedOutbox(f"the outbox is that of run {told[-1].entry.run_id}")
-    return Replay(tuple(told))
+    return Replay(tuple(told), chain.changed, chain.is_begun)
+
+
+class _Chain:
+    """The sha256 of all lines so far, with which each line is compared."""
+
+    def __init__(self) -> None:
+        self.changed = ""
+        self.is_begun = False
+        self._so_far = hashlib.sha256()
+
+    def add(self, number: int, line: bytes, value: object) -> None:
+        """Compare the sha256 in a line with the lines before it; the field is taken out of its value."""
+        before = value.pop(BEFORE, None) if isinstance(value, dict) else None
+        if before is None and self.is_begun:
+            self._change(f"line {number} has no {BEFORE}, and a line before it has")
+        elif before is not None and before != self._so_far.hexdigest():
+            self._change(f"the lines before line {number} are not those that were there when it was written")
+        self.is_begun = self.is_begun or before is not None
+        self._so_far.update(line)
+
+    def _change(self, said: str) -> None:
+        self.changed = self.changed or f"{said}: a line was changed, swapped, added or taken out"

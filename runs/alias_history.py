@@ -1,9 +1,9 @@
 """Where an alias has pointed, by what the runs of a workspace have recorded."""
 
-import json
 from dataclasses import dataclass
 
 from vantage.ledger.operations import MoveAlias, Publish, from_json
+from vantage.ledger.outbox import operation_in
 from vantage.runs.run import run_ids
 from vantage.runs.workspace import Workspace
 
@@ -47,7 +47,7 @@ def pointed_to(history: list[Pointed]) -> list[Pointed]:
 
 def _movement(run_id: str, line: bytes, name: str, alias: str) -> list[Pointed]:
     try:
-        value = json.loads(line)
+        value = operation_in(line)
         if (
             value.get("operation") not in _KINDS
             or value.get("registered_model") != name

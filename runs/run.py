@@ -151,20 +151,25 @@ class Run:
 
     def outcome(self) -> RunOutcome:
         """Return the outcome of the run, from the status of its stages and the aliases that wait for a person."""
-        statuses = {stage.status for stage in self._record.stages.values()}
-        if "failed" in statuses:
-            return "failed"
-        if statuses & {"resumable", "running", "waiting"}:
-            return "resumable"
-        if "waiting_approval" in statuses or any(
-            subject.startswith(PUBLISH_PREFIX) for subject in self._record.open_questions
-        ):
-            return "waiting_approval"
-        return "gate_closed" if "gate_closed" in statuses else "completed"
+        return outcome_of(self._record)
 
     def close(self) -> None:
         """Release the lock."""
         self._lock.close()
+
+
+def outcome_of(record: RunRecord) -> RunOutcome:
+    """Return the outcome of a run, from the status of its stages and the aliases that wait for a person."""
+    statuses = {stage.status for stage in record.stages.values()}
+    if "failed" in statuses:
+        return "failed"
+    if statuses & {"resumable", "running", "waiting"}:
+        return "resumable"
+    if "waiting_approval" in statuses or any(
+        subject.startswith(PUBLISH_PREFIX) for subject in record.open_questions
+    ):
+        return "waiting_approval"
+    return "gate_closed" if "gate_closed" in statuses else "completed"
 
 
 def recipe_digest(recipe: ResolvedRecipe) -> str:

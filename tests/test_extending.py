@@ -409,7 +409,7 @@ from vantage.attempts.facts import read_facts
 from vantage.ledger.entries import apply_operation
 from vantage.ledger.expected.changes import changes
 from vantage.ledger.operations import FinishStage, OpenRun, OpenStage, from_json, to_json
-from vantage.review.audit.mlflow_claims import _OURS
+from vantage.review.audit.mlflow_tags import PREFIX
 from vantage.review.reports.gathered import Cost, Report
 from vantage.review.reports.sections import attempts_and_cost
 from vantage.runs.history import history_of
@@ -431,7 +431,7 @@ cost = Cost("sft", 1, 1.0, 1.0, 0, "cpu", None, None, facts=attempt.facts)
 page = attempts_and_cost(Report("0001-a-000000", "a", "a", (), "failed", "", 1, (), costs=(cost,)))
 host = socket.gethostname()
 print(json.dumps([
-    tags["vantage.fact.host"] == host, any("vantage.fact.host".startswith(each) for each in _OURS),
+    tags["vantage.fact.host"] == host, "vantage.fact.host".startswith(PREFIX),
     "machine</th>" in page, host in page, "The machine is the name" in page, "`vantage.fact.host`" in docs_table(),
 ]))
 """

@@ -4,98 +4,45 @@ A SQLite database is copied to a temporary folder first, by SQLite itself: MLflo
 """
 
 import logging
+import re
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
 from mlflow import entities
 from mlflow.exceptions import MlflowException
-from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from mlflow.tracking import MlflowClient
 from sqlalchemy import create_engine, inspect
 from sqlalchemy.exc import SQLAlchemyError
 
-from vantage.ledger.expected.runs import Row, row_of
+from vantage.ledger.expected.runs import row_of
 from vantage.ledger.expected.system_metrics import SYSTEM_METRICS
-from vantage.ledger.to_mlflow.aliases import TAG
+from vantage.ledger.to_mlflow.audited_entries import (
+    DatasetInput,
+    LoggedModel,
+    MlflowRun,
+    MlflowVersion,
+    ModelRow,
+)
 from vantage.ledger.to_mlflow.logged_models import model_in
 from vantage.ledger.to_mlflow.runs import search
+from vantage.ledger.to_mlflow.served_files import address_of_version, files_at, followed, local_folder
 from vantage.ledger.to_mlflow.server import EXPERIMENT_TAG, is_database
 from vantage.ledger.tracking import is_missing_database, without_login, without_password
 
 _ARTIFACTS = "mlartifacts"
 """Folder of MLflow's files in a workspace."""
+_OF_MODEL = re.compile(r".*/models/(?P<model>m-[0-9a-f]{32})/artifacts/?")
+"""Address that MLflow gives to the files of a logged model."""
 _MISSING = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 
 
 class Unanswered(ConnectionError):
     """MLflow does not answer, or there is none."""
-
-
-@dataclass(frozen=True)
-class MlflowRun:
-    """One of MLflow's runs."""
-
-    run_id: str
-    tags: Mapping[str, str]
-    params: Mapping[str, str]
-    rows: frozenset[Row]
-    latest: Mapping[str, float]
-    """Metric → the value that MLflow shows, which it keeps beside the rows."""
-    datasets: "tuple[DatasetInput, ...]"
-    models: tuple[str, ...]
-    """Ids of the logged models that it made."""
-
-
-@dataclass(frozen=True)
-class DatasetInput:
-    """A dataset that one of MLflow's runs has read."""
-
-    digest: str
-    """In MLflow's field, of 36 characters."""
-    name: str
-    source: str
-    """JSON: address and digests."""
-    profile: str
-    """JSON: metrics."""
-    tags: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class LoggedModel:
-    """An artifact on MLflow's page of models."""
-
-    name: str
-    kind: str
-    run_id: str
-    """Of MLflow's run that made it."""
-    tags: Mapping[str, str]
-    params: Mapping[str, str]
-    metrics: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class MlflowVersion:
-    """A version of a registered model."""
-
-    name: str
-    version: str
-    tags: Mapping[str, str]
-    aliases: tuple[str, ...]
-    location: str
-    """Of its files; empty: it has none."""
-    model_tags: Mapping[str, str]
-    """Of its logged model."""
-    run_id: str = ""
-    """Of MLflow's run that made it."""
-    moved: Mapping[str, str] = field(default_factory=dict)
-    """Alias → who moved it last, as a tag of the registered model says."""
 
 
 class AuditedServer:
@@ -112,6 +59,10 @@ class AuditedServer:
         self._client: MlflowClient | None = None
         self._why_not: str | None = None
         self._uri = tracking_uri
+        self._runs: dict[str, MlflowRun] = {}
+        """Id → each run that was read."""
+        self._roots: dict[str, str] = {}
+        self._models: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -139,7 +90,8 @@ class AuditedServer:
             if place is None or place.lifecycle_stage != "active":
                 return {}
             for run in search(client, [place.experiment_id], "vantage.run_id", run_id):
-                found.setdefault(run.data.tags.get("vantage.stage"), []).append(self._read(client, run))
+                whole = client.get_run(run.info.run_id)  # a search leaves out the models that were read
+                found.setdefault(run.data.tags.get("vantage.stage"), []).append(self._read(client, whole))
         return found
 
     def knows(self, experiment: str, run_id: str) -> bool:
@@ -164,16 +116,35 @@ class AuditedServer:
         """Return a logged model; None: there is none."""
         with self._answers() as client:
             found = _model(client, model_id)
-        if found is None:
-            return None
+            if found is None:
+                return None
+            root = self._root(client, found.experiment_id)
+            location = _found(lambda: followed(client, str(found.artifact_location)))
         return LoggedModel(
             name=str(found.name),
             kind=str(found.model_type),
             run_id=str(found.source_run_id),
             tags=dict(found.tags),
             params=dict(found.params),
-            metrics=tuple(sorted({each.key for each in found.metrics or ()})),
+            rows=tuple(map(_model_row, found.metrics or ())),
+            location=location,
+            root=root,
+            status=str(found.status),
+            status_message=str(found.status_message or ""),
         )
+
+    def run(self, mlflow_run_id: str) -> MlflowRun | None:
+        """Return one of MLflow's runs; None: there is none, or it is deleted."""
+        if mlflow_run_id in self._runs:
+            return self._runs[mlflow_run_id]
+        with self._answers() as client:
+            try:
+                run = client.get_run(mlflow_run_id)
+            except MlflowException as error:
+                if error.error_code not in _MISSING:
+                    raise
+                return None
+            return self._read(client, run) if run.info.lifecycle_stage == "active" else None
 
     def versions(self, name: str) -> list[MlflowVersion]:
         """Return every version of a registered model."""
@@ -208,37 +179,35 @@ class AuditedServer:
             return [self._described(client, each) for each in found]
 
     @contextmanager
-    def copy_of(self, version: MlflowVersion) -> Iterator[Path]:
-        """Yield the folder with a version's files; a server's are downloaded while the block runs."""
-        local = self._local(version.location)
+    def files_at(self, location: str, *, digest: str) -> Iterator[Path]:
+        """Yield the folder with the files of an address; a server's are downloaded while the block runs.
+
+        Raises:
+            UnboundedFiles: there is more than was published under the digest.
+        """
+        local = local_folder(location)
         if local is not None:
             yield local
             return
-        with tempfile.TemporaryDirectory(prefix="vantage-audit-") as temporary:
+        with ExitStack() as stack:
             with self._answers():
-                repository = get_artifact_repository(version.location, tracking_uri=self._uri)
-                if isinstance(repository, LocalArtifactRepository):
-                    local = Path(repository.artifact_dir)
-                else:
-                    repository.download_artifacts("", dst_path=temporary)
-            yield local or Path(temporary)
+                folder = stack.enter_context(files_at(location, tracking_uri=self._uri, digest=digest))
+            yield folder
+
+    def moved_to(self, location: str) -> Path | None:
+        """Return where this workspace has the files of an address outside it; None: it was not moved.
+
+        Only the workspace's own database can have been moved with it.
+        """
+        found = _OF_MODEL.fullmatch(location)
+        local = local_folder(location)
+        own = urlsplit(self._address).path.removeprefix("/") == str(self._workspace / "mlflow.db")
+        if not own or found is None or local is None:
+            return None
+        inside = self._workspace.joinpath(_ARTIFACTS, "models", found["model"], "artifacts")
+        return None if local == inside or not inside.is_dir() else inside
 
     # Implementation
-
-    def _local(self, location: str) -> Path | None:
-        """Return a path on this machine; of a workspace that was moved with its own database, where the files are now."""
-        place = urlsplit(location)
-        if place.scheme not in ("", "file"):
-            return None
-        path = Path(unquote(place.path))
-        own = urlsplit(self._address).path.removeprefix("/") == str(self._workspace / "mlflow.db")
-        if own and _ARTIFACTS in path.parts:
-            after = path.parts[len(path.parts) - path.parts[::-1].index(_ARTIFACTS) :]
-            moved = self._workspace.joinpath(_ARTIFACTS, *after)
-            return (
-                moved if moved.is_dir() else path
-            )  # what was published after the move lies at the old place
-        return path
 
     def _read(self, client: MlflowClient, run: entities.Run) -> MlflowRun:
         rows = {
@@ -255,11 +224,14 @@ class AuditedServer:
                 source=each.dataset.source,
                 profile=each.dataset.profile or "",
                 tags={tag.key: tag.value for tag in each.tags or []},
+                source_type=str(each.dataset.source_type),
+                schema=str(each.dataset.schema or ""),
             )
             for each in given
         )
+        read = run.inputs.model_inputs if run.inputs is not None else []
         made = run.outputs.model_outputs if run.outputs is not None else []
-        return MlflowRun(
+        self._runs[run.info.run_id] = MlflowRun(
             run_id=run.info.run_id,
             tags=dict(run.data.tags),
             params=dict(run.data.params),
@@ -271,29 +243,56 @@ class AuditedServer:
             },
             datasets=datasets,
             models=tuple(each.model_id for each in made),
+            read_models=tuple(each.model_id for each in read),
+            status=str(run.info.status),
+            started=run.info.start_time,
+            ended=run.info.end_time,
+            files=str(run.info.artifact_uri),
+            root=self._root(client, run.info.experiment_id),
         )
+        return self._runs[run.info.run_id]
 
     def _described(self, client: MlflowClient, found: Any) -> MlflowVersion:
-        location, model_tags = str(found.source or ""), {}
-        model_id = model_in(f"{location}/") or (
-            location.removeprefix("models:/") if location.startswith("models:/m-") else None
-        )
-        if model_id is not None:
-            model = _model(client, model_id)
-            model_tags = dict(model.tags) if model is not None else {}
-            if location.startswith("models:/"):
-                location = client.get_logged_model(model_id).artifact_location
-        aliases, registered = _registered(client, found.name)
+        location = _found(lambda: address_of_version(client, found.name, str(found.version)))
+        ids = (model_in(f"{each}/") for each in (str(found.source or ""), location))
+        model_id = next((each for each in ids if each is not None), None)
+        model = None if model_id is None else _model(client, model_id)
+        aliases, registered = self._registered_model(client, found.name)
         return MlflowVersion(
             name=found.name,
             version=str(found.version),
             tags=dict(found.tags),
             aliases=tuple(alias for alias, version in aliases.items() if version == str(found.version)),
             location=location,
-            model_tags=model_tags,
+            model_tags={} if model is None else dict(model.tags),
+            source=str(found.source or ""),
+            model_location=None if model is None else str(model.artifact_location),
             run_id=str(found.run_id or ""),
-            moved={name.removeprefix(TAG): text for name, text in registered.items() if name.startswith(TAG)},
+            registered=registered,
+            status=str(found.status),
+            stage=str(found.current_stage or "None"),
+            run_link=str(found.run_link or ""),
+            status_message=str(found.status_message or ""),
         )
+
+    def _root(self, client: MlflowClient, experiment_id: str) -> str:
+        """Return the address of all files of an experiment; empty: there is none."""
+        if experiment_id not in self._roots:
+            try:
+                self._roots[experiment_id] = str(client.get_experiment(experiment_id).artifact_location)
+            except MlflowException as error:
+                if error.error_code not in _MISSING:
+                    raise
+                self._roots[experiment_id] = ""
+        return self._roots[experiment_id]
+
+    def _registered_model(
+        self, client: MlflowClient, name: str
+    ) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        """Alias → version, and the tags, of a registered model, which MLflow is asked about once."""
+        if name not in self._models:
+            self._models[name] = _registered(client, name)
+        return self._models[name]
 
     @contextmanager
     def _answers(self) -> Iterator[MlflowClient]:
@@ -350,6 +349,24 @@ def _model(client: MlflowClient, model_id: str) -> entities.LoggedModel | None:
         if error.error_code not in _MISSING:
             raise
         return None
+
+
+def _found(address: Callable[[], str]) -> str:
+    """Return an address; empty: it leads to a model that MLflow does not have."""
+    try:
+        return address()
+    except MlflowException as error:
+        if error.error_code not in _MISSING:
+            raise
+        return ""
+
+
+def _model_row(point: Any) -> ModelRow:
+    """Return a metric of a logged model."""
+    dataset = (str(point.dataset_name or ""), str(point.dataset_digest or ""))
+    return ModelRow(
+        row_of(point.key, point.value, point.timestamp, point.step), str(point.run_id or ""), dataset
+    )
 
 
 def _registered(client: MlflowClient, name: str) -> tuple[Mapping[str, str], Mapping[str, str]]:

@@ -15,6 +15,7 @@ from mlflow.tracking import MlflowClient
 from vantage.ledger.published_copies import WEIGHTS, problems_in
 from vantage.ledger.to_mlflow.copies import problems_of_copy
 from vantage.ledger.to_mlflow.logged_models import model_in
+from vantage.ledger.to_mlflow.served_files import address_of_version
 from vantage.ledger.tracking import without_login, without_password
 from vantage.storage.sealed_folders import MANIFEST, read_manifest
 
@@ -48,7 +49,7 @@ class PublishedVersion(NamedTuple):
     name: str
     version: str
     location: str
-    """MLflow's address of the copy."""
+    """From which MLflow loads it."""
     digest: str
     """Content digest of the artifact."""
     stage: str
@@ -92,7 +93,7 @@ def find_version(
     return PublishedVersion(
         name=name,
         version=str(found.version),
-        location=model.artifact_location,
+        location=address_of_version(client, found.name, str(found.version)),
         digest=tags["vantage.digest"],
         stage=tags["vantage.stage"],
         stage_key=tags["vantage.stage_key"],

@@ -21,7 +21,8 @@ from vantage.storage.refs import DamagedRef, Ref
 from vantage.storage.removed import Removal, find_removed
 
 if TYPE_CHECKING:
-    from vantage.ledger.to_mlflow.audited_runs import AuditedServer, MlflowRun
+    from vantage.ledger.to_mlflow.audited_entries import MlflowRun
+    from vantage.ledger.to_mlflow.audited_runs import AuditedServer
     from vantage.signing.keys import PublicKey
 
 _Found = TypeVar("_Found")

@@ -4,44 +4,23 @@ import json
 from collections.abc import Iterator, Mapping, Set
 from typing import TYPE_CHECKING
 
-from vantage.ledger.expected.artifact_fields import ExpectedModel
+from vantage.ledger.expected.artifact_fields import ROLE
 from vantage.ledger.expected.runs import ExpectedRun, Row, expected_runs
 from vantage.review.audit.evidence import Evidence, check_of
+from vantage.review.audit.logged_models import model_problems, read_model_problems
+from vantage.review.audit.mlflow_states import link_problems, state_problems
+from vantage.review.audit.mlflow_tags import PREFIX, differing, is_pointer, other_tags, shown, tag_problems
 from vantage.review.audit.sent import SentTo, sent_to
 from vantage.runs.record import RunRecord
 from vantage.runs.view import Broken, Missing
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.audit import Check
-from vantage.schemas.records.facts import TAG
 
 if TYPE_CHECKING:
-    from vantage.ledger.to_mlflow.audited_runs import DatasetInput, LoggedModel, MlflowRun
+    from vantage.ledger.to_mlflow.audited_entries import DatasetInput, MlflowRun
 
 _SUBJECT = "MLflow"
 _SHOWN = 3
-_OURS = (
-    "vantage.gate.",
-    "vantage.energy.",
-    TAG,
-    "vantage.provenance.",
-    "vantage.source.",
-    "vantage.parent.",
-    "vantage.approval",
-    "vantage.alias.",
-)
-_OURS_EXACTLY = frozenset(
-    {
-        "vantage.verdict",
-        "vantage.digest",
-        "vantage.stage_key",
-        "vantage.kind",
-        "vantage.remark",
-        "vantage.warnings",
-        "vantage.tokenizer_digest",
-        "vantage.uri",
-    }
-)
-"""Tags that nobody but the run itself has a reason to write."""
 
 
 def mlflow_check(evidence: Evidence, run_id: str, stage: str | None) -> Check:
@@ -64,9 +43,13 @@ def mlflow_check(evidence: Evidence, run_id: str, stage: str | None) -> Check:
         return _absent(sent, required, stage)
     problems = [*_problems(required, allowed, found[0]), *_latest_problems(found[0])]
     problems += _pointers(evidence, found[0], runs.get(None, []), stage)
-    problems += _model_problems(evidence, found[0], allowed)
+    problems += state_problems(evidence, run_id, stage, required, allowed, found[0])
+    problems += link_problems(evidence, replay, stage, required, found[0])
+    artifact = replay.artifact_of(stage) if stage is not None else None
+    headline = artifact.metrics if artifact is not None and replay.is_chained and not sent.remark else {}
+    problems += model_problems(evidence, found[0], allowed, headline=headline, is_pending=bool(sent.remark))
     for double in found[1:]:
-        contradicting = [*_problems(ExpectedRun(), allowed, double), *_other_tags(allowed, double)]
+        contradicting = [*_problems(ExpectedRun(), allowed, double), *other_tags(allowed, double)]
         problems += [
             f"a second run of MLflow ({double.run_id[:8]}) says it is this one: {each}"
             for each in contradicting
@@ -102,7 +85,7 @@ def check_without_outbox(evidence: Evidence, record: RunRecord, step: str, artif
         for role, digest in artifact.parents.items()
         if f"vantage.parent.{role}" in found.tags
     }
-    problems = list(_tag_problems(ExpectedRun(tags=tags), ExpectedRun(tags=dict(found.tags) | tags), found))
+    problems = list(tag_problems(ExpectedRun(tags=tags), ExpectedRun(tags=dict(found.tags) | tags), found))
     if "vantage.reused_from" not in found.tags:
         values = {(name, value) for name, _, _, value in found.rows}
         problems += [
@@ -127,32 +110,10 @@ def _absent(sent: SentTo, required: ExpectedRun, stage: str | None) -> Check:
 
 
 def _problems(required: ExpectedRun, allowed: ExpectedRun, found: "MlflowRun") -> Iterator[str]:
-    yield from _tag_problems(required, allowed, found)
+    yield from tag_problems(required, allowed, found)
     yield from _named_problems("param", required.params, allowed.params, found.params)
     yield from _row_problems(required.rows, allowed.rows | allowed.optional_rows, found.rows)
     yield from _dataset_problems(required, allowed, found)
-
-
-def _tag_problems(required: ExpectedRun, allowed: ExpectedRun, found: "MlflowRun") -> Iterator[str]:
-    for name, value in required.tags.items():
-        told = found.tags.get(name)
-        if told not in (value, allowed.tags.get(name)):
-            yield f"tag {name} is {_shown(told)}, and was sent as {_shown(value)}"
-    for name, value in allowed.optional_tags.items():
-        told = found.tags.get(name)
-        if name not in required.tags and told not in (None, value, allowed.tags.get(name)):
-            yield f"tag {name} is {_shown(told)}, and was sent as {_shown(value)}"
-    for name in sorted(found.tags):
-        is_ours = name in _OURS_EXACTLY or (name.startswith(_OURS) and not _is_pointer(name))
-        if is_ours and name not in allowed.tags and name not in allowed.optional_tags:
-            yield f"tag {name} is {_shown(found.tags[name])}, which nobody sent"
-
-
-def _other_tags(allowed: ExpectedRun, found: "MlflowRun") -> Iterator[str]:
-    """Yield tags with another value, of a run that may lack any of them."""
-    for name, value in allowed.tags.items():
-        if name in found.tags and name != "vantage.status" and found.tags[name] != value:
-            yield f"tag {name} is {_shown(found.tags[name])}, and was sent as {_shown(value)}"
 
 
 def _named_problems(
@@ -160,9 +121,9 @@ def _named_problems(
 ) -> Iterator[str]:
     for name, value in required.items():
         if found.get(name) != value:
-            yield f"{what} {name} is {_shown(found.get(name))}, and was sent as {_shown(value)}"
+            yield f"{what} {name} is {shown(found.get(name))}, and was sent as {shown(value)}"
     for name in sorted(found.keys() - allowed.keys()):
-        yield f"{what} {name} is {_shown(found[name])}, which nobody sent"
+        yield f"{what} {name} is {shown(found[name])}, which nobody sent"
 
 
 def _row_problems(required: Set[Row], allowed: Set[Row], found: Set[Row]) -> Iterator[str]:
@@ -208,10 +169,19 @@ def _dataset_problems(required: ExpectedRun, allowed: ExpectedRun, found: "Mlflo
         dataset = given[digest]
         for name, value in tags.items():
             if dataset.tags.get(name) not in (value, known[digest].get(name)):
-                yield f"dataset input {digest[:12]}: {name} is {_shown(dataset.tags.get(name))}, and was sent as {_shown(value)}"
+                yield f"dataset input {digest[:12]}: {name} is {shown(dataset.tags.get(name))}, and was sent as {shown(value)}"
         yield from _dataset_field_problems(dataset, allowed.dataset_fields[digest])
-    for digest in sorted(given.keys() - known.keys()):
-        yield f"dataset input {digest[:12] or 'without our digest'}: nobody sent it"
+    for dataset in found.datasets:
+        digest = dataset.tags.get("vantage.digest", "")
+        what = f"dataset input {digest[:12] or 'without our digest'}"
+        if digest not in known:
+            yield f"{what}: nobody sent it"
+            continue
+        if dataset is not given[digest]:
+            yield f"{what}: there are two, and one was sent"
+        for name in sorted(dataset.tags.keys() - known[digest].keys() - {ROLE}):
+            if name.startswith(PREFIX):
+                yield f"{what}: {name} is {shown(dataset.tags[name])}, which nobody sent"
 
 
 def _dataset_field_problems(dataset: "DatasetInput", sent: list[dict[str, str]]) -> Iterator[str]:
@@ -220,11 +190,25 @@ def _dataset_field_problems(dataset: "DatasetInput", sent: list[dict[str, str]])
     if dataset.digest != sent[0]["digest"]:
         yield f"{described} has the digest {dataset.digest[:12]} in MLflow's own field"
     if dataset.name not in {fields["name"] for fields in sent}:
-        yield f"{described} has the name {_shown(dataset.name)}, and was sent as {_shown(sent[0]['name'])}"
+        yield f"{described} has the name {shown(dataset.name)}, and was sent as {shown(sent[0]['name'])}"
+    if dataset.source_type != "vantage" or dataset.schema:
+        yield f"{described} is of the type {shown(dataset.source_type)} with the schema {shown(dataset.schema)}, and was sent without a schema"
+    sources = {_source_digest(fields.get("source", "")) for fields in sent}
+    if _source_digest(dataset.source) not in sources | {None}:
+        yield f"{described} has a source of another sha256 ({shown(dataset.source)}) than was sent"
     for field in sent[0].keys() & {"source", "profile"}:
         told, ours = _parsed(getattr(dataset, field)), _parsed(sent[0][field])
         if told != ours:
-            yield f"{described} has the {field} {_shown(str(told))}, and was sent as {_shown(str(ours))}"
+            yield f"{described} has the {field} {shown(str(told))}, and was sent as {shown(str(ours))}"
+
+
+def _source_digest(text: str) -> object:
+    """Return the sha256 of the file that a dataset was prepared from; None: none is named."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value.get("source_sha256") if isinstance(value, dict) else None
 
 
 def _parsed(text: str) -> object:
@@ -240,53 +224,19 @@ def _parsed(text: str) -> object:
     )
 
 
-def _model_problems(evidence: Evidence, found: "MlflowRun", allowed: ExpectedRun) -> Iterator[str]:
-    """Yield the logged model of the stage's artifact: what MLflow's page of it says."""
-    model_id = found.tags.get("vantage.model")
-    if model_id is None:
-        return
-    tags, what = found.tags, f"logged model {model_id}"
-    model = evidence.ask(lambda server: server.model(model_id))
-    if model is None:
-        yield f"tag vantage.model is {model_id}, which MLflow does not have"
-        return
-    if isinstance(model, Missing):
-        return
-    names = ("vantage.digest", "vantage.stage_key", "vantage.stage", "vantage.run_id")
-    expected: dict[str, str | None] = {name: tags.get(name) for name in names}
-    expected |= {name: value for name, value in tags.items() if _is_parent(name)}
-    yield from _differing(what, model.tags, expected)
-    for name in sorted(model.tags.keys() - expected.keys()):
-        # adapters have a base among their parents, which is no input
-        if name.startswith("vantage.") and not _is_parent(name):
-            yield f"{what} has the tag {name}, which nobody sent"
-    if model_id not in found.models:
-        yield f"{what} is no longer an output of this run in MLflow"
-    if model.run_id != found.run_id:
-        yield f"{what} says that MLflow's run {model.run_id[:8]} made it"
-    if allowed.model is None:
-        return
-    told, sent = _model_fields(model), _model_fields(allowed.model)
-    for name in dict.fromkeys((*sent, *told)):
-        if told.get(name) != sent.get(name):
-            yield f"{what}: {name} is {_shown(told.get(name))}, and was sent as {_shown(sent.get(name))}"
-
-
-def _model_fields(model: "LoggedModel | ExpectedModel") -> dict[str, str]:
-    params = {f"params.{name}": value for name, value in model.params.items()}
-    return {"name": model.name, "kind": model.kind, **params}
-
-
 def _pointers(
     evidence: Evidence, found: "MlflowRun", parents: "list[MlflowRun]", stage: str | None
 ) -> Iterator[str]:
     """Yield the tags that point to others of MLflow's runs and models: what they point to is what they say."""
     tags = found.tags
     if stage is not None and parents and tags.get("mlflow.parentRunId") != parents[0].run_id:
-        yield f"tag mlflow.parentRunId is {_shown(tags.get('mlflow.parentRunId'))}, and not the run's own {parents[0].run_id}"
-    for name in filter(_is_pointer, sorted(tags)):
+        yield f"tag mlflow.parentRunId is {shown(tags.get('mlflow.parentRunId'))}, and not the run's own {parents[0].run_id}"
+    for name in filter(is_pointer, sorted(tags)):
         role = name.removesuffix(".run")
         yield from _points_to(evidence, name, tags[name], {"vantage.digest": tags.get(role)})
+    yield from read_model_problems(
+        evidence, found, {name: tags[name] for name in filter(is_pointer, sorted(tags))}
+    )
     same = {name: tags.get(name) for name in ("vantage.digest", "vantage.stage_key")}
     if "vantage.reused_from" in tags:
         yield from _points_to(evidence, "vantage.reused_from", tags["vantage.reused_from"], same)
@@ -301,21 +251,7 @@ def _points_to(
     if told is None:
         yield f"tag {name} is {mlflow_run_id}, and MLflow has no such run"
     elif not isinstance(told, Missing):
-        yield from _differing(f"tag {name} points to a run whose tag", told, expected)
-
-
-def _differing(what: str, told: Mapping[str, str], expected: Mapping[str, str | None]) -> Iterator[str]:
-    for tag, value in expected.items():
-        if told.get(tag) != value:
-            yield f"{what} {tag} is {_shown(told.get(tag))}, and must be {_shown(value)}"
-
-
-def _is_parent(tag: str) -> bool:
-    return tag.startswith("vantage.parent.") and not _is_pointer(tag)
-
-
-def _is_pointer(tag: str) -> bool:
-    return tag.startswith("vantage.parent.") and tag.endswith(".run")
+        yield from differing(f"tag {name} points to a run whose tag", told, expected)
 
 
 def _place(row: Row) -> tuple[str, int, int]:
@@ -324,10 +260,3 @@ def _place(row: Row) -> tuple[str, int, int]:
 
 def _counts(run: "MlflowRun") -> str:
     return f"{len(run.tags)} tags, {len(run.params)} params, {len(run.rows):,} metric rows"
-
-
-def _shown(value: str | None) -> str:
-    if value is None:
-        return "absent"
-    short = value if len(value) <= 60 else f"{value[:57]}…"
-    return f"“{short}”"

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from vantage.ledger.published_copies import EXAMPLES, TOKENIZER, WEIGHTS, problems_in
 from vantage.review.audit.evidence import Evidence
@@ -12,30 +11,14 @@ from vantage.review.audit.mlflow_descriptions import (
     example_problems,
     kinds_of,
 )
-from vantage.runs.view import Missing
 from vantage.storage.hashed_files import FileToHash, chunks_of
 from vantage.storage.read_only import Hashed, Listed, hash_listed, list_folder
 from vantage.storage.sealed_folders import MANIFEST
-
-if TYPE_CHECKING:
-    from vantage.ledger.to_mlflow.audited_runs import MlflowVersion
 
 _FILES = frozenset(
     {DESCRIPTION, "requirements.txt", "python_env.yaml", WEIGHTS, TOKENIZER.partition("/")[0], *EXAMPLES}
 )
 """All that there is in a copy."""
-
-
-def copy_problems(evidence: Evidence, version: "MlflowVersion") -> Hashed | Missing:
-    """Return what reading every byte of a version's copy has shown; Missing: it cannot be reached."""
-    if not version.location:
-        return Hashed((f"version {version.version} has no files",))
-
-    def read(server: Any) -> Hashed:
-        with server.copy_of(version) as folder:
-            return problems_of_folder(evidence, folder, version.tags["vantage.digest"], version.tags)
-
-    return evidence.ask(read)
 
 
 def problems_of_folder(evidence: Evidence, folder: Path, digest: str, tags: Mapping[str, str]) -> Hashed:

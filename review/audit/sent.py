@@ -51,6 +51,11 @@ def _sent_to(evidence: Evidence, run_id: str, replay: Replay) -> SentTo | Missin
     taken = tuple(each for each in sent if to_json(each.operation) not in refused)
     counted = [each for each in refused if each.get("operation") not in _WITHOUT_ENTRY]
     remarks = []
+    if end is None:
+        remarks.append(
+            "ledger/sent.json has no entry for this MLflow, so how much it was sent is not known, nor whether the outbox "
+            "was cut since"
+        )
     if len(sent) < len(replay.told):
         remarks.append(
             f"MLflow has not got the last {len(replay.told) - len(sent)} operations yet; the next run sends them"
@@ -69,7 +74,9 @@ def is_taken(evidence: Evidence, run_id: str, replay: Replay, told: Told) -> boo
 
 
 def order_checks(evidence: Evidence, run_id: str, replay: Replay) -> Iterator[Check]:
-    """Check whether the outbox is still the one that was sent, and its times follow one another."""
+    """Check whether the outbox is still the one that was written and sent, and its times follow one another."""
+    if replay.changed:
+        yield Check(subject="outbox", outcome="wrong", detail=replay.changed)
     lines = {0, *(each.end for each in replay.told)}
     cut = sorted({end for end in _ends(evidence, run_id).values() if end not in lines})
     if cut:
@@ -84,6 +91,11 @@ def order_checks(evidence: Evidence, run_id: str, replay: Replay) -> Iterator[Ch
             )
             yield Check(subject="outbox", outcome="unchecked", detail=said)
             return
+
+
+def num_destinations(evidence: Evidence, run_id: str) -> int:
+    """Return how many MLflow databases a run was sent to: one that was lost is written again, and is another."""
+    return len(_ends(evidence, run_id))
 
 
 def _ends(evidence: Evidence, run_id: str) -> dict[str, int]:

@@ -4,9 +4,11 @@ from typing import TYPE_CHECKING
 
 from vantage.ledger import tracking
 from vantage.ledger.replay import Replay
+from vantage.review.audit.aliases import moved_away
 from vantage.review.audit.evidence import Evidence
 from vantage.review.audit.folders import add_folder
-from vantage.review.audit.publications import moved_away, publications, required_steps, version_checks
+from vantage.review.audit.publications import publications, required_steps
+from vantage.review.audit.versions import version_checks
 from vantage.review.audit.walk import Walk
 from vantage.review.audit.whole_runs import run_checks
 from vantage.runs.meanings import (
@@ -27,7 +29,7 @@ from vantage.runs.workspace import RunError
 from vantage.schemas.records.audit import AuditReport, Check, Hashing
 
 if TYPE_CHECKING:
-    from vantage.ledger.to_mlflow.audited_runs import MlflowVersion
+    from vantage.ledger.to_mlflow.audited_entries import MlflowVersion
 
 AUDIT = Command("audit", (*MADE, MlflowRunNamed, DigestNamed, FolderNamed))
 

@@ -5,17 +5,16 @@ Every artifact is found first, so that all files are hashed side by side and eac
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from vantage.attempts.jobs import BASE_SUFFIX
 from vantage.ledger.replay import Replay
 from vantage.review.audit.artifact_claims import environment_checks, files_check, ref_check
 from vantage.review.audit.evidence import Evidence, check_of
 from vantage.review.audit.mlflow_claims import check_without_outbox, mlflow_check
-from vantage.review.audit.publications import version_checks
 from vantage.review.audit.run_claims import ENDED, edge_problems, outbox_check, record_checks, steps_of
 from vantage.review.audit.signatures import signature_checks, unsigned
 from vantage.review.audit.sources import source_check
+from vantage.review.audit.versions import version_checks, versions_of
 from vantage.runs.record import RunRecord
 from vantage.runs.view import Broken, Missing
 from vantage.schemas.records.artifacts import Artifact
@@ -23,9 +22,6 @@ from vantage.schemas.records.audit import AuditedArtifact, Check, Edge
 from vantage.schemas.steps import dependencies
 from vantage.storage.refs import Ref
 from vantage.storage.removed import Removal
-
-if TYPE_CHECKING:
-    from vantage.ledger.to_mlflow.audited_runs import MlflowVersion
 
 _PUBLISHED = ("policy", "reward_model")
 
@@ -280,9 +276,7 @@ class Walk:
         """Check every version of a registered model that says it holds this artifact."""
         if artifact is None or artifact.kind not in _PUBLISHED:
             return
-        versions: list[MlflowVersion] | Missing = self.evidence.ask(
-            lambda server: server.versions_of(found.digest)
-        )
+        versions = versions_of(self.evidence, found.digest)
         if isinstance(versions, Missing):
             return  # the check of its entry says so
         others = {ref.artifact.stage_key for ref in self.evidence.refs_of.get(found.digest, [])}

@@ -12,6 +12,7 @@ from vantage.review.audit.evidence import Evidence, check_of
 from vantage.review.audit.mlflow_claims import mlflow_check
 from vantage.review.audit.published import published_checks
 from vantage.review.audit.run_claims import ENDED
+from vantage.review.audit.run_states import answer_checks, status_checks
 from vantage.review.audit.sent import order_checks
 from vantage.runs.record import REMOVED, RunRecord
 from vantage.runs.run import recipe_digest
@@ -33,10 +34,12 @@ def run_checks(evidence: Evidence, run_id: str) -> AuditedRun:
     else:
         problems = list(_record_problems(record))
         checks.append(_check("run record", problems))
+        checks += answer_checks(evidence, record)
     if isinstance(replay, Missing | Broken):
         checks.append(check_of("outbox", replay))
     elif isinstance(record, RunRecord):
         checks.append(_check("outbox", list(_outbox_problems(record, replay))))
+        checks += status_checks(evidence, record, replay)
         checks.append(mlflow_check(evidence, run_id, None))
         checks += _strange_stages(evidence, run_id, replay)
         checks += order_checks(evidence, run_id, replay)
@@ -84,8 +87,6 @@ def _stage_problems(record: RunRecord, replay: Replay) -> Iterator[str]:
             continue
         if told.artifact is None or stage.status not in ENDED or stage.digest != told.artifact.digest:
             continue
-        if (stage.status, told.outcome) == ("completed", "reused"):
-            yield f"it told that {step} was found in the store, run.json says that it was made"
         if told.attempt is not None and stage.attempt != told.attempt:
             yield f"it told that attempt {told.attempt} made {step}, run.json says {stage.attempt}"
         if stage.remark != (remark := remark_on(told.artifact, told.inputs)):
@@ -107,9 +108,6 @@ def _outbox_problems(record: RunRecord, replay: Replay) -> Iterator[str]:
             changed = differences(record.recipe.model_dump(mode="json"), told.model_dump(mode="json"))
             yield f"it told of another recipe than run.json has: {'; '.join(changed)}"
             break
-    ended, told_end = ("completed", "gate_closed", "waiting_approval"), replay.entry.outcome
-    if record.status in ended and told_end in ended and record.status != told_end:
-        yield f"it told that the run is {told_end.replace('_', ' ')}, run.json says {record.status}"
     if record.status == REMOVED:
         return
     told_answers = [

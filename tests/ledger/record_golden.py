@@ -27,7 +27,7 @@ from tests.ledger.small_run import (
 )
 from vantage.ledger.journal import Entry
 from vantage.ledger.operations import Input
-from vantage.ledger.outbox import Outbox
+from vantage.ledger.outbox import Outbox, operation_in
 from vantage.ledger.run_ledger import Ledger
 from vantage.ledger.to_mlflow.delivery import Delivery
 from vantage.ledger.to_mlflow.server import Server
@@ -153,7 +153,8 @@ def outboxes_of(workspace: Path) -> dict[str, list[dict[str, Any]]]:
     """Run → its operations, with ``PLACE`` for the workspace's own folder."""
     return {
         path.parents[1].name: [
-            json.loads(line.replace(str(workspace), PLACE)) for line in path.read_text().splitlines()
+            operation_in(line.replace(str(workspace).encode(), PLACE.encode()))
+            for line in path.read_bytes().splitlines()
         ]
         for path in sorted(workspace.glob("runs/*/ledger/outbox.jsonl"))
     }

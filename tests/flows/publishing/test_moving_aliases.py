@@ -17,6 +17,7 @@ from vantage.flows.execution import exit_code
 from vantage.flows.publishing.moving_aliases import publish_again, roll_back
 from vantage.flows.publishing.publishing import publish
 from vantage.ledger.operations import MoveAlias, Publish, from_json
+from vantage.ledger.outbox import operation_in
 from vantage.ledger.run_ledger import Ledger
 from vantage.ledger.to_mlflow.published_models import find_version
 from vantage.runs.alias_history import Pointed, movements, pointed_to
@@ -72,7 +73,7 @@ class Place:
 
     def operations(self, run_id: str) -> list[object]:
         lines = (self.workspace.records.read_outbox(run_id) or b"").splitlines()
-        return [from_json(json.loads(line)) for line in lines]
+        return [from_json(operation_in(line)) for line in lines]
 
 
 @pytest.fixture(scope="module")

@@ -40,6 +40,8 @@ from vantage.flows.sweeps.sweep import (
     cells_at_once,
     run_sweep,
 )
+from vantage.review.audit.evidence import Evidence
+from vantage.review.audit.target import audit
 from vantage.runs.console import Screen
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
@@ -288,6 +290,16 @@ def sweep_here(workspace: Workspace, file: Path, *overrides: str) -> tuple[Sweep
     return end, printed.getvalue()
 
 
+def wrong_by_an_audit(workspace: Workspace) -> list[str]:
+    """What an audit of each run finds wrong: also the links between the runs and their sweep in MLflow."""
+    found = []
+    for record in read_runs(workspace):
+        with Evidence(workspace) as evidence:
+            report = audit(evidence, record.run_id)
+        found += [f"{where}: {check}" for where, check in report.every_check() if check.outcome == "wrong"]
+    return found
+
+
 def started(workspace: Workspace) -> Counter[str]:
     """Stage → computations of it that began."""
     return Counter(line.split()[0] for line in events(workspace) if " started " in line)
@@ -361,6 +373,7 @@ def test_a_sweep_trains_what_is_shared_once_and_its_table_is_that_of_the_store(
     assert "Prefect" not in printed
     assert (tightened.exit_code, len(read_runs(workspace))) == (ExitCode.OK, runs + 4)
     assert [line.mean for line in tightened.table] == [line.mean for line in end.table]
+    assert wrong_by_an_audit(workspace) == []
 
 
 @pytest.mark.slow
@@ -557,6 +570,7 @@ def test_a_real_sweep_is_killed_and_resumed_and_its_table_is_that_of_mlflow(
     from mlflow import MlflowClient
 
     client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
+    assert wrong_by_an_audit(workspace) == []
     experiment = client.get_experiment_by_name("quickstart")
     assert experiment is not None
     told: dict[tuple[str, str, int], float] = {}

@@ -128,7 +128,10 @@ CASES: dict[Callable[[Case], None], tuple[str, str]] = {
     digest_of_a_parent: ("policy ← critic", "run.json says that value made"),
     closed_gate: ("policy ← critic", "value is gate closed, so nothing could be made of it"),
     closed_gate_of_a_completed_run: ("run ", "it says completed, and the gate of value is closed"),
-    status_of_one_that_waits: ("run ", "it told that the run is completed, run.json says waiting_approval"),
+    status_of_one_that_waits: (
+        "run ",
+        "the outbox has the status completed, run.json waiting approval",
+    ),
     copy_that_nobody_made: ("run ", "was published as other, of which it told nothing"),
     told_params: ("policy: outbox", "it told of other params than the recipe has: invented"),
     told_input: ("policy ← critic", "as policy read it, metrics.explained_variance was told as 0.99"),

@@ -9,16 +9,10 @@ import pytest
 from tests.review.audit.tampering import Case
 from tests.review.audit.test_decisions import remove
 from vantage.ledger.operations import Input
+from vantage.review.audit.aliases import _alias_is_approved, _closed, _is_approved, alias_check
 from vantage.review.audit.evidence import Evidence
 from vantage.review.audit.judging import differs, is_unchanged
-from vantage.review.audit.publications import (
-    Recorded,
-    _alias_is_approved,
-    _closed,
-    _is_approved,
-    alias_check,
-    publications,
-)
+from vantage.review.audit.publications import Recorded, publications
 from vantage.schemas.recipe.stage import Gate
 from vantage.schemas.records.approvals import Approval, Question
 from vantage.schemas.records.uncertainty import Uncertainty

@@ -15,7 +15,7 @@ from tests.ledger.recorded_contents import EXPERIMENT, read_golden, restore
 from vantage.ledger.to_mlflow.server import Server
 from vantage.review.audit.evidence import Evidence
 from vantage.review.audit.mlflow_claims import mlflow_check
-from vantage.review.audit.publications import version_checks
+from vantage.review.audit.versions import version_checks
 from vantage.runs.workspace import Workspace
 from vantage.schemas.records.audit import Check
 

@@ -1,0 +1,71 @@
+"""Tags of MLflow's runs, models and versions: with our prefix, each is what was sent, and nobody added one."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from vantage.ledger.expected.runs import ExpectedRun
+
+if TYPE_CHECKING:
+    from vantage.ledger.to_mlflow.audited_entries import MlflowRun
+
+PREFIX = "vantage."
+"""Begins the name of every tag of ours. Other tags are other people's, and are not compared."""
+LINKS = frozenset({"vantage.model", "vantage.reused_from", "vantage.published", "vantage.interrupted"})
+"""Tags that name other entries of the server, or how the run was written; each is compared where it leads."""
+SWEEP = frozenset({"vantage.sweep_id", "vantage.arm", "vantage.seed"})
+"""Tags that a sweep gives to its runs; they are compared with the sweep's own entry."""
+NOT_COMPARED = frozenset({"vantage.critic"})
+"""Advice that was made from files of the artifact."""
+
+
+def tag_problems(required: ExpectedRun, allowed: ExpectedRun, found: "MlflowRun") -> Iterator[str]:
+    """Yield tags that are missing, that have another value, or that nobody sent."""
+    for name, value in required.tags.items():
+        told = found.tags.get(name)
+        if told not in (value, allowed.tags.get(name)):
+            yield f"tag {name} is {shown(told)}, and was sent as {shown(value)}"
+    for name, value in allowed.optional_tags.items():
+        told = found.tags.get(name)
+        if name not in required.tags and told not in (None, value, allowed.tags.get(name)):
+            yield f"tag {name} is {shown(told)}, and was sent as {shown(value)}"
+    known = allowed.tags.keys() | allowed.optional_tags.keys() | LINKS | SWEEP | NOT_COMPARED
+    for name in sorted(found.tags):
+        is_ours = name.startswith(PREFIX) and name not in known
+        if is_ours and not (is_pointer(name) and name.removesuffix(_RUN) in allowed.tags):
+            yield f"tag {name} is {shown(found.tags[name])}, which nobody sent"
+
+
+def other_tags(allowed: ExpectedRun, found: "MlflowRun") -> Iterator[str]:
+    """Yield tags with another value, of a run that may lack any of them."""
+    for name, value in allowed.tags.items():
+        if name in found.tags and name != "vantage.status" and found.tags[name] != value:
+            yield f"tag {name} is {shown(found.tags[name])}, and was sent as {shown(value)}"
+
+
+def differing(what: str, told: Mapping[str, str], expected: Mapping[str, str | None]) -> Iterator[str]:
+    """Yield tags that are not as expected."""
+    for tag, value in expected.items():
+        if told.get(tag) != value:
+            yield f"{what} {tag} is {shown(told.get(tag))}, and must be {shown(value)}"
+
+
+_RUN = ".run"
+
+
+def is_parent(tag: str) -> bool:
+    """Return whether a tag has the digest of a parent."""
+    return tag.startswith("vantage.parent.") and not is_pointer(tag)
+
+
+def is_pointer(tag: str) -> bool:
+    """Return whether a tag names the run of MLflow that made a parent."""
+    return tag.startswith("vantage.parent.") and tag.endswith(_RUN)
+
+
+def shown(value: object) -> str:
+    """Return a value for a message, shortened."""
+    if value is None:
+        return "absent"
+    text = str(value)
+    short = text if len(text) <= 60 else f"{text[:57]}…"
+    return f"“{short}”"
