@@ -6,11 +6,11 @@ A SQLite database is copied to a temporary folder first, by SQLite itself: MLflo
 import logging
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 from mlflow import entities
@@ -28,6 +28,8 @@ from vantage.ledger.to_mlflow.logged_models import model_in
 from vantage.ledger.to_mlflow.runs import search
 from vantage.ledger.to_mlflow.server import EXPERIMENT_TAG, is_database
 from vantage.ledger.tracking import is_missing_database, without_login, without_password
+
+_Found = TypeVar("_Found")
 
 _ARTIFACTS = "mlartifacts"
 """Folder of MLflow's files in a workspace."""
@@ -99,7 +101,7 @@ class MlflowVersion:
 
 
 class AuditedServer:
-    """One MLflow server or database; use it in a ``with`` block.
+    """One MLflow server or database; use it in a ``with`` block. What one name or id stands for is asked once.
 
     Raises:
         Unanswered: of every method, and from then on.
@@ -112,6 +114,7 @@ class AuditedServer:
         self._client: MlflowClient | None = None
         self._why_not: str | None = None
         self._uri = tracking_uri
+        self._kept: dict[tuple[str, str], Any] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -152,18 +155,12 @@ class AuditedServer:
     def tags_of(self, mlflow_run_id: str) -> Mapping[str, str] | None:
         """Tags of one of MLflow's runs; None: there is none, or it is deleted."""
         with self._answers() as client:
-            try:
-                run = client.get_run(mlflow_run_id)
-            except MlflowException as error:
-                if error.error_code not in _MISSING:
-                    raise
-                return None
-        return dict(run.data.tags) if run.info.lifecycle_stage == "active" else None
+            return self._once("tags", mlflow_run_id, lambda: _active_tags(client, mlflow_run_id))
 
     def model(self, model_id: str) -> LoggedModel | None:
         """Return a logged model; None: there is none."""
         with self._answers() as client:
-            found = _model(client, model_id)
+            found = self._once("model", model_id, lambda: _model(client, model_id))
         if found is None:
             return None
         return LoggedModel(
@@ -204,7 +201,11 @@ class AuditedServer:
     def versions_of(self, digest: str) -> list[MlflowVersion]:
         """Return every version that says it holds this artifact."""
         with self._answers() as client:
-            found = client.search_model_versions(f"tags.`vantage.digest` = '{digest}'")
+            found = self._once(
+                "versions",
+                digest,
+                lambda: list(client.search_model_versions(f"tags.`vantage.digest` = '{digest}'")),
+            )
             return [self._described(client, each) for each in found]
 
     @contextmanager
@@ -224,6 +225,12 @@ class AuditedServer:
             yield local or Path(temporary)
 
     # Implementation
+
+    def _once(self, what: str, name: str, find: Callable[[], _Found]) -> _Found:
+        """Return what ``find`` finds, which is asked for once under this name."""
+        if (what, name) not in self._kept:
+            self._kept[what, name] = find()
+        return cast(_Found, self._kept[what, name])
 
     def _local(self, location: str) -> Path | None:
         """Return a path on this machine; of a workspace that was moved with its own database, where the files are now."""
@@ -259,9 +266,11 @@ class AuditedServer:
             for each in given
         )
         made = run.outputs.model_outputs if run.outputs is not None else []
+        tags = dict(run.data.tags)
+        self._kept["tags", run.info.run_id] = tags  # the search finds active runs only
         return MlflowRun(
             run_id=run.info.run_id,
-            tags=dict(run.data.tags),
+            tags=tags,
             params=dict(run.data.params),
             rows=frozenset(rows),
             latest={
@@ -279,11 +288,11 @@ class AuditedServer:
             location.removeprefix("models:/") if location.startswith("models:/m-") else None
         )
         if model_id is not None:
-            model = _model(client, model_id)
+            model = self._once("model", model_id, lambda: _model(client, model_id))
             model_tags = dict(model.tags) if model is not None else {}
             if location.startswith("models:/"):
                 location = client.get_logged_model(model_id).artifact_location
-        aliases, registered = _registered(client, found.name)
+        aliases, registered = self._once("registered", found.name, lambda: _registered(client, found.name))
         return MlflowVersion(
             name=found.name,
             version=str(found.version),
@@ -341,6 +350,17 @@ class AuditedServer:
         ):
             source.backup(copy)
         return f"sqlite:///{target}"
+
+
+def _active_tags(client: MlflowClient, mlflow_run_id: str) -> Mapping[str, str] | None:
+    """Return the tags of one of MLflow's runs; None: there is none, or it is deleted."""
+    try:
+        run = client.get_run(mlflow_run_id)
+    except MlflowException as error:
+        if error.error_code not in _MISSING:
+            raise
+        return None
+    return dict(run.data.tags) if run.info.lifecycle_stage == "active" else None
 
 
 def _model(client: MlflowClient, model_id: str) -> entities.LoggedModel | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.models_in_threads import models_in_threads
 from tests.support.real_runs import prefect_at, wait_for
 from vantage.flows.prefect_server.server import _end, _server_process, free_port, is_healthy, new_database
 from vantage.runs.workspace import Workspace
@@ -72,6 +73,13 @@ def recipe_file(tmp_path: Path) -> Path:
     path = tmp_path / "fake.yaml"
     path.write_text(RECIPE)
     return path
+
+
+@pytest.fixture
+def model_threads() -> Iterator[None]:
+    """Commands of this process open models in threads; a test of each command opens them in processes."""
+    with models_in_threads():
+        yield
 
 
 @pytest.fixture(scope="session")
