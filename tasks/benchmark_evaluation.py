@@ -72,9 +72,7 @@ def load_task(folder: Path, name: str) -> Any:
     Raises:
         UnusableTasks: there is none, or it is a group without a number of its own, or it cannot be built.
     """
-    from lm_eval.tasks import TaskManager
-
-    manager = TaskManager(include_path=str(folder), include_defaults=False)
+    manager = _tasks_of(folder)
     known = [*manager.all_subtasks, *manager.all_groups]
     if name not in known:
         listed = ", ".join(known) or "none"
@@ -92,6 +90,13 @@ def load_task(folder: Path, name: str) -> Any:
             f"task={name!r} is a group without a number of its own; give it aggregate_metric_list, or name one of its tasks"
         )
     return group
+
+
+def _tasks_of(folder: Path) -> Any:
+    """Return the tasks of the folder, without those of lm-eval itself, whose 13,000 files it would read for six seconds."""
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager(include_path=str(folder), include_defaults=False)
 
 
 def measure(job: StageJob[BenchmarkEvaluation], task: Any) -> Mapping[str, Any]:
@@ -130,13 +135,15 @@ def measure(job: StageJob[BenchmarkEvaluation], task: Any) -> Mapping[str, Any]:
         for name in ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
     }
     try:
-        found: Mapping[str, Any] = simple_evaluate(
-            model=model,
-            tasks=[task],
-            bootstrap_iters=RESAMPLES,
-            apply_chat_template=work.chat_template,
-            **seeds,
-        )
+        with _machine_not_described():
+            found: Mapping[str, Any] = simple_evaluate(
+                model=model,
+                tasks=[task],
+                task_manager=_tasks_of(job.inputs["benchmark"]),
+                bootstrap_iters=RESAMPLES,
+                apply_chat_template=work.chat_template,
+                **seeds,
+            )
     except (KeyError, ValueError, TypeError, AttributeError, LookupError) as error:  # a user's definition
         raise UnusableTasks(
             f"task={work.task!r}: lm-eval cannot run it ({_told(error)}); correct it"
@@ -210,6 +217,17 @@ def _offline(scratch: Path) -> Iterator[None]:
         )
         for module, name, value in settings:
             held.enter_context(_with_item(vars(module), name, value))
+        yield
+
+
+@contextmanager
+def _machine_not_described() -> Iterator[None]:
+    """Keep lm-eval from describing the machine in its results: it starts git, pip and gcc for that, and nothing reads it."""
+    from lm_eval import evaluator
+
+    with ExitStack() as held:
+        for name in ("add_env_info", "get_git_commit_hash"):
+            held.enter_context(_with_item(vars(evaluator), name, lambda *_: None))
         yield
 
 

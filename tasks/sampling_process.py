@@ -12,10 +12,11 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import TextIO
 
 from pydantic import BaseModel, TypeAdapter
 
@@ -218,12 +219,15 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the command line's, which ends this process
     replies = os.dup(1)
     os.dup2(2, 1)
-    with (
-        open(replies, "w", encoding="utf-8") as out,
-        tempfile.TemporaryDirectory(prefix="vantage-sample-") as scratch,
-    ):
+    with open(replies, "w", encoding="utf-8") as out:
+        answer_lines(sys.stdin.buffer, out)
+
+
+def answer_lines(lines: Iterable[bytes], out: TextIO) -> None:
+    """Write a line of answer to each line: the first names the model, the others are requests."""
+    with tempfile.TemporaryDirectory(prefix="vantage-sample-") as scratch:
         model: OpenedModel | None = None
-        for line in sys.stdin.buffer:
+        for line in lines:
             reply: BaseModel
             try:
                 if model is None:

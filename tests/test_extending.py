@@ -168,7 +168,7 @@ print(json.dumps({"metrics": metrics, "curves": curves, "keys": digests}))
 def tree(tmp_path: Path) -> Path:
     """A copy of the packages."""
     folder = tmp_path / "tree"
-    copy_packages(folder)
+    copy_packages(folder, compiled=True)
     return folder
 
 
@@ -189,12 +189,18 @@ def touched(folder: Path) -> list[str]:
     ]
 
 
+def environment_of(tree: Path, **more: str) -> dict[str, str]:
+    """Of a process whose packages are the copy's: one thread, as all of the tests have, since two wait for each other."""
+    kept = {"OMP_NUM_THREADS": "1", "VANTAGE_CACHE": os.environ["VANTAGE_CACHE"]}
+    return {"PATH": "", "PYTHONPATH": str(tree), **kept, **more}
+
+
 def run_in(tree: Path, *arguments: str, **environment: str) -> str:
     """What a Python process prints whose packages are the copy's."""
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=tree,
-        env={"PATH": "", "PYTHONPATH": str(tree), **environment},
+        env=environment_of(tree, **environment),
         capture_output=True,
         text=True,
     )
@@ -216,7 +222,7 @@ def refused(tree: Path, recipe: str, workspace: str = "workspace") -> str:
     done = subprocess.run(
         [sys.executable, *COMMAND, "plan", "refused.yaml", "--workspace", workspace],
         cwd=tree,
-        env={"PATH": "", "PYTHONPATH": str(tree), "COLUMNS": "1000"},
+        env=environment_of(tree, COLUMNS="1000"),
         capture_output=True,
         text=True,
     )

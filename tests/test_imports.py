@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Collection
+from itertools import pairwise
 from pathlib import Path
 
 import grimp
@@ -37,14 +38,15 @@ TO_MLFLOW = (
 
 PROBE = """
 import importlib, json, sys
-modules, forbidden = json.loads(sys.argv[1])
-loaded = {}
-for module in modules:
-    before = set(sys.modules)
-    importlib.import_module(module)
-    for name in sorted(forbidden):
-        if name in sys.modules and name not in before:
-            loaded[name] = module
+loaded = []
+for modules, forbidden in json.loads(sys.argv[1]):
+    loaded.append({})
+    for module in modules:
+        before = set(sys.modules)
+        importlib.import_module(module)
+        for name in sorted(forbidden):
+            if name in sys.modules and name not in before:
+                loaded[-1][name] = module
 print(json.dumps(loaded))
 """
 
@@ -63,15 +65,23 @@ def modules_of(package: str, *, but: Collection[str] = ()) -> list[str]:
 
 def loaded_by(modules: list[str], forbidden: set[str]) -> dict[str, str]:
     """Which of ``forbidden`` are loaded when ``modules`` are imported in a fresh process, and by which of them."""
+    [found] = loaded_in_turn((modules, forbidden))
+    return found
+
+
+def loaded_in_turn(*groups: tuple[list[str], set[str]]) -> list[dict[str, str]]:
+    """The same of several groups, imported one after the other in one process, which loads what they share once.
+
+    What an earlier group may load is not noticed in a later one, so a later one forbids no more than those before it.
+    """
+    for (_, before), (_, after) in pairwise(groups):
+        assert after <= before, f"{sorted(after - before)} may be loaded by the group before"
+    words = json.dumps([[modules, sorted(forbidden)] for modules, forbidden in groups])
     probe = subprocess.run(
-        [sys.executable, "-c", PROBE, json.dumps([modules, sorted(forbidden)])],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
+        [sys.executable, "-c", PROBE, words], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert probe.returncode == 0, probe.stderr
-    found: dict[str, str] = json.loads(probe.stdout.splitlines()[-1])
+    found: list[dict[str, str]] = json.loads(probe.stdout.splitlines()[-1])
     return found
 
 
@@ -81,22 +91,17 @@ def test_schemas_load_no_tensor_library_no_server_and_no_tables() -> None:
 
 
 def test_tables_load_no_tensor_library_and_no_server() -> None:
-    assert loaded_by(["vantage.schemas.row_rules"], TENSORS | SERVERS | {"pandera"}) == {}
-    assert loaded_by(["vantage.schemas.tables"], TENSORS | SERVERS) == {}
+    rules, tables = ["vantage.schemas.row_rules"], ["vantage.schemas.tables"]
+    found = loaded_in_turn((rules, TENSORS | SERVERS | {"pandera"}), (tables, TENSORS | SERVERS))
+    assert found == [{}, {}]
 
 
-def test_algorithms_load_torch_and_nothing_that_knows_a_recipe_a_file_or_a_server() -> None:
-    forbidden = {
-        "transformers",
-        "accelerate",
-        "peft",
-        "pydantic",
-        "yaml",
-        "pandera",
-        "pyarrow",
-        "vantage.schemas",
-    }
-    assert loaded_by(modules_of("algorithms"), forbidden | SERVERS) == {}
+def test_algorithms_and_stages_load_no_server_and_algorithms_nothing_that_knows_a_recipe_or_a_file() -> None:
+    """Stages can be imported where Prefect, MLflow and pandera are not installed."""
+    unknown = {"transformers", "accelerate", "peft", "pydantic", "yaml", "pyarrow", "vantage.schemas"}
+    unwanted = SERVERS | {"pandera"}
+    stages = modules_of("tasks", but={"vantage.tasks.prepare_data"})  # which checks rows, with pandera
+    assert loaded_in_turn((modules_of("algorithms"), unknown | unwanted), (stages, unwanted)) == [{}, {}]
 
 
 @pytest.mark.slow
@@ -104,27 +109,15 @@ def test_models_load_no_server_and_no_tables() -> None:
     assert loaded_by(modules_of("models"), SERVERS | {"pandera"}) == {}
 
 
-def test_stages_can_be_imported_where_prefect_mlflow_and_pandera_are_not_installed() -> None:
-    modules = modules_of(
-        "tasks", but={"vantage.tasks.prepare_data"}
-    )  # which checks rows, where pandera is installed
-    assert loaded_by(modules, SERVERS | {"pandera"}) == {}
-
-
-def test_storage_loads_no_tensor_library_and_no_server() -> None:
-    assert loaded_by(modules_of("storage"), TENSORS | SERVERS | {"pandera", "pyarrow"}) == {}
-
-
-def test_what_is_told_to_the_ledger_loads_no_tensor_library_and_no_server() -> None:
+def test_storage_and_what_is_told_to_the_ledger_load_no_tensor_library_and_no_server() -> None:
     to_mlflow = {"vantage.ledger.to_mlflow." + name for name in TO_MLFLOW}
-    assert loaded_by(modules_of("ledger", but=to_mlflow), TENSORS | SERVERS | {"pandera"}) == {}
+    ledger, unwanted = modules_of("ledger", but=to_mlflow), TENSORS | SERVERS | {"pandera"}
+    assert loaded_in_turn((modules_of("storage"), unwanted | {"pyarrow"}), (ledger, unwanted)) == [{}, {}]
 
 
-@pytest.mark.parametrize(
-    "module", ["vantage.tasks.stages", "vantage.tasks.prepare_data", "vantage.tasks.training.preemption"]
-)
-def test_what_trains_nothing_loads_no_tensor_library(module: str) -> None:
-    assert loaded_by([module], TENSORS) == {}
+def test_what_trains_nothing_loads_no_tensor_library() -> None:
+    modules = ["vantage.tasks.stages", "vantage.tasks.prepare_data", "vantage.tasks.training.preemption"]
+    assert loaded_by(modules, TENSORS) == {}
 
 
 def test_the_orchestrating_process_never_loads_a_tensor_library() -> None:
@@ -185,12 +178,11 @@ def test_planning_loads_no_datasets_and_asks_no_hub(tmp_path: Path) -> None:
 
 
 def test_the_probe_finds_what_is_there() -> None:
-    assert loaded_by(
-        ["vantage.algorithms.kl", "vantage.schemas.recipe.recipe"], {"torch", "pydantic", "prefect"}
-    ) == {
-        "torch": "vantage.algorithms.kl",
-        "pydantic": "vantage.schemas.recipe.recipe",
-    }
+    groups = ["vantage.algorithms.kl"], ["vantage.schemas.recipe.recipe"]
+    assert loaded_in_turn((groups[0], {"torch", "pydantic", "prefect"}), (groups[1], {"pydantic"})) == [
+        {"torch": "vantage.algorithms.kl"},
+        {"pydantic": "vantage.schemas.recipe.recipe"},
+    ]
 
 
 def test_the_module_of_a_kind_stands_above_all_that_stages_share() -> None:

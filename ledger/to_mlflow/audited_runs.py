@@ -62,6 +62,8 @@ class AuditedServer:
         self._runs: dict[str, MlflowRun] = {}
         """Id → each run that was read."""
         self._roots: dict[str, str] = {}
+        self._logged: dict[str, entities.LoggedModel | None] = {}
+        """Id → each logged model that was asked for."""
         self._models: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {}
 
     def __enter__(self) -> Self:
@@ -115,7 +117,7 @@ class AuditedServer:
     def model(self, model_id: str) -> LoggedModel | None:
         """Return a logged model; None: there is none."""
         with self._answers() as client:
-            found = _model(client, model_id)
+            found = self._logged_model(client, model_id)
             if found is None:
                 return None
             root = self._root(client, found.experiment_id)
@@ -256,7 +258,7 @@ class AuditedServer:
         location = _found(lambda: address_of_version(client, found.name, str(found.version)))
         ids = (model_in(f"{each}/") for each in (str(found.source or ""), location))
         model_id = next((each for each in ids if each is not None), None)
-        model = None if model_id is None else _model(client, model_id)
+        model = None if model_id is None else self._logged_model(client, model_id)
         aliases, registered = self._registered_model(client, found.name)
         return MlflowVersion(
             name=found.name,
@@ -285,6 +287,11 @@ class AuditedServer:
                     raise
                 self._roots[experiment_id] = ""
         return self._roots[experiment_id]
+
+    def _logged_model(self, client: MlflowClient, model_id: str) -> entities.LoggedModel | None:
+        if model_id not in self._logged:
+            self._logged[model_id] = _model(client, model_id)
+        return self._logged[model_id]
 
     def _registered_model(
         self, client: MlflowClient, name: str

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping, Set
 from typing import TYPE_CHECKING
 
 from vantage.ledger.expected.artifact_fields import ROLE
-from vantage.ledger.expected.runs import ExpectedRun, Row, expected_runs
+from vantage.ledger.expected.runs import ExpectedRun, Row
 from vantage.review.audit.evidence import Evidence, check_of
 from vantage.review.audit.logged_models import model_problems, read_model_problems
 from vantage.review.audit.mlflow_states import link_problems, state_problems
 from vantage.review.audit.mlflow_tags import PREFIX, differing, is_pointer, other_tags, shown, tag_problems
-from vantage.review.audit.sent import SentTo, sent_to
+from vantage.review.audit.sent import SentTo, expected_of, sent_to
 from vantage.runs.record import RunRecord
 from vantage.runs.view import Broken, Missing
 from vantage.schemas.records.artifacts import Artifact
@@ -36,8 +36,8 @@ def mlflow_check(evidence: Evidence, run_id: str, stage: str | None) -> Check:
     sent = sent_to(evidence, run_id, replay)
     if isinstance(sent, Missing):
         return check_of(_SUBJECT, sent)
-    required = expected_runs(sent.required).get(stage, ExpectedRun())
-    allowed = expected_runs(replay.told).get(stage, ExpectedRun())
+    required = sent.expected.get(stage, ExpectedRun())
+    allowed = expected_of(evidence, run_id, replay).get(stage, ExpectedRun())
     found = runs.get(stage, [])
     if not found:
         return _absent(sent, required, stage)
@@ -245,9 +245,7 @@ def _pointers(
 def _points_to(
     evidence: Evidence, name: str, mlflow_run_id: str, expected: Mapping[str, str | None]
 ) -> Iterator[str]:
-    told = evidence.once(
-        ("tags", mlflow_run_id), lambda: evidence.ask(lambda server: server.tags_of(mlflow_run_id))
-    )
+    told = evidence.ask(lambda server: server.tags_of(mlflow_run_id))
     if told is None:
         yield f"tag {name} is {mlflow_run_id}, and MLflow has no such run"
     elif not isinstance(told, Missing):

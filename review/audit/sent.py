@@ -3,9 +3,11 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+from vantage.ledger.expected.runs import ExpectedRun, expected_runs
 from vantage.ledger.operations import to_json
 from vantage.ledger.replay import Replay, Told
 from vantage.review.audit.evidence import Evidence
@@ -26,6 +28,16 @@ class SentTo:
     """The operations that it was sent, and did not refuse."""
     remark: str
     """Why it may not have all; empty: it must."""
+
+    @cached_property
+    def expected(self) -> dict[str | None, ExpectedRun]:
+        """What MLflow must show for these operations."""
+        return expected_runs(self.required)
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """Byte offsets at which their lines end."""
+        return frozenset(each.end for each in self.required)
 
 
 def sent_to(evidence: Evidence, run_id: str, replay: Replay) -> SentTo | Missing:
@@ -70,7 +82,12 @@ def _sent_to(evidence: Evidence, run_id: str, replay: Replay) -> SentTo | Missin
 def is_taken(evidence: Evidence, run_id: str, replay: Replay, told: Told) -> bool:
     """Return whether the server must have applied this operation."""
     sent = sent_to(evidence, run_id, replay)
-    return isinstance(sent, SentTo) and any(each.end == told.end for each in sent.required)
+    return isinstance(sent, SentTo) and told.end in sent.ends
+
+
+def expected_of(evidence: Evidence, run_id: str, replay: Replay) -> dict[str | None, ExpectedRun]:
+    """Return what MLflow would show if it had the whole outbox of the run."""
+    return evidence.once(("expected", run_id), lambda: expected_runs(replay.told))
 
 
 def order_checks(evidence: Evidence, run_id: str, replay: Replay) -> Iterator[Check]:

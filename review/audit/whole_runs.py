@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from pydantic import ValidationError
 
-from vantage.ledger.expected.runs import expected_runs
 from vantage.ledger.operations import OpenRun, RecordApproval
 from vantage.ledger.remarks import remark_on
 from vantage.ledger.replay import Replay
@@ -13,7 +12,7 @@ from vantage.review.audit.mlflow_claims import mlflow_check
 from vantage.review.audit.published import published_checks
 from vantage.review.audit.run_claims import ENDED
 from vantage.review.audit.run_states import answer_checks, status_checks
-from vantage.review.audit.sent import order_checks
+from vantage.review.audit.sent import expected_of, order_checks
 from vantage.runs.record import REMOVED, RunRecord
 from vantage.runs.run import recipe_digest
 from vantage.runs.view import Broken, Missing
@@ -72,7 +71,9 @@ def _strange_stages(evidence: Evidence, run_id: str, replay: Replay) -> Iterator
     runs = evidence.mlflow_runs(replay.opened.experiment, run_id)
     if isinstance(runs, Missing):
         return  # the check of the parent run says so
-    strange = sorted(str(stage) for stage in runs.keys() - expected_runs(replay.told).keys() if stage)
+    strange = sorted(
+        str(stage) for stage in runs.keys() - expected_of(evidence, run_id, replay).keys() if stage
+    )
     for stage in strange:
         said = f"MLflow has a run that says it is stage {stage} of this run, which told of no such stage"
         yield Check(subject="MLflow", outcome="wrong", detail=said)

@@ -1,7 +1,7 @@
 """Formats of data that people publish: recognised by reading the first rows of a file as each of them in turn."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -14,7 +14,7 @@ from vantage.tasks.data.conversations import is_transcript
 from vantage.tasks.data.garbled_rows import MARKS, is_mark, refuse_garbled
 from vantage.tasks.data.judgments import WORDS, Undecided, Unpairable, plain, readings
 from vantage.tasks.data.single_answers import are_single, grade_of
-from vantage.tasks.data.spellings import spelt_as_in
+from vantage.tasks.data.spellings import Spellings
 
 SAMPLE_ROWS = 1000
 """Rows by which a format is recognised."""
@@ -213,9 +213,9 @@ def nearest(
 
 def _tried(rows: Sequence[Mapping[str, Any]], content: str) -> Iterator[Format]:
     """Yield the formats whose columns the rows have."""
-    names = {str(name) for row in rows for name in row}
-    for candidate in _candidates(content, names):
-        columns = spelt_as_in(candidate.columns, names, may_differ=not candidate.is_own)
+    spelt = Spellings({str(name) for row in rows for name in row})
+    for candidate in _candidates(content, spelt):
+        columns = spelt.of(candidate.columns, may_differ=not candidate.is_own)
         if columns is not None:
             for labels in _labels(Format(candidate.name, columns, candidate.labels), rows):
                 yield Format(candidate.name, columns, labels)
@@ -312,30 +312,31 @@ def optional_columns(content: str) -> tuple[str, ...]:
     return tuple(column for column in OPTIONAL_COLUMNS[content] if column not in MADE_COLUMNS)
 
 
-def _candidates(content: str, names: Collection[str]) -> Iterator[Format]:
+def _candidates(content: str, spelt: Spellings) -> Iterator[Format]:
+    """Yield the formats to try, without those for which a column is missing that many of them would have."""
     if content == "prompts":  # whose prompt is called like ours, and the answer is not
         yield Format(
             "prompts with answers (verl)", {"prompt": "prompt", "answer": "reward_model.ground_truth"}
         )
-        if "answer" not in names:
+        if "answer" not in spelt.names:
             for answer in _ANSWERS_BESIDE:
                 yield Format("prompts with answers", {"prompt": "prompt", "answer": answer})
     yield own_format(content)
     if content in ("preferences", "rankings"):
-        yield from (_preferences if content == "preferences" else _rankings)(names)
+        yield from (_preferences if content == "preferences" else _rankings)(spelt)
     else:
-        yield from (_demonstrations if content == "demonstrations" else _prompts)()
+        yield from (_demonstrations if content == "demonstrations" else _prompts)(spelt)
 
 
-def _demonstrations() -> Iterator[Format]:
-    yield from _conversations()
-    for prompt, response in product(_PROMPTS, _RESPONSES):
+def _demonstrations(spelt: Spellings) -> Iterator[Format]:
+    yield from _conversations(spelt)
+    for prompt, response in product(spelt.present(_PROMPTS), spelt.present(_RESPONSES)):
         if prompt != response:
             yield from _with_history("instructions with answers", {"prompt": prompt, "response": response})
 
 
-def _conversations() -> Iterator[Format]:
-    for column in _CONVERSATIONS:
+def _conversations(spelt: Spellings) -> Iterator[Format]:
+    for column in spelt.present(_CONVERSATIONS):
         for extra in (("system", "tools"), ("tools",), ("system",), ()):
             yield Format("conversations", {"conversation": column, **{name: name for name in extra}})
 
@@ -346,39 +347,41 @@ def _with_history(name: str, columns: Columns) -> Iterator[Format]:
         yield Format(name, {**columns, **{column: column for column in extra}})
 
 
-def _preferences(names: Collection[str]) -> Iterator[Format]:
-    for chosen, rejected in _CHOSEN:
-        for column in _CONVERSATIONS:
+def _preferences(spelt: Spellings) -> Iterator[Format]:
+    prompts, conversations = spelt.present(_PROMPTS), spelt.present(_CONVERSATIONS)
+    labels = spelt.present(_LABELS)
+    for chosen, rejected in spelt.present_pairs(_CHOSEN):
+        for column in conversations:
             yield Format(
                 "conversations with two answers",
                 {"conversation": column, "chosen": chosen, "rejected": rejected},
             )
-        for prompt in _PROMPTS:
+        for prompt in prompts:
             yield from _with_history("pairs", {"prompt": prompt, "chosen": chosen, "rejected": rejected})
         yield Format("pairs of conversations, the prompt in both", {"chosen": chosen, "rejected": rejected})
-    for (first, second), label in product(_SIDES, _LABELS):
+    for (first, second), label in product(spelt.present_pairs(_SIDES), labels):
         sides = {"response_a": first, "response_b": second, "label": label}
-        for prompt in _PROMPTS:
+        for prompt in prompts:
             yield Format("judgments of two answers", {"prompt": prompt, **sides})
-        for column in _CONVERSATIONS:
+        for column in conversations:
             yield Format("judgments of two answers", {"conversation": column, **sides})
         yield Format("judgments of two conversations", sides)
     yield from _published_judgments()
-    for prompt, responses, label in product(_PROMPTS, _response_lists(), _LABELS):
+    for prompt, responses, label in product(prompts, _response_lists(spelt), labels):
         yield Format(
             "judgments of two answers in a list", {"prompt": prompt, "responses": responses, "label": label}
         )
-    for form in _graded():
+    for form in _graded(spelt):
         yield Format("graded answers: the best against the worst", form.columns)
-    yield from _single_answers(names)
-    for (prompt, response), mark in product(product(_PROMPTS, _RESPONSES), MARKS):
-        if mark in names:
+    yield from _single_answers(spelt)
+    for (prompt, response), mark in product(product(prompts, spelt.present(_RESPONSES)), MARKS):
+        if mark in spelt.names:
             columns = {"prompt": prompt, "response": response, "label": mark}
             yield Format("single answers, good or bad (KTO)", columns)
-    for column, mark in product(_CONVERSATIONS, MARKS):
+    for column, mark in product(conversations, MARKS):
         yield Format("single answers, good or bad (KTO)", {"conversation": column, "label": mark})
-    if not set(_LABELS) & set(names):
-        for (chosen, rejected), prompt in product(_CHOSEN_UNLESS_JUDGED, _PROMPTS):
+    if not set(_LABELS) & set(spelt.names):
+        for (chosen, rejected), prompt in product(_CHOSEN_UNLESS_JUDGED, prompts):
             yield Format("pairs", {"prompt": prompt, "chosen": chosen, "rejected": rejected})
 
 
@@ -398,31 +401,33 @@ def _published_judgments() -> Iterator[Format]:
     yield Format("judgments from -3 to 3 (HelpSteer2)", {"prompt": "prompt", **sides}, _SIGNED)
 
 
-def _single_answers(names: Collection[str]) -> Iterator[Format]:
+def _single_answers(spelt: Spellings) -> Iterator[Format]:
     for grade in _GRADES:
-        if grade in names:
-            for prompt, response in product(_PROMPTS, _RESPONSES):
+        if grade in spelt.names:
+            for prompt, response in product(spelt.present(_PROMPTS), spelt.present(_RESPONSES)):
                 columns = {"prompt": prompt, "response": response, "score": grade}
                 yield Format("single graded answers, by their prompt", columns)
 
 
-def _rankings(names: Collection[str]) -> Iterator[Format]:
-    for responses in _response_lists():
+def _rankings(spelt: Spellings) -> Iterator[Format]:
+    prompts, response_lists = spelt.present(_PROMPTS), _response_lists(spelt)
+    for responses in response_lists:
         base = responses.partition(".")[0]
-        for asked in ({"conversation": "prompt"}, *({"prompt": name} for name in _PROMPTS)):
+        for asked in ({"conversation": "prompt"}, *({"prompt": name} for name in prompts)):
             yield Format("ranked answers", {**asked, "responses": responses, "ranks": f"{base}.*.rank"})
-    for prompt, responses, ranks in product(_PROMPTS, _response_lists(), _RANKS):
+    for prompt, responses, ranks in product(prompts, response_lists, _RANKS):
         yield Format("ranked answers", {"prompt": prompt, "responses": responses, "ranks": ranks})
-    yield from _graded()
-    yield from _single_answers(names)
+    yield from _graded(spelt)
+    yield from _single_answers(spelt)
 
 
-def _graded() -> Iterator[Format]:
-    for prompt, responses in product(_PROMPTS, _response_lists()):
+def _graded(spelt: Spellings) -> Iterator[Format]:
+    prompts = spelt.present(_PROMPTS)
+    for prompt, responses in product(prompts, _response_lists(spelt)):
         base = responses.partition(".")[0]
         for scores in (*(f"{base}{inside}" for inside in _IN_SCORES), *_SCORES):
             yield Format("graded answers", {"prompt": prompt, "responses": responses, "scores": scores})
-    for prompt, responses in product(_PROMPTS, _COLUMNS_EACH):
+    for prompt, responses in product(prompts, spelt.present(_COLUMNS_EACH)):
         for scores in ("score", "rating"):
             which = responses.rpartition("_")[2]
             yield Format(
@@ -430,19 +435,20 @@ def _graded() -> Iterator[Format]:
             )
 
 
-def _response_lists() -> Iterable[str]:
-    return [f"{name}{inside}" for name in _LISTS for inside in _IN_LISTS]
+def _response_lists(spelt: Spellings) -> list[str]:
+    return spelt.present(f"{name}{inside}" for name in _LISTS for inside in _IN_LISTS)
 
 
-def _prompts() -> Iterator[Format]:
-    for prompt in _PROMPTS:
+def _prompts(spelt: Spellings) -> Iterator[Format]:
+    prompts = spelt.present(_PROMPTS)
+    for prompt in prompts:
         for answer in _ANSWERS:
             if prompt != answer:
                 yield Format("prompts with answers", {"prompt": prompt, "answer": answer})
-    for form, answer in product(_conversations(), _ANSWERS_BESIDE):
+    for form, answer in product(_conversations(spelt), _ANSWERS_BESIDE):
         yield Format("conversations with answers", {**form.columns, "answer": answer})
-    yield from _conversations()
-    for prompt in _PROMPTS:
+    yield from _conversations(spelt)
+    for prompt in prompts:
         yield Format("prompts", {"prompt": prompt})
 
 

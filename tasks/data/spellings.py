@@ -1,36 +1,63 @@
 """Names of columns as a file spells them: in capitals, with spaces or hyphens."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from vantage.tasks.data.columns import RowMapper, is_pattern
 
 
-def spelt_as_in(
-    columns: Mapping[str, str], names: Collection[str], *, may_differ: bool
-) -> dict[str, str] | None:
-    """Return a mapping with the names of the file; None: the file lacks one of them.
+class Spellings:
+    """The names of a file's columns; what each name, path or template is there is worked out once."""
 
-    Args:
-        columns: our column → a name, a path or a template.
-        names: what the file's columns are called. Of a path, only its first name is asked for.
-        may_differ: take ``Response A`` for ``response_a``, where no other column is spelt so.
-    """
-    plain: dict[str, list[str]] = {}
-    for name in names if may_differ else ():
-        plain.setdefault(_plain(name), []).append(name)
-    spelt = {}
-    for ours, spec in columns.items():
-        for path in RowMapper({ours: spec}).paths():
+    def __init__(self, names: Collection[str]) -> None:
+        """
+        Args:
+            names: what the file's columns are called. Of a path, only its first name is asked for.
+        """
+        self.names = names
+        self._plain: dict[str, list[str]] = {}
+        for name in names:
+            self._plain.setdefault(_plain(name), []).append(name)
+        self._spelt: dict[tuple[str, bool], str | None] = {}
+
+    def of(self, columns: Mapping[str, str], *, may_differ: bool) -> dict[str, str] | None:
+        """Return a mapping with the names of the file; None: the file lacks one of them.
+
+        Args:
+            columns: our column → a name, a path or a template.
+            may_differ: take ``Response A`` for ``response_a``, where no other column is spelt so.
+        """
+        spelt = {}
+        for ours, spec in columns.items():
+            found = self._of_one(spec, may_differ=may_differ)
+            if found is None:
+                return None
+            spelt[ours] = found
+        return spelt
+
+    def present(self, specs: Iterable[str]) -> list[str]:
+        """Return those that the file has in any spelling."""
+        return [spec for spec in specs if self._of_one(spec, may_differ=True) is not None]
+
+    def present_pairs(self, pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Return the pairs of which the file has both in any spelling."""
+        return [pair for pair in pairs if len(self.present(pair)) == 2]
+
+    def _of_one(self, spec: str, *, may_differ: bool) -> str | None:
+        if (spec, may_differ) not in self._spelt:
+            self._spelt[spec, may_differ] = self._find(spec, may_differ=may_differ)
+        return self._spelt[spec, may_differ]
+
+    def _find(self, spec: str, *, may_differ: bool) -> str | None:
+        for path in RowMapper({"": spec}).paths():
             first = path.partition(".")[0]
-            if _has(names, path, first):
+            if _has(self.names, path, first):
                 continue
-            others = plain.get(first, [])
+            others = self._plain.get(first, []) if may_differ else []
             if len(others) != 1:
                 return None
             spec = spec.replace(first, others[0], 1)
-        spelt[ours] = spec
-    return spelt
+        return spec
 
 
 def _has(names: Collection[str], path: str, first: str) -> bool:

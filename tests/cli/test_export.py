@@ -151,6 +151,7 @@ def test_servers_are_told_to_sample_and_to_stop_as_the_recipe_does(policy: Path)
     }
 
 
+@pytest.mark.usefixtures("model_threads")
 def test_stop_strings_are_in_the_card_and_not_where_they_would_break_what_loads_the_folder(
     policy: Path, tmp_path: Path
 ) -> None:
@@ -262,6 +263,7 @@ def test_mlflow_serves_the_folder_and_answers_over_http_as_the_sampler_does(
             assert json.loads(answer.read()) == {"predictions": [text]}
 
 
+@pytest.mark.usefixtures("model_threads")
 def test_mlflows_copy_is_exported_as_the_run_itself_is(
     small_chat_run: Workspace, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,6 +306,7 @@ def test_an_exported_policy_is_a_models_source_again(policy: Path, tmp_path: Pat
     assert sha256(tmp_path / "again" / "model.safetensors") == sha256(policy / "model.safetensors")
 
 
+@pytest.mark.usefixtures("model_threads")
 def test_a_reward_model_is_a_classifier_whose_logit_less_the_shift_is_the_score(
     small_chat_run: Workspace, tmp_path: Path
 ) -> None:
@@ -320,6 +323,7 @@ def test_a_reward_model_is_a_classifier_whose_logit_less_the_shift_is_the_score(
     assert "score_shift" in (folder / "README.md").read_text()
 
 
+@pytest.mark.usefixtures("model_threads")
 def test_a_damaged_file_is_found_while_it_is_copied_and_leaves_nothing_behind(
     small_chat_run: Workspace, tmp_path: Path
 ) -> None:
@@ -338,6 +342,7 @@ def test_a_damaged_file_is_found_while_it_is_copied_and_leaves_nothing_behind(
     assert list((tmp_path / "out").iterdir()) == []
 
 
+@pytest.mark.usefixtures("model_threads")
 def test_from_a_bucket(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VANTAGE_CACHE", str(tmp_path / "one"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
@@ -350,6 +355,7 @@ def test_from_a_bucket(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert torch.equal(weight, base[name])
 
 
+@pytest.mark.usefixtures("model_threads")
 def test_adapters_are_merged_into_the_model_beneath_them(
     tmp_path: Path, ledger_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

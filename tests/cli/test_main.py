@@ -30,18 +30,6 @@ def vantage(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, [*map(str, arguments)])
 
 
-def vantage_process(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run a command in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "tests.support.fake_vantage", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory, ledger_database: str) -> Workspace:
     """A workspace in which the recipe has run; for reading only."""
@@ -64,36 +52,44 @@ def finished(original: Workspace, workspace: Workspace) -> Workspace:
     return workspace
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+ANSWER_ALL = """
+import json, sys
+from vantage.cli.main import main
+
+for arguments in json.loads(sys.argv[1]):
+    sys.argv[1:] = arguments
+    try:
+        main()
+    except SystemExit as end:
+        print(arguments[0], "loaded:", sorted(set(HEAVY) & set(sys.modules)), end.code or 0, file=sys.stderr)
+"""
+
+
+def test_answers_load_no_framework(recipe_file: Path, tmp_path: Path) -> None:
+    """One process answers all; the first command that loads one is followed by a line that names it."""
+    recipe = str(recipe_file)
+    commands = [
         ["--help"],
-        ["plan", "RECIPE"],
-        ["plan", "RECIPE", "--json"],
-        ["estimate", "RECIPE"],
-        ["estimate", "RECIPE", "--gpu", "h200", "--json"],
+        ["plan", recipe],
+        ["plan", recipe, "--json"],
+        ["estimate", recipe],
+        ["estimate", recipe, "--gpu", "h200", "--json"],
         ["status"],
         ["schema"],
         ["run", "missing.yaml"],
-    ],
-)
-def test_answers_load_no_framework(arguments: list[str], recipe_file: Path, tmp_path: Path) -> None:
-    arguments = [str(recipe_file) if word == "RECIPE" else word for word in arguments]
-    code = (
-        "import sys\n"
-        "from vantage.cli.main import main\n"
-        "try:\n    main()\n"
-        f"finally:\n    print('loaded:', sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr)"
-    )
+    ]
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        [sys.executable, "-c", f"HEAVY = {HEAVY!r}\n{ANSWER_ALL}", json.dumps(commands)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.stderr.endswith("loaded: []\n")
+    loaded = [line for line in done.stderr.splitlines() if " loaded: " in line]
+    assert loaded == [
+        f"{words[0]} loaded: [] {int(ExitCode.BAD_INPUT) if words[0] == 'run' else 0}" for words in commands
+    ]
 
 
 def test_a_finished_recipe_run_again_is_one_line_of_json(finished: Workspace, recipe_file: Path) -> None:
@@ -111,34 +107,50 @@ def test_a_finished_recipe_run_again_is_one_line_of_json(finished: Workspace, re
     assert "reused" in done.stderr, "people read standard error then"
 
 
-def test_the_second_run_starts_neither_prefect_nor_a_child(finished: Workspace, recipe_file: Path) -> None:
-    code = (
-        "import sys, subprocess\n"
-        "start = subprocess.Popen.__init__\n"
-        "def only_git(self, command, *rest, **more):\n"  # which revision of the code it is, is asked of git
-        "    assert command[0].endswith('git'), f'{command} was started'\n"
-        "    start(self, command, *rest, **more)\n"
-        "subprocess.Popen.__init__ = only_git\n"
-        "from vantage.cli.main import main\n"
-        "try:\n    main()\n"
-        "finally:\n    print('loaded:', sorted({'prefect', 'torch'} & set(sys.modules)), file=sys.stderr)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "run", str(recipe_file), "--workspace", str(finished.root)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+AGAIN = """
+import sys, subprocess
+start = subprocess.Popen.__init__
+def only_questions(self, command, *rest, **more):  # git knows the code's revision, uname MLflow's processor
+    assert command[0].endswith(("git", "uname")), f"{command} was started"
+    start(self, command, *rest, **more)
+subprocess.Popen.__init__ = only_questions
+from vantage.cli.main import main
+try:
+    main()
+finally:
+    print("loaded:", sorted({"prefect", "torch"} & set(sys.modules)), file=sys.stderr)
+"""
+
+
+@pytest.fixture(scope="module")
+def run_again(
+    original: Workspace, tmp_path_factory: pytest.TempPathFactory, ledger_database: str
+) -> subprocess.CompletedProcess[str]:
+    """``vantage run`` of the finished recipe in a process of its own, whose output goes to a file."""
+    folder = tmp_path_factory.mktemp("again")
+    shutil.copytree(original.root, folder / "workspace", symlinks=True)
+    (folder / "fake.yaml").write_text(RECIPE)
+    return subprocess.run(
+        [sys.executable, "-c", AGAIN, "run", "fake.yaml", "--workspace", "workspace"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MLFLOW_TRACKING_URI": ledger_database},
+        cwd=folder,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert "loaded: []" in done.stderr
 
 
-def test_what_is_printed_to_a_file_has_no_control_codes(finished: Workspace, recipe_file: Path) -> None:
-    done = vantage_process("run", recipe_file, "--workspace", finished.root)
-    assert "\x1b" not in done.stdout + done.stderr
-    assert "gate explained_variance 0.400 >= 0.3: passed" in done.stdout
-    assert "--backend-store-uri" in done.stdout
+def test_the_second_run_starts_neither_prefect_nor_a_child(
+    run_again: subprocess.CompletedProcess[str],
+) -> None:
+    assert run_again.returncode == 0, run_again.stderr
+    assert "loaded: []" in run_again.stderr
+
+
+def test_what_is_printed_to_a_file_has_no_control_codes(run_again: subprocess.CompletedProcess[str]) -> None:
+    assert "\x1b" not in run_again.stdout + run_again.stderr
+    assert "gate explained_variance 0.400 >= 0.3: passed" in run_again.stdout
+    assert "--backend-store-uri" in run_again.stdout
 
 
 def test_a_closed_gate_has_an_exit_code_of_its_own(finished: Workspace, recipe_file: Path) -> None:

@@ -108,6 +108,7 @@ def test_the_command_that_a_run_ends_with_works_as_it_is_printed(
     assert [turn["content"] for turn in asked_of["messages"]] == [prompt]
 
 
+@pytest.mark.usefixtures("model_threads")
 def test_responses_are_drawn_from_the_recipes_distribution_and_are_the_seeds(
     small_chat_run: Workspace, tmp_path: Path
 ) -> None:
@@ -252,6 +253,7 @@ def test_what_cannot_be_asked_is_said_before_a_model_is_loaded(
     assert "Traceback" not in done.output
 
 
+@pytest.mark.usefixtures("model_threads")
 def test_a_name_of_two_things_is_refused_and_its_spellings_are_taken(
     small_chat_run: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """A run that trains adapters: their base, what is published, and what must stay."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from tests.support.small_chat_run import make_small_chat_run
+from tests.support.small_chat_run import LORA, make_small_chat_run
 from vantage.flows.collecting import collect
 from vantage.models.adapters import base_of
 from vantage.models.stored_models import load_stored_policy
@@ -16,20 +17,7 @@ from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
 from vantage.schemas.records.model_files import ModelFiles
 
-PUBLISH = (
-    "publish=[{stage: sft, registered_model: small-chat, alias: champion}, {stage: reward, registered_model: small-reward}, "
-    "{stage: sft, registered_model: small-adapters, merge: false}]"
-)
 IDS = torch.tensor([[3, 9, 20, 33]])
-
-
-@pytest.fixture(scope="module")
-def lora_run(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.delenv("MLFLOW_TRACKING_URI", raising=False)
-        return make_small_chat_run(
-            tmp_path_factory.mktemp("lora-chat"), None, "model.lora.rank=4", "model.lora.alpha=8", PUBLISH
-        )
 
 
 def objects(workspace: Workspace) -> dict[str, Path]:
@@ -37,17 +25,17 @@ def objects(workspace: Workspace) -> dict[str, Path]:
     return {step: workspace.store / "objects" / str(each.digest) for step, each in record.stages.items()}
 
 
-def test_the_run_has_adapters_their_base_and_what_both_are_together(lora_run: Workspace) -> None:
-    [record] = read_runs(lora_run)
-    folders = objects(lora_run)
+def test_the_run_has_adapters_their_base_and_what_both_are_together(small_lora_run: Workspace) -> None:
+    [record] = read_runs(small_lora_run)
+    folders = objects(small_lora_run)
     assert base_of(folders["sft"]) == base_of(folders["reward"]) == record.stages["model"].digest
     for step in ("sft", "reward"):
-        stage = lora_run.storage.find(str(record.stages[step].stage_key))
+        stage = small_lora_run.storage.find(str(record.stages[step].stage_key))
         assert stage is not None and stage.artifact.parents[
             "init" if step == "sft" else "init.base"
         ] == base_of(folders[step])
         assert getattr(stage.artifact, "base") == base_of(folders[step])  # noqa: B009
-    merged = lora_run.storage.find(str(record.stages["merged.sft"].stage_key))
+    merged = small_lora_run.storage.find(str(record.stages["merged.sft"].stage_key))
     assert merged is not None
     assert merged.artifact.parents == {
         "adapters": record.stages["sft"].digest,
@@ -55,9 +43,9 @@ def test_the_run_has_adapters_their_base_and_what_both_are_together(lora_run: Wo
     }
 
 
-def test_what_is_published_is_merged_and_any_library_loads_it(lora_run: Workspace) -> None:
-    [record] = read_runs(lora_run)
-    folders = objects(lora_run)
+def test_what_is_published_is_merged_and_any_library_loads_it(small_lora_run: Workspace) -> None:
+    [record] = read_runs(small_lora_run)
+    folders = objects(small_lora_run)
     published = {name: copy.digest for name, copy in record.copies.items()}
     assert published.pop("small-adapters") == record.stages["sft"].digest
     assert published == {
@@ -74,10 +62,10 @@ def test_what_is_published_is_merged_and_any_library_loads_it(lora_run: Workspac
     assert torch.equal(reward.score.weight, load_file(folders["reward"] / "head.safetensors")["weight"])
 
 
-def test_adapters_that_are_published_as_they_are_say_what_they_stand_on(lora_run: Workspace) -> None:
+def test_adapters_that_are_published_as_they_are_say_what_they_stand_on(small_lora_run: Workspace) -> None:
     """A registered version holds the adapters' own files, byte by byte; peft loads them on the base that they name."""
-    [record] = read_runs(lora_run)
-    folders = objects(lora_run)
+    [record] = read_runs(small_lora_run)
+    folders = objects(small_lora_run)
     copy = Path(record.copies["small-adapters"].location.removeprefix("file://")) / "model"
     files = {str(path.relative_to(folders["sft"])) for path in folders["sft"].rglob("*") if path.is_file()}
     assert {"adapter_config.json", "adapter_model.safetensors", "base.json"} <= files
@@ -90,23 +78,28 @@ def test_adapters_that_are_published_as_they_are_say_what_they_stand_on(lora_run
         torch.testing.assert_close(loaded(IDS).logits, merged(IDS).logits, atol=1e-5, rtol=1e-5)
 
 
-def test_nothing_that_adapters_need_is_collected(lora_run: Workspace) -> None:
-    before = set(objects(lora_run).values())
-    collect(lora_run)
+def test_nothing_that_adapters_need_is_collected(small_lora_run: Workspace, tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path / "copy")
+    shutil.copytree(small_lora_run.root, workspace.root, symlinks=True)
+    before = set(objects(workspace).values())
+    collect(workspace)
     assert all(folder.is_dir() for folder in before)
 
 
 def test_two_machines_with_a_bucket_make_the_same(
-    lora_run: Workspace, bucket: str, tmp_path: Path, ledger_database: str, monkeypatch: pytest.MonkeyPatch
+    small_lora_run: Workspace,
+    bucket: str,
+    tmp_path: Path,
+    ledger_database: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The second has neither the adapters nor what they stand on until its stage reads them."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", ledger_database)
-    overrides = ("model.lora.rank=4", "model.lora.alpha=8", PUBLISH)
     monkeypatch.setenv("VANTAGE_CACHE", str(tmp_path / "one"))
-    make_small_chat_run(tmp_path, Workspace.at(bucket), *overrides, until="reward")
+    make_small_chat_run(tmp_path, Workspace.at(bucket), *LORA, until="reward")
     monkeypatch.setenv("VANTAGE_CACHE", str(tmp_path / "another"))
-    make_small_chat_run(tmp_path, Workspace.at(bucket), *overrides)
-    [expected], [found] = read_runs(lora_run), read_runs(Workspace.at(bucket))
+    make_small_chat_run(tmp_path, Workspace.at(bucket), *LORA)
+    [expected], [found] = read_runs(small_lora_run), read_runs(Workspace.at(bucket))
     assert {step: stage.digest for step, stage in found.stages.items()} == {
         step: stage.digest for step, stage in expected.stages.items()
     }

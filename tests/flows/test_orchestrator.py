@@ -1,6 +1,10 @@
-"""Real store, real outbox and real child processes; only what the stages compute is made up."""
+"""Real store and real outbox; only what the stages compute is made up.
+
+Stages run in children where a test looks at these: what makes all of it once, what hangs, is stopped, or runs beside another.
+"""
 
 import json
+import shutil
 import threading
 import time
 from collections import Counter
@@ -69,9 +73,11 @@ def test_stages_are_made_once_and_reused_ever_after(workspace: Workspace, recipe
 def test_a_switch_of_the_policy_changes_the_policy_and_what_reads_it(
     workspace: Workspace, recipe_file: Path
 ) -> None:
-    with orchestrated(workspace, recipe_file) as orchestrator:
+    with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
         attempt_all(orchestrator)
-    with orchestrated(workspace, recipe_file, "stages.policy.algorithm.clip_range_high=0.2") as orchestrator:
+    with orchestrated(
+        workspace, recipe_file, "stages.policy.algorithm.clip_range_high=0.2", in_process=True
+    ) as orchestrator:
         stages = attempt_all(orchestrator)
     assert {name for name, stage in stages.items() if stage.status == "completed"} == {"policy", "evaluation"}
     assert {name for name, stage in stages.items() if stage.status == "reused"} == set(stages) - {
@@ -84,11 +90,11 @@ def test_the_next_run_closes_what_a_dead_one_left_running(
     workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kill_at(monkeypatch, Store, "commit")
-    with pytest.raises(Killed), orchestrated(workspace, recipe_file) as dead:
+    with pytest.raises(Killed), orchestrated(workspace, recipe_file, in_process=True) as dead:
         attempt_all(dead)
     assert read_run(workspace, dead.run.record.run_id).stages["model"].status == "running"
 
-    with orchestrated(workspace, recipe_file, "seed=5") as orchestrator:
+    with orchestrated(workspace, recipe_file, "seed=5", in_process=True) as orchestrator:
         record = read_run(workspace, dead.run.record.run_id)
         [closed] = told(workspace, orchestrator.run.record.run_id, "close_run")
     assert (record.status, record.stages["model"].status) == ("resumable", "resumable")
@@ -96,7 +102,7 @@ def test_the_next_run_closes_what_a_dead_one_left_running(
     assert record.stages["sft"].status == "waiting"
     assert (closed["run_id"], closed["reason"]) == (dead.run.record.run_id, "the run's process died")
 
-    with orchestrated(workspace, recipe_file) as again:
+    with orchestrated(workspace, recipe_file, in_process=True) as again:
         assert again.run.record.run_id == dead.run.record.run_id, "the same command goes on with it"
         assert {stage.status for stage in attempt_all(again).values()} <= {"completed", "reused"}
 
@@ -104,7 +110,9 @@ def test_the_next_run_closes_what_a_dead_one_left_running(
 def test_a_closed_gate_keeps_what_depends_on_it_from_starting(
     workspace: Workspace, recipe_file: Path
 ) -> None:
-    with orchestrated(workspace, recipe_file, "stages.value.gate.at_least=0.9") as orchestrator:
+    with orchestrated(
+        workspace, recipe_file, "stages.value.gate.at_least=0.9", in_process=True
+    ) as orchestrator:
         stages = attempt_all(orchestrator)
     assert stages["value"].status == "gate_closed"
     assert str(stages["value"].verdicts[0]) == "explained_variance 0.400 >= 0.9: CLOSED"
@@ -130,7 +138,7 @@ def test_a_policy_that_learned_nothing_is_said_to_and_passes_no_gate_on_a_differ
     nothing = "learned nothing: the best weights are those of sft"
     itself = "policy holds the weights of sft: a model is compared with itself"
     for status in ("completed", "reused"):
-        with orchestrated(workspace, recipe_file) as orchestrator:
+        with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
             stages = attempt_all(orchestrator)
             orchestrator.run.update(status=orchestrator.run.outcome())
         assert (stages["policy"].status, stages["policy"].remark) == (status, nothing)
@@ -144,7 +152,9 @@ def test_a_policy_that_learned_nothing_is_said_to_and_passes_no_gate_on_a_differ
 
 
 def test_the_verdict_is_recorded_before_the_stage_ends(workspace: Workspace, recipe_file: Path) -> None:
-    with orchestrated(workspace, recipe_file, "stages.value.gate.at_least=0.9") as orchestrator:
+    with orchestrated(
+        workspace, recipe_file, "stages.value.gate.at_least=0.9", in_process=True
+    ) as orchestrator:
         attempt_all(orchestrator)
         run_id = orchestrator.run.record.run_id
     path = workspace.folder(run_id) / "ledger" / "outbox.jsonl"
@@ -165,14 +175,20 @@ def test_the_verdict_is_recorded_before_the_stage_ends(workspace: Workspace, rec
 def test_a_moved_threshold_judges_again_and_makes_nothing_again(
     workspace: Workspace, recipe_file: Path
 ) -> None:
-    with orchestrated(workspace, recipe_file, "stages.value.gate.at_least=0.9") as orchestrator:
+    with orchestrated(
+        workspace, recipe_file, "stages.value.gate.at_least=0.9", in_process=True
+    ) as orchestrator:
         attempt_all(orchestrator)
-    with orchestrated(workspace, recipe_file, "stages.value.gate.at_least=0.35") as orchestrator:
+    with orchestrated(
+        workspace, recipe_file, "stages.value.gate.at_least=0.35", in_process=True
+    ) as orchestrator:
         stages = attempt_all(orchestrator)
     assert stages["value"].status == "reused"
     assert stages["value"].verdicts[0].passed
     assert stages["policy"].status == "completed"
-    with orchestrated(workspace, recipe_file, "stages.value.gate.at_least=0.9") as orchestrator:
+    with orchestrated(
+        workspace, recipe_file, "stages.value.gate.at_least=0.9", in_process=True
+    ) as orchestrator:
         stages = attempt_all(orchestrator)
     assert stages["value"].status == "gate_closed"
     assert stages["policy"].status == "blocked"
@@ -181,7 +197,11 @@ def test_a_moved_threshold_judges_again_and_makes_nothing_again(
 
 def test_a_gate_that_continues_only_records(workspace: Workspace, recipe_file: Path) -> None:
     with orchestrated(
-        workspace, recipe_file, "stages.value.gate.at_least=0.9", "stages.value.gate.on_fail=continue"
+        workspace,
+        recipe_file,
+        "stages.value.gate.at_least=0.9",
+        "stages.value.gate.on_fail=continue",
+        in_process=True,
     ) as orchestrator:
         stages = attempt_all(orchestrator)
     assert stages["value"].status == "completed"
@@ -206,14 +226,14 @@ def test_killed_after_the_commit_the_artifact_is_adopted_and_told_once(
     method: str,
     after: bool,
 ) -> None:
-    with orchestrated(workspace, recipe_file) as orchestrator:
+    with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
         attempt_all(orchestrator, until="sft")
         with monkeypatch.context() as patch:
             kill_at(patch, owner, method, after=after)
             with pytest.raises(Killed):
                 attempt(orchestrator, "sft")
         interrupted = orchestrator.run.record.run_id
-    with orchestrated(workspace, recipe_file) as orchestrator:
+    with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
         assert orchestrator.run.record.run_id == interrupted
         stages = attempt_all(orchestrator, until="reward")
         key = stages["sft"].stage_key
@@ -233,7 +253,7 @@ def test_killed_after_the_commit_the_artifact_is_adopted_and_told_once(
 def test_killed_between_commit_and_record_an_evaluation_keeps_what_it_would_have_shown(
     workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with orchestrated(workspace, recipe_file) as orchestrator:
+    with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
         attempt_all(orchestrator, until="evaluation")
         with monkeypatch.context() as patch:
             kill_at(patch, Store, "commit", after=True)
@@ -241,7 +261,7 @@ def test_killed_between_commit_and_record_an_evaluation_keeps_what_it_would_have
                 attempt(orchestrator, "evaluation")
     shown = ({"prompt": "1+1?", "baseline": "3", "candidate": "2"},)
     for _ in range(2):  # by the run that goes on, then by another that only reads what the first has kept
-        with orchestrated(workspace, recipe_file) as orchestrator:
+        with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
             evaluation = attempt_all(orchestrator)["evaluation"]
             orchestrator.run.update(status=orchestrator.run.outcome())
         assert (evaluation.status, evaluation.samples) == ("reused", shown)
@@ -282,7 +302,7 @@ def test_out_of_memory_a_stage_goes_on_once_with_half_the_micro_batch(
 
 def test_limits_that_a_stage_found_are_told_and_remembered(workspace: Workspace, recipe_file: Path) -> None:
     allow(workspace, "found.txt", "sft 4096")
-    with orchestrated(workspace, recipe_file) as orchestrator:
+    with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
         stage = attempt_all(orchestrator, until="reward")["sft"]
         run_id, artifact = orchestrator.run.record.run_id, orchestrator.artifacts["sft"]
         told_words = "found: passes of at most 4,096 positions"
@@ -295,35 +315,38 @@ def test_limits_that_a_stage_found_are_told_and_remembered(workspace: Workspace,
     assert finished[-1]["provenance"]["microbatch_tokens"] == told_words
 
 
-@pytest.mark.parametrize("given", [None, 500])
 def test_limits_that_were_found_hold_until_the_recipe_gives_some(
-    given: int | None, workspace: Workspace, recipe_file: Path
+    workspace: Workspace, recipe_file: Path
 ) -> None:
+    """The run goes on twice, in two copies of the workspace: as it was, and with a limit in the recipe."""
     allow(workspace, "found.txt", "sft 4096")
     allow(workspace, "hang.txt", "sft 1")
     with orchestrated(workspace, recipe_file, "stages.sft.resources.hang_seconds=8") as orchestrator:
         attempt_all(orchestrator, until="sft")
         assert attempt(orchestrator, "sft").exit_code == ExitCode.HUNG
     (workspace.root / "found.txt").unlink()
-    own = [] if given is None else [f"stages.sft.microbatch_tokens={given}"]
-    with orchestrated(workspace, recipe_file, *own) as orchestrator:
-        stage = attempt_all(orchestrator, until="reward")["sft"]
-    assert stage.attempt == 2
-    assert ("microbatch_tokens" in stage.provenance) == (given is None)
+    for given in (None, 500):
+        copy = Workspace(workspace.root.with_name(f"given-{given}"))
+        shutil.copytree(workspace.root, copy.root)
+        own = [] if given is None else [f"stages.sft.microbatch_tokens={given}"]
+        with orchestrated(copy, recipe_file, *own, in_process=True) as orchestrator:
+            stage = attempt_all(orchestrator, until="reward")["sft"]
+        assert stage.attempt == 2
+        assert ("microbatch_tokens" in stage.provenance) == (given is None)
 
 
 def test_out_of_memory_again_a_stage_fails_with_what_a_person_can_do(
     workspace: Workspace, recipe_file: Path
 ) -> None:
     allow(workspace, "memory.txt", "sft 16")
-    with orchestrated(workspace, recipe_file) as orchestrator:
+    with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
         attempt_all(orchestrator, until="sft")
         assert attempt(orchestrator, "sft").status == "resumable"
         again = attempt(orchestrator, "sft")
         assert (again.status, again.exit_code) == ("failed", ExitCode.OUT_OF_MEMORY)
         assert "set stages.sft.microbatch_tokens below 320, which changes no result" in str(again.reason)
         assert str(orchestrator.log_of("sft")) in str(again.reason)
-    with orchestrated(workspace, recipe_file) as orchestrator:  # the same command
+    with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:  # the same command
         assert orchestrator.next_attempt("sft") == 3
         attempt_all(orchestrator, until="sft")
         assert "at most 160 positions in place of 320" in str(attempt(orchestrator, "sft").reason), (
@@ -338,7 +361,7 @@ def test_out_of_memory_in_a_pass_of_fewer_rows_than_a_minibatch_these_are_halved
     """Half of the 64 rows of a minibatch would change nothing where memory ran out in a pass of 12."""
     allow(workspace, "memory.txt", "sft 6")
     allow(workspace, "rows.txt", "sft 12")
-    with orchestrated(workspace, recipe_file) as orchestrator:
+    with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
         attempt_all(orchestrator, until="sft")
         first = attempt(orchestrator, "sft")
         assert "with passes of at most 60 positions in place of 120" in str(first.reason)
@@ -350,7 +373,7 @@ def test_a_run_that_an_earlier_version_halved_by_rows_goes_on_with_these(
 ) -> None:
     """Its run.json has ``microbatch_size`` in place of ``microbatch_tokens``."""
     allow(workspace, "memory.txt", "sft 32")
-    with orchestrated(workspace, recipe_file) as orchestrator:
+    with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
         attempt_all(orchestrator, until="sft")
         assert attempt(orchestrator, "sft").status == "resumable"
         file = orchestrator.run.folder / "run.json"
@@ -358,7 +381,7 @@ def test_a_run_that_an_earlier_version_halved_by_rows_goes_on_with_these(
     assert record["stages"]["sft"].pop("microbatch_tokens") == 320
     record["stages"]["sft"]["microbatch_size"] = 24
     file.write_text(json.dumps(record))
-    with orchestrated(workspace, recipe_file) as orchestrator:
+    with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
         stage = attempt_all(orchestrator, until="reward")["sft"]
         run_id = orchestrator.run.record.run_id
     assert (stage.status, stage.attempt, stage.microbatch_size) == ("completed", 2, 24)
@@ -372,7 +395,7 @@ def test_out_of_memory_before_any_pass_a_stage_is_tried_once_more_as_it_is(
     """What took the memory was no pass of its own, so that half of one would change nothing."""
     allow(workspace, "memory.txt", "sft 16")
     allow(workspace, "silent.txt", "sft 1")
-    with orchestrated(workspace, recipe_file) as orchestrator:
+    with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
         attempt_all(orchestrator, until="sft")
         first = attempt(orchestrator, "sft")
         assert (first.status, first.microbatch_tokens) == ("resumable", None)
@@ -387,7 +410,9 @@ def test_a_single_sequence_that_does_not_fit_is_not_tried_again(
     workspace: Workspace, recipe_file: Path
 ) -> None:
     allow(workspace, "memory.txt", "sft 0")
-    with orchestrated(workspace, recipe_file, "stages.sft.microbatch_size=1") as orchestrator:
+    with orchestrated(
+        workspace, recipe_file, "stages.sft.microbatch_size=1", in_process=True
+    ) as orchestrator:
         stage = attempt_all(orchestrator, until="reward")["sft"]
     assert (stage.status, stage.attempt) == ("failed", 1)
     assert "one sequence or pair alone, a pass of 10 positions, does not fit" in str(stage.reason)
@@ -473,11 +498,11 @@ def test_metrics_reach_the_ledger_up_to_the_committed_checkpoint_only(
 
 
 def test_a_damaged_artifact_is_made_again_loudly(workspace: Workspace, recipe_file: Path) -> None:
-    with orchestrated(workspace, recipe_file) as orchestrator:
+    with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
         stages = attempt_all(orchestrator, until="reward")
         (workspace.store / "objects" / str(stages["sft"].digest) / "weights.txt").write_text("flipped")
         orchestrator.run.update(status="completed")
-    with orchestrated(workspace, recipe_file) as orchestrator:
+    with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
         again = attempt_all(orchestrator, until="reward")
         assert any("sft" in line and "damaged" in line for line in orchestrator.watcher.lines)  # type: ignore[attr-defined]
     assert (again["sft"].status, again["sft"].digest) == ("completed", stages["sft"].digest)
@@ -488,11 +513,11 @@ def test_a_step_that_only_looks_its_artifact_up_computes_nothing(
     workspace: Workspace, recipe_file: Path
 ) -> None:
     """It was given no share of the machine; what was lost meanwhile is made by an attempt that has one."""
-    with orchestrated(workspace, recipe_file) as orchestrator:
+    with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
         stages = attempt_all(orchestrator, until="reward")
         (workspace.store / "objects" / str(stages["sft"].digest) / "weights.txt").write_text("flipped")
         orchestrator.run.update(status="completed")
-    with orchestrated(workspace, recipe_file) as orchestrator:
+    with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
         attempt_all(orchestrator, until="sft")
         computed = events(workspace)
         lost = attempt(orchestrator, "sft", only_reuse=True)
@@ -503,7 +528,7 @@ def test_a_step_that_only_looks_its_artifact_up_computes_nothing(
 
 
 def test_a_failed_stage_names_its_cause_and_its_log(workspace: Workspace, recipe_file: Path) -> None:
-    with orchestrated(workspace, recipe_file) as orchestrator:
+    with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
         orchestrator.stage_function = "tests.support.fake_work.refuse"
         stages = attempt_all(orchestrator)
     assert (stages["model"].status, stages["model"].exit_code) == ("failed", ExitCode.BAD_INPUT)
@@ -599,7 +624,7 @@ def test_what_was_left_out_and_is_warned_of_is_in_the_record_and_again_when_it_i
         )
     )
     for status in ("completed", "reused"):
-        with orchestrated(workspace, recipe_file) as orchestrator:
+        with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
             attempt_all(orchestrator, until="reward")
             record = read_run(workspace, orchestrator.run.record.run_id)
             orchestrator.run.update(status="completed")

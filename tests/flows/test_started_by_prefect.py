@@ -86,6 +86,7 @@ def scheduled_flow_run(client: SyncPrefectClient, deployment: UUID, parameters: 
     return flow_run.id
 
 
+@pytest.mark.slow
 def test_one_that_a_schedule_made_tells_the_event_that_the_scheduler_leaves_out(
     workspace: Workspace, recipe_file: Path, start: Start
 ) -> None:

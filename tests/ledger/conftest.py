@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 
+from tests.support.made_once import made_once
+
 ROOT = Path(__file__).parents[2]
 
 MAKE_DATABASE = """
@@ -23,8 +25,12 @@ sys.exit(0 if ledger.close(120.0) else 1)
 
 @pytest.fixture(scope="session")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A workspace's database as two processes made it that started at once."""
-    workspace = tmp_path_factory.mktemp("database")
+    """A workspace's database as two processes made it that started at once; for reading only."""
+    return made_once(tmp_path_factory, "ledger-database", make_database) / "mlflow.db"
+
+
+def make_database(workspace: Path) -> None:
+    """Have two processes make it."""
     environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
     environment["VANTAGE_CACHE"] = str(workspace / "cache")  # a machine that has kept no tables
     processes = [
@@ -40,11 +46,13 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     said = [process.communicate(timeout=150)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], said
     assert said == ["", ""]
-    found = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
+    shutil.copy(
+        workspace / "mlflow.db", workspace / "looked-at.db"
+    )  # looking would open the database for writing
+    found = MlflowClient(f"sqlite:///{workspace / 'looked-at.db'}")
     experiment = found.get_experiment_by_name("made-by-two")
     assert experiment is not None
     assert len(found.search_runs([experiment.experiment_id])) == 2
-    return workspace / "mlflow.db"
 
 
 @pytest.fixture

@@ -1,8 +1,9 @@
 """A sender that is killed after every single call that writes, and what another makes of the outbox."""
 
 import shutil
+import sqlite3
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,37 +50,40 @@ def cut_after_every_write(
 
     Returns what is ``found`` after sending without a cut, and the names of the calls that wrote.
     """
-    folder = workspace / "runs" / run_id / "ledger"
+    folder, place = workspace / "runs" / run_id / "ledger", workspace / "cut"
+    place.mkdir()
+    shutil.copy(workspace / "mlflow.db", place)
+    server = Server(f"sqlite:///{place / 'mlflow.db'}", artifacts=place / "mlartifacts")
 
-    def send(server: Server, copy: Path, cut_at: int) -> list[str]:
+    def renew() -> None:
+        """Put all back as it was, in the database that is open: another would take a third of the time."""
+        for name in ("ledger", "mlartifacts"):
+            shutil.rmtree(place / name, ignore_errors=True)
+        shutil.copytree(folder, place / "ledger")
+        with (
+            closing(sqlite3.connect(workspace / "mlflow.db")) as before,
+            closing(sqlite3.connect(place / "mlflow.db")) as database,
+        ):
+            before.backup(database)
+
+    def send(cut_at: int) -> list[str]:
+        """What a new process does: nothing is known of what was sent but what the folder says."""
         client = server.client
         cutting = Cutting(client, cut_at=cut_at)
         server.client = cutting  # type: ignore[assignment]
+        server._opened.clear()
         with suppress(Lost):
-            Delivery(server, Outbox(copy / "ledger")).send()
+            Delivery(server, Outbox(place / "ledger")).send()
         server.client = client
         return cutting.written
 
-    def server_of(copy: Path) -> Server:
-        return Server(f"sqlite:///{copy / 'mlflow.db'}", artifacts=copy / "mlartifacts")
-
-    def fresh(name: str) -> Path:
-        copy = workspace / name
-        copy.mkdir()
-        shutil.copy(workspace / "mlflow.db", copy)
-        shutil.copytree(folder, copy / "ledger")
-        return copy
-
-    whole = fresh("whole")
-    server = server_of(whole)
-    written = send(server, whole, cut_at=0)
+    renew()
+    written = send(cut_at=0)
     expected = found(server.client)
     first = written.index(since) if since else 0
     for cut_at, name in list(enumerate(written, start=1))[first:]:
-        copy = fresh(f"cut-at-{cut_at}")
-        server = server_of(copy)
-        assert send(server, copy, cut_at)[-1] == name
-        send(server, copy, cut_at=0)
+        renew()
+        assert send(cut_at)[-1] == name
+        send(cut_at=0)
         assert found(server.client) == expected, f"cut after call {cut_at}, {name}"
-        shutil.rmtree(copy)
     return expected, written

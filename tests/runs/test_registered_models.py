@@ -334,6 +334,7 @@ def test_a_damaged_copy_is_refused(life: Life, tmp_path: Path) -> None:
         weights.write_bytes(intact)
 
 
+@pytest.mark.usefixtures("model_threads")
 def test_another_model_of_a_run_is_asked_and_exported_by_its_step(life: Life, tmp_path: Path) -> None:
     """``models.champion`` of the third run is what the first has published; its greedy responses are those of the stage."""
     run, first = life.third.run_id, life.first.run_id

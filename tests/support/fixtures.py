@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.made_once import made_once
+from tests.support.models_in_threads import models_in_threads
 from tests.support.real_runs import prefect_at, wait_for
 from vantage.flows.prefect_server.server import _end, _server_process, free_port, is_healthy, new_database
 from vantage.runs.workspace import Workspace
@@ -72,6 +74,26 @@ def recipe_file(tmp_path: Path) -> Path:
     path = tmp_path / "fake.yaml"
     path.write_text(RECIPE)
     return path
+
+
+@pytest.fixture(scope="session")
+def small_lora_run(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """The workspace of a finished run that trained adapters, whose ledger is its own; for reading only."""
+    from tests.support.small_chat_run import LORA, make_small_chat_run  # loads torch
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.delenv("MLFLOW_TRACKING_URI", raising=False)
+        folder = made_once(
+            tmp_path_factory, "small-lora", lambda folder: make_small_chat_run(folder, None, *LORA)
+        )
+        return Workspace(folder / "workspace")
+
+
+@pytest.fixture
+def model_threads() -> Iterator[None]:
+    """Commands of this process open models in threads; a test of each command opens them in processes."""
+    with models_in_threads():
+        yield
 
 
 @pytest.fixture(scope="session")

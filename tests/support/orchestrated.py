@@ -1,13 +1,16 @@
 """Runs of fake stages without Prefect: what the tests of several modules drive."""
 
+import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from importlib import import_module
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any
 
 from vantage.attempts.jobs import resources_of
+from vantage.attempts.launchers import stage_process
+from vantage.attempts.launchers.launcher import StageFailed
+from vantage.attempts.launchers.local_process import attempt_folder
 from vantage.attempts.machine import Machine, available_cpus
 from vantage.flows.notifying import notified
 from vantage.flows.orchestrator import Orchestrator
@@ -42,14 +45,24 @@ class Witness:
 
 
 class InProcess:
-    """Computes stages in the process of the test, for tests that look at what is recorded and not at processes."""
+    """Computes stages in the process of the test, for tests that look at what is recorded and not at processes.
+
+    A stage leaves the files that its process would leave, and an error becomes the failure that its process would report.
+    """
 
     def launch(self, job: StageJob, *, log: Path, function: str = RUN_STAGE, **_: Any) -> StageResult:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.touch()
-        module, _dot, name = function.rpartition(".")
-        result: StageResult = getattr(import_module(module), name)(job)
-        return result
+        """Run one attempt at a stage."""
+        job_file = attempt_folder(job) / "job.json"
+        for folder in (job_file.parent, log.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        stage_process.write_atomically(job_file, job.model_dump_json(indent=2))
+        with log.open("a") as output, redirect_stdout(output), redirect_stderr(output):
+            try:
+                stage_process.compute(job_file, function)
+            except Exception as error:
+                traceback.print_exception(error)
+                raise StageFailed(stage_process.explain(error), log=log) from error
+        return StageResult.model_validate_json(job_file.with_name("result.json").read_bytes())
 
 
 @contextmanager

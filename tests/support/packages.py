@@ -8,9 +8,14 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = tuple(sorted(link.name for link in (ROOT / "vantage").iterdir() if link.is_symlink()))
 
 
-def copy_packages(target: Path) -> None:
-    """Copy ``vantage``, its links, and what they lead to."""
+def copy_packages(target: Path, *, compiled: bool = False) -> None:
+    """Copy ``vantage``, its links, and what they lead to.
+
+    Args:
+        compiled: copy bytecode too, so that processes need not compile what is as it was.
+    """
+    left_out = shutil.ignore_patterns(
+        "*.pyc.*" if compiled else "__pycache__"
+    )  # those that are being written
     for name in ("vantage", *PACKAGES):
-        shutil.copytree(
-            ROOT / name, target / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        shutil.copytree(ROOT / name, target / name, symlinks=True, ignore=left_out)

@@ -37,6 +37,14 @@ publish:
   - {{stage: reward, registered_model: small-reward}}
 """
 
+LORA = (
+    "model.lora.rank=4",
+    "model.lora.alpha=8",
+    "publish=[{stage: sft, registered_model: small-chat, alias: champion}, {stage: reward, registered_model: small-reward}, "
+    "{stage: sft, registered_model: small-adapters, merge: false}]",
+)
+"""Overrides with which the stages train adapters, which are published merged into their base and as they are."""
+
 
 def make_small_chat_run(
     folder: Path, workspace: Workspace | None = None, *overrides: str, until: str | None = None

@@ -2,6 +2,7 @@
 
 import json
 import math
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,29 @@ def right_choices(folder: Path) -> list[bool]:
             sums.append(sum(logprobs[0, at - 1, ids[0, at]].item() for at in range(start, ids.shape[1])))
         right.append(max(range(3), key=sums.__getitem__) == each["place"])
     return right
+
+
+def test_no_program_is_started_and_no_task_of_lm_eval_itself_is_read(
+    pipeline: Any, benchmark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """lm-eval would ask git, pip, gcc and others what this machine is, and read 13,000 files of tasks."""
+    from lm_eval.tasks import TaskManager
+
+    started: list[Any] = []
+    reads_its_own: list[bool] = []
+    manage = TaskManager.__init__
+
+    def noted(self: Any, *given: Any, include_defaults: bool = True, **named: Any) -> None:
+        reads_its_own.append(include_defaults)
+        manage(self, *given, include_defaults=include_defaults, **named)
+
+    monkeypatch.setattr(
+        subprocess.Popen, "__init__", lambda _, command, *rest, **named: started.append(command)
+    )
+    monkeypatch.setattr(TaskManager, "__init__", noted)
+    run_stage(job_of(pipeline, benchmark, tmp_path))
+    assert started == []
+    assert set(reads_its_own) == {False}
 
 
 def test_accuracy_and_its_error_are_those_of_the_likelihoods(

@@ -131,7 +131,14 @@ def test_an_evaluation_reads_the_text_before_the_stop_string(
     assert responses and not any(string in response for string in STOP for response in responses)
 
 
-@pytest.mark.parametrize(("strategy", "world_size"), [("alone", 1), ("ddp", 3), ("fsdp2", 2)])
+@pytest.mark.parametrize(
+    ("strategy", "world_size"),
+    [
+        ("alone", 1),
+        pytest.param("ddp", 3, marks=pytest.mark.slow),
+        pytest.param("fsdp2", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_collected_responses_keep_the_ids_of_the_stop_string(
     strategy: str, world_size: int, folders: dict[str, Path], tmp_path: Path
 ) -> None:

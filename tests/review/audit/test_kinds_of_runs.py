@@ -7,25 +7,18 @@ import pytest
 
 from tests.review.audit.conftest import run_once, write_recipe
 from tests.review.audit.tampering import found
-from tests.support.small_chat_run import make_small_chat_run
 from vantage.review.audit.evidence import Evidence
 from vantage.review.audit.target import audit
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
 from vantage.storage.bucket import open_bucket
 
-PUBLISH = (
-    "publish=[{stage: sft, registered_model: small-chat, alias: champion}, {stage: reward, registered_model: small-reward}, "
-    "{stage: sft, registered_model: small-adapters, merge: false}]"
-)
-
 
 def test_adapters_their_base_and_what_both_are_together_agree(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_lora_run: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    overrides = ("model.lora.rank=4", "model.lora.alpha=8", PUBLISH)
-    workspace = make_small_chat_run(tmp_path, None, *overrides)
+    workspace = small_lora_run
     for target in ("latest", "small-chat@champion", "small-adapters", "small-reward"):
         with Evidence(workspace) as evidence:
             report = audit(evidence, target)
