@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from tests.support.orchestrated import attempt_all, orchestrated
 from vantage.cli.main import app
+from vantage.ledger.model_card import card_sections
 from vantage.ledger.replay import read_replay
 from vantage.review.audit.evidence import Evidence
 from vantage.review.audit.run_claims import record_checks
@@ -50,6 +51,8 @@ def test_run_json_and_the_outbox_have_it(loosened: RunRecord, workspace: Workspa
     entry = read_replay(data, run_id=loosened.run_id).entry
     assert entry.stages["value"].loosened == (gate,)
     assert [name for name, stage in entry.stages.items() if stage.loosened] == ["value"]
+    limits = "\n".join(card_sections(entry, "policy", {})["Limits"])
+    assert "value: the gate was loosened: " in limits, "what the policy was made of counts, too"
 
 
 def test_a_gate_that_is_left_out_is_loosened_too(workspace: Workspace, recipe_file: Path) -> None:
