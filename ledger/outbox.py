@@ -49,7 +49,7 @@ class Outbox:
         self._appending = threading.Lock()
         self._unwritten: list[Operation] = []
         self._before: hashlib._Hash | None = None
-        """Of all lines that are written; None: they are read before the next one is."""
+        """The sum of all lines that are written; None: they are read before the next one is."""
         self._warned = False
 
     def append(self, operation: Operation) -> None:

@@ -40,7 +40,7 @@ class Replay:
 
     told: tuple[Told, ...]
     changed: str = ""
-    """Where the lines are not those that were written; empty: they are, or an earlier version wrote them all."""
+    """The places at which the lines are not those that were written; empty: they are, or an earlier version wrote them all."""
     is_chained: bool = False
     """Whether lines have the sha256 of those before them: this version wrote them, or a later one."""
 

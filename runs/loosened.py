@@ -1,4 +1,4 @@
-"""Which gates of a run were loosened after they had closed for the same artifact in an earlier run of the workspace."""
+"""The gates of a run that were loosened after they had closed for the same artifact in an earlier run of the workspace."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property

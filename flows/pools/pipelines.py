@@ -63,13 +63,13 @@ class Pipeline:
     concurrency: int = 1
     """How many of its runs may be under way at once."""
     on_overlap: OnOverlap = "skip"
-    """What happens to a run that is to begin while so many are under way."""
+    """The fate of a run that is to begin while so many are under way."""
     paused: bool | None = None
     """Whether its schedule is paused; None: as it is in Prefect already, else active."""
 
     @property
     def strategy(self) -> ConcurrencyOptions | None:
-        """What Prefect does with a run too many; None: it starts it, and the flow cancels earlier ones."""
+        """Return the rule by which Prefect treats one run too many; None: Prefect starts it, and the flow cancels earlier ones."""
         if self.on_overlap == "cancel":
             return None
         waits = self.on_overlap == "wait"

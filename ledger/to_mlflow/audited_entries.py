@@ -1,4 +1,4 @@
-"""What an audit reads of MLflow, as plain data; nothing here imports MLflow."""
+"""The entries of MLflow that an audit reads, as plain data; nothing here imports MLflow."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ class DatasetInput:
     """A dataset that one of MLflow's runs has read."""
 
     digest: str
-    """In MLflow's field, of 36 characters."""
+    """The 36 characters that MLflow's field has."""
     name: str
     source: str
     """JSON: address and digests."""
@@ -65,12 +65,12 @@ class LoggedModel:
     name: str
     kind: str
     run_id: str
-    """Of MLflow's run that made it."""
+    """The id of MLflow's run that made it."""
     tags: Mapping[str, str]
     params: Mapping[str, str]
     rows: tuple[ModelRow, ...]
     location: str = ""
-    """From which MLflow loads ``models:/m-ID``."""
+    """The address from which MLflow loads ``models:/m-ID``."""
     root: str = ""
     """Address of all files of its experiment; MLflow gives every model a folder in it."""
     status: str = "READY"
@@ -86,15 +86,15 @@ class MlflowVersion:
     tags: Mapping[str, str]
     aliases: tuple[str, ...]
     location: str
-    """From which MLflow loads ``models:/NAME/VERSION``; empty: it has no files."""
+    """The address from which MLflow loads ``models:/NAME/VERSION``; empty: it has no files."""
     model_tags: Mapping[str, str]
-    """Of its logged model."""
+    """The tags of its logged model."""
     source: str = ""
     """The location that MLflow shows; it need not be the one that is loaded."""
     model_location: str | None = None
-    """From which MLflow loads its logged model; None: it has none."""
+    """The address from which MLflow loads its logged model; None: it has none."""
     run_id: str = ""
-    """Of MLflow's run that made it."""
+    """The id of MLflow's run that made it."""
     registered: Mapping[str, str] = field(default_factory=dict)
     """Tags of the registered model, which say who moved each alias last."""
     status: str = "READY"

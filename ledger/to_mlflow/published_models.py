@@ -49,7 +49,7 @@ class PublishedVersion(NamedTuple):
     name: str
     version: str
     location: str
-    """From which MLflow loads it."""
+    """The address from which MLflow loads it."""
     digest: str
     """Content digest of the artifact."""
     stage: str

@@ -31,7 +31,7 @@ class SentTo:
 
     @cached_property
     def expected(self) -> dict[str | None, ExpectedRun]:
-        """What MLflow must show for these operations."""
+        """Return the contents that MLflow must show for these operations."""
         return expected_runs(self.required)
 
     @cached_property

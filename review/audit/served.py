@@ -1,4 +1,4 @@
-"""What MLflow serves of a model: from where it loads the files, whether that is where they were published, and every byte."""
+"""The files that MLflow serves of a model: whether they lie where they were published, and every byte of them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _SAID_TAGS = ("vantage.digest", "vantage.stage_key", "vantage.stage", "vantage.r
 
 @dataclass(frozen=True)
 class _Served:
-    """What was read of the files at an address, and of those of a moved workspace."""
+    """The files that were read at an address, and those of a moved workspace."""
 
     hashed: Hashed | Missing
     note: str = ""

@@ -73,7 +73,7 @@ def _made_of(run: RunView, step: str, seen: set[str]) -> Iterator[tuple[Maker, A
 
 
 def _licences(workspace: Workspace) -> dict[str, str]:
-    """Return content digest → licence, as the newest run says that names one."""
+    """Return content digest → licence, that of the newest run which names one."""
     found: dict[str, str] = {}
     for record in read_runs(workspace):
         for step, licence in record.recipe.licenses.items():

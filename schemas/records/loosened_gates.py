@@ -11,7 +11,7 @@ _EFFECTS = {"stop": "stops the run", "approve": "asks a person", "continue": "le
 
 
 class Asked(Frozen):
-    """What a gate asks of its metric, and what happens when it closes."""
+    """The demand of a gate on its metric, and what happens when it closes."""
 
     relation: Literal[">=", "<="]
     threshold: float
@@ -48,9 +48,9 @@ class LoosenedGate(Frozen):
     run_id: str
     """The earlier run."""
     closed: Asked
-    """What the earlier run asked."""
+    """The demand of the earlier run."""
     now: Asked | None
-    """What the later run asks of the metric; None: no gate reads it any longer."""
+    """The demand of the later run on the metric; None: no gate reads it any longer."""
     passed: bool | None
     """Whether the later run's gate passed; None: there is none."""
 

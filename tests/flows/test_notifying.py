@@ -234,7 +234,7 @@ def test_an_e_mail_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def posted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What Apprise's plugins post to services outside: none of it leaves this process."""
+    """Collect what Apprise's plugins post to services outside: none of it leaves this process."""
     found: list[dict[str, Any]] = []
 
     def send_nowhere(

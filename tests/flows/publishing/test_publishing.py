@@ -237,7 +237,7 @@ def test_a_copy_that_is_not_what_is_stored_is_no_publication() -> None:
 def test_runs_that_publish_one_artifact_do_so_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other holds the artifact's lock: this one says for whom it waits, and publishes when it is free."""
+    """The other holds the artifact's lock: this one shows for whom it waits, and publishes when it is free."""
     store, ledger = Store(tmp_path / "store"), Recorder()
     life = life_with(ledger, policy=POLICY, evaluation=gated("completed", gain=0.1))
     life.store = SimpleNamespace(folder=lambda artifact: Path("objects"), exclusive=store.exclusive)

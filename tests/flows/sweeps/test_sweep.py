@@ -291,7 +291,7 @@ def sweep_here(workspace: Workspace, file: Path, *overrides: str) -> tuple[Sweep
 
 
 def wrong_by_an_audit(workspace: Workspace) -> list[str]:
-    """What an audit of each run finds wrong: also the links between the runs and their sweep in MLflow."""
+    """Return what an audit of each run finds wrong: also the links between the runs and their sweep in MLflow."""
     found = []
     for record in read_runs(workspace):
         with Evidence(workspace) as evidence:
