@@ -31,6 +31,7 @@ TO_MLFLOW = (
     "published_models",
     "runs",
     "samples",
+    "served_files",
     "server",
     "writing",
 )

@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
+import mlflow
 import pytest
 from mlflow.store.artifact.models_artifact_repo import ModelsArtifactRepository
 from mlflow.tracking import MlflowClient
@@ -26,10 +27,13 @@ def other_copy(case: Case, place: Path) -> Path:
 
 
 def mlflow_loads(case: Case, address: str) -> Path:
-    """Where MLflow's own client finds the files of an address; an oracle that none of our code computes."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{case.workspace.root / 'mlflow.db'}")
+    """Return where MLflow's own client finds the files of an address; an oracle that none of our code computes."""
+    before = mlflow.get_tracking_uri()  # that another test of this process has set, or the environment's
+    mlflow.set_tracking_uri(f"sqlite:///{case.workspace.root / 'mlflow.db'}")
+    try:
         found_at = ModelsArtifactRepository.get_underlying_uri(address)
+    finally:
+        mlflow.set_tracking_uri(before)
     return Path(re.sub("^file://", "", found_at))
 
 
