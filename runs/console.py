@@ -37,7 +37,7 @@ from vantage.runs.planning import PlannedStep
 from vantage.runs.record import SUCCEEDED, RunRecord, StageRecord
 from vantage.runs.resolving import ChosenRates
 from vantage.runs.status import RunState
-from vantage.runs.summary import comparison, headline_of, short_number
+from vantage.runs.summary import comparison, headline_of, reasons, short_number
 from vantage.schemas.records.verdicts import Verdict
 from vantage.schemas.safe_text import safe_text
 from vantage.tasks.training.progress import RUNNING, StageProgress
@@ -296,11 +296,12 @@ def show_result(
         )
     console.print(table)
     _show_warnings(console, record)
-    console.print(
-        Text.assemble(
-            "run ", (record.run_id, "bold"), " ", (status_text(record.status), STYLES[record.status])
-        )
-    )
+    status = (status_text(record.status), STYLES[record.status])
+    first, *others = (record.status == "failed" and reasons(record)) or [""]
+    line = Text.assemble("run ", (record.run_id, "bold"), " ", status, f": {first}" if first else "")
+    console.print(line, soft_wrap=True)
+    for reason in others:
+        console.print(Text(f"  {reason}"), soft_wrap=True)
     _show_approvals(console, record)
     for what, where in pages.items():
         console.print(Text(f"  {what:<8}{where}"), soft_wrap=True)

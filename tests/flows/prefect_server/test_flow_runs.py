@@ -5,8 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 from tests.support.orchestrated import events, pace
 from tests.support.real_runs import (
     Starter,
+    configured_server,
     prefect_at,
     prefect_shows,
     run_recipe,
@@ -24,11 +23,7 @@ from vantage.attempts.exit_codes import ExitCode
 from vantage.flows.execution import exit_code
 from vantage.flows.prefect_server.server import (
     OWN_SERVER,
-    _end,
-    _server_process,
     free_port,
-    is_healthy,
-    new_database,
     server_name,
 )
 from vantage.runs.record import OpenFlowRun
@@ -167,19 +162,6 @@ def test_the_next_run_of_any_recipe_closes_what_a_killed_one_left_open(
     assert (flow_run.state_name, task_runs["sft · attempt 1"]) == ("Crashed", "Crashed")
     assert "its process was killed" in flow_run.state.message
     assert read_run(workspace, killed.run_id).open_flow_runs == ()
-
-
-@contextmanager
-def configured_server(home: Path, port: int) -> Iterator[Any]:
-    """A server as a user has one; it may be killed inside."""
-    home.mkdir(exist_ok=True)
-    with new_database(home):
-        process = _server_process(home, port, home / "server.log")
-        wait_for(lambda: is_healthy(f"http://127.0.0.1:{port}/api"))
-    try:
-        yield process
-    finally:
-        _end(process)
 
 
 def test_a_finished_run_is_recorded_when_its_server_is_back(
