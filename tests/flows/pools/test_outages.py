@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.pool_workers import Worker, is_under_way, soon, start_pipeline
-from tests.support.real_runs import configured_server, prefect_at
+from tests.support.pool_workers import ON_POOL, Worker, is_under_way, soon, start_pipeline
+from tests.support.real_runs import configured_server, prefect_at, prefect_shows, run_recipe
 from vantage.attempts.exit_codes import ExitCode
 from vantage.flows.prefect_server.server import free_port
+from vantage.runs.run import read_run, read_runs
 from vantage.runs.workspace import Workspace
 
 pytestmark = pytest.mark.slow

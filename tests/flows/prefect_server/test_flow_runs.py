@@ -126,14 +126,16 @@ def test_a_failed_run_says_why_and_is_found_by_its_recipe_and_by_itself(
 ) -> None:
     workspace.root.mkdir()
     (workspace.root / "refuse.txt").write_text("policy")
-    record, _ = run_recipe(workspace, recipe_file)
+    record, printed = run_recipe(workspace, recipe_file)
     [flow_run_id] = record.prefect_flow_run_ids
     flow_run, _ = prefect_shows(flow_run_id)
-    why = "exit code 65: data.prompts: row 7 has no prompt; remove it; correct what the message names and run again"
+    why = "data.prompts: row 7 has no prompt; remove it; correct what the message names and run again"
     assert (flow_run.state_name, set(flow_run.tags)) == ("Failed", {"recipe:fake", f"run:{record.run_id}"})
     assert tags_of_tasks(flow_run_id) == set(), "each would cost a question to the server"
     lines = flow_run.state.message.splitlines()
     assert lines[0].startswith(f"policy failed: {why}")
+    assert lines[0].endswith("; exit code 65")
+    assert f"run {record.run_id} failed: {lines[0]}\n" in printed
     assert lines[1:] == ["not started: evaluation", "7 completed"]
     assert messages_of(flow_run_id)["policy · attempt 1"].startswith(why)
 
