@@ -213,7 +213,8 @@ async def _finish(flow_run_id: str, orchestrator: Orchestrator) -> State[None]:
     ):  # the automation of its deployment answers this
         status, message = "crashed", f"its worker was asked to end\n{message}"
     run.end_flow_run(flow_run_id, status, message)
-    await close_attempts(run, server=server_name(run.workspace.root))
+    if not orchestrator.stop.is_set():  # its attempts may go on, and whoever asked for the stop waits
+        await close_attempts(run, server=server_name(run.workspace.root))
     return state_of(status, message)
 
 

@@ -27,6 +27,9 @@ from vantage.storage.storage import Storage
 POLL_SECONDS = 2.0
 """How often Prefect is polled for cancellation; it sends no notification."""
 
+CLOSING_SECONDS = 5.0
+"""How long a run that ends waits for the processes of its attempts to record their own ends in Prefect."""
+
 STATES = {
     "completed": (StateType.COMPLETED, "Completed"),
     "reused": (StateType.COMPLETED, "Reused"),
@@ -157,16 +160,21 @@ async def close_open_flow_runs(run: Run, *, server: str) -> None:
 
 
 async def close_attempts(run: Run, *, server: str) -> None:
-    """Set the final state of the run's attempts on pools whose flow runs Prefect does not show as they ended."""
-    attempts = [each for each in run.record.open_flow_runs if each.attempt and each.server == server]
-    if not attempts:
-        return
-    record = run.record.model_copy(update={"open_flow_runs": tuple(attempts)})
+    """Set the state of the run's attempts on pools that Prefect shows as crashed or failed, though they ended otherwise.
+
+    A process that is about to record its end has a few seconds for it. What cannot be closed stays open for the next run.
+    """
     try:
-        async with get_client() as client:
-            run.close_flow_runs(await _close(client, record, server, run.workspace.storage))
-    except Exception:  # they stay open for the next run
-        log.debug("the attempts of run %s are not closed", record.run_id, exc_info=True)
+        async with asyncio.timeout(CLOSING_SECONDS), get_client() as client:
+            while left := [
+                each for each in run.record.open_flow_runs if each.attempt and each.server == server
+            ]:
+                record = run.record.model_copy(update={"open_flow_runs": tuple(left)})
+                if closed := await _close(client, record, server, run.workspace.storage, ending=True):
+                    run.close_flow_runs(closed)
+                await asyncio.sleep(POLL_SECONDS / 2)
+    except Exception:
+        log.debug("the attempts of run %s are not closed", run.record.run_id, exc_info=True)
 
 
 def _records(workspace: Workspace, wanted: Callable[[RunRecord], bool]) -> list[RunRecord]:
@@ -180,11 +188,18 @@ def _set_closed(workspace: Workspace, run_id: str, flow_run_ids: set[str]) -> No
 
 
 async def _close(
-    client: PrefectClient, record: RunRecord, server: str, storage: Storage, *, executed: bool = False
+    client: PrefectClient,
+    record: RunRecord,
+    server: str,
+    storage: Storage,
+    *,
+    executed: bool = False,
+    ending: bool = False,
 ) -> set[str]:
     """Close a run's open flow runs; returns the ids of those that are closed or no longer known to the server.
 
-    A suspended flow run waits for a person and stays, unless its run is ``executed`` by this process, in another one.
+    A suspended flow run waits for a person and stays, unless its run is ``executed`` by this process, in another one. An
+    attempt whose process may be ``ending`` stays while its state is not final.
     """
     closed = set()
     for each in record.open_flow_runs:
@@ -192,7 +207,7 @@ async def _close(
             continue
         try:
             if each.attempt is not None:
-                is_closed = await _close_attempt(client, each, storage)
+                is_closed = await _close_attempt(client, each, storage, ending=ending)
             else:
                 is_closed = await _close_one(client, each, record.stages, executed=executed)
             if not is_closed:
@@ -206,7 +221,9 @@ async def _close(
     return closed
 
 
-async def _close_attempt(client: PrefectClient, open_flow_run: OpenFlowRun, storage: Storage) -> bool:
+async def _close_attempt(
+    client: PrefectClient, open_flow_run: OpenFlowRun, storage: Storage, *, ending: bool
+) -> bool:
     """Show an attempt on a pool as its outcome in the storage; returns False if it has not ended."""
     assert open_flow_run.attempt is not None, "an attempt's"
     flow_run = await client.read_flow_run(UUID(open_flow_run.flow_run_id))
@@ -218,6 +235,8 @@ async def _close_attempt(client: PrefectClient, open_flow_run: OpenFlowRun, stor
     status, message = status_of_attempt(outcome)
     is_lost = outcome.failure is not None and outcome.failure.cause == "killed"
     is_final = flow_run.state is not None and flow_run.state.is_final()
+    if ending and not is_final:
+        return False
     if _is_wrong(flow_run.state, status) and not (is_lost and is_final):
         await client.set_flow_run_state(flow_run.id, state_of(status, message), force=True)
     return True

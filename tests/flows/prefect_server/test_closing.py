@@ -72,9 +72,11 @@ class Prefect:
         self.set.append(("task run", state.name, state.message))
 
 
-def close(prefect: Prefect, left: OpenFlowRun, storage: Any, **stages: StageRecord) -> set[str]:
+def close(
+    prefect: Prefect, left: OpenFlowRun, storage: Any, *, ending: bool = False, **stages: StageRecord
+) -> set[str]:
     record = RunRecord.model_construct(open_flow_runs=(left,), stages=stages)
-    return asyncio.run(_close(cast(Any, prefect), record, "server", cast(Storage, storage)))
+    return asyncio.run(_close(cast(Any, prefect), record, "server", cast(Storage, storage), ending=ending))
 
 
 @pytest.mark.parametrize(
@@ -108,6 +110,16 @@ def test_an_attempt_is_shown_as_its_outcome_in_the_storage(
     [(what, name, message)] = prefect.set
     assert (what, name) == ("flow run", becomes[0])
     assert becomes[1] in (None, message)
+
+
+@pytest.mark.parametrize("shown, closed", [(RUNNING, set()), (CRASH, {ID})])
+def test_a_process_that_is_ending_records_its_own_end(shown: tuple[StateType, str], closed: set[str]) -> None:
+    remote, prefect = MemoryStore(), Prefect(shown)
+    messages = messages_of(cast(Any, remote), KEY, 3)
+    messages.create("outcome.json", MADE.model_dump_json().encode())
+    left = OpenFlowRun(flow_run_id=ID, server="server", attempt=messages.name)
+    assert close(prefect, left, SimpleNamespace(remote=remote), ending=True) == closed
+    assert len(prefect.set) == len(closed)
 
 
 def test_a_run_that_ended_during_an_outage_is_shown_as_run_json_has_it() -> None:
