@@ -1,5 +1,7 @@
 """Overlapping runs of a deployment whose new runs cancel earlier ones; Prefect itself lets the new one wait, or cancels it."""
 
+from uuid import UUID
+
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import (
     DeploymentFilter,
@@ -21,7 +23,7 @@ async def cancel_earlier(flow_run_id: str) -> list[str]:
     Earlier is what was to begin before: of two that begin at the same moment, one is the earlier for both.
     """
     async with get_client() as client:
-        this = await client.read_flow_run(flow_run_id)
+        this = await client.read_flow_run(UUID(flow_run_id))
         if this.deployment_id is None:
             return []
         others = await client.read_flow_runs(
