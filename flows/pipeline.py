@@ -249,7 +249,7 @@ async def when_ready(
                 return None
             name = f"{step} · attempt {orchestrator.next_attempt(step)}"
             attempt = stage.with_options(task_run_name=name)
-            state = await attempt(request, return_state=True, wait_for=states)  # type: ignore[misc]
+            state: State[None] = await attempt(request, return_state=True, wait_for=states)  # type: ignore[misc]
         if state.name != "Resumable" or not orchestrator.tries_again(step):
             return state
         only_reuse = False
