@@ -12,8 +12,9 @@ from vantage.cli.output import print_json, workspace_at
 
 def doctor(workspace: Place = DEFAULT_WORKSPACE, as_json: AsJson = False) -> None:
     """Check that this machine can run recipes: versions, disk, servers, processes, accelerators."""
-    from vantage.runs.console import open_console, show_findings
+    from vantage.runs.console import open_console
     from vantage.runs.findings import Finding, run_checks
+    from vantage.runs.shown_findings import show_findings
 
     findings = list(run_checks(workspace_at(workspace)))
     if os.environ.get("PREFECT_API_URL"):

@@ -211,7 +211,7 @@ def _close_open_flow_runs(orchestrator: Orchestrator) -> bool:
                 asyncio.run(close_open_flow_runs(orchestrator.run, server=server))
         except servers.ServerUnavailable:
             return False
-    return not orchestrator.run.record.open_flow_runs
+    return not any(each.attempt is None for each in orchestrator.run.record.open_flow_runs)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from vantage.attempts.exit_codes import ExitCode
@@ -17,6 +18,8 @@ from vantage.attempts.launchers.stage_process import explain
 from vantage.attempts.machine import Machine, this_machine
 from vantage.attempts.run_attempt import Observer, reused, run_attempt
 from vantage.attempts.stopping import Stop
+from vantage.flows.prefect_server.outages import outages_of
+from vantage.flows.prefect_server.server import server_name
 from vantage.flows.recording import Recording
 from vantage.flows.retry import Retries
 from vantage.ledger.run_ledger import Ledger
@@ -99,7 +102,10 @@ class Orchestrator:
         """Step → artifact, of the steps that succeeded."""
         self.stage_function = stage_function
         self._launcher = launcher
+        self.retries = False
+        """Whether the caller of ``attempt`` calls it again as long as ``tries_again``."""
         self._retries = Retries(self.recipe)
+        self._outages = outages_of(store.address, lambda text: watcher.say(f"  {text}", "yellow"))
         self._mending = threading.RLock()
         self.makes_report = makes_report and is_wanted()
         """Whether its report is made at its end."""
@@ -225,6 +231,10 @@ class Orchestrator:
 
     # One attempt
 
+    def tries_again(self, step: str) -> bool:
+        """Return whether this process starts another attempt at the step if the last one is resumable."""
+        return self.retries and not self.stop.is_set() and self._retries.is_another_allowed(step)
+
     def next_attempt(self, step: str) -> int:
         """Return number of the attempt that made the step's artifact, or of the next attempt."""
         known = self.run.record.stages[step]
@@ -274,6 +284,7 @@ class Orchestrator:
         """Make the attempt and record its outcome; errors are recorded, never raised."""
         step = request.step
         began = time.monotonic()
+        self._retries.begins(step)
         try:
             if self._is_last(step):
                 self.draw_report()
@@ -364,7 +375,16 @@ class Orchestrator:
             return AttemptOutcome(status="absent")
         from vantage.flows.pools.run_on_pool import run_on_pool  # imports Prefect
 
-        return run_on_pool(request, pool=pool, storage=self.store, observer=observer, stop=self.stop)
+        server = server_name(self.run.workspace.root)
+        return run_on_pool(
+            request,
+            pool=pool,
+            storage=self.store,
+            observer=observer,
+            stop=self.stop,
+            outages=self._outages,
+            started=partial(self.run.add_attempt, server=server),
+        )
 
     def log_of(self, step: str) -> Path:
         """File that receives all output of the step's process."""
@@ -377,11 +397,13 @@ class Orchestrator:
 
     def _failed(self, step: str, outcome: AttemptOutcome) -> StageRecord:
         """Record why the step failed, and how it is retried."""
-        progress = self.progress(step)
+        progress, known = self.progress(step), self.run.record.stages[step]
         retry = self._retries.after(
             step,
             outcome,
-            microbatch_tokens=self.run.record.stages[step].microbatch_tokens,
+            attempt=known.attempt,
+            goes_on=self.tries_again(step),
+            microbatch_tokens=known.microbatch_tokens,
             pass_rows=None if progress is None else progress.pass_rows,
             pass_tokens=None if progress is None else progress.pass_tokens,
         )

@@ -22,20 +22,21 @@ from vantage.flows.orchestrator import Orchestrator
 from vantage.flows.prefect_server.approval_form import answer_in_form, run_of
 from vantage.flows.prefect_server.flow_runs import (
     STATES,
+    close_attempts,
     close_open_flow_runs,
     page_of,
     run_message,
-    stage_message,
     state_of,
     tell_that_it_was_scheduled,
     watch_cancellation,
 )
+from vantage.flows.prefect_server.outages import errors_of_logging_are_quiet
 from vantage.flows.prefect_server.overlaps import CANCELS_EARLIER, cancel_earlier
 from vantage.flows.prefect_server.pages import progress_page, show_run
-from vantage.flows.prefect_server.server import server_name
+from vantage.flows.prefect_server.server import ServerUnavailable, server_name
 from vantage.flows.publishing.publishing import publish
-from vantage.flows.retry import MAX_ATTEMPTS
 from vantage.flows.starting import open_run
+from vantage.runs.summary import why
 from vantage.schemas.records.attempt import AttemptRequest
 from vantage.schemas.safe_text import without_secrets
 from vantage.schemas.steps import pool_of
@@ -58,9 +59,16 @@ async def order(orchestrator: Orchestrator, *, recipe: str, overrides: Sequence[
             return_state=True,
         )
     this = run.record.prefect_flow_run_ids[-1:]
-    if any(each.flow_run_id in this and each.status is None for each in run.record.open_flow_runs):
+    left = [each for each in run.record.open_flow_runs if each.flow_run_id in this]
+    if any(each.status is None for each in left):
         orchestrator.watcher.say(f"  Prefect's flow broke off: {state.message}", "red")
-    run.close_flow_runs(this)  # Prefect has answered that it recorded the end
+    if any(each.status is not None and state.name != STATES[each.status][1] for each in left):
+        # Prefect recorded an error of its own, as an outage, and not how the run ended
+        await close_open_flow_runs(run, server=server_name(run.workspace.root))
+        if any(each.flow_run_id in this for each in run.record.open_flow_runs):
+            raise ServerUnavailable("the Prefect server does not answer")
+    else:
+        run.close_flow_runs(this)  # Prefect has answered that it recorded the end
 
 
 def tags_of(orchestrator: Orchestrator) -> list[str]:
@@ -95,6 +103,7 @@ async def pipeline(
         seed: in place of the recipe's; None: the recipe's.
         restarts: how often it was started again after a crash; Prefect starts none with more than the most allowed.
     """
+    errors_of_logging_are_quiet()
     flow_run_id = str(runtime.flow_run.id)
     given = orchestrator_of(run_id)  # `vantage run` has opened it
     if given is None:
@@ -144,6 +153,7 @@ async def _begun(
     await _begin(flow_run_id, orchestrator)
     # Task runs get no tags: for tagged ones Prefect asks its server for a slot, and fails the run if the server is busy.
     drained = orchestrator.drain if started_by_prefect else None
+    orchestrator.retries = True
     with (
         TagsContext(current_tags=set()),
         stopping(orchestrator.request_stop, drained=drained),
@@ -203,6 +213,8 @@ async def _finish(flow_run_id: str, orchestrator: Orchestrator) -> State[None]:
     ):  # the automation of its deployment answers this
         status, message = "crashed", f"its worker was asked to end\n{message}"
     run.end_flow_run(flow_run_id, status, message)
+    if not orchestrator.stop.is_set():  # its attempts may go on, and whoever asked for the stop waits
+        await close_attempts(run, server=server_name(run.workspace.root))
     return state_of(status, message)
 
 
@@ -221,14 +233,13 @@ async def when_ready(
     states = [
         each for other, each in ended.items() if other in read and each is not None and each.is_completed()
     ]
-    state = None
     if any(each is not None and each.name == WAITING_APPROVAL for each in ended.values()):
         await asyncio.to_thread(orchestrator.take_up_answers)
     if obstacle := orchestrator.obstacle(step):
         orchestrator.block(step, obstacle)
         return None
-    for number in range(MAX_ATTEMPTS):
-        only_reuse = step in orchestrator.in_store and number == 0
+    only_reuse = step in orchestrator.in_store
+    while True:
         resources = resources_of(orchestrator.recipe, step)
         elsewhere = only_reuse or pool_of(orchestrator.recipe, step) is not None
         lent = nullcontext(None) if elsewhere else orchestrator.machine.reserve(resources)
@@ -238,10 +249,10 @@ async def when_ready(
                 return None
             name = f"{step} · attempt {orchestrator.next_attempt(step)}"
             attempt = stage.with_options(task_run_name=name)
-            state = await attempt(request, return_state=True, wait_for=states)  # type: ignore[misc]
-        if state.name != "Resumable" or orchestrator.stop.is_set():
-            break
-    return state
+            state: State[None] = await attempt(request, return_state=True, wait_for=states)  # type: ignore[misc]
+        if state.name != "Resumable" or not orchestrator.tries_again(step):
+            return state
+        only_reuse = False
 
 
 @task(name="stage", cache_policy=NO_CACHE, persist_result=False)
@@ -252,7 +263,7 @@ async def stage(request: AttemptRequest) -> State[None]:
     async with progress_page(request.step, lambda: orchestrator.progress(request.step)) as progress:
         record = await asyncio.to_thread(orchestrator.attempt, request)
         progress.is_complete = record.digest is not None
-    return state_of(seen_by_prefect(orchestrator, record.status), stage_message(record))
+    return state_of(seen_by_prefect(orchestrator, record.status), why(record))
 
 
 def seen_by_prefect(orchestrator: Orchestrator, status: str) -> str:

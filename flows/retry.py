@@ -1,5 +1,6 @@
 """Decides whether and how a step is retried after a failed attempt."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from vantage.attempts.exit_codes import ExitCode, may_be_retried, may_be_retried_once
@@ -11,7 +12,7 @@ from vantage.schemas.recipe.stage import Stage
 from vantage.schemas.records.attempt import AttemptOutcome
 
 MAX_ATTEMPTS = 3
-"""Most attempts at a step within one run; only some causes (a lost or preempted process) allow another."""
+"""Most attempts at a step by one command; only some causes (a lost or preempted process) allow another."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,26 @@ class Retries:
 
     def __init__(self, recipe: ResolvedRecipe) -> None:
         self._recipe = recipe
+        self._begun: Counter[str] = Counter()
+        """Step → attempts at it that this process began."""
         self._retried_once: set[tuple[str, int]] = set()
         """(Step, exit code) of retries that are allowed only once."""
+
+    def begins(self, step: str) -> None:
+        """Count an attempt at the step."""
+        self._begun[step] += 1
+
+    def is_another_allowed(self, step: str) -> bool:
+        """Return whether fewer than ``MAX_ATTEMPTS`` attempts at the step have begun."""
+        return self._begun[step] < MAX_ATTEMPTS
 
     def after(
         self,
         step: str,
         outcome: AttemptOutcome,
         *,
+        attempt: int | None,
+        goes_on: bool,
         microbatch_tokens: int | None,
         pass_rows: int | None,
         pass_tokens: int | None,
@@ -47,6 +60,8 @@ class Retries:
         Args:
             step: the step.
             outcome: of the attempt, with its failure.
+            attempt: the number of the step's last attempt in run.json; None if none has begun.
+            goes_on: whether this process starts the next attempt, if the failure allows one.
             microbatch_tokens: of the attempt; None: the recipe's.
             pass_rows: of the attempt's newest pass; None: it told of none.
             pass_tokens: positions of the same pass.
@@ -55,13 +70,15 @@ class Retries:
         assert failure is not None, "asked only of an attempt that failed"
         if failure.cause == "cancelled":
             return Retry("failed", failure.remedy, microbatch_tokens)
+        next_attempt = _next_attempt(outcome, attempt)
+        if may_be_retried(failure.exit_code):
+            return Retry("resumable", next_attempt if goes_on else failure.remedy, microbatch_tokens)
         if not may_be_retried_once(failure.exit_code):
-            status: StageOutcome = "resumable" if may_be_retried(failure.exit_code) else "failed"
-            return Retry(status, failure.remedy, microbatch_tokens)
+            return Retry("failed", failure.remedy, microbatch_tokens)
         was_retried = (step, failure.exit_code) in self._retried_once
         self._retried_once.add((step, failure.exit_code))
-        place = f"goes on from step {outcome.committed_step}" if outcome.committed_step else "begins anew"
-        next_attempt = f"attempt {(outcome.attempt or 0) + 1} {place}"
+        if not goes_on:
+            next_attempt = f"run the same command again: {next_attempt}"
         if failure.exit_code != ExitCode.OUT_OF_MEMORY:
             if was_retried:
                 return Retry("failed", failure.remedy, microbatch_tokens)
@@ -75,3 +92,13 @@ class Retries:
         half = pass_tokens // 2
         remedy = f"{next_attempt} with passes of at most {half} positions in place of {pass_tokens}"
         return Retry("resumable", remedy, half)
+
+
+def _next_attempt(outcome: AttemptOutcome, attempt: int | None) -> str:
+    """Return which attempt follows, and where it goes on. ``attempt``: the last one in run.json."""
+    number = outcome.attempt or attempt or 0
+    if outcome.committed_step:
+        return f"attempt {number + 1} goes on from step {outcome.committed_step}"
+    if outcome.attempt is None and attempt is not None:  # of a lost worker: only the next one reads it
+        return f"attempt {number + 1} goes on from its last checkpoint"
+    return f"attempt {number + 1} begins anew"

@@ -32,12 +32,11 @@ from rich.text import Text
 from vantage.attempts.identity.shown import describe
 from vantage.attempts.jobs import gates_of
 from vantage.runs.detached_streams import Attended, detach_reader
-from vantage.runs.findings import Finding
 from vantage.runs.planning import PlannedStep
 from vantage.runs.record import SUCCEEDED, RunRecord, StageRecord
 from vantage.runs.resolving import ChosenRates
 from vantage.runs.status import RunState
-from vantage.runs.summary import comparison, headline_of, short_number
+from vantage.runs.summary import comparison, headline_of, reasons, short_number
 from vantage.schemas.records.verdicts import Verdict
 from vantage.schemas.safe_text import safe_text
 from vantage.tasks.training.progress import RUNNING, StageProgress
@@ -296,11 +295,7 @@ def show_result(
         )
     console.print(table)
     _show_warnings(console, record)
-    console.print(
-        Text.assemble(
-            "run ", (record.run_id, "bold"), " ", (status_text(record.status), STYLES[record.status])
-        )
-    )
+    _show_status(console, record, record.status)
     _show_approvals(console, record)
     for what, where in pages.items():
         console.print(Text(f"  {what:<8}{where}"), soft_wrap=True)
@@ -336,7 +331,7 @@ def show_runs(console: Console, views: Sequence[RunState], workspace: str) -> No
 
 def show_run(console: Console, view: RunState) -> None:
     """Print one run: its stages, with the progress of running ones."""
-    console.print(Text.assemble((view.record.run_id, "bold"), "  ", _status(view.status)))
+    _show_status(console, view.record, view.status)
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in ("stage", "status", "how far, or what came of it", "digest"):
         table.add_column(column, no_wrap=column != "how far, or what came of it", overflow="fold")
@@ -356,6 +351,14 @@ def show_run(console: Console, view: RunState) -> None:
     _show_warnings(console, view.record)
     _show_makers(console, view.record)
     _show_contradictions(console, view)
+
+
+def _show_status(console: Console, record: RunRecord, status: str) -> None:
+    """Print the status of a run; one that failed has its reasons in the same line and in those below."""
+    first, *others = (status == "failed" and reasons(record)) or [""]
+    line = Text.assemble("run ", (record.run_id, "bold"), " ", _status(status), f": {first}" if first else "")
+    for each in (line, *(Text(f"  {reason}") for reason in others)):
+        console.print(each, soft_wrap=True)
 
 
 def _show_makers(console: Console, record: RunRecord) -> None:
@@ -388,18 +391,6 @@ def _show_approvals(console: Console, record: RunRecord) -> None:
 def _show_contradictions(console: Console, view: RunState) -> None:
     for each in view.contradictions:
         console.print(Text(f"{view.record.run_id}: not borne out: {each}", style="red"), soft_wrap=True)
-
-
-def show_findings(console: Console, findings: Iterable[Finding]) -> None:
-    """Print the findings of ``vantage doctor``."""
-    for finding in findings:
-        mark, style = {"fine": ("✓", "green"), "warning": ("!", "yellow"), "broken": ("✗", "red")}[
-            finding.verdict
-        ]
-        console.print(
-            Text.assemble((f"{mark} ", style), (f"{finding.subject:<14}", "bold"), finding.message),
-            soft_wrap=True,
-        )
 
 
 def status_text(status: str) -> str:

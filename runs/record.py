@@ -75,6 +75,8 @@ class OpenFlowRun(Frozen):
     status: str | None = None
     """Its final status, a key of ``vantage.flows.prefect_server.flow_runs.STATES``; None: running, or its process died."""
     message: str = ""
+    attempt: str | None = Field(None, exclude_if=is_unset)
+    """``<stage key>/<number>`` of an attempt on a pool, whose messages in the storage contain how it ended; None: a run's."""
 
 
 class PublishedCopy(Frozen):

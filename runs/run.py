@@ -47,7 +47,7 @@ class Run:
         self.workspace = workspace
         self._record = record
         self._lock = lock
-        self._writing = threading.Lock()
+        self._writing = threading.RLock()
 
     @property
     def record(self) -> RunRecord:
@@ -105,6 +105,16 @@ class Run:
             ),
         )
 
+    def add_attempt(self, flow_run_id: str, *, server: str, attempt: str) -> None:
+        """Add the flow run of an attempt on a pool, which is open until it is closed; thread-safe.
+
+        ``attempt``: the stage key and the number of the request.
+        """
+        added = OpenFlowRun(flow_run_id=flow_run_id, server=server, attempt=attempt)
+        with self._writing:
+            if added not in self._record.open_flow_runs:
+                self.update(open_flow_runs=(*self._record.open_flow_runs, added))
+
     def end_flow_run(self, flow_run_id: str, status: str, message: str) -> None:
         """Record how a flow run ended, before Prefect records it."""
         ended = {"status": status, "message": message}
@@ -117,8 +127,9 @@ class Run:
 
     def close_flow_runs(self, flow_run_ids: Collection[str]) -> None:
         """Remove flow runs whose end Prefect has recorded, or that it no longer knows."""
-        left = (each for each in self._record.open_flow_runs if each.flow_run_id not in flow_run_ids)
-        self.update(open_flow_runs=tuple(left))
+        with self._writing:
+            left = (each for each in self._record.open_flow_runs if each.flow_run_id not in flow_run_ids)
+            self.update(open_flow_runs=tuple(left))
 
     def is_cancel_requested(self) -> bool:
         """Return whether ``vantage cancel`` asked for this run's end since this process executes it."""

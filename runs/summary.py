@@ -149,3 +149,20 @@ def _short_prompt(record: RunRecord) -> list[str]:
     return (
         [prompt] if prompt.isprintable() and 0 < len(prompt) <= _LONGEST_PROMPT and prompt[0] != "-" else []
     )
+
+
+def why(stage: StageRecord) -> str:
+    """Return why a stage has its status: its reason, remedy and exit code, or its verdicts."""
+    if stage.reason:
+        return f"{stage.reason}; exit code {stage.exit_code}" if stage.exit_code else stage.reason
+    return " · ".join(map(str, stage.verdicts))
+
+
+def reasons(record: RunRecord) -> list[str]:
+    """Return why each unsuccessful stage that was not blocked ended so, a line each; failed stages come first."""
+    return [
+        f"{name} {stage.status.replace('_', ' ')}: {why(stage)}"
+        for status in ("failed", "gate_closed", "waiting_approval", "resumable")
+        for name, stage in record.stages.items()
+        if stage.status == status
+    ]

@@ -21,7 +21,8 @@ from vantage.attempts.launchers.stage_process import explain
 from vantage.attempts.run_attempt import Unobserved, run_attempt
 from vantage.attempts.stopping import stopping
 from vantage.flows.pools.share import share_of_this_machine
-from vantage.flows.prefect_server.flow_runs import state_of
+from vantage.flows.prefect_server.flow_runs import state_of, status_of_attempt
+from vantage.flows.prefect_server.outages import errors_of_logging_are_quiet
 from vantage.runs.shown_warnings import warnings_shown
 from vantage.schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
 from vantage.storage.messages import Messages, messages_of
@@ -42,10 +43,11 @@ async def attempt(request: str | dict[str, Any], number: int, name: str) -> Stat
         number: of the request, among those for its stage key.
         name: shown in Prefect: run, stage and number.
     """
+    errors_of_logging_are_quiet()
     stop = threading.Event()
     with stopping(stop.set), warnings_shown(lambda text: print(f"vantage: warning: {text}", flush=True)):
         outcome = await asyncio.to_thread(_make, _read(request), number, stop)
-    return state_of(*_seen_by_prefect(outcome))
+    return state_of(*status_of_attempt(outcome))
 
 
 def _read(request: str | dict[str, Any]) -> AttemptRequest:
@@ -89,16 +91,6 @@ def _make_room(storage: Storage, request: AttemptRequest) -> None:
         storage.exclusive(request.stage_key, holder=f"run {request.run_id}", timeout=0.0),
     ):
         storage.discard_local_scratch(request.stage_key)
-
-
-def _seen_by_prefect(outcome: AttemptOutcome) -> tuple[str, str]:
-    """Status and message of the flow run."""
-    if outcome.artifact is not None:
-        return ("reused" if outcome.status == "reused" else "completed"), ""
-    failure = outcome.failure
-    if failure is None or failure.cause == "preempted":
-        return "resumable", failure.message if failure else "stopped before it began"
-    return "failed", f"exit code {failure.exit_code}: {failure.message}; {failure.remedy}"
 
 
 class _Observer(Unobserved):

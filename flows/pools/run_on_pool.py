@@ -6,7 +6,6 @@ ends is read from the storage; from Prefect it is only learnt that a flow run wi
 """
 
 import asyncio
-import logging
 import secrets
 import threading
 import time
@@ -28,6 +27,7 @@ from vantage.attempts.run_attempt import Observer
 from vantage.attempts.stopping import Stop
 from vantage.flows.pools.deployments import UnknownPool, attempt_deployment, deploy_attempts
 from vantage.flows.pools.job_variables import job_variables
+from vantage.flows.prefect_server.outages import Outage, Outages
 from vantage.schemas.frozen import Frozen
 from vantage.schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest, Failure
 from vantage.storage.messages import Messages, logs_before, logs_with, messages_of, newest_number
@@ -56,8 +56,6 @@ CANCELLED_IN_PREFECT = Failure(
 )
 _CANCELLED = (StateType.CANCELLING, StateType.CANCELLED)
 
-_log = logging.getLogger(__name__)
-
 
 def run_on_pool(
     request: AttemptRequest,
@@ -66,6 +64,8 @@ def run_on_pool(
     storage: Storage,
     observer: Observer,
     stop: threading.Event,
+    outages: Outages,
+    started: Callable[..., None] = lambda *_, **__: None,
 ) -> AttemptOutcome:
     """Make one attempt on a worker of the pool, or join the one that is under way; errors are in the outcome.
 
@@ -75,19 +75,23 @@ def run_on_pool(
         storage: the opened ``request.storage``, which the workers must reach at the same address.
         observer: called in this thread.
         stop: when set, the attempt is asked to save its state and stop.
+        outages: report that Prefect or the storage does not answer.
+        started: called with the id of the attempt's flow run, and with ``attempt``, the name of its messages.
     """
     began = time.monotonic()
     with get_client(sync_client=True) as client:
-        ask = partial(_ask_prefect, client, request, pool, storage, observer, stop)
+        ask = partial(_ask_prefect, client, request, pool, storage, observer, stop, outages)
         while True:
-            attempt = _patiently(ask, stop)
+            attempt = _patiently(ask, stop, outages.prefect)
+            if attempt is not None:
+                started(attempt.flow_run_id, attempt=attempt.name)
             outcome = AttemptOutcome(status="stopped") if attempt is None else attempt.wait()
             # Its worker was asked to end before it began, or another run has moved it to its own pool: asked anew.
             if outcome.status != "stopped" or stop.is_set():
                 return outcome.model_copy(update={"seconds": time.monotonic() - began})
 
 
-def _patiently(ask: Callable[[], "_Attempt"], stop: threading.Event) -> "_Attempt | None":
+def _patiently(ask: Callable[[], "_Attempt"], stop: threading.Event, outage: Outage) -> "_Attempt | None":
     """Return what ``ask`` returns when Prefect answers; None if a stop was requested before.
 
     Raises:
@@ -96,13 +100,15 @@ def _patiently(ask: Callable[[], "_Attempt"], stop: threading.Event) -> "_Attemp
     give_up = time.monotonic() + OUTAGE_SECONDS
     while not stop.is_set():
         try:
-            return ask()
+            attempt = ask()
+            outage.is_over()
+            return attempt
         except (ObjectNotFound, UnknownPool):
             raise
         except (HTTPError, PrefectException) as error:
             if time.monotonic() >= give_up:
                 raise
-            _log.warning("the Prefect server does not answer (%s); asked again in seconds", error)
+            outage.noticed(error)
             stop.wait(SECONDS_BETWEEN_REPORTS)
     return None
 
@@ -114,6 +120,7 @@ def _ask_prefect(
     storage: Storage,
     observer: Observer,
     stop: threading.Event,
+    outages: Outages,
 ) -> "_Attempt":
     """Ask for the attempt, or find the one that is under way."""
     deploy_attempts(client, pool)
@@ -124,7 +131,9 @@ def _ask_prefect(
             asked = _ask(messages, request, pool)
             flow_run = _flow_run_of(asked, messages, request, pool)
             if flow_run is not None:
-                attempt = _Attempt(client, flow_run, request, messages, asked, pool, storage, observer, stop)
+                attempt = _Attempt(
+                    client, flow_run, request, messages, asked, pool, storage, observer, stop, outages
+                )
                 if not attempt.was_moved():
                     return attempt
         number += 1
@@ -199,6 +208,7 @@ class _Attempt:
         storage: Storage,
         observer: Observer,
         stop: threading.Event,
+        outages: Outages,
     ) -> None:
         """Hold an attempt on a pool. ``pool``: of the run that waits; ``asked.pool`` is that of the run which asked first."""
         self._client = client
@@ -210,6 +220,7 @@ class _Attempt:
         self._storage = storage
         self._observer = observer
         self._stop = stop
+        self._outages = outages
         self._begun = False
         self._told = False
         self._beat: bytes | None = None
@@ -218,6 +229,16 @@ class _Attempt:
         self._reported = 0.0
         self._heard = time.monotonic()
         """When the attempt's beat or its flow run's state last changed, or it was last seen to wait for a worker."""
+
+    @property
+    def flow_run_id(self) -> str:
+        """Id of the attempt's flow run."""
+        return str(self._flow_run.id)
+
+    @property
+    def name(self) -> str:
+        """Name of the attempt's messages: its stage key and number."""
+        return self._messages.name
 
     def wait(self) -> AttemptOutcome:
         """Wait for the outcome; the attempt is given up when its process is lost.
@@ -230,12 +251,13 @@ class _Attempt:
             try:
                 outcome = self._look()
                 answered = time.monotonic()
+                self._outages.storage.is_over()
             except BaseError as error:
                 if time.monotonic() - answered >= OUTAGE_SECONDS:
                     raise
                 outcome = None
                 self._heard = time.monotonic()  # its beats may be there, unread
-                _log.warning("the storage does not answer: %s", error)
+                self._outages.storage.noticed(error)
             if outcome is not None:
                 return self._ours(outcome)
             self._stop.wait(POLL_SECONDS)
@@ -252,7 +274,7 @@ class _Attempt:
 
     def _was_cancelled_in_prefect(self) -> bool:
         """Return whether somebody cancelled the flow run there; a worker that is asked to end, or Vantage, does not."""
-        with _server_faults_ignored(), suppress(ObjectNotFound):
+        with _server_faults_ignored(self._outages.prefect), suppress(ObjectNotFound):
             self._flow_run = self._client.read_flow_run(self._flow_run.id)
         state = self._flow_run.state
         return state is not None and state.type in _CANCELLED and state.message != WITHDRAWN
@@ -283,7 +305,7 @@ class _Attempt:
         state, theirs = self._flow_run.state, self._asked.pool
         if theirs in ("", self._pool) or state is None or state.type != StateType.SCHEDULED:
             return False
-        with _server_faults_ignored():
+        with _server_faults_ignored(self._outages.prefect):
             if self._has_workers(theirs) or not self._has_workers(self._pool):
                 return False
             return self._close()
@@ -333,7 +355,7 @@ class _Attempt:
 
     def _ended(self) -> str | None:
         """Return why there will be no outcome; None: there may be one."""
-        with _server_faults_ignored():
+        with _server_faults_ignored(self._outages.prefect):
             try:
                 self._flow_run = self._client.read_flow_run(self._flow_run.id)
             except ObjectNotFound:
@@ -394,16 +416,17 @@ class _Attempt:
             return
         lost: State[None] = Crashed(message="its process was lost")
         state = lost if crashed else Cancelled(message=WITHDRAWN)
-        with _server_faults_ignored():
+        with _server_faults_ignored(self._outages.prefect):
             self._client.set_flow_run_state(flow_run_id, state, force=True)
 
 
 @contextmanager
-def _server_faults_ignored() -> Iterator[None]:
+def _server_faults_ignored(outage: Outage) -> Iterator[None]:
     """Ignore faults of the server: a Prefect server that does not answer ends no attempt: its outcome comes by the storage."""
     try:
         yield
+        outage.is_over()
     except ObjectNotFound:
         raise
     except (HTTPError, PrefectException) as error:
-        _log.debug("the Prefect server did not answer: %s", error)
+        outage.noticed(error)

@@ -15,6 +15,7 @@ from vantage.attempts.identity.child_python import python_environment
 from vantage.attempts.stopping import DRAIN_FILE, remember_hangup, stop_signals
 from vantage.flows.pools.deployments import create_pool, deploy_attempts, renew_entrypoints
 from vantage.flows.pools.share import SLOTS
+from vantage.flows.prefect_server.outages import prefect_outage, services_outlast
 
 POLL_SECONDS = 1.0
 
@@ -65,6 +66,7 @@ def serve(pool: str, *, name: str, slots: int, gpus: tuple[str, ...], say: Calla
                 SLOTS: str(slots),
             }
         )
+        services_outlast(prefect_outage(say))
         asyncio.run(_serve(Worker(work_pool_name=pool, name=name, limit=slots), drain, say))
 
 

@@ -14,13 +14,21 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed
 from prefect.utilities.urls import url_for
 
+from vantage.attempts.exit_codes import may_be_retried, may_be_retried_once
 from vantage.ledger.tracking import without_password
 from vantage.runs.record import OpenFlowRun, RunRecord, StageRecord
 from vantage.runs.run import Run, inactive_runs
+from vantage.runs.summary import reasons, why
 from vantage.runs.workspace import Workspace
+from vantage.schemas.records.attempt import AttemptOutcome
+from vantage.storage.messages import Messages
+from vantage.storage.storage import Storage
 
 POLL_SECONDS = 2.0
 """How often Prefect is polled for cancellation; it sends no notification."""
+
+CLOSING_SECONDS = 5.0
+"""How long a run that ends waits for the processes of its attempts to record their own ends in Prefect."""
 
 STATES = {
     "completed": (StateType.COMPLETED, "Completed"),
@@ -46,21 +54,22 @@ def state_of(status: str, message: str) -> State[None]:
     return State(type=kind, name=name, message=message)
 
 
-def stage_message(stage: StageRecord) -> str:
-    """Message of a stage's state: its exit code, reason and remedy, or its verdicts."""
-    if stage.reason:
-        return f"exit code {stage.exit_code}: {stage.reason}" if stage.exit_code else stage.reason
-    return " · ".join(map(str, stage.verdicts))
+def status_of_attempt(outcome: AttemptOutcome) -> tuple[str, str]:
+    """Return the status and the message of an attempt's flow run."""
+    if outcome.artifact is not None:
+        return ("reused" if outcome.status == "reused" else "completed"), ""
+    failure = outcome.failure
+    if failure is None or failure.cause == "preempted":
+        return "resumable", failure.message if failure else "stopped before it began"
+    remedy = failure.remedy
+    if may_be_retried(failure.exit_code) or may_be_retried_once(failure.exit_code):
+        remedy = "the run that asked for it tries again, or names what to do"
+    return "failed", f"{failure.message}; {remedy}; exit code {failure.exit_code}"
 
 
 def run_message(record: RunRecord) -> str:
     """Message of a run's state: each unsuccessful stage with its reason, then the number of successful ones."""
-    lines = [
-        f"{name} {stage.status.replace('_', ' ')}: {stage_message(stage)}"
-        for status in ("failed", "gate_closed", "waiting_approval", "resumable")
-        for name, stage in record.stages.items()
-        if stage.status == status
-    ]
+    lines = reasons(record)
     blocked = [name for name, stage in record.stages.items() if stage.status == "blocked"]
     if blocked:
         lines.append(f"not started: {', '.join(blocked)}")
@@ -132,21 +141,40 @@ async def _watch(flow_run_id: str, is_requested: Callable[[], bool], cancel: Cal
 
 
 async def close_open_flow_runs(run: Run, *, server: str) -> None:
-    """Set the final state of flow runs that Prefect still shows as running.
+    """Set the final state of flow runs that Prefect still shows as running, or as failed though they ended otherwise.
 
-    These are the flow runs of ``run``, and of all inactive runs of the workspace, on ``server``. Those that cannot be
-    closed now stay open for the next run.
+    These are the flow runs of ``run`` and of its attempts on pools, and those of all inactive runs of the workspace, on
+    ``server``. Those that cannot be closed now stay open for the next run.
     """
+    storage = run.workspace.storage
 
     def is_left(record: RunRecord) -> bool:
         return any(each.server == server for each in record.open_flow_runs)
 
     async with get_client() as client:
-        run.close_flow_runs(await _close(client, run.record, server, executed=True))
+        run.close_flow_runs(await _close(client, run.record, server, storage, executed=True))
         # In threads: in a bucket it takes seconds, in which this loop must hear of a request to stop.
         for record in await asyncio.to_thread(_records, run.workspace, is_left):
-            closed = await _close(client, record, server)
+            closed = await _close(client, record, server, storage)
             await asyncio.to_thread(_set_closed, run.workspace, record.run_id, closed)
+
+
+async def close_attempts(run: Run, *, server: str) -> None:
+    """Set the state of the run's attempts on pools that Prefect shows as crashed or failed, though they ended otherwise.
+
+    A process that is about to record its end has a few seconds for it. What cannot be closed stays open for the next run.
+    """
+    try:
+        async with asyncio.timeout(CLOSING_SECONDS), get_client() as client:
+            while left := [
+                each for each in run.record.open_flow_runs if each.attempt and each.server == server
+            ]:
+                record = run.record.model_copy(update={"open_flow_runs": tuple(left)})
+                if closed := await _close(client, record, server, run.workspace.storage, ending=True):
+                    run.close_flow_runs(closed)
+                await asyncio.sleep(POLL_SECONDS / 2)
+    except Exception:
+        log.debug("the attempts of run %s are not closed", run.record.run_id, exc_info=True)
 
 
 def _records(workspace: Workspace, wanted: Callable[[RunRecord], bool]) -> list[RunRecord]:
@@ -160,18 +188,29 @@ def _set_closed(workspace: Workspace, run_id: str, flow_run_ids: set[str]) -> No
 
 
 async def _close(
-    client: PrefectClient, record: RunRecord, server: str, *, executed: bool = False
+    client: PrefectClient,
+    record: RunRecord,
+    server: str,
+    storage: Storage,
+    *,
+    executed: bool = False,
+    ending: bool = False,
 ) -> set[str]:
     """Close a run's open flow runs; returns the ids of those that are closed or no longer known to the server.
 
-    A suspended flow run waits for a person and stays, unless its run is ``executed`` by this process, in another one.
+    A suspended flow run waits for a person and stays, unless its run is ``executed`` by this process, in another one. An
+    attempt whose process may be ``ending`` stays while its state is not final.
     """
     closed = set()
     for each in record.open_flow_runs:
         if each.server != server:
             continue
         try:
-            if not await _close_one(client, each, record.stages, executed=executed):
+            if each.attempt is not None:
+                is_closed = await _close_attempt(client, each, storage, ending=ending)
+            else:
+                is_closed = await _close_one(client, each, record.stages, executed=executed)
+            if not is_closed:
                 continue
         except ObjectNotFound:
             log.debug("Prefect knows flow run %s no longer", each.flow_run_id)
@@ -180,6 +219,38 @@ async def _close(
             continue
         closed.add(each.flow_run_id)
     return closed
+
+
+async def _close_attempt(
+    client: PrefectClient, open_flow_run: OpenFlowRun, storage: Storage, *, ending: bool
+) -> bool:
+    """Show an attempt on a pool as its outcome in the storage; returns False if it has not ended."""
+    assert open_flow_run.attempt is not None, "an attempt's"
+    flow_run = await client.read_flow_run(UUID(open_flow_run.flow_run_id))
+    messages = Messages(storage.remote, open_flow_run.attempt)
+    data = await asyncio.to_thread(messages.read, "outcome.json")
+    if data is None:
+        return False
+    outcome = AttemptOutcome.model_validate_json(data)
+    status, message = status_of_attempt(outcome)
+    is_lost = outcome.failure is not None and outcome.failure.cause == "killed"
+    is_final = flow_run.state is not None and flow_run.state.is_final()
+    if ending and not is_final:
+        return False
+    if _is_wrong(flow_run.state, status) and not (is_lost and is_final):
+        await client.set_flow_run_state(flow_run.id, state_of(status, message), force=True)
+    return True
+
+
+def _is_wrong(state: State | None, status: str) -> bool:
+    """Return whether a state must be replaced by that of a status: it is not final, or an error that did not happen.
+
+    A state that a person chose, as Cancelled, is right.
+    """
+    if state is None or not state.is_final():
+        return True
+    kind, name = STATES[status]
+    return state.type in (StateType.CRASHED, StateType.FAILED) and (state.type, state.name) != (kind, name)
 
 
 async def _close_one(
@@ -199,14 +270,17 @@ async def _close_one(
     ends = {f"{step} · attempt {stage.attempt or 1}": stage for step, stage in stages.items()}
     its = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run.id]))
     for task_run in await client.read_task_runs(flow_run_filter=its):
-        if task_run.state is None or not task_run.state.is_final():
-            stage = ends.get(task_run.name)
-            known = stage is not None and stage.status in STATES and open_flow_run.status is not None
-            state = state_of(stage.status, stage_message(stage)) if known and stage else _crashed()
-            await client.set_task_run_state(task_run.id, state, force=True)
-    if flow_run.state is None or not flow_run.state.is_final():
-        state = state_of(open_flow_run.status, open_flow_run.message) if open_flow_run.status else _crashed()
+        stage = ends.get(task_run.name)
+        known = stage is not None and stage.status in STATES and open_flow_run.status is not None
+        if known and stage and _is_wrong(task_run.state, stage.status):
+            await client.set_task_run_state(task_run.id, state_of(stage.status, why(stage)), force=True)
+        elif task_run.state is None or not task_run.state.is_final():
+            await client.set_task_run_state(task_run.id, _crashed(), force=True)
+    if open_flow_run.status and _is_wrong(flow_run.state, open_flow_run.status):
+        state = state_of(open_flow_run.status, open_flow_run.message)
         await client.set_flow_run_state(flow_run.id, state, force=True)
+    elif flow_run.state is None or not flow_run.state.is_final():
+        await client.set_flow_run_state(flow_run.id, _crashed(), force=True)
     return True
 
 

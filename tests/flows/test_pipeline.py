@@ -144,7 +144,10 @@ def test_a_closed_gate_stops_what_depends_on_it_and_nothing_else(
 def test_a_lost_process_is_begun_again_and_a_refusal_is_not(workspace: Workspace, recipe_file: Path) -> None:
     workspace.root.mkdir()
     (workspace.root / "lose.txt").write_text("sft")
-    record, _ = run_recipe(workspace, recipe_file)
+    record, printed = run_recipe(workspace, recipe_file)
+    [lost] = [line for line in printed.splitlines() if line.startswith("  … sft")]
+    assert "was killed from outside; attempt 2 begins anew (" in lost
+    assert "run the same command again" not in printed, "it goes on by itself"
     assert record.status == "completed"
     assert record.stages["sft"].attempt == 2
     _, task_runs = prefect_shows(record.prefect_flow_run_ids[0])

@@ -244,3 +244,35 @@ def test_a_terminal_still_gets_our_own_colours() -> None:
     console = PipeSafeConsole(file=printed, force_terminal=True, color_system="standard", width=80)
     console.print(Text("fine\x1b[2J", style="green"))
     assert printed.getvalue() == "\x1b[32mfine\\u001b[2J\x1b[0m\n"
+
+
+@pytest.mark.parametrize("shown", ["the end of a run", "its status"])
+def test_the_line_of_a_failed_run_has_its_reason(shown: str, recipe_file: Path) -> None:
+    stages = {
+        "sft": StageRecord(status="completed"),
+        "reward": StageRecord(status="blocked", reason="reads policy, which is failed"),
+        "policy": StageRecord(status="failed", reason="row 7 has no prompt; remove it (a.log)", exit_code=65),
+        "value": StageRecord(status="resumable", reason="stopped after step 4"),
+    }
+    record = RunRecord(
+        run_id="0001-fake",
+        number=1,
+        recipe_digest="0" * 64,
+        recipe=load_resolved(recipe_file)[0],
+        source="fake.yaml",
+        status="failed",
+        stages=stages,
+        started="now",
+    )
+    screen, printed = plain()
+    if shown == "its status":
+        show_run(screen.console, RunState(record, interrupted=False, progress={}))
+    else:
+        show_result(screen.console, record, models={}, pages={}, commands={})
+    lines = printed.getvalue().splitlines()
+    [number] = [number for number, line in enumerate(lines) if line.startswith("run 0001-fake failed")]
+    assert lines[number] == (
+        "run 0001-fake failed: policy failed: row 7 has no prompt; remove it (a.log); exit code 65"
+    )
+    assert lines[number + 1] == "  value resumable: stopped after step 4"
+    assert number == 0 or shown != "its status"

@@ -6,13 +6,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from rich.console import Console
 
 from vantage.flows.execution import execute
-from vantage.flows.prefect_server.server import _set_environment
+from vantage.flows.prefect_server.server import (
+    _end,
+    _server_process,
+    _set_environment,
+    is_healthy,
+    new_database,
+)
 from vantage.runs.console import Screen
 from vantage.runs.record import RunRecord
 from vantage.runs.resolving import load_resolved
@@ -71,3 +77,16 @@ def prefect_at(url: str | None, **others: str) -> Iterator[None]:
         yield
     finally:
         _set_environment(before)
+
+
+@contextmanager
+def configured_server(home: Path, port: int) -> Iterator[Any]:
+    """A server as a user has one; it may be killed inside."""
+    home.mkdir(exist_ok=True)
+    with new_database(home):
+        process = _server_process(home, port, home / "server.log")
+        wait_for(lambda: is_healthy(f"http://127.0.0.1:{port}/api"))
+    try:
+        yield process
+    finally:
+        _end(process)

@@ -18,11 +18,13 @@ from vantage.attempts.run_attempt import Unobserved
 from vantage.flows.pools import run_on_pool
 from vantage.flows.pools.deployments import UnknownPool
 from vantage.flows.pools.run_on_pool import PENDING_SECONDS, SILENT_SECONDS, Asked, _Attempt, _patiently
+from vantage.flows.prefect_server.outages import outages_of
 from vantage.schemas.records.attempt import AttemptOutcome, AttemptRequest, Failure
 from vantage.storage.messages import Messages, messages_of
 from vantage.storage.storage import Storage
 
 KEY = "0" * 64
+QUIET = outages_of("memory", lambda line: None)
 
 
 class Clock:
@@ -104,6 +106,7 @@ def attempt(
         cast(Storage, storage),
         Unobserved(),
         threading.Event(),
+        QUIET,
     )
 
 
@@ -266,7 +269,7 @@ def ask_after_another_run(
     monkeypatch.setattr(run_on_pool, "deploy_attempts", lambda client, pool: None)
     storage = SimpleNamespace(remote=remote, reports=lambda key, names: tmp_path)
     attempt = run_on_pool._ask_prefect(
-        cast(Any, Prefect()), request_, "big", cast(Storage, storage), Unobserved(), threading.Event()
+        cast(Any, Prefect()), request_, "big", cast(Storage, storage), Unobserved(), threading.Event(), QUIET
     )
     return attempt, started, first
 
@@ -345,10 +348,10 @@ def test_a_prefect_server_that_is_away_is_waited_for(
         return attempt
 
     if minutes_away == 1:
-        assert _patiently(ask, threading.Event()) is attempt
+        assert _patiently(ask, threading.Event(), QUIET.prefect) is attempt
     else:
         with pytest.raises(ConnectError):
-            _patiently(ask, threading.Event())
+            _patiently(ask, threading.Event(), QUIET.prefect)
 
 
 def test_a_pool_that_does_not_exist_is_told_at_once() -> None:
@@ -356,4 +359,4 @@ def test_a_pool_that_does_not_exist_is_told_at_once() -> None:
         raise UnknownPool("resources.pool=gpu is no work pool")
 
     with pytest.raises(UnknownPool):
-        _patiently(ask, threading.Event())
+        _patiently(ask, threading.Event(), QUIET.prefect)

@@ -2,19 +2,25 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from tests.support.orchestrated import attempt_all, orchestrated
+from tests.support.pool_workers import (
+    ON_POOL,
+    Worker,
+    computations,
+    in_a_process,
+    is_under_way,
+    kill_all,
+    soon,
+    start_pipeline,
+)
 from tests.support.real_runs import run_recipe, wait_for
 from vantage.flows.cancelling import attempts_under_way, cancel_run
 from vantage.flows.open_runs import orchestrator_of
@@ -24,104 +30,12 @@ from vantage.runs.workspace import Workspace
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[3]
-POOL = "gpu"
-ON_POOL = f"stages.sft.resources.pool={POOL}"
-
-FAKED = f"{ROOT}{os.pathsep}{ROOT / 'tests/flows/pools/fake'}"
-VANTAGE = "from vantage.cli.main import main; main()"
-
-Worker = Callable[..., subprocess.Popen[bytes]]
-
-
-@pytest.fixture
-def worker(prefect_url: str, bucket: str, tmp_path: Path) -> Iterator[Worker]:
-    """Start a worker of the pool on a machine of its own: its cache, and the pace of its fake stages, are its own."""
-    processes: list[subprocess.Popen[bytes]] = []
-
-    def start(seconds: float = 0.3) -> subprocess.Popen[bytes]:
-        machine = tmp_path / f"worker-{len(processes)}"
-        machine.mkdir()
-        (machine / "seconds.txt").write_text(str(seconds))
-        process = subprocess.Popen(
-            [sys.executable, "-c", VANTAGE, "worker", "--pool", POOL, "--name", machine.name],
-            cwd=tmp_path,
-            env={
-                **os.environ,
-                "VANTAGE_CACHE": str(machine),
-                "PREFECT_WORKER_QUERY_SECONDS": "0.5",
-                "PYTHONPATH": FAKED,
-            },
-            stdout=(machine / "log.txt").open("wb"),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        processes.append(process)
-        soon(lambda: process.poll() is not None or is_deployed())
-        return process
-
-    def is_deployed() -> bool:
-        return any(each.name == POOL for each in client.read_deployments())
-
-    from prefect.client.orchestration import get_client
-
-    with get_client(sync_client=True) as client:
-        yield start
-    for process in processes:
-        kill_all(process)
-    for number in range(len(processes)):
-        print((tmp_path / f"worker-{number}" / "log.txt").read_text())
-
-
-@pytest.fixture
-def here(bucket: str, tmp_path: Path, ledger_database: str, monkeypatch: pytest.MonkeyPatch) -> Workspace:
-    """The workspace in the bucket, as the machine of the run sees it."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", ledger_database)
-    monkeypatch.setenv("VANTAGE_CACHE", str(tmp_path / "here"))
-    monkeypatch.setattr("vantage.flows.pools.run_on_pool.SECONDS_BETWEEN_REPORTS", 0.5)
-    monkeypatch.setattr("vantage.flows.pools.run_on_pool.SILENT_SECONDS", 12.0)
-    monkeypatch.setattr("vantage.storage.leases.LEASE_SECONDS", 5.0)
-    return Workspace.at(bucket)
-
 
 @pytest.fixture
 def digests(workspace: Workspace, recipe_file: Path) -> dict[str, str | None]:
     """What one process makes of the recipe."""
     with orchestrated(workspace, recipe_file) as orchestrator:
         return {step: stage.digest for step, stage in attempt_all(orchestrator).items()}
-
-
-def soon(condition: Callable[[], object], running: "Future[Any] | None" = None) -> None:
-    """Wait for the condition; a run that has ended meanwhile tells why."""
-    wait_for(lambda: condition() or (running is not None and running.done()), seconds=100.0)
-    if running is not None and running.done():
-        print(running.result())
-    assert condition()
-
-
-def kill_all(process: subprocess.Popen[bytes]) -> None:
-    """Kill a worker with everything that it has started: its machine is lost."""
-    with suppress(psutil.NoSuchProcess):
-        lost = psutil.Process(process.pid)
-        for each in [*lost.children(recursive=True), lost]:
-            with suppress(psutil.NoSuchProcess):
-                each.kill()
-    process.wait()
-
-
-def computations(tmp_path: Path, step: str = "sft") -> list[str]:
-    """``started`` and ``finished`` of the step's computations on all workers."""
-    lines = [
-        line
-        for file in sorted(tmp_path.glob("worker-*/events.txt"))
-        for line in file.read_text().splitlines()
-    ]
-    return [line.split()[1] for line in lines if line.startswith(f"{step} ")]
-
-
-def is_under_way(tmp_path: Path) -> bool:
-    """Whether a worker computes sft and has saved a checkpoint."""
-    return any(tmp_path.glob("worker-*/*/scratch/*/checkpoints/checkpoint*"))
 
 
 def test_a_stage_on_a_worker_is_made_once_for_two_runs_and_is_what_one_process_makes(
@@ -305,23 +219,3 @@ def test_a_stage_that_waits_for_nobody_is_made_where_another_run_asks_for_it(
     assert other.status == "completed", told
     assert record.status == "completed", printed
     assert computations(tmp_path) == ["started", "finished"]
-
-
-def start_pipeline(workspace: Workspace, recipe: Path, override: str = ON_POOL) -> subprocess.Popen[str]:
-    """``vantage run`` in a process group of its own."""
-    command = [sys.executable, "-c", VANTAGE, "run", str(recipe), "--set", override]
-    return subprocess.Popen(
-        [*command, "--workspace", workspace.address],
-        env={**os.environ, "PYTHONPATH": FAKED},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def in_a_process(workspace: Workspace, recipe: Path) -> int:
-    """The exit code of ``vantage run``."""
-    process = start_pipeline(workspace, recipe)
-    print(process.communicate()[0])
-    return process.returncode

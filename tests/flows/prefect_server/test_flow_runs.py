@@ -5,8 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 from tests.support.orchestrated import events, pace
 from tests.support.real_runs import (
     Starter,
+    configured_server,
     prefect_at,
     prefect_shows,
     run_recipe,
@@ -24,11 +23,7 @@ from vantage.attempts.exit_codes import ExitCode
 from vantage.flows.execution import exit_code
 from vantage.flows.prefect_server.server import (
     OWN_SERVER,
-    _end,
-    _server_process,
     free_port,
-    is_healthy,
-    new_database,
     server_name,
 )
 from vantage.runs.record import OpenFlowRun
@@ -131,14 +126,16 @@ def test_a_failed_run_says_why_and_is_found_by_its_recipe_and_by_itself(
 ) -> None:
     workspace.root.mkdir()
     (workspace.root / "refuse.txt").write_text("policy")
-    record, _ = run_recipe(workspace, recipe_file)
+    record, printed = run_recipe(workspace, recipe_file)
     [flow_run_id] = record.prefect_flow_run_ids
     flow_run, _ = prefect_shows(flow_run_id)
-    why = "exit code 65: data.prompts: row 7 has no prompt; remove it; correct what the message names and run again"
+    why = "data.prompts: row 7 has no prompt; remove it; correct what the message names and run again"
     assert (flow_run.state_name, set(flow_run.tags)) == ("Failed", {"recipe:fake", f"run:{record.run_id}"})
     assert tags_of_tasks(flow_run_id) == set(), "each would cost a question to the server"
     lines = flow_run.state.message.splitlines()
     assert lines[0].startswith(f"policy failed: {why}")
+    assert lines[0].endswith("; exit code 65")
+    assert f"run {record.run_id} failed: {lines[0]}\n" in printed
     assert lines[1:] == ["not started: evaluation", "7 completed"]
     assert messages_of(flow_run_id)["policy · attempt 1"].startswith(why)
 
@@ -167,19 +164,6 @@ def test_the_next_run_of_any_recipe_closes_what_a_killed_one_left_open(
     assert (flow_run.state_name, task_runs["sft · attempt 1"]) == ("Crashed", "Crashed")
     assert "its process was killed" in flow_run.state.message
     assert read_run(workspace, killed.run_id).open_flow_runs == ()
-
-
-@contextmanager
-def configured_server(home: Path, port: int) -> Iterator[Any]:
-    """A server as a user has one; it may be killed inside."""
-    home.mkdir(exist_ok=True)
-    with new_database(home):
-        process = _server_process(home, port, home / "server.log")
-        wait_for(lambda: is_healthy(f"http://127.0.0.1:{port}/api"))
-    try:
-        yield process
-    finally:
-        _end(process)
 
 
 def test_a_finished_run_is_recorded_when_its_server_is_back(

@@ -1,0 +1,82 @@
+"""A Prefect server that stops while a worker computes, and is started again; only stages are fake."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.pool_workers import ON_POOL, Worker, is_under_way, soon, start_pipeline
+from tests.support.real_runs import configured_server, prefect_at, prefect_shows, run_recipe
+from vantage.attempts.exit_codes import ExitCode
+from vantage.flows.prefect_server.server import free_port
+from vantage.runs.run import read_run, read_runs
+from vantage.runs.workspace import Workspace
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "prefect-home"
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def prefect_url(home: Path, port: int) -> Iterator[str]:
+    """The address of a server that each test starts itself; it may be killed."""
+    url = f"http://127.0.0.1:{port}/api"
+    with prefect_at(url, PREFECT_HOME=str(home), PREFECT_CLIENT_MAX_RETRIES="0"):
+        yield url
+
+
+@pytest.fixture
+def server(home: Path, port: int, prefect_url: str) -> Iterator[Any]:
+    with configured_server(home, port) as process:
+        yield process
+
+
+def states(flow_run_name: str) -> list[tuple[str | None, str]]:
+    """State and message of the flow runs of that name."""
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        found = [each for each in client.read_flow_runs() if each.name == flow_run_name]
+    return [(each.state_name, (each.state and each.state.message) or "") for each in found]
+
+
+def test_after_an_outage_prefect_shows_how_an_attempt_and_its_run_ended(
+    server: Any, here: Workspace, worker: Worker, recipe_file: Path, tmp_path: Path, home: Path, port: int
+) -> None:
+    machine = worker(0.5)
+    pipeline = start_pipeline(here, recipe_file)
+    soon(lambda: is_under_way(tmp_path))
+    server.kill()
+    printed, _ = pipeline.communicate(timeout=300)
+    assert pipeline.returncode == ExitCode.UNAVAILABLE, printed
+    [record] = read_runs(here)
+    assert (record.status, record.stages["sft"].attempt) == ("completed", 1)
+    assert "the run has ended all the same (completed)" in printed
+    assert_quiet(printed)
+    with configured_server(home, port):
+        run_recipe(here, recipe_file, ON_POOL)
+        _, task_runs = prefect_shows(record.prefect_flow_run_ids[0])
+        assert states(f"sft · {record.run_id} · 1") == [("Completed", "")]
+        assert states(record.run_id) == [("Completed", "9 completed")]
+        assert set(task_runs.values()) == {"Completed"}
+        log = tmp_path / "worker-0" / "log.txt"
+        soon(lambda: "answers again" in log.read_text())
+        assert machine.poll() is None
+        assert_quiet(log.read_text())
+    assert read_run(here, record.run_id).open_flow_runs == ()
+
+
+def assert_quiet(printed: str) -> None:
+    """No traceback, and a line about the outage at most once a minute: it lasted less than four."""
+    assert "Traceback" not in printed
+    assert "Error logging to API" not in printed
+    assert 1 <= printed.count("has not answered since") <= 4, printed
