@@ -56,11 +56,28 @@ _stages: set[int] = set()
 
 
 def warm_up() -> None:
-    """Start the fork server and return at once; it loads its libraries in the background."""
-    with _multiprocessing_lock, _environment_of_children():
-        _make_folder_of_sockets()
-        forkserver.set_forkserver_preload(["vantage.attempts.launchers.forkserver"])
-        forkserver.ensure_running()
+    """Start the fork server, unless it runs, and return at once; it loads its libraries in the background."""
+    with _multiprocessing_lock:
+        if (
+            _is_running()
+        ):  # other threads read the environment, which must not change beneath them without need
+            return
+        with _environment_of_children():
+            _make_folder_of_sockets()
+            forkserver.set_forkserver_preload(["vantage.attempts.launchers.forkserver"])
+            forkserver.ensure_running()
+
+
+def _is_running() -> bool:
+    """Return whether the fork server lives; one that has ended, and whose end nobody has read, does not."""
+    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    if server is None:
+        return False
+    try:
+        stat = Path(f"/proc/{server}/stat").read_bytes()
+    except OSError:
+        return False
+    return stat.rpartition(b")")[2].split()[0] not in (b"Z", b"X")
 
 
 @dataclass(frozen=True)

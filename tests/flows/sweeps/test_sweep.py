@@ -514,7 +514,7 @@ arms:
 set:
   generation.max_response_tokens: 20
   data.demonstrations.rows: 240
-  data.preferences: {source: "builtin:arithmetic_habit/preferences", rows: 240}
+  data.preferences: {source: "builtin:arithmetic_habit/preferences", rows: 240, max_dropped: 0.5}
   data.prompts: {source: "builtin:arithmetic_habit/prompts", rows: 100, split: {validation: 16, test: 16}}
   stages.sft.epochs: 0.5
   stages.sft.batch_size: 8
