@@ -283,6 +283,7 @@ def test_out_of_memory_a_stage_goes_on_once_with_half_the_micro_batch(
     other = Workspace(workspace.root.with_name("other"))
     allow(other, "memory.txt", "sft 32")
     with orchestrated(other, recipe_file) as orchestrator:
+        orchestrator.retries = True  # as the flow does, in whose place this test attempts the stage again
         attempt_all(orchestrator, until="sft")
         first = attempt(orchestrator, "sft")
         assert (first.status, first.exit_code) == ("resumable", ExitCode.OUT_OF_MEMORY)
@@ -427,6 +428,7 @@ def test_a_stage_that_hangs_is_killed_with_its_stacks_and_goes_on_once(
     other = Workspace(workspace.root.with_name("other"))
     allow(other, "hang.txt", "sft 1")
     with orchestrated(other, recipe_file, "stages.sft.resources.hang_seconds=8") as orchestrator:
+        orchestrator.retries = True  # as the flow does
         attempt_all(orchestrator, until="sft")
         first = attempt(orchestrator, "sft")
         assert (first.status, first.exit_code) == ("resumable", ExitCode.HUNG)
