@@ -69,6 +69,9 @@ class Outbox:
         """Yield the operations from a byte offset on, each with the offset at which it ends.
 
         An incomplete last line is skipped: its writer has not finished, or was killed.
+
+        Raises:
+            ValueError: a line is no JSON.
         """
         if not self._path.exists():
             return
@@ -78,7 +81,13 @@ class Outbox:
                 if not line.endswith(b"\n"):
                     return
                 end += len(line)
-                yield end, json.loads(line)
+                try:
+                    operation = json.loads(line)
+                except RecursionError:
+                    raise ValueError(
+                        f"{self._path}: the line that ends at byte {end} is nested too deeply"
+                    ) from None
+                yield end, operation
 
     def sent(self, destination: str) -> int:
         """Return the byte offset up to which the destination has everything; 0 if none is stored, or it is invalid."""
