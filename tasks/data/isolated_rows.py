@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from vantage.schemas.source_files import SizeLimit
+from vantage.tasks.control_groups import memory_limit
 from vantage.tasks.data import row_worker
 from vantage.tasks.data.arrow_rows import WRITE_AGAIN
 from vantage.tasks.data.row_faults import Message, SourceRow, UnreadableFile
@@ -54,7 +55,9 @@ def isolated_rows(kind: str, source: Path | BinaryIO, limit: SizeLimit) -> Itera
 
 
 def _machine_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Return the bytes of the machine's memory, or of the container's where it has fewer."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(physical, memory_limit() or physical)
 
 
 def _start() -> tuple["subprocess.Popen[bytes]", Connection]:
