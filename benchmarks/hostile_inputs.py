@@ -1,6 +1,6 @@
 """Give the loader (and the import of models) as many inputs made at random as one likes, and count what escapes.
 
-    python benchmarks/hostile_inputs.py --recipes 100000 --models 2000 [--first 0]
+    python benchmarks/hostile_inputs.py --recipes 100000 --models 2000 --files 100000 [--first 0]
 
 Numbers below 600 (recipes) and 80 (models) are those that the tests try. What escapes is told with its number, which makes the
 same input again. Takes about 10 ms a recipe and 60 ms a model on one core.
@@ -19,6 +19,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.schemas.at_random import try_one
+from tests.tasks.data.damaged_files import ENDINGS
+from tests.tasks.data.test_damaged_files import outcome
 
 SLOW = 5.0
 """Seconds of processor time above which an input is told too."""
@@ -31,6 +33,7 @@ def main() -> None:
     )
     parser.add_argument("--recipes", type=int, default=100_000)
     parser.add_argument("--models", type=int, default=0)
+    parser.add_argument("--files", type=int, default=0, help="of each kind of data file")
     parser.add_argument("--first", type=int, default=0)
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -39,7 +42,16 @@ def main() -> None:
         )
         if chosen.models:
             escaped += _count("models", chosen.first, chosen.models, _model_trial(Path(folder)))
+        for ending in ENDINGS if chosen.files else ():
+            escaped += _count(
+                f"{ending} files", chosen.first, chosen.files, _file_trial(ending, Path(folder))
+            )
     sys.exit(1 if escaped else 0)
+
+
+def _file_trial(ending: str, folder: Path) -> Callable[[int], str]:
+    """Reading of a data file in this process, damaged by a number: where a library crashes, this ends."""
+    return lambda number: outcome(number, ending, folder)
 
 
 def _model_trial(folder: Path) -> Callable[[int], str]:

@@ -35,14 +35,17 @@ def find_columns(file: Path, content: Content, *, needs_answers: bool = False) -
         ValueError: the file is not one of ours, or of no known format; the message names its columns.
     """
     from vantage.tasks.data.formats import SAMPLE_ROWS, recognise
-    from vantage.tasks.data.row_faults import Fault
+    from vantage.tasks.data.row_faults import Fault, UnreadableFile
     from vantage.tasks.data.row_reader import RowReader
     from vantage.tasks.data.source_rows import read_rows_of
 
     ending = data_format(str(file))
     if ending is None or not file.is_file():
         raise ValueError(f"{file} is no {', '.join(PLAIN_FORMATS)} file; give one")
-    read = list(islice(read_rows_of(file, ending, data_limit()), SAMPLE_ROWS + 1))
+    try:
+        read = list(islice(read_rows_of(file, ending, data_limit()), SAMPLE_ROWS + 1))
+    except UnreadableFile as error:
+        raise ValueError(f"{file} cannot be read as {ending}: {error}") from error
     first = [row for row in read[:SAMPLE_ROWS] if not isinstance(row, Fault)]
     if not first:
         raise ValueError(f"{file} has no row that can be read; look at it, or give another file")

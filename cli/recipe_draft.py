@@ -10,8 +10,8 @@ from vantage.schemas.steps import BUILTIN_VERIFIERS
 
 OWN = "check"
 """Name of the recipe's own verifier."""
-BOXED = r"\boxed\{([^}]*)\}"
-"""An example: LaTeX's box around an answer."""
+BOXED = r"\\boxed\{([^}]{0,500})\}"
+"""An example: LaTeX's box around an answer. The bound keeps boxes that are never closed from taking time without bound."""
 
 Reward = Literal["model", "verifier", "none"]
 

@@ -252,6 +252,15 @@ def _builtin(data: Data, shares: Shares) -> _Rows:
 
 
 def _file(data: Data, content: Content, path: Path) -> _Rows:
+    from vantage.tasks.data.row_faults import UnreadableFile
+
+    try:
+        return _measured(data, content, path)
+    except UnreadableFile as error:
+        raise ValueError(f"data.source={data.source!r}: {path.name} cannot be read: {error}") from error
+
+
+def _measured(data: Data, content: Content, path: Path) -> _Rows:
     from vantage.schemas.source_files import data_format, data_limit
     from vantage.tasks.data.row_faults import Fault
     from vantage.tasks.data.row_reader import reader_of

@@ -77,6 +77,9 @@ class Outbox:
         """Yield the operations from a byte offset on, each with the offset at which it ends.
 
         An incomplete last line is skipped: its writer has not finished, or was killed.
+
+        Raises:
+            ValueError: a line is no JSON.
         """
         if not self._path.exists():
             return
@@ -86,7 +89,13 @@ class Outbox:
                 if not line.endswith(b"\n"):
                     return
                 end += len(line)
-                yield end, operation_in(line)
+                try:
+                    operation = operation_in(line)
+                except RecursionError:
+                    raise ValueError(
+                        f"{self._path}: the line that ends at byte {end} is nested too deeply"
+                    ) from None
+                yield end, operation
 
     def sent(self, destination: str) -> int:
         """Return the byte offset up to which the destination has everything; 0 if none is stored, or it is invalid."""

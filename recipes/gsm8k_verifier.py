@@ -12,6 +12,8 @@ Of 1 and 2 the first number counts, or the one after the last ``=``. Numbers are
 """
 
 import re
+from bisect import bisect_left
+from collections import deque
 from fractions import Fraction
 
 _DIGITS = r"[0-9]+(?:,[0-9]+)*(?:\.[0-9]+)?|\.[0-9]+"
@@ -28,7 +30,9 @@ _STARTS_WITH_NUMBER = re.compile(r"\s*(?:-\s?)?(?:\$\s?)?-?\.?[0-9]")
 _SPACED_MINUS = re.compile(r"^\s*-\s+(?=[$.0-9])")
 _HEADING = re.compile(r"\s*[0-9]+[.):]\s+\S")
 _PHRASE = re.compile(r"\banswer\s*(?:is\s*:?|:|=)\s*", re.IGNORECASE)
-_SENTENCE = re.compile(r"(?:[^\n.!?]|[.!?](?!\s|$))*")
+_SENTENCE_END = re.compile(r"\n|[.!?](?=\s|$)")
+_BRACE = re.compile(r"[{}]")
+_DIGIT = re.compile(r"[0-9]")
 
 _CALCULATION = re.compile(r"<<[^<>\n]*>>")
 """GSM8K's own annotations: ``48/2 = <<48/2=24>>24``."""
@@ -77,12 +81,11 @@ def final_number(text: str) -> Fraction | None:
     marked = _marked(text)
     if marked is not None:
         return _stated(marked)
-    for phrase in reversed(list(_PHRASE.finditer(text))):
-        sentence = _SENTENCE.match(text, phrase.end())
-        if sentence is not None and _NUMBER.search(sentence[0]):
-            return _stated(sentence[0])
-    numbers = list(_NUMBER.finditer(text))
-    return _value(numbers[-1]) if numbers else None
+    sentence = _answering_sentence(text)
+    if sentence is not None:
+        return _stated(sentence)
+    numbers = deque(_NUMBER.finditer(text), maxlen=1)
+    return _value(numbers[0]) if numbers else None
 
 
 def _plain(text: str) -> str:
@@ -92,25 +95,41 @@ def _plain(text: str) -> str:
     return _MARKUP.sub("", _FRACTION.sub(r" \1/\2", text))
 
 
+def _answering_sentence(text: str) -> str | None:
+    """The rest of the sentence after the last "answer is" that a number follows in it; None: there is none.
+
+    Ends and digits are found once for all phrases: a text that repeats a phrase is read in time linear in its length.
+    """
+    ends = [*(end.start() for end in _SENTENCE_END.finditer(text)), len(text)]
+    digits = [digit.start() for digit in _DIGIT.finditer(text)]
+    for phrase in reversed(list(_PHRASE.finditer(text))):
+        start = phrase.end()
+        end = ends[bisect_left(ends, start)]
+        digit = bisect_left(digits, start)
+        if digit < len(digits) and digits[digit] < end:
+            return text[start:end]
+    return None
+
+
 def _marked(text: str) -> str | None:
     """What stands in the last box or after the last ``####``; None: there is neither."""
     found = None
     for mark in _MARK.finditer(text):
         line = mark["line"]
-        if line is None:
-            found = _inside(text, mark.end())
-        elif _STARTS_WITH_NUMBER.match(line) and not _HEADING.match(line):
-            found = line
-    return found
+        if line is None or (_STARTS_WITH_NUMBER.match(line) and not _HEADING.match(line)):
+            found = mark
+    if found is None or found["line"] is not None:
+        return None if found is None else found["line"]
+    return _inside(text, found.end())
 
 
 def _inside(text: str, start: int) -> str:
     """The text up to the brace that closes the one before ``start``; up to the end where none does."""
     depth = 1
-    for end in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[end], 0)
+    for brace in _BRACE.finditer(text, start):
+        depth += 1 if brace[0] == "{" else -1
         if not depth:
-            return text[start:end]
+            return text[start : brace.start()]
     return text[start:]
 
 

@@ -27,7 +27,11 @@ def verify(prompt: str, response: str, answer: str | None) -> bool:
         ValueError: the row's answer is no entry of Reasoning Gym.
     """
     entry = _entry(answer)
-    return bool(scoring(entry["metadata"]["source_dataset"])(answer=response.strip(), entry=entry) >= RIGHT)
+    score = scoring(entry["metadata"]["source_dataset"])
+    try:
+        return bool(score(answer=response.strip(), entry=entry) >= RIGHT)
+    except ValueError:  # some tasks raise where the response is no number
+        return False
 
 
 def _entry(answer: str | None) -> dict[str, Any]:

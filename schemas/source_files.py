@@ -9,7 +9,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -117,6 +117,12 @@ def is_saved(source: Path | str) -> bool:
 
 def why_not_saved(folder: Path) -> str | None:
     """Return why ``saved_files`` finds no files in a folder that ``save_to_disk`` wrote, and the remedy; None: it is no such folder."""
+    with suppress(OSError):  # a name that is too long is a file's, or nothing's
+        return _why_not_saved(folder)
+    return None
+
+
+def _why_not_saved(folder: Path) -> str | None:
     if (folder / SAVED_STATE).is_file():
         return f"its {SAVED_STATE} lists other files than {SAVED_FILES}; write it again with save_to_disk into a new folder"
     if (folder / "dataset_dict.json").is_file():

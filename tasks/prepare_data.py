@@ -215,8 +215,8 @@ def opened_rows(
             f"source={data.source!r} has none of the suffixes {', '.join(PLAIN_FORMATS)}; rename or convert it"
         )
     refuse_rankings_of_csv(data, content, ending)
-    copy_sources(data.source, ending, job.scratch, copies, planned=job.source_sha256)
-    return ending, rows_of_files(data.source, copies, ending)
+    names = copy_sources(data.source, ending, job.scratch, copies, planned=job.source_sha256)
+    return ending, rows_of_files(data.source, copies, ending, names=names)
 
 
 def refuse_rankings_of_csv(data: Data, content: str, ending: str) -> None:
@@ -243,14 +243,16 @@ def batches_of(reader: RowReader, rows: Iterator[SourceRow], scratch: Path) -> I
     reader.refuse_wrong_columns()
 
 
-def copy_sources(source: str, ending: str, scratch: Path, copies: list[Path], *, planned: str | None) -> None:
-    """Copy the files that the source names, and hold the copies against the digest that the stage key was made with.
+def copy_sources(
+    source: str, ending: str, scratch: Path, copies: list[Path], *, planned: str | None
+) -> list[str]:
+    """Copy the files that the source names, and hold the copies against the digest that the stage key was made with; returns their names.
 
     Args:
         copies: takes the copies, also of those that were made before an error.
     """
-    digests = []
-    for number, file in enumerate(source_files(source)):
+    digests, files = [], source_files(source)
+    for number, file in enumerate(files):
         if not file.is_file():
             raise UnusableData(f"source={source!r} is not a file here; check the path")
         copies.append(scratch / f"source-{number}{ending}")
@@ -260,6 +262,7 @@ def copy_sources(source: str, ending: str, scratch: Path, copies: list[Path], *,
     check_unchanged(source, planned=planned, found=digest_of_files(digests))
     if not any(copy.stat().st_size for copy in copies):
         raise UnusableData(f"source={source!r} is empty")
+    return [file.name for file in files]
 
 
 def refuse_if_too_many_dropped(report: Report, *, name: str, max_dropped: float) -> None:

@@ -1,5 +1,6 @@
 """Rows of Parquet and Arrow files, of which memory holds one batch."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -10,7 +11,16 @@ from vantage.tasks.data.row_faults import Fault, SourceRow, UnreadableFile, show
 from vantage.tasks.data.rows import open_parquet
 
 _BATCH_ROWS = 1000
+_ROWS_A_BYTE = 1000
+_ALWAYS_ROWS = 1 << 17
+"""Rows that a file of any size may hold."""
 _ARROW_FILE = b"ARROW1"
+_OF_A_VALUE = ("UTF8", "precision", "acceptable range", "whole number of days")
+"""What Arrow's validation reports of one value; anything else that it reports is about where values are."""
+WRITE_AGAIN = "write it again, or fetch another copy"
+"""What helps where a file is damaged."""
+_DAMAGED = (pa.ArrowException, OSError, ValueError, KeyError, OverflowError, TypeError)
+"""What pyarrow raises for bytes that are wrong."""
 
 
 def parquet_rows(source: Path | BinaryIO) -> Iterator[SourceRow]:
@@ -22,10 +32,16 @@ def parquet_rows(source: Path | BinaryIO) -> Iterator[SourceRow]:
             names = file.schema_arrow.names
             if len(set(names)) < len(names):
                 raise UnreadableFile("two of its columns have one name; rename one")
+            possible = _PossibleRows(source.stat().st_size if isinstance(source, Path) else _size(source))
             for batch in file.iter_batches(_BATCH_ROWS, use_threads=is_here):
+                possible.take(batch.num_rows)
                 yield from rows_of_batch(batch)
-    except (pa.ArrowException, OSError) as error:
-        raise UnreadableFile((str(error).splitlines() or [""])[0]) from error
+    except UnreadableFile:
+        raise
+    except _DAMAGED as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the disk, and not what is in the file
+        raise UnreadableFile(f"{_reason(error)}; {WRITE_AGAIN}") from error
 
 
 def arrow_rows(opened: Callable[[], Any]) -> Iterator[SourceRow]:
@@ -38,25 +54,70 @@ def arrow_rows(opened: Callable[[], Any]) -> Iterator[SourceRow]:
             if len(set(reader.schema.names)) < len(reader.schema.names):
                 raise UnreadableFile("two of its columns have one name; rename one")
             batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+            possible = _PossibleRows(file.size())
             for batch in batches:
+                possible.take(batch.num_rows)
                 for start in range(0, batch.num_rows, _BATCH_ROWS):
                     yield from rows_of_batch(batch.slice(start, _BATCH_ROWS))
-    except (pa.ArrowException, OSError) as error:
-        raise UnreadableFile((str(error).splitlines() or [""])[0]) from error
+    except UnreadableFile:
+        raise
+    except _DAMAGED as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the disk, and not what is in the file
+        raise UnreadableFile(f"{_reason(error)}; {WRITE_AGAIN}") from error
+
+
+def _size(file: BinaryIO) -> int:
+    place = file.tell()
+    size = file.seek(0, os.SEEK_END)
+    file.seek(place)
+    return size
+
+
+class _PossibleRows:
+    """Counts the rows that a file declares: some take no bytes, so that a wrong number of them would be read for ever."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._num_bytes = num_bytes
+        self._left = max(_ALWAYS_ROWS, _ROWS_A_BYTE * num_bytes)
+
+    def take(self, num_rows: int) -> None:
+        """
+        Raises:
+            UnreadableFile: these are more than a file of so many bytes holds.
+        """
+        self._left -= num_rows
+        if self._left < 0:
+            raise UnreadableFile(
+                f"it declares more rows than fit into its {self._num_bytes:,} bytes ({_ROWS_A_BYTE:,} a byte); {WRITE_AGAIN}"
+            )
+
+
+def _reason(error: Exception) -> str:
+    """Return what a library's error means, in a line."""
+    if isinstance(error, UnicodeDecodeError):
+        return "the name of a column, or the description of one, is not UTF-8"
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def rows_of_batch(batch: pa.RecordBatch) -> Iterator[SourceRow]:
-    """Yield the rows of a batch. A value that cannot be read costs its row alone."""
+    """Yield the rows of a batch. A value that cannot be read costs its row alone.
+
+    Raises:
+        pa.ArrowInvalid: an offset or an index leads out of the data, so that any text may be another row's.
+    """
     try:
         batch.validate(full=True)  # or a wrong offset, which Arrow does not look at, ends the process
         yield from batch.to_pylist(maps_as_pydicts="strict")
     # A key that stands twice in a map, text that is no UTF-8, a date beyond Python's
     except (ValueError, KeyError, OverflowError):
         for number in range(batch.num_rows):
+            one = batch.slice(number, 1)
             try:
-                one = batch.slice(number, 1)
                 one.validate(full=True)
                 [row] = one.to_pylist(maps_as_pydicts="strict")
             except (ValueError, KeyError, OverflowError) as error:
+                if isinstance(error, pa.ArrowInvalid) and not any(each in str(error) for each in _OF_A_VALUE):
+                    raise
                 row = Fault("a value that cannot be read", shown(str(error)))
             yield row

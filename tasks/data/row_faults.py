@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 _SHOWN_CHARACTERS = 200
@@ -19,6 +20,15 @@ class Fault:
     """The same for all rows with this fault: it is what they are counted by."""
     shown: str
     """What stands there, shortened."""
+
+
+class Message(Enum):
+    """First items of what the process that reads a file sends."""
+
+    ROWS = "some rows; none at the end"
+    UNREADABLE = "why the file is refused"
+    DISK_FAULT = "an errno and its text"
+    READ = "a place in the file and how many bytes are wanted from there"
 
 
 SourceRow = Mapping[str, Any] | Fault

@@ -12,12 +12,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from vantage.schemas.source_files import SAVED_STATE, data_limit, is_saved
-from vantage.tasks.data.arrow_rows import rows_of_batch
+from vantage.tasks.data.isolated_rows import isolated_rows
 from vantage.tasks.data.row_faults import SourceRow, UnreadableFile
+from vantage.tasks.data.row_worker import SAVED
 from vantage.tasks.data.source_rows import read_rows_of
 
-BATCH_ROWS = 1000
-"""Rows that are Python objects at the same time."""
+_DESCRIPTION = "dataset_info.json"
+"""``datasets.config.DATASET_INFO_FILENAME``."""
 _PLAIN_STATE: dict[str, Any] = {
     "_fingerprint": "of-the-data-files",
     "_format_columns": None,
@@ -28,15 +29,49 @@ _PLAIN_STATE: dict[str, Any] = {
 }
 
 
-def rows_of_files(source: str, files: Sequence[Path], ending: str) -> Iterator[SourceRow]:
+def rows_of_files(
+    source: str, files: Sequence[Path], ending: str, *, names: Sequence[str] | None = None
+) -> Iterator[SourceRow]:
     """Return the rows of the files that a source names, or of copies of them, in the order of the files.
 
+    Args:
+        names: of the files in messages, where ``files`` are copies.
+
     Raises:
-        UnreadableFile, SourceTooLarge: as ``read_rows_of``.
+        UnreadableFile, SourceTooLarge: as ``read_rows_of``; of several files, the message names the one.
     """
+    named = [file.name for file in files] if names is None else names
     if is_saved(source):
-        return saved_rows(files)
-    return chain.from_iterable(read_rows_of(file, ending, data_limit()) for file in files)
+        return _naming_the_damaged(saved_rows(files), files, named)
+    if len(files) == 1:
+        return read_rows_of(files[0], ending, data_limit())
+    return chain.from_iterable(
+        _naming(name, read_rows_of(file, ending, data_limit()))
+        for name, file in zip(named, files, strict=True)
+    )
+
+
+def _naming(name: str, rows: Iterator[SourceRow]) -> Iterator[SourceRow]:
+    try:
+        yield from rows
+    except UnreadableFile as error:
+        raise UnreadableFile(f"{name}: {error}") from error
+
+
+def _naming_the_damaged(
+    rows: Iterator[SourceRow], files: Sequence[Path], names: Sequence[str]
+) -> Iterator[SourceRow]:
+    """Yield the rows. If they cannot be read, each file is read alone, to name the first that is damaged."""
+    try:
+        yield from rows
+    except UnreadableFile as error:
+        for name, file in zip(names, files, strict=True):
+            try:
+                for _ in read_rows_of(file, ".arrow", data_limit()):
+                    pass
+            except UnreadableFile:
+                raise UnreadableFile(f"{name}: {error}") from error
+        raise
 
 
 def saved_rows(files: Sequence[Path]) -> Iterator[SourceRow]:
@@ -48,26 +83,11 @@ def saved_rows(files: Sequence[Path]) -> Iterator[SourceRow]:
     Raises:
         UnreadableFile: the library cannot load them.
     """
-    import datasets  # costs a second, which other data does not pay
-
     with TemporaryDirectory() as folder:
         links = [Path(folder) / f"data-{number:05}.arrow" for number in range(len(files))]
         for link, file in zip(links, files, strict=True):
             link.symlink_to(file.resolve())
         state = {**_PLAIN_STATE, "_data_files": [{"filename": link.name} for link in links]}
         (Path(folder) / SAVED_STATE).write_text(json.dumps(state))
-        (Path(folder) / datasets.config.DATASET_INFO_FILENAME).write_text("{}")
-        try:
-            saved = datasets.load_from_disk(folder, keep_in_memory=False).with_format("arrow")
-            if len(set(saved.column_names)) < len(saved.column_names):
-                raise UnreadableFile("two of its columns have one name; rename one")
-            for table in saved.iter(BATCH_ROWS):
-                for batch in table.to_batches():
-                    yield from rows_of_batch(batch)
-        except UnreadableFile:
-            raise
-        except Exception as error:  # the library passes on those of Arrow, of JSON and of its own types
-            first_line = (str(error).splitlines() or [""])[0]
-            raise UnreadableFile(
-                f"datasets.load_from_disk refuses it ({type(error).__name__}: {first_line}); write it again with save_to_disk"
-            ) from error
+        (Path(folder) / _DESCRIPTION).write_text("{}")
+        yield from isolated_rows(SAVED, Path(folder), data_limit())

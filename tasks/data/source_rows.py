@@ -21,11 +21,15 @@ from typing import Any, BinaryIO, NoReturn, cast
 import pyarrow as pa
 
 from vantage.schemas.source_files import PACKINGS, SizeLimit
-from vantage.tasks.data.arrow_rows import arrow_rows, parquet_rows
+from vantage.tasks.data.arrow_rows import WRITE_AGAIN
+from vantage.tasks.data.isolated_rows import isolated_rows
 from vantage.tasks.data.row_faults import Fault, SourceRow, UnreadableFile, shown
 
 MAX_ROW_BYTES = 16 << 20
 """Of one row as it stands in the file; a longer one is refused."""
+
+ISOLATED = (".arrow", ".parquet")
+"""Files that a library reads, which a damaged one may crash."""
 
 _CHUNK = 1 << 20
 _PEEK = 1 << 12
@@ -63,10 +67,8 @@ def read_rows_of(path: Path, ending: str, limit: SizeLimit) -> Iterator[SourceRo
         UnreadableFile: it is not what ``ending`` says, or is cut off.
         SourceTooLarge: it unpacks to more than the limit.
     """
-    if ending == ".parquet":
-        yield from parquet_rows(path)
-    elif ending == ".arrow":
-        yield from arrow_rows(lambda: pa.memory_map(str(path)))
+    if ending in ISOLATED:
+        yield from isolated_rows(ending, path, limit)
     else:
         with path.open("rb") as raw:
             yield from _text_rows(raw, str(path), ending, limit)
@@ -81,10 +83,8 @@ def read_rows_of_open(file: BinaryIO, named: str, ending: str, limit: SizeLimit)
 
     Other arguments and errors as ``read_rows_of``.
     """
-    if ending == ".parquet":
-        yield from parquet_rows(file)
-    elif ending == ".arrow":
-        yield from arrow_rows(lambda: pa.PythonFile(file, mode="r"))
+    if ending in ISOLATED:
+        yield from isolated_rows(ending, file, limit)
     else:
         yield from _text_rows(io.BufferedReader(cast(io.RawIOBase, file)), named, ending, limit)
 
@@ -253,7 +253,9 @@ def _elements(file: BinaryIO) -> Iterator[bytes | None]:
                 element, begin, number = bytearray(), position, number + 1
         if depth:
             element = _extended(element, chunk[begin:])
-    raise UnreadableFile(f"the list is not closed: the file is cut off in or after row {number}")
+    raise UnreadableFile(
+        f"the list is not closed: the file is cut off in or after row {number}; {WRITE_AGAIN}"
+    )
 
 
 def _extended(element: bytearray | None, more: bytes) -> bytearray | None:
@@ -285,7 +287,7 @@ def _csv_rows(file: BinaryIO) -> Iterator[SourceRow]:
     header = lines.record()
     if not isinstance(header, list):
         raise UnreadableFile(
-            "its first line, which names the columns, is no line of CSV with line ends of \\n"
+            "its first line, which names the columns, is no line of CSV with line ends of \\n; mend that line"
         )
     doubled = sorted({name for name in header if name and header.count(name) > 1})
     if doubled:

@@ -24,6 +24,13 @@ def test_operations_come_back_in_order_from_any_end(tmp_path: Path) -> None:
     assert values(outbox, ends[2]) == []
 
 
+def test_a_line_that_is_nested_too_deeply_is_refused_as_any_that_is_no_json(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path)
+    (tmp_path / "outbox.jsonl").write_text("[" * 200_000 + "\n")
+    with pytest.raises(ValueError, match=r"outbox\.jsonl: the line that ends at byte 200001 is nested"):
+        values(outbox)
+
+
 @pytest.mark.parametrize("half", ['{"n"', '{"n": 2}'])
 def test_a_line_without_its_end_is_not_there_and_the_next_writer_cuts_it_off(
     tmp_path: Path, half: str

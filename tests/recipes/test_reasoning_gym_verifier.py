@@ -57,3 +57,15 @@ def test_what_is_no_entry_is_refused(answer: str | None) -> None:
 
     with pytest.raises(ValueError, match="columns: {prompt: question, answer: entry}"):
         verify("1 + 1", "2", answer)
+
+
+def test_a_response_at_which_the_scoring_raises_is_wrong() -> None:
+    from reasoning_gym.factory import create_dataset, get_score_answer_fn
+
+    from vantage.recipes.reasoning_gym_verifier import verify
+
+    entry = create_dataset("prime_factorization", seed=1, size=1)[0]
+    with pytest.raises(ValueError, match="invalid literal"):
+        get_score_answer_fn("prime_factorization")(answer="no number", entry=entry)
+    assert not verify("", "no number", json.dumps(entry))
+    assert verify("", entry["answer"], json.dumps(entry))

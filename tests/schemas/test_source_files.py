@@ -17,6 +17,7 @@ from vantage.schemas.source_files import (
     data_limit,
     hash_file,
     model_limit,
+    why_not_saved,
 )
 
 SMALL = SizeLimit(3 << 20, "make it smaller")
@@ -83,3 +84,7 @@ def test_another_digest_than_the_plans_is_refused_with_both() -> None:
 )  # fmt: skip
 def test_a_name_says_its_format(name: str, ending: str | None) -> None:
     assert data_format(f"/some.json/{name}") == ending
+
+
+def test_a_name_beyond_what_a_file_can_have_is_no_saved_dataset(tmp_path: Path) -> None:
+    assert why_not_saved(tmp_path / ("9" * 5000)) is None

@@ -12,7 +12,7 @@ from vantage.schemas.recipe.inputs import Data, Generation, Split
 from vantage.schemas.recipe.work import PrepareData
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.schemas.source_files import SourceChanged, SourceTooLarge
-from vantage.tasks import prepare_data
+from vantage.tasks.data import saved_datasets
 from vantage.tasks.data.columns import MissingColumn
 from vantage.tasks.data.rows import read_rows
 from vantage.tasks.data.splits import SPLITS
@@ -146,13 +146,13 @@ def test_what_is_read_is_the_copy_that_was_hashed(tmp_path: Path, monkeypatch: p
     """The file is replaced in the moment between hashing and reading."""
     source = lines(tmp_path / "p.jsonl", [{"prompt": f"first {n:02}"} for n in range(40)])
     planned = hashlib.sha256(source.read_bytes()).hexdigest()
-    hashed_only = prepare_data.read_rows_of
+    hashed_only = saved_datasets.read_rows_of
 
     def replaced_then_read(*arguments: Any) -> Any:
         lines(source, [{"prompt": f"second {n:02}"} for n in range(40)])
         return hashed_only(*arguments)
 
-    monkeypatch.setattr(prepare_data, "read_rows_of", replaced_then_read)
+    monkeypatch.setattr(saved_datasets, "read_rows_of", replaced_then_read)
     _, rows, _ = prepare(tmp_path / "a", source, sha256=planned)
     assert [row["prompt"] for row in rows] == [f"first {n:02}" for n in range(40)]
     assert [path.name for path in (tmp_path / "a" / "scratch").iterdir()] == ["progress.json"]

@@ -2,7 +2,7 @@
 
 import datetime
 import json
-import subprocess
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ import pytest
 from tests.tasks.test_prepare_data import prepare
 from vantage.schemas.recipe.inputs import Data, Split
 from vantage.schemas.source_files import data_limit, saved_files
-from vantage.tasks.data import saved_datasets
-from vantage.tasks.data.row_faults import Fault, UnreadableFile
+from vantage.tasks.data import library_rows
+from vantage.tasks.data.row_faults import UnreadableFile
 from vantage.tasks.data.rows import read_rows
 from vantage.tasks.data.saved_datasets import rows_of_files, saved_rows
 from vantage.tasks.data.source_rows import read_rows_of
@@ -72,22 +72,30 @@ def test_its_rows_are_those_of_the_library_and_those_of_its_files(saved: Path) -
     assert [type(row["kind"]) for row in found[:2]] == [int, int], "a label's number, not its name"
 
 
+NOTED = """
+import datasets
+load = datasets.load_from_disk
+def load_from_disk(folder, **options):
+    with open({log!r}, "a") as log:
+        print(folder, file=log)
+    return load(folder, **options)
+datasets.load_from_disk = load_from_disk
+"""
+"""Run at the start of the process that reads the rows."""
+
+
 def test_a_stage_reads_it_by_the_library(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded = []
-    load = datasets.load_from_disk
-
-    def load_from_disk(folder: str, **options: Any) -> Any:
-        loaded.append(folder)
-        return load(folder, **options)
-
-    monkeypatch.setattr(datasets, "load_from_disk", load_from_disk)
+    log = tmp_path / "loaded"
+    (tmp_path / "sitecustomize.py").write_text(NOTED.format(log=str(log)))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
     data = Data(source=str(saved_files(saved)), split=Split(validation=4, test=4), max_dropped=0.1)
     result, output = prepare(tmp_path / "stage", "demonstrations", data)
     prompts = {row["prompt"] for side in SPLITS for row in read_rows(output, side)}
     assert prompts == {row["prompt"] for row in ROWS if row["response"] is not None}
     assert result.metrics["source_rows"] == 60
+    loaded = log.read_text().splitlines()
     assert len(loaded) == 1
     assert not Path(loaded[0]).exists()
     assert Path(loaded[0]) != saved
@@ -128,7 +136,7 @@ def test_broken_files_are_refused_with_the_remedy(saved: Path, tmp_path: Path) -
         rows_in(saved)
     data = Data(source=str(saved_files(saved)), split=Split(validation=4, test=4))
     with pytest.raises(
-        UnusableData, match=rf"source='{saved}/data-\*.arrow' cannot be read as .arrow: {told}"
+        UnusableData, match=rf"source='{saved}/data-\*.arrow' cannot be read as .arrow: {file.name}: {told}"
     ):
         prepare(tmp_path / "stage", "demonstrations", data)
 
@@ -144,45 +152,22 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
         list(saved_rows([tmp_path / "data-0.arrow"]))
 
 
-READ = """
-import json, sys
-from pathlib import Path
-from vantage.schemas.source_files import data_limit
-from vantage.tasks.data.saved_datasets import saved_rows
-from vantage.tasks.data.source_rows import read_rows_of
-for file in map(Path, sys.argv[1:]):
-    for rows in (saved_rows([file]), read_rows_of(file, ".arrow", data_limit())):
-        print(json.dumps([type(row).__name__ for row in rows]))
-"""
-
-
-def test_an_offset_beyond_the_data_costs_its_rows(tmp_path: Path) -> None:
-    """Arrow follows offsets without looking at them, and such a file ended the process."""
-    table = pa.table({"prompt": ["a" * 10, "b" * 10, "c" * 10, "d" * 10]})
-    stream = pa.BufferOutputStream()
-    with pa.ipc.new_stream(stream, table.schema) as writer:
-        writer.write_table(table)
-    content = stream.getvalue().to_pybytes()
-    offsets = b"".join(each.to_bytes(4, "little") for each in (0, 10, 20, 30, 40))
-    assert content.count(offsets) == 1
-    files = []
-    for number, offset in enumerate((-(2**30), 2**31 - 1, 5)):
-        wrong = offsets[:8] + offset.to_bytes(4, "little", signed=True) + offsets[12:]
-        files.append(tmp_path / f"rows-{number}.arrow")
-        files[-1].write_bytes(content.replace(offsets, wrong))
-    done = subprocess.run(
-        [sys.executable, "-c", READ, *map(str, files)], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    read = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(read) == 2 * len(files)
-    for kinds in read:
-        assert len(kinds) == 4
-        assert Fault.__name__ in kinds[1:3]
-        assert (kinds[0], kinds[3]) == ("dict", "dict")
-
-
 def test_rows_come_in_batches(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = rows_in(saved)
-    monkeypatch.setattr(saved_datasets, "BATCH_ROWS", 7)
-    assert rows_in(saved) == whole
+    monkeypatch.setattr(library_rows, "BATCH_ROWS", 7)
+    assert list(library_rows.library_rows(saved)) == whole
+
+
+def test_an_offset_beyond_the_data_refuses_the_file_by_its_name(saved: Path) -> None:
+    """Arrow follows offsets without looking at them: such a file ended the process, or gave a row the text of others."""
+    file = sorted(saved.glob("data-*.arrow"))[1]
+    content = file.read_bytes()
+    lengths = [len(f"翻译 {n}".encode()) for n in range(30)]
+    places = [sum(lengths[:n]) for n in range(31)]
+    offsets = b"".join(place.to_bytes(8, "little") for place in places)
+    assert content.count(offsets) == 1
+    for offset in (2**62, 5):
+        wrong = offsets[:80] + offset.to_bytes(8, "little", signed=True) + offsets[88:]
+        file.write_bytes(content.replace(offsets, wrong))
+        with pytest.raises(UnreadableFile, match=rf"{file.name}: .*; write it again"):
+            rows_in(saved)
