@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from vantage.schemas.source_files import SizeLimit
-from vantage.tasks.control_groups import memory_limit
 from vantage.tasks.data import row_worker
 from vantage.tasks.data.arrow_rows import WRITE_AGAIN
 from vantage.tasks.data.row_faults import Message, SourceRow, UnreadableFile
+from vantage.tasks.training.control_groups import memory_limit
 
 READ_SECONDS = 600.0
 """How long the process may take for its next rows; reads of a file that is far away do not count."""
