@@ -21,7 +21,7 @@ KNOWN = {
     "tasks/training/attempt.py": 1,  # the times of a journal's lines, which MLflow draws
     "tasks/training/batch_files.py": 1,
     "tasks/training/progress.py": 2,  # of progress, for people
-    "ledger/run_ledger.py": 1,  # when an operation was told, for MLflow
+    "flows/prefect_server/outages.py": 3,  # since when a server does not answer, for people
     "ledger/to_mlflow/model_description.py": 2,  # when a model was published, for MLflow
 }
 """Module → how often it reads a wall clock. What compares times has to read ``time.monotonic``."""

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from vantage.flows.prefect_server.server import configured_url
@@ -28,18 +29,21 @@ class Outage:
         self._say = say
         self._changing = threading.Lock()
         self._since: float | None = None
-        """When the server was first noticed not to answer, as ``time.time``; None while it answers."""
+        """When the server was first noticed not to answer, by the wall clock, for people; None while it answers."""
         self._said_at: float | None = None
+        """When a line was last printed, by the monotonic clock."""
+        self._is_said = False
+        """Whether a line was printed about the present outage."""
 
     def noticed(self, error: Exception) -> None:
         """Print that the server does not answer, unless a line was printed within the last minute."""
         with self._changing:
-            now = time.time()
+            now = monotonic()
             if self._since is None:
-                self._since = now
+                self._since = time.time()
             if self._said_at is not None and now - self._said_at < SECONDS_BETWEEN_LINES:
                 return
-            self._said_at = now
+            self._said_at, self._is_said = now, True
             since = _clock(self._since)
         reason = safe_text((str(error).splitlines() or [type(error).__name__])[0])
         self._say(f"{self._server()} has not answered since {since} ({reason}); it is asked again")
@@ -48,7 +52,7 @@ class Outage:
         """Print that the server answers again, if a line was printed about its outage."""
         with self._changing:
             since, self._since = self._since, None
-            was_said = since is not None and self._said_at is not None and self._said_at >= since
+            was_said, self._is_said = self._is_said, False
         if since is not None and was_said:
             self._say(f"{self._server()} answers again; it did not since {_clock(since)}")
 

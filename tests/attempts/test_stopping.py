@@ -55,7 +55,7 @@ def test_an_attempt_that_is_left_on_its_pool_is_not_asked_to_stop() -> None:
     stop.leaves_pools = True
     stop.set()
     parts: dict[str, Any] = dict.fromkeys(
-        ("client", "flow_run", "request", "asked", "pool", "storage", "observer"), Mock()
+        ("client", "flow_run", "request", "asked", "pool", "storage", "observer", "outages"), Mock()
     )
     assert _Attempt(**parts, messages=messages, stop=stop).wait().status == "stopped"
     messages.write.assert_not_called()

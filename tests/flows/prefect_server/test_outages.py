@@ -26,6 +26,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
     monkeypatch.setattr(outages.time, "time", found.time)
+    monkeypatch.setattr(outages, "monotonic", found.time)
     monkeypatch.setattr(outages.time, "localtime", time.gmtime)
     return found
 

@@ -7,7 +7,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
-import mlflow
 import pytest
 from mlflow.store.artifact.models_artifact_repo import ModelsArtifactRepository
 from mlflow.tracking import MlflowClient
@@ -28,12 +27,11 @@ def other_copy(case: Case, place: Path) -> Path:
 
 def mlflow_loads(case: Case, address: str) -> Path:
     """Return where MLflow's own client finds the files of an address; an oracle that none of our code computes."""
-    before = mlflow.get_tracking_uri()  # that another test of this process has set, or the environment's
-    mlflow.set_tracking_uri(f"sqlite:///{case.workspace.root / 'mlflow.db'}")
-    try:
+    with pytest.MonkeyPatch.context() as patched:
+        # Another test of this process may have called `mlflow.set_tracking_uri`, which goes before the environment.
+        patched.setattr("mlflow.tracking._tracking_service.utils._tracking_uri", None)
+        patched.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{case.workspace.root / 'mlflow.db'}")
         found_at = ModelsArtifactRepository.get_underlying_uri(address)
-    finally:
-        mlflow.set_tracking_uri(before)
     return Path(re.sub("^file://", "", found_at))
 
 
