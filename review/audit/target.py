@@ -1,5 +1,6 @@
 """What ``vantage audit TARGET`` means: a registered model, one of MLflow's runs, a run, a digest, a folder."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vantage.ledger import tracking
@@ -11,6 +12,7 @@ from vantage.review.audit.publications import publications, required_steps
 from vantage.review.audit.versions import version_checks
 from vantage.review.audit.walk import Walk
 from vantage.review.audit.whole_runs import run_checks
+from vantage.runs.loosened import known_loosened
 from vantage.runs.meanings import (
     MADE,
     Command,
@@ -27,6 +29,7 @@ from vantage.runs.record import RunRecord
 from vantage.runs.view import Broken, Missing
 from vantage.runs.workspace import RunError
 from vantage.schemas.records.audit import AuditReport, Check, Hashing
+from vantage.signing.lineage import lineage
 
 if TYPE_CHECKING:
     from vantage.ledger.to_mlflow.audited_entries import MlflowVersion
@@ -213,7 +216,22 @@ def _registered(evidence: Evidence, walk: Walk, named: RegisteredNamed) -> tuple
         walk.add_digest(digest)
     walk.first = {next(iter(walk.found.values())).id}  # what was asked for, before what decided on its alias
     _add_what_held_it_back(evidence, walk, name, digest)
-    return described, list(version_checks(evidence, version))
+    return described, [*version_checks(evidence, version), *_loosened_for(evidence, name, digest)]
+
+
+def _loosened_for(evidence: Evidence, name: str, digest: str) -> Iterator[Check]:
+    """Yield a note for each gate that was loosened in a run that published the model, at any depth of what it was made of."""
+    told: set[str] = set()
+    for recorded in publications(evidence, name):
+        record = evidence.record(recorded.run_id)
+        if recorded.digest != digest or not isinstance(record, RunRecord):
+            continue
+        steps = [step for step in lineage(record, *required_steps(recorded)) if step in record.stages]
+        for step, gate in known_loosened(record, steps, evidence.earlier_verdicts(record)):
+            detail = f"loosened in {step} of run {record.run_id}: {gate}"
+            if detail not in told:
+                told.add(detail)
+                yield Check(subject="gates", outcome="note", detail=detail)
 
 
 def _add_what_held_it_back(evidence: Evidence, walk: Walk, name: str, digest: str) -> None:

@@ -81,6 +81,23 @@ def is_clean(report: AuditReport) -> bool:
     return report.exit_code == 0
 
 
+def test_a_published_model_is_audited_with_the_gates_that_were_loosened_for_it(place: Place) -> None:
+    """The run that made the model is the one whose gate closed; the one that published it asked less."""
+    closed = place.run("publish=[]")
+    loosened = place.run("publish.0.approve=false", "stages.sft.gate.at_most=5")
+    assert loosened.status == "completed"
+    report = place.audit("asking@champion")
+    assert is_clean(report)
+    [note] = [check for check in report.checks if "loosened" in check.detail]
+    assert (note.subject, note.outcome) == ("gates", "note")
+    assert note.detail == (
+        f"loosened in sft of run {loosened.run_id}: test_nll passed at <= 5; closed at <= 0.1 in run {closed.run_id}"
+    )
+    assert not any(
+        "loosened" in check.detail for check in place.audit("asking/1").checks if check.outcome == "wrong"
+    )
+
+
 def test_from_waiting_to_an_alias_that_people_let_move(place: Place) -> None:
     assert place.run().status == "waiting_approval"
     assert is_clean(place.audit())
