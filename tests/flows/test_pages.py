@@ -30,7 +30,7 @@ pytestmark = [
 
 MARKUP = "<img src=nowhere onerror=alert(1)> [x](javascript:alert(2)) | `y`"
 LICENSES = {"data.demonstrations": "CC-BY-4.0", "policy": MARKUP}
-GATE = "accuracy_gain 0.100 [0.06, 0.14] n=40 >= 0: passed"
+GATE = "accuracy_gain 0.100 [0.07, 0.13] n=400 >= 0: passed"
 
 OF_THE_FRAMEWORKS = re.compile(
     r"/mlflow/users/current|ResizeObserver loop|/favicon\.ico|/ico/undefined\.svg|WebGL|GL Driver Message"
@@ -188,7 +188,7 @@ def test_the_card_of_a_version(tab: Tab, shown: Shown) -> None:
     for title in ("Gates", "Measured", "Limits", "Data", "Licence", "Use and check"):
         assert f"\n{title}\n" in text, title
     assert f"evaluation: {GATE}" in text
-    assert re.search(r"evaluation\s+accuracy_gain\s+0\.1\s+0\.05\d+ to 0\.14\d+\s+40", text)
+    assert re.search(r"evaluation\s+accuracy_gain\s+0\.1\s+0\.06\d+ to 0\.13\d+\s+400", text)
     demonstrations = next(line for line in text.splitlines() if line.startswith("data.demonstrations\t"))
     digest = str(shown.record.stages["data.demonstrations"].digest)
     assert digest[:16] in demonstrations and "CC-BY-4.0" in demonstrations
@@ -287,8 +287,8 @@ def test_prefects_gates_stages_progress_and_links(tab: Tab, shown: Shown) -> Non
         "evaluation",
         "accuracy_gain",
         "0.1",
-        "0.05955 to 0.1405",
-        "40",
+        "0.06935 to 0.1334",
+        "400",
         "at least 0",
         "passed",
         "stop",
@@ -298,8 +298,8 @@ def test_prefects_gates_stages_progress_and_links(tab: Tab, shown: Shown) -> Non
         "strict",
         "accuracy_gain",
         "0.1",
-        "0.05955 to 0.1405",
-        "40",
+        "0.06935 to 0.1334",
+        "400",
         "at least 0.9",
         "CLOSED",
         "continue",

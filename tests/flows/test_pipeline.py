@@ -298,7 +298,8 @@ def test_a_broken_verifier_is_one_message_and_nothing_trains(
     message = (
         "verifiers.mine.source: the file is not Python (line 1: expected ':'); correct what the message names"
     )
-    assert told.count(message) == 1
+    lines = [line.split()[0] for line in (printed + errors).splitlines() if message in line]
+    assert lines == ["✗", "run"], "when it fails, and as the reason of the run"
     assert "Traceback" not in told
     [record] = read_runs(workspace)
     statuses = {name: stage.status for name, stage in record.stages.items()}

@@ -22,7 +22,8 @@ def run_stage(job: StageJob) -> StageResult:
                 for number in range(ROWS)
             ]
             pq.write_table(pa.Table.from_pylist(rows), Path(job.output, f"{role}.parquet"))
-        known = Uncertainty(n=ROWS, rows=ROWS, standard_error=0.02)
+        # 40 of 400 answers differ, and all of these were gained: the error is √((0.1 − 0.1²)/400)
+        known = Uncertainty(n=400, rows=400, standard_error=0.015, differing=0.1)
         return result.model_copy(update={"uncertainty": {"accuracy_gain": known}})
     if job.name == "data.demonstrations":
         lost = {"source_rows": 100.0, "dropped_rows": 5.0, "repeated_rows": 0.0}
