@@ -52,7 +52,7 @@ def states(flow_run_name: str) -> list[tuple[str | None, str]]:
 def test_after_an_outage_prefect_shows_how_an_attempt_and_its_run_ended(
     server: Any, here: Workspace, worker: Worker, recipe_file: Path, tmp_path: Path, home: Path, port: int
 ) -> None:
-    machine = worker(0.5)
+    machine = worker(2.0)  # so that the pipeline asks for the attempt several times during the outage
     pipeline = start_pipeline(here, recipe_file)
     soon(lambda: is_under_way(tmp_path))
     server.kill()
