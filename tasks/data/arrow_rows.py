@@ -16,11 +16,11 @@ _ALWAYS_ROWS = 1 << 17
 """Rows that a file of any size may hold."""
 _ARROW_FILE = b"ARROW1"
 _OF_A_VALUE = ("UTF8", "precision", "acceptable range", "whole number of days")
-"""What Arrow's validation reports of one value; anything else that it reports is about where values are."""
+"""The report of Arrow's validation on one value; anything else that it reports is about where values are."""
 WRITE_AGAIN = "write it again, or fetch another copy"
-"""What helps where a file is damaged."""
+"""The remedy where a file is damaged."""
 _DAMAGED = (pa.ArrowException, OSError, ValueError, KeyError, OverflowError, TypeError)
-"""What pyarrow raises for bytes that are wrong."""
+"""The errors that pyarrow raises for bytes that are wrong."""
 
 
 def parquet_rows(source: Path | BinaryIO) -> Iterator[SourceRow]:

@@ -1,4 +1,4 @@
-"""What is wrong with a row, or with a file as a whole."""
+"""The faults of a row, or of a file as a whole."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ _SHOWN_CHARACTERS = 200
 
 
 class UnreadableFile(ValueError):
-    """A file that is not what its name says, as a whole."""
+    """A file that is, as a whole, not of the kind that its name promises."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Fault:
     reason: str
     """The same for all rows with this fault: it is what they are counted by."""
     shown: str
-    """What stands there, shortened."""
+    """The text that is there, shortened."""
 
 
 class Message(Enum):
