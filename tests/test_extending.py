@@ -190,7 +190,7 @@ def touched(folder: Path) -> list[str]:
 
 
 def environment_of(tree: Path, **more: str) -> dict[str, str]:
-    """Of a process whose packages are the copy's: one thread, as all of the tests have, since two wait for each other."""
+    """The environment of a process whose packages are the copy's: one thread, as all of the tests have, since two wait for each other."""
     kept = {"OMP_NUM_THREADS": "1", "VANTAGE_CACHE": os.environ["VANTAGE_CACHE"]}
     return {"PATH": "", "PYTHONPATH": str(tree), **kept, **more}
 

@@ -106,13 +106,8 @@ class AuditedServer:
     def tags_of(self, mlflow_run_id: str) -> Mapping[str, str] | None:
         """Tags of one of MLflow's runs; None: there is none, or it is deleted."""
         with self._answers() as client:
-            try:
-                run = client.get_run(mlflow_run_id)
-            except MlflowException as error:
-                if error.error_code not in _MISSING:
-                    raise
-                return None
-        return dict(run.data.tags) if run.info.lifecycle_stage == "active" else None
+            run = _active_run(client, mlflow_run_id)
+        return None if run is None else dict(run.data.tags)
 
     def model(self, model_id: str) -> LoggedModel | None:
         """Return a logged model; None: there is none."""
@@ -140,13 +135,8 @@ class AuditedServer:
         if mlflow_run_id in self._runs:
             return self._runs[mlflow_run_id]
         with self._answers() as client:
-            try:
-                run = client.get_run(mlflow_run_id)
-            except MlflowException as error:
-                if error.error_code not in _MISSING:
-                    raise
-                return None
-            return self._read(client, run) if run.info.lifecycle_stage == "active" else None
+            run = _active_run(client, mlflow_run_id)
+            return None if run is None else self._read(client, run)
 
     def versions(self, name: str) -> list[MlflowVersion]:
         """Return every version of a registered model."""
@@ -347,6 +337,17 @@ class AuditedServer:
         ):
             source.backup(copy)
         return f"sqlite:///{target}"
+
+
+def _active_run(client: MlflowClient, mlflow_run_id: str) -> entities.Run | None:
+    """Return one of MLflow's runs; None: there is none, or it is deleted."""
+    try:
+        run = client.get_run(mlflow_run_id)
+    except MlflowException as error:
+        if error.error_code not in _MISSING:
+            raise
+        return None
+    return run if run.info.lifecycle_stage == "active" else None
 
 
 def _model(client: MlflowClient, model_id: str) -> entities.LoggedModel | None:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,38 +28,37 @@ def parquet_rows(source: Path | BinaryIO) -> Iterator[SourceRow]:
     """Yield the rows of a file, here or far away."""
     # Threads of Arrow that still wait for reads in Python when the process is done abort it
     is_here = isinstance(source, Path)
-    try:
-        with open_parquet(source) as file:
-            names = file.schema_arrow.names
-            if len(set(names)) < len(names):
-                raise UnreadableFile("two of its columns have one name; rename one")
-            possible = _PossibleRows(source.stat().st_size if isinstance(source, Path) else _size(source))
-            for batch in file.iter_batches(_BATCH_ROWS, use_threads=is_here):
-                possible.take(batch.num_rows)
-                yield from rows_of_batch(batch)
-    except UnreadableFile:
-        raise
-    except _DAMAGED as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # the disk, and not what is in the file
-        raise UnreadableFile(f"{_reason(error)}; {WRITE_AGAIN}") from error
+    with _damage_explained(), open_parquet(source) as file:
+        names = file.schema_arrow.names
+        if len(set(names)) < len(names):
+            raise UnreadableFile("two of its columns have one name; rename one")
+        possible = _PossibleRows(source.stat().st_size if isinstance(source, Path) else _size(source))
+        for batch in file.iter_batches(_BATCH_ROWS, use_threads=is_here):
+            possible.take(batch.num_rows)
+            yield from rows_of_batch(batch)
 
 
 def arrow_rows(opened: Callable[[], Any]) -> Iterator[SourceRow]:
     """Yield the rows of a file, or of a stream, as ``datasets`` keeps them."""
+    with _damage_explained(), opened() as file:
+        is_file = file.read(len(_ARROW_FILE)) == _ARROW_FILE
+        file.seek(0)
+        reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
+        if len(set(reader.schema.names)) < len(reader.schema.names):
+            raise UnreadableFile("two of its columns have one name; rename one")
+        batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+        possible = _PossibleRows(file.size())
+        for batch in batches:
+            possible.take(batch.num_rows)
+            for start in range(0, batch.num_rows, _BATCH_ROWS):
+                yield from rows_of_batch(batch.slice(start, _BATCH_ROWS))
+
+
+@contextmanager
+def _damage_explained() -> Iterator[None]:
+    """Raise UnreadableFile, with the remedy, for what pyarrow raises in the block about the file's bytes."""
     try:
-        with opened() as file:
-            is_file = file.read(len(_ARROW_FILE)) == _ARROW_FILE
-            file.seek(0)
-            reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
-            if len(set(reader.schema.names)) < len(reader.schema.names):
-                raise UnreadableFile("two of its columns have one name; rename one")
-            batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
-            possible = _PossibleRows(file.size())
-            for batch in batches:
-                possible.take(batch.num_rows)
-                for start in range(0, batch.num_rows, _BATCH_ROWS):
-                    yield from rows_of_batch(batch.slice(start, _BATCH_ROWS))
+        yield
     except UnreadableFile:
         raise
     except _DAMAGED as error:
@@ -109,7 +109,7 @@ def rows_of_batch(batch: pa.RecordBatch) -> Iterator[SourceRow]:
     try:
         batch.validate(full=True)  # or a wrong offset, which Arrow does not look at, ends the process
         yield from batch.to_pylist(maps_as_pydicts="strict")
-    # A key that stands twice in a map, text that is no UTF-8, a date beyond Python's
+    # A key that is twice in a map, text that is no UTF-8, a date beyond Python's
     except (ValueError, KeyError, OverflowError):
         for number in range(batch.num_rows):
             one = batch.slice(number, 1)

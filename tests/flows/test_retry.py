@@ -1,4 +1,4 @@
-"""What follows a failed attempt, and what its message asks a person to do."""
+"""The consequence of a failed attempt, and what its message asks a person to do."""
 
 from pathlib import Path
 

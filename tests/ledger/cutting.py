@@ -67,7 +67,7 @@ def cut_after_every_write(
             before.backup(database)
 
     def send(cut_at: int) -> list[str]:
-        """What a new process does: nothing is known of what was sent but what the folder says."""
+        """Do what a new process does: nothing is known of what was sent but what the folder holds."""
         client = server.client
         cutting = Cutting(client, cut_at=cut_at)
         server.client = cutting  # type: ignore[assignment]

@@ -37,7 +37,7 @@ PHRASES = {
     "exact match": ("1", "1,", "1,072", ",072", ".", "1.", "+", "-1"),
     "exact match in a box": ("\\boxed{", "\\boxed{72", "\\boxed", "\\", "{", "\\boxed{}"),
 }  # fmt: skip
-"""What the verifier's patterns begin with, and what they go on with."""
+"""The texts that the verifier's patterns begin with, and what they go on with."""
 EVERYWHERE = (" ", "\n", "\t", "(", "[", "((", "[]", "a", "é", "0", "9 ", "\\(", "<")
 CASES = [(name, phrase) for name, phrases in PHRASES.items() for phrase in (*phrases, *EVERYWHERE)]
 
@@ -69,7 +69,7 @@ def test_the_example_of_a_recipe_finds_a_box() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "phrase"), CASES)
 def test_time_grows_with_the_length(name: str, phrase: str) -> None:
-    """Of a square, four times the length would take 16 times as long."""
+    """If the time were a square, four times the length would take 16 times as long."""
     for short, long in zip(texts(phrase, 8000), texts(phrase, 32000), strict=True):
         before = min(seconds(JUDGES[name], short) for _ in range(3))
         after = min(seconds(JUDGES[name], long) for _ in range(3))

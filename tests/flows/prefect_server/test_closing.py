@@ -1,4 +1,4 @@
-"""Which flow runs get another state once their server answers, by a made-up Prefect."""
+"""The flow runs that get another state once their server answers, by a made-up Prefect."""
 
 import asyncio
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What is printed of a server that does not answer, and how long a worker's loops go on asking."""
+"""The lines that are printed of a server that does not answer, and how long a worker's loops go on asking."""
 
 import asyncio
 import logging

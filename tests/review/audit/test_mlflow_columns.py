@@ -1,4 +1,4 @@
-"""Every column of MLflow's schema: it is documented, and an audit finds a change of it as the page says."""
+"""Every column of MLflow's schema: it is documented, and an audit finds a change of it as the page describes."""
 
 import re
 import sqlite3

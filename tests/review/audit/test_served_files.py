@@ -46,7 +46,7 @@ def assert_wrong(report: AuditReport, *said: str) -> None:
         assert any(each in one for one in wrong), (each, wrong)
 
 
-# What one field says and another does not
+# One field differs from another
 
 
 def test_a_storage_location_that_differs_from_the_source_is_what_is_hashed(

@@ -35,7 +35,7 @@ NUMBERS = (
     2**63 - 1,
     -(2**63),
 )
-"""What a length or an offset is changed to."""
+"""The numbers to which a length or an offset is changed."""
 
 _WORDS = ("", "a", "réponse", "翻译 🙂", 'say "no"', "x, y\nz", "0123456789" * 9, "\\", "{[")
 _TYPES: tuple[pa.DataType, ...] = (

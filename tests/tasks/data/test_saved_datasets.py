@@ -66,7 +66,7 @@ def test_its_rows_are_those_of_the_library_and_those_of_its_files(saved: Path) -
     assert found == whole.with_format(None).to_list()
     files = sorted(saved.glob("data-*.arrow"))
     assert len(files) == 2
-    # So the digest of the files says which rows these are, as it did when we read them by ourselves
+    # So the digest of the files shows which rows these are, as it did when we read them by ourselves
     assert found == [row for file in files for row in read_rows_of(file, ".arrow", data_limit())]
     assert [row["prompt"] for row in found[:2]] == ["翻译 30", "翻译 31"]
     assert [type(row["kind"]) for row in found[:2]] == [int, int], "a label's number, not its name"
