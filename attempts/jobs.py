@@ -1,6 +1,8 @@
 """From a step of a recipe to the request of an attempt: the work, the parts of its key, and the request."""
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import date as date_type
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,15 @@ from vantage.attempts.machine import at_most_asked, available_cpus
 from vantage.models.source_digest import import_digest
 from vantage.models.source_facts import CLOCK, DATE, PADDING, UNKNOWN, facts_of
 from vantage.schemas.kinds import KINDS
-from vantage.schemas.recipe.inputs import DEFAULT_DATE, MODEL, Model, SourcedModel, Verifier
+from vantage.schemas.recipe.inputs import (
+    DEFAULT_DATE,
+    MODEL,
+    Data,
+    Generation,
+    Model,
+    SourcedModel,
+    Verifier,
+)
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.sources import Builtin, LocalPath
@@ -44,11 +54,13 @@ from vantage.schemas.steps import (
     MERGED_PREFIX,
     MIXTURE_PREFIX,
     OTHER_MODEL_PREFIX,
+    Inputs,
     checked_datasets,
-    checked_role,
     content_of,
     dependencies,
+    in_order,
     other_test_sets,
+    pool_of,
     reward_of,
     sources_of,
 )
@@ -76,9 +88,9 @@ def work_of(recipe: ResolvedRecipe, step: str) -> Work:
         return PrepareData(
             content=content_of(recipe, name),
             data=found_now(recipe.data[name]),
+            test_sets=other_test_sets(recipe, name),
             shares=shares_of(recipe),
             alone=is_only_dataset(recipe, name),
-            test_sets=other_test_sets(recipe, name),
         )
     if step.startswith(MIXTURE_PREFIX):
         name = step.removeprefix(MIXTURE_PREFIX)
@@ -96,7 +108,7 @@ def work_of(recipe: ResolvedRecipe, step: str) -> Work:
         return CheckRows(
             datasets=names,
             contents=tuple(content_of(recipe, name) for name in names),
-            max_dropped=tuple(max_dropped_of(recipe, step)[checked_role(i)] for i in range(len(names))),
+            max_dropped=tuple(_max_dropped(sources_of(recipe, name)) for name in names),
         )
     if step.startswith(VERIFIER_PREFIX):
         name = step.removeprefix(VERIFIER_PREFIX)
@@ -121,6 +133,125 @@ def resources_of(recipe: ResolvedRecipe, step: str) -> Resources:
     return recipe.stages[step].resources if step in recipe.stages else _ONE_CPU
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecipeStep:
+    """What a recipe asks of one of its steps: all that its plan, its key and its attempts read of the recipe."""
+
+    name: str
+    reads: Mapping[str, str]
+    """Role → step whose artifact it reads."""
+    work: Work
+    gates: tuple[Gate, ...]
+    resources: Resources
+    pool: str | None
+    """The work pool that computes it; None: the process that orders the run."""
+    generation: Generation
+    rewards: Mapping[str, Reward]
+    chat: bool | None
+    date: date_type
+    """The day that templates read as today."""
+    seed: int
+    key_seed: int | None
+    """The seed in its key; None: its work draws nothing."""
+    answers: bool
+    """Whether the recipe has verifiers, which read the answers of prompts."""
+    max_dropped: Mapping[str, float]
+    """Role → largest share of unusable rows."""
+    imported: tuple[SourcedModel, ...]
+    """The models that it depends on, directly or not."""
+
+    def key_parts(
+        self,
+        inputs: Mapping[str, str],
+        *,
+        source: Mapping[str, str] | None = None,
+        facts: Collection[str] | None = None,
+    ) -> dict[str, Any]:
+        """Return the parts of the step's key, given the content digests of its inputs (role → digest).
+
+        Args:
+            inputs: role → digest.
+            source: ``source_of`` the step's work, where it is known; None: it is read.
+            facts: those of ``vantage.models.source_facts`` that hold of a model which the step depends on; None: they
+                are read from the models.
+
+        Raises:
+            OSError, ValueError: a source cannot be read, or does not match the recipe.
+        """
+        return key_parts(
+            self.work,
+            generation=self.generation,
+            rewards=self.rewards,
+            seed=self.key_seed,
+            inputs={**inputs, **(source_of(self.work) if source is None else source)},
+            extra=self._extra(facts),
+        )
+
+    def _extra(self, facts: Collection[str] | None) -> dict[str, Any]:
+        """Return fields of the recipe that the step reads besides its own configuration."""
+        if isinstance(self.work, PrepareData):
+            # Prompts prepared by a version without verifiers may lack the answers of their file.
+            return {"answers": True} if self.answers and self.work.content == "prompts" else {}
+        if not isinstance(self.work, Stage | CheckRows):
+            return {}
+        facts = frozenset[str]().union(*map(facts_of, self.imported)) if facts is None else facts
+        reads_date = CLOCK in facts or (self.date != DEFAULT_DATE and (DATE in facts or UNKNOWN in facts))
+        return {
+            "chat": self.chat,
+            **({"date": self.date.isoformat()} if reads_date and self.chat is not False else {}),
+            **({"padding": "learns"} if PADDING in facts else {}),
+        }
+
+
+def steps_of(recipe: ResolvedRecipe) -> dict[str, RecipeStep]:
+    """Return name → step, for all steps of a recipe, each after those that it reads."""
+    inputs = dependencies(recipe)
+    works: dict[str, Work] = {}
+    steps: dict[str, RecipeStep] = {}
+    for name in in_order(inputs):
+        works[name] = work_of(recipe, name)
+        steps[name] = _step(recipe, name, inputs, works)
+    return steps
+
+
+def step_of(recipe: ResolvedRecipe, name: str) -> RecipeStep:
+    """Return one step of a recipe, or an implicit step that nothing in it reads."""
+    inputs = {name: {}, **dependencies(recipe)}
+    return _step(recipe, name, inputs, {each: work_of(recipe, each) for each in _behind(inputs, name)})
+
+
+def _step(recipe: ResolvedRecipe, name: str, inputs: Inputs, works: Mapping[str, Work]) -> RecipeStep:
+    """Return the step; ``works`` holds its work, and that of every step that it depends on."""
+    behind = (works[each] for each in _behind(inputs, name))
+    return RecipeStep(
+        name=name,
+        reads=inputs[name],
+        work=works[name],
+        gates=gates_of(recipe, name),
+        resources=resources_of(recipe, name),
+        generation=recipe.generation,
+        rewards=rewards_of(recipe, name),
+        chat=recipe.model.chat,
+        date=recipe.model.date,
+        seed=seed_of(recipe, name),
+        key_seed=_seed_in_key(recipe, works[name]),
+        answers=bool(recipe.verifiers),
+        max_dropped=max_dropped_of(recipe, inputs[name]),
+        imported=tuple(work.model for work in behind if isinstance(work, ImportModel)),
+        pool=pool_of(recipe, name),
+    )
+
+
+def _behind(inputs: Inputs, step: str) -> list[str]:
+    """Return the step and all that it depends on, directly or not."""
+    waiting, seen = [step], set[str]()
+    while waiting:
+        each = waiting.pop()
+        seen.add(each)
+        waiting += set(inputs[each].values()) - seen
+    return sorted(seen)
+
+
 def key_parts_of(
     recipe: ResolvedRecipe,
     step: str,
@@ -129,28 +260,12 @@ def key_parts_of(
     source: Mapping[str, str] | None = None,
     facts: Collection[str] | None = None,
 ) -> dict[str, Any]:
-    """Return the parts of the step's key, given the content digests of its inputs (role → digest).
-
-    ``source``: ``source_of`` the step's work, where it is known; None: it is read. ``facts``: those of
-    ``vantage.models.source_facts`` that hold of a model which the step depends on, in the same way.
-
-    Raises:
-        OSError, ValueError: a source cannot be read, or does not match the recipe.
-    """
-    work = work_of(recipe, step)
-    return key_parts(
-        work,
-        generation=recipe.generation,
-        rewards=rewards_of(recipe, step),
-        seed=_seed_in_key(recipe, work),
-        inputs={**inputs, **(source_of(work) if source is None else source)},
-        extra=_extra(recipe, step, work, facts),
-    )
+    """Return the parts of the key of one step of a recipe, as ``RecipeStep.key_parts`` does."""
+    return step_of(recipe, step).key_parts(inputs, source=source, facts=facts)
 
 
 def request_for(
-    recipe: ResolvedRecipe,
-    step: str,
+    step: RecipeStep,
     inputs: Mapping[str, Artifact],
     *,
     run_id: str,
@@ -171,26 +286,26 @@ def request_for(
         OSError, ValueError: a source cannot be read, or does not match the recipe.
     """
     read = {role: artifact.digest for role, artifact in inputs.items() if not role.endswith(BASE_SUFFIX)}
-    parts = key_parts_of(recipe, step, read)
+    parts = step.key_parts(read)
     return AttemptRequest(
         run_id=run_id,
-        step=step,
+        step=step.name,
         stage_key=stage_key(parts),
         key_parts=parts,
-        work=work_of(recipe, step),
-        generation=recipe.generation,
-        chat=recipe.model.chat,
-        date=recipe.model.date,
-        seed=seed_of(recipe, step),
-        rewards=rewards_of(recipe, step),
-        max_dropped=max_dropped_of(recipe, step),
+        work=step.work,
+        generation=step.generation,
+        chat=step.chat,
+        date=step.date,
+        seed=step.seed,
+        rewards=dict(step.rewards),
+        max_dropped=dict(step.max_dropped),
         inputs=dict(inputs),
         storage=storage,
         share=share,
         only_reuse=only_reuse,
         microbatch_tokens=microbatch_tokens,
         microbatch_size=microbatch_size,
-        resources=resources_of(recipe, step),
+        resources=step.resources,
         made_with=dict(made_with or {}),
         log=log,
         function=function,
@@ -235,14 +350,21 @@ def rewards_of(recipe: ResolvedRecipe, step: str) -> dict[str, Reward]:
     return {} if name is None else {name: recipe.rewards[name]}
 
 
-def max_dropped_of(recipe: ResolvedRecipe, step: str) -> dict[str, float]:
-    """Return role → largest share of unusable rows, for the recipe's datasets that the step reads; of a mixture its parts' largest."""
+def max_dropped_of(recipe: ResolvedRecipe, reads: Mapping[str, str]) -> dict[str, float]:
+    """Return role → largest share of unusable rows, for the recipe's datasets that a step reads; of a mixture its parts' largest.
+
+    ``reads``: role → step whose artifact it reads.
+    """
     read = {
         role: sources_of(recipe, source.partition(".")[2])
-        for role, source in dependencies(recipe)[step].items()
+        for role, source in reads.items()
         if source.startswith((DATA_PREFIX, MIXTURE_PREFIX))
     }
-    return {role: max(each.max_dropped for each in sources.values()) for role, sources in read.items()}
+    return {role: _max_dropped(sources) for role, sources in read.items()}
+
+
+def _max_dropped(sources: Mapping[str, Data]) -> float:
+    return max(each.max_dropped for each in sources.values())
 
 
 def _seed_in_key(recipe: ResolvedRecipe, work: Work) -> int | None:
@@ -252,39 +374,6 @@ def _seed_in_key(recipe: ResolvedRecipe, work: Work) -> int | None:
     if isinstance(work, Stage):
         return recipe.seed if work.seed is None else work.seed
     return recipe.seed if isinstance(work, MixData) else None
-
-
-def _extra(recipe: ResolvedRecipe, step: str, work: Work, facts: Collection[str] | None) -> dict[str, Any]:
-    """Return fields of the recipe that the step reads besides its own configuration."""
-    if isinstance(work, PrepareData):
-        # Prompts prepared by a version without verifiers may lack the answers of their file.
-        return {"answers": True} if recipe.verifiers and work.content == "prompts" else {}
-    if not isinstance(work, Stage | CheckRows):
-        return {}
-    facts = facts_behind(recipe, step) if facts is None else facts
-    day = recipe.model.date
-    reads_date = CLOCK in facts or (day != DEFAULT_DATE and (DATE in facts or UNKNOWN in facts))
-    return {
-        "chat": recipe.model.chat,
-        **({"date": day.isoformat()} if reads_date and recipe.model.chat is not False else {}),
-        **({"padding": "learns"} if PADDING in facts else {}),
-    }
-
-
-def facts_behind(recipe: ResolvedRecipe, step: str) -> frozenset[str]:
-    """Return the facts (``vantage.models.source_facts``) that hold of any model which the step depends on.
-
-    Raises:
-        OSError, ValueError: a source cannot be read.
-    """
-    read, waiting, seen = dependencies(recipe), [step], set[str]()
-    while waiting:
-        each = waiting.pop()
-        seen.add(each)
-        waiting += set(read.get(each, {}).values()) - seen
-    works = (work_of(recipe, each) for each in sorted(seen) if each not in recipe.stages)
-    imported: list[SourcedModel] = [work.model for work in works if isinstance(work, ImportModel)]
-    return frozenset().union(*map(facts_of, imported))
 
 
 def facts_in_key(parts: Mapping[str, Any]) -> frozenset[str]:

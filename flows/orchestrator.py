@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from vantage.attempts.exit_codes import ExitCode
-from vantage.attempts.jobs import request_for, with_bases
+from vantage.attempts.jobs import request_for, steps_of, with_bases
 from vantage.attempts.launchers.launcher import Launcher
 from vantage.attempts.launchers.stage_process import explain
 from vantage.attempts.machine import Machine, this_machine
@@ -37,7 +37,6 @@ from vantage.schemas.records.attempt import (
     Share,
 )
 from vantage.schemas.safe_text import without_secrets
-from vantage.schemas.steps import dependencies, ordered_steps, pool_of
 from vantage.storage.durable_files import make_folder
 from vantage.storage.storage import Storage
 from vantage.tasks.training.progress import StageProgress, read_progress
@@ -96,7 +95,9 @@ class Orchestrator:
         """When set, running stages save their state and stop, and no new stage starts."""
         self.cancelled = False
         """Whether the stop was requested in Prefect, or by ``vantage cancel``."""
-        self.inputs = {step: dependencies(self.recipe)[step] for step in ordered_steps(self.recipe)}
+        self.steps = steps_of(self.recipe)
+        """Step → what the recipe asks of it, in topological order."""
+        self.inputs = {name: step.reads for name, step in self.steps.items()}
         """Step → role → input step, in topological order."""
         self.artifacts: dict[str, Artifact] = {}
         """Step → artifact, of the steps that succeeded."""
@@ -253,8 +254,7 @@ class Orchestrator:
         began, known = time.monotonic(), self.run.record.stages[step]
         try:
             request = request_for(
-                self.recipe,
-                step,
+                self.steps[step],
                 with_bases(
                     {role: self.artifacts[read] for role, read in self.inputs[step].items()},
                     self.artifacts.values(),
@@ -288,7 +288,7 @@ class Orchestrator:
         try:
             if self._is_last(step):
                 self.draw_report()
-            pool, observer = pool_of(self.recipe, step), self._recording.observer(request)
+            pool, observer = self.steps[step].pool, self._recording.observer(request)
             if pool is None:
                 for _ in range(2):
                     self._mend_inputs(request)  # before anything parses them
@@ -316,7 +316,7 @@ class Orchestrator:
                 status="failed", failure=explain(error), seconds=time.monotonic() - began
             )
         if outcome.status == "stopped":
-            left = pool_of(self.recipe, step) is not None and self.stop.leaves_pools
+            left = self.steps[step].pool is not None and self.stop.leaves_pools
             reason = (
                 "it goes on without this process" if left else "the run was stopped before the stage began"
             )

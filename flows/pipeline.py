@@ -15,7 +15,6 @@ from prefect.client.schemas.objects import State
 from prefect.context import TagsContext
 from pydantic import Field
 
-from vantage.attempts.jobs import resources_of
 from vantage.attempts.stopping import first_error, stopping
 from vantage.flows.open_runs import orchestrator_of
 from vantage.flows.orchestrator import Orchestrator
@@ -39,7 +38,6 @@ from vantage.flows.starting import open_run
 from vantage.runs.summary import why
 from vantage.schemas.records.attempt import AttemptRequest
 from vantage.schemas.safe_text import without_secrets
-from vantage.schemas.steps import pool_of
 
 WAITING_APPROVAL = STATES["waiting_approval"][1]
 MAX_RESTARTS = 50
@@ -240,8 +238,8 @@ async def when_ready(
         return None
     only_reuse = step in orchestrator.in_store
     while True:
-        resources = resources_of(orchestrator.recipe, step)
-        elsewhere = only_reuse or pool_of(orchestrator.recipe, step) is not None
+        resources = orchestrator.steps[step].resources
+        elsewhere = only_reuse or orchestrator.steps[step].pool is not None
         lent = nullcontext(None) if elsewhere else orchestrator.machine.reserve(resources)
         async with lent as share:
             request = await asyncio.to_thread(orchestrator.request, step, share, only_reuse=only_reuse)

@@ -5,16 +5,10 @@ an input has not been computed; then the step waits.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from vantage.attempts.jobs import (
-    gates_of,
-    key_parts_of,
-    resources_of,
-    threads_of,
-    work_of,
-)
+from vantage.attempts.jobs import RecipeStep, steps_of, threads_of
 from vantage.attempts.machine import available_cpus, num_ranks
 from vantage.attempts.provenance import drift, provenance
 from vantage.ledger.operations import Input
@@ -30,7 +24,6 @@ from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.attempt import Share
 from vantage.schemas.records.stage_key import differences, stage_key
 from vantage.schemas.records.verdicts import Verdict, check_artifact_gate
-from vantage.schemas.steps import dependencies, ordered_steps, pool_of
 from vantage.storage.refs import Lookup
 from vantage.storage.storage import Storage
 from vantage.tasks.training.scratch import REPORTS, read_committed
@@ -63,6 +56,8 @@ class PlannedStep:
     kind: str
     action: Action
     reasons: tuple[str, ...] = ()
+    reads: Mapping[str, str] = field(default_factory=dict)
+    """Role → step whose artifact it reads."""
     damage: tuple[str, ...] = ()
     """Problems of a stored artifact that cannot be reused."""
     drift: tuple[str, ...] = ()
@@ -96,9 +91,9 @@ class PlannedStep:
     def as_json(self) -> dict[str, Any]:
         """Return the step in the output of ``plan --json``."""
         values = {
-            field.name: getattr(self, field.name)
-            for field in fields(self)
-            if field.name not in ("artifact", "stands")
+            member.name: getattr(self, member.name)
+            for member in fields(self)
+            if member.name not in ("artifact", "reads", "stands")
         }
         return {**values, "verdicts": [verdict.model_dump(mode="json") for verdict in self.verdicts]}
 
@@ -121,28 +116,36 @@ def plan(
     Raises:
         OSError, ValueError: a source cannot be read, or does not match the recipe.
     """
-    inputs = dependencies(recipe)
-    steps: dict[str, PlannedStep] = {}
-    for name in ordered_steps(recipe):
-        present = _provenance(
-            recipe, name
-        )  # for all steps: the code is read now, while there is only one thread
-        earlier = _earlier_record(recipe, name, runs)
-        read = {role: steps[step] for role, step in inputs[name].items()}
-        step = _plan_step(recipe, name, read, store, earlier, present)
-        if step.artifact is not None:
-            stands = standing(name, step.artifact, step.verdicts, approvals)
-            step = replace(step, stands=stands)
-        step = replace(step, reasons=(*registered_version(recipe, name), *step.reasons))
-        steps[name] = replace(step, pool=pool_of(recipe, name), nodes=resources_of(recipe, name).nodes)
-    return list(steps.values())
+    earlier_runs = [run for run in runs if run.recipe.recipe == recipe.recipe]
+    planned: dict[str, PlannedStep] = {}
+    for name, step in steps_of(recipe).items():
+        present = _provenance(step)  # for all steps: the code is read now, while there is only one thread
+        earlier = _earlier_record(name, earlier_runs)
+        read = {role: planned[other] for role, other in step.reads.items()}
+        found = _plan_step(step, read, store, earlier, present)
+        if found.artifact is not None:
+            stands = standing(name, found.artifact, found.verdicts, approvals)
+            found = replace(found, stands=stands)
+        planned[name] = replace(
+            found,
+            reasons=(*registered_version(step.work), *found.reasons),
+            reads=step.reads,
+            pool=step.pool,
+            nodes=step.resources.nodes,
+        )
+    return list(planned.values())
 
 
 def plan_warnings(recipe: ResolvedRecipe, steps: Sequence[PlannedStep]) -> list[str]:
     """Return warnings about the recipe: models that MLflow does not have yet, and gates with too few held-out prompts, where their
     number is known."""
+    inputs = {step.name: step.reads for step in steps}
     counted = {step.name: step.artifact.metrics for step in steps if step.artifact is not None}
-    return [*missing_models(recipe), *warnings(recipe), *few_prompts(recipe, counted)]
+    return [
+        *missing_models(recipe.models),
+        *warnings(recipe, inputs),
+        *few_prompts(recipe, inputs, counted),
+    ]
 
 
 def check_drift(steps: Sequence[PlannedStep]) -> None:
@@ -171,21 +174,20 @@ def needs_work(steps: Sequence[PlannedStep]) -> bool:
 
 
 def _plan_step(
-    recipe: ResolvedRecipe,
-    name: str,
+    step: RecipeStep,
     read: Mapping[str, PlannedStep],
     store: Storage | None,
     earlier: StageRecord | None,
     present: Mapping[str, str],
 ) -> PlannedStep:
-    kind = work_of(recipe, name).kind
-    obstacles = dict.fromkeys(obstacle for step in read.values() if (obstacle := _obstacle(step)))
+    name, kind = step.name, step.work.kind
+    obstacles = dict.fromkeys(obstacle for each in read.values() if (obstacle := _obstacle(each)))
     if obstacles:
         return PlannedStep(name, kind, "blocked", reasons=tuple(obstacles))
 
-    digests = {role: step.digest or _UNKNOWN for role, step in read.items()}
-    parts = key_parts_of(recipe, name, digests)
-    waits_for = tuple(dict.fromkeys(step.name for step in read.values() if step.digest is None))
+    digests = {role: each.digest or _UNKNOWN for role, each in read.items()}
+    parts = step.key_parts(digests)
+    waits_for = tuple(dict.fromkeys(each.name for each in read.values() if each.digest is None))
     if waits_for:
         changes = _changes(earlier.key_parts, parts) if earlier else []
         return PlannedStep(
@@ -197,12 +199,12 @@ def _plan_step(
     if found.ref is not None:
         artifact = found.ref.artifact
         inputs = {
-            role: Input(stage=step.name, artifact=step.artifact)
-            for role, step in read.items()
-            if step.artifact is not None
+            role: Input(stage=each.name, artifact=each.artifact)
+            for role, each in read.items()
+            if each.artifact is not None
         }
         equal, remark = compared_with_itself(inputs), remark_on(artifact, inputs)
-        verdicts = tuple(check_artifact_gate(gate, artifact, equal=equal) for gate in gates_of(recipe, name))
+        verdicts = tuple(check_artifact_gate(gate, artifact, equal=equal) for gate in step.gates)
         return PlannedStep(
             name,
             kind,
@@ -257,9 +259,9 @@ def _changes(earlier: Mapping[str, Any], parts: Mapping[str, Any]) -> list[str]:
     return [change for change in differences(earlier, parts) if not change.endswith(_UNKNOWN)]
 
 
-def _earlier_record(recipe: ResolvedRecipe, name: str, runs: Sequence[RunRecord]) -> StageRecord | None:
-    """Return the step's record in the newest run of the recipe that has its key."""
-    stages = (run.stages.get(name) for run in runs if run.recipe.recipe == recipe.recipe)
+def _earlier_record(name: str, runs: Sequence[RunRecord]) -> StageRecord | None:
+    """Return the step's record in the newest of the runs that has its key."""
+    stages = (run.stages.get(name) for run in runs)
     return next((stage for stage in stages if stage and stage.key_parts), None)
 
 
@@ -272,13 +274,14 @@ def _obstacle(step: PlannedStep) -> str | None:
     return f"reads {step.name}, whose gate is closed" if step.stands == "gate_closed" else None
 
 
-def _provenance(recipe: ResolvedRecipe, name: str) -> dict[str, str]:
-    """Provenance of the step if it ran now, alone; of the machines of a pool nothing is known here."""
-    cpus = resources_of(recipe, name).cpus or available_cpus()
+def _provenance(step: RecipeStep) -> dict[str, str]:
+    """Return the provenance of the step if it ran now, alone; of the machines of a pool nothing is known here."""
+    cpus = step.resources.cpus or available_cpus()
     share = Share(cpus=min(cpus, available_cpus()))
-    work = work_of(recipe, name)
-    present = provenance(work.kind, threads=threads_of(share, work), world_size=num_ranks(work, None))
-    of_machine = _OF_A_MACHINE if pool_of(recipe, name) else ()
+    present = provenance(
+        step.work.kind, threads=threads_of(share, step.work), world_size=num_ranks(step.work, None)
+    )
+    of_machine = _OF_A_MACHINE if step.pool else ()
     return {part: value for part, value in present.items() if part not in of_machine}
 
 

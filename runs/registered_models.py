@@ -2,14 +2,15 @@
 
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from vantage.ledger import tracking
 from vantage.runs.workspace import RunError, Workspace
 from vantage.schemas.recipe.inputs import OtherModel
-from vantage.schemas.recipe.recipe import Recipe, ResolvedRecipe
+from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.sources import Registered
-from vantage.schemas.steps import OTHER_MODEL_PREFIX
+from vantage.schemas.recipe.work import ImportModel, Work
 from vantage.storage.measured_file import METRICS_FILE
 from vantage.storage.sealed_folders import MANIFEST
 
@@ -31,19 +32,18 @@ def pinned(recipe: ResolvedRecipe, workspace: Workspace) -> ResolvedRecipe:
     return recipe.model_copy(update={"models": {**recipe.models, **open_ones}}) if open_ones else recipe
 
 
-def missing_models(recipe: Recipe) -> list[str]:
-    """Return a sentence for each model of a pinned recipe that MLflow does not have yet."""
+def missing_models(models: Mapping[str, OtherModel]) -> list[str]:
+    """Return a sentence for each other model of a pinned recipe that MLflow does not have yet."""
     return [
         f"models.{name}: MLflow has no {_said(model.origin)} yet; {model.stand_in} stands in for it in this run"
-        for name, model in recipe.models.items()
+        for name, model in models.items()
         if isinstance(model.origin, Registered) and model.stand_in is not None
     ]
 
 
-def registered_version(recipe: Recipe, step: str) -> tuple[str, ...]:
+def registered_version(work: Work) -> tuple[str, ...]:
     """Return what a step of a pinned recipe imports, if it is a registered model."""
-    name = step.removeprefix(OTHER_MODEL_PREFIX)
-    origin = recipe.models[name].origin if name != step else None
+    origin = work.model.origin if isinstance(work, ImportModel) else None
     return (f"{origin.name} version {origin.version}",) if isinstance(origin, Registered) else ()
 
 

@@ -188,14 +188,14 @@ def recipe_digest(recipe: ResolvedRecipe) -> str:
     return _digest(canonical_json(recipe.model_dump(mode="json")))
 
 
-def recipe_digests(recipe: ResolvedRecipe) -> set[str]:
+def recipe_digests(recipe: ResolvedRecipe) -> tuple[str, str]:
     """Return digests under which runs of this recipe are recorded: its own, and the one that an earlier version gave it.
 
     They differ where files lie beside a built-in recipe: a resolved recipe has their full paths.
     """
     text = canonical_json(recipe.model_dump(mode="json"))
     now, before = (json.dumps(f"{folder}/")[:-1] for folder in (folder_now(), folder_before()))
-    return {_digest(text), _digest(text.replace(now, before))}
+    return _digest(text), _digest(text.replace(now, before))
 
 
 def _digest(text: str) -> str:
@@ -211,10 +211,10 @@ def acquire_run(
     If another process executes the unfinished run, a new run is created: each stage is then computed by the process
     that locks its key first, and reused by the other. A new run pins the registered models that it reads.
     """
-    digest = recipe_digest(recipe)
+    digests = recipe_digests(recipe)
     with workspace.records.creation_lock():
-        run = _acquire_unfinished(workspace, recipe_digests(recipe)) or _create(
-            workspace, recipe, digest, source, tuple(overrides)
+        run = _acquire_unfinished(workspace, digests) or _create(
+            workspace, recipe, digests[0], source, tuple(overrides)
         )
     try:
         run.update(status="running")
@@ -338,7 +338,7 @@ def next_run(workspace: Workspace, recipe: ResolvedRecipe) -> tuple[ResolvedReci
     return pinned(recipe, workspace), ()
 
 
-def _acquire_unfinished(workspace: Workspace, digests: set[str]) -> Run | None:
+def _acquire_unfinished(workspace: Workspace, digests: Collection[str]) -> Run | None:
     for record in read_runs(workspace):
         if record.recipe_digest in digests and record.status in UNFINISHED:
             run = _acquire(workspace, record)

@@ -1,7 +1,9 @@
 """The held-out shares of prompts: one pair for all datasets of a recipe."""
 
+from collections.abc import Mapping
+
 from vantage.schemas.problems import Problem
-from vantage.schemas.recipe.inputs import Shares, Split
+from vantage.schemas.recipe.inputs import Data, Mixture, Shares, Split
 from vantage.schemas.recipe.recipe import Recipe
 
 HELD_OUT = ("validation", "test")
@@ -9,7 +11,9 @@ HELD_OUT = ("validation", "test")
 
 def shares_of(recipe: Recipe) -> Shares:
     """Return the held-out shares: those that a dataset gives, else the defaults."""
-    return Shares(**{side: share for side in HELD_OUT for share in list(_named(recipe, side).values())[:1]})
+    return Shares(
+        **{side: share for side in HELD_OUT for share in list(_named(recipe.data, side).values())[:1]}
+    )
 
 
 def is_only_dataset(recipe: Recipe, name: str) -> bool:
@@ -19,11 +23,13 @@ def is_only_dataset(recipe: Recipe, name: str) -> bool:
     return is_only and (isinstance(split.validation, int) or isinstance(split.test, int))
 
 
-def asked_test_rows(recipe: Recipe, name: str) -> int | float | str | None:
-    """Return what a dataset or a mixture says of its test rows: a number, a share, ``all``, or nothing."""
-    if name in recipe.mixtures:
-        return recipe.mixtures[name].split.test
-    return recipe.data[name].split.test if name in recipe.data else None
+def asked_test_rows(
+    data: Mapping[str, Data], mixtures: Mapping[str, Mixture], name: str
+) -> int | float | str | None:
+    """Return what a dataset or a mixture sets for its test rows: a number, a share, ``all``, or None."""
+    if name in mixtures:
+        return mixtures[name].split.test
+    return data[name].split.test if name in data else None
 
 
 def with_shares(recipe: Recipe) -> Recipe:
@@ -52,7 +58,7 @@ def share_problems(recipe: Recipe) -> list[Problem]:
     """
     problems = []
     for side in HELD_OUT:
-        named = _named(recipe, side)
+        named = _named(recipe.data, side)
         first, share = next(iter(named.items()), ("", 0.0))
         for name, other in named.items():
             if other != share:
@@ -62,7 +68,7 @@ def share_problems(recipe: Recipe) -> list[Problem]:
                     Problem(("data", name, "split", side), f"{message} would train the other", remedy)
                 )
     shares = {
-        side: list(_named(recipe, side).values())[:1] or [Shares.model_fields[side].default]
+        side: list(_named(recipe.data, side).values())[:1] or [Shares.model_fields[side].default]
         for side in HELD_OUT
     }
     total = sum(share for [share] in shares.values())
@@ -73,7 +79,7 @@ def share_problems(recipe: Recipe) -> list[Problem]:
     return problems
 
 
-def _named(recipe: Recipe, side: str) -> dict[str, float]:
+def _named(data: Mapping[str, Data], side: str) -> dict[str, float]:
     """Dataset → the share that it names for the side."""
-    sizes = {name: getattr(data.split, side) for name, data in recipe.data.items()}
+    sizes = {name: getattr(each.split, side) for name, each in data.items()}
     return {name: size for name, size in sizes.items() if isinstance(size, float)}

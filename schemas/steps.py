@@ -1,5 +1,7 @@
 """The dependencies between the steps of a recipe, and the order that follows from them."""
 
+from collections.abc import Mapping
+
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.inputs import MODEL, Content, Data
 from vantage.schemas.recipe.recipe import Recipe
@@ -78,6 +80,9 @@ MERGED_PREFIX = "merged."
 BUILTIN_VERIFIERS = ("arithmetic", "arithmetic_long", "arithmetic_habit")
 """Names of the built-in verifiers; a recipe's own are in its ``verifiers``."""
 
+
+Inputs = Mapping[str, Mapping[str, str]]
+"""Step → role → step whose artifact it reads."""
 
 JUDGES = ("judge", "also")
 """Fields of stages that name a judge of responses."""
@@ -313,9 +318,18 @@ def ordered_steps(recipe: Recipe) -> list[str]:
     """Return all steps, each after those that it reads; otherwise in the recipe's order, ``model`` and data first.
 
     Raises:
+        ValueError: as ``in_order``.
+    """
+    return in_order(dependencies(recipe))
+
+
+def in_order(inputs_of: Inputs) -> list[str]:
+    """Return the steps of ``dependencies``, each after those that it reads; otherwise in the given order.
+
+    Raises:
         ValueError: stages wait for one another (a loaded recipe has no such cycle).
     """
-    waiting = {step: set(inputs.values()) for step, inputs in dependencies(recipe).items()}
+    waiting = {step: set(inputs.values()) for step, inputs in inputs_of.items()}
     ordered: list[str] = []
     while waiting:
         ready = next((step for step, inputs in waiting.items() if not inputs), None)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from vantage.attempts.jobs import request_for, with_bases
+from vantage.attempts.jobs import request_for, steps_of, with_bases
 from vantage.attempts.run_attempt import run_attempt
 from vantage.runs.planning import plan
 from vantage.runs.resolving import load_resolved
@@ -180,7 +180,7 @@ def run_all(recipe: ResolvedRecipe, store: Path) -> dict[str, Artifact]:
     for step in ordered_steps(recipe):
         inputs = with_bases({role: made[source] for role, source in read[step].items()}, made.values())
         request = request_for(
-            recipe, step, inputs, run_id="0001-recipes", storage=str(store), log=store / "log"
+            steps_of(recipe)[step], inputs, run_id="0001-recipes", storage=str(store), log=store / "log"
         )
         outcome = run_attempt(request, storage=storage, launcher=InThisProcess())
         assert outcome.artifact is not None, f"{step}: {outcome.failure}"

@@ -190,7 +190,7 @@ def _print_warnings(screen: Screen, swept: SweepPlan[ResolvedRecipe]) -> None:
     """Print every warning once, with its arms."""
     arms: dict[str, list[str]] = {}
     for arm, recipe in swept.recipes.items():
-        for warning in warnings(recipe):
+        for warning in warnings(recipe, dependencies(recipe)):
             arms.setdefault(warning, []).append(arm)
     for warning, arms_concerned in arms.items():
         said = "" if len(arms_concerned) == len(swept.recipes) else f" ({', '.join(arms_concerned)})"

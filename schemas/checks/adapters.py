@@ -13,10 +13,10 @@ _STARTS_FROM = ("init", "critic", "fresh_critic")
 """Fields that name what a stage goes on training."""
 
 
-def with_lora(recipe: Recipe, stage: Stage) -> Stage:
-    """Return the stage with the adapters that it inherits from the recipe's model."""
-    if isinstance(stage, Training) and stage.lora is None and recipe.model.lora is not None:
-        return stage.model_copy(update={"lora": recipe.model.lora})
+def with_lora(lora: Lora | None, stage: Stage) -> Stage:
+    """Return the stage with the adapters that it inherits: ``lora`` are those of the recipe's model."""
+    if isinstance(stage, Training) and stage.lora is None and lora is not None:
+        return stage.model_copy(update={"lora": lora})
     return stage
 
 

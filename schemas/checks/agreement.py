@@ -8,6 +8,7 @@ from vantage.schemas.checks.critic_gates import critic_gate_problems
 from vantage.schemas.problems import Problem
 from vantage.schemas.recipe.algorithm import Returns
 from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.stage import Stage
 from vantage.schemas.recipe.stages import (
     PolicyOptimization,
@@ -33,8 +34,8 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[Problem]]:
     stages: dict[str, Stage] = {}
     for name, stage in recipe.stages.items():
         if isinstance(stage, ValuePretraining):
-            policy_stages = _policy_stages_of(recipe, name)
-            problems += _disagreements(recipe, name, stage, policy_stages)
+            policy_stages = _policy_stages_of(recipe.stages, name)
+            problems += _disagreements(recipe.rewards, name, stage, policy_stages)
             stage, found = _inherit(name, stage, policy_stages)
             problems += found
             problems += _cut_reference(name, stage)
@@ -43,7 +44,7 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[Problem]]:
                 problems += _cut_optimizer(name, stage)
             problems += critic_gate_problems(recipe, name, stage)
         if isinstance(stage, PolicyOptimization):
-            problems += _optimizer_of_a_reward_model(recipe, name, stage)
+            problems += _optimizer_of_a_reward_model(recipe.stages, name, stage)
             stage = stage.model_copy(update=_unread(stage))
         if isinstance(stage, PreferenceCollection) and stage.samples_per_prompt is None:
             stage = stage.model_copy(update={"samples_per_prompt": 1 if stage.judge is None else 2})
@@ -52,14 +53,16 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[Problem]]:
         problems += rollout_problems(recipe, name, stage)
         if (reference := stage_reference(stage)) is not None:
             stage = stage.model_copy(update={"reference": reference})
-        stages[name] = with_lora(recipe, stage)
+        stages[name] = with_lora(recipe.model.lora, stage)
     recipe = recipe.model_copy(update={"stages": stages})
     problems += adapter_problems(recipe)
     return recipe if problems else with_shares(recipe), problems
 
 
-def _optimizer_of_a_reward_model(recipe: Recipe, name: str, stage: PolicyOptimization) -> Iterator[Problem]:
-    critic = recipe.stages.get(stage.critic or "")
+def _optimizer_of_a_reward_model(
+    stages: Mapping[str, Stage], name: str, stage: PolicyOptimization
+) -> Iterator[Problem]:
+    critic = stages.get(stage.critic or "")
     if stage.critic_optimizer == "carry" and not isinstance(critic, ValuePretraining):
         message = (
             f"carry goes on with the optimiser of the critic's pretraining, and '{stage.critic}' had none"
@@ -94,10 +97,10 @@ def _unread(stage: PolicyOptimization) -> dict[str, None]:
     return dict.fromkeys((*critics, *ptx, *rollouts))
 
 
-def _policy_stages_of(recipe: Recipe, critic: str) -> PolicyStages:
+def _policy_stages_of(stages: Mapping[str, Stage], critic: str) -> PolicyStages:
     return {
         name: stage
-        for name, stage in recipe.stages.items()
+        for name, stage in stages.items()
         if isinstance(stage, PolicyOptimization) and stage.critic == critic and stage.algorithm.reads_critic
     }
 
@@ -123,13 +126,13 @@ def _inherit(
 
 
 def _disagreements(
-    recipe: Recipe, name: str, stage: ValuePretraining, policy_stages: PolicyStages
+    rewards: Mapping[str, Reward], name: str, stage: ValuePretraining, policy_stages: PolicyStages
 ) -> Iterator[Problem]:
     """Find values that the stage sets differently from a policy stage that starts from its critic."""
     given = {} if stage.returns is None else dict(stage.returns)
     for policy_name, policy_stage in policy_stages.items():
         path = ("stages", name)
-        if recipe.rewards[stage.reward] != recipe.rewards[policy_stage.reward]:
+        if rewards[stage.reward] != rewards[policy_stage.reward]:
             message = f"'{stage.reward}' is not the reward of '{policy_name}' ('{policy_stage.reward}'), which starts from it"
             yield Problem((*path, "reward"), message, "use one reward in both")
         for switch, ours in given.items():

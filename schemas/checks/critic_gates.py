@@ -54,5 +54,5 @@ def _for_several_responses(recipe: Recipe, name: str, stage: ValuePretraining, *
 
 def _test_prompts(recipe: Recipe, stage: ValuePretraining) -> int | None:
     """Return the number of test prompts, where the recipe asks for a number."""
-    asked = asked_test_rows(recipe, stage.prompts)
+    asked = asked_test_rows(recipe.data, recipe.mixtures, stage.prompts)
     return asked if isinstance(asked, int) else None

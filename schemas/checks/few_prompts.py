@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.recipe import Recipe
 from vantage.schemas.recipe.stage import Gate, Stage
-from vantage.schemas.recipe.stages import RolloutCollection
 from vantage.schemas.records.metrics import METRICS, estimated_metric_names
 from vantage.schemas.records.uncertainty import SHARES, smallest_conclusive_share
 from vantage.schemas.records.verdicts import DEFAULT_CONFIDENCE
 from vantage.schemas.splits import asked_test_rows
-from vantage.schemas.steps import data_step, dependencies
+from vantage.schemas.steps import Inputs
 
 MARGIN = 0.1
 """Largest allowed distance between the threshold and the lowest share that the gate can tell from it."""
@@ -28,15 +27,18 @@ Measured = Mapping[str, Mapping[str, float | None]]
 """Step that makes a dataset → its headline metrics, for datasets that exist already."""
 
 
-def few_prompts(recipe: Recipe, measured: Measured) -> Iterator[str]:
-    """Yield a warning for each gate with too few prompts, where their number is known from ``split`` or the dataset."""
-    inputs = dependencies(recipe)
+def few_prompts(recipe: Recipe, inputs: Inputs, measured: Measured) -> Iterator[str]:
+    """Yield a warning for each gate with too few prompts, where their number is known from ``split`` or the dataset.
+
+    ``inputs``: step → role → step that it reads, as ``dependencies`` returns it.
+    """
     for name, stage in recipe.stages.items():
         for gate in stage.gate:
             if gate.metric not in estimated_metric_names(stage.kind) or KINDS[stage.kind].benchmarks:
                 continue  # how many examples a task has is in its files
-            step = _held_out_of(recipe, stage, inputs[name], gate.metric)
-            n = _prompts(recipe, stage, step, measured)
+            step = _held_out_of(name, stage, inputs, gate.metric)
+            asked = asked_test_rows(recipe.data, recipe.mixtures, step.partition(".")[2])
+            n = _prompts(stage, asked=asked, rows=measured.get(step, {}).get("test_rows"))
             why = None if n is None else _why_inconclusive(gate, n)
             if why:
                 remedy = f"; set more apart in {step}.split.test" if "." in step else ""
@@ -62,24 +64,24 @@ def _why_inconclusive(gate: Gate, n: int) -> str | None:
     return f"which tell it from {gate.bound:g} only from {beyond}"
 
 
-def _held_out_of(recipe: Recipe, stage: Stage, inputs: Mapping[str, str], metric: str) -> str:
+def _held_out_of(name: str, stage: Stage, inputs: Inputs, metric: str) -> str:
     """Return the step that makes the dataset whose held-out prompts the metric is measured on (of collected responses: their prompts)."""
-    if metric in _ON_DEMONSTRATIONS and "demonstrations" in inputs:
-        return inputs["demonstrations"]
+    read = inputs[name]
+    if metric in _ON_DEMONSTRATIONS and "demonstrations" in read:
+        return read["demonstrations"]
     fields = [field for field in KINDS[stage.kind].data if field in ("data", "rankings", "prompts")]
-    named = next((inputs[field] for field in fields if field in inputs), None)
-    if named is not None:
-        return named
-    collected = recipe.stages[inputs["rollouts"]]
-    assert isinstance(collected, RolloutCollection)
-    return data_step(recipe, collected.prompts)
+    named = next((read[field] for field in fields if field in read), None)
+    return inputs[read["rollouts"]]["prompts"] if named is None else named
 
 
-def _prompts(recipe: Recipe, stage: Stage, step: str, measured: Measured) -> int | None:
-    """Upper bound on the test prompts that the stage is measured on; None where it is not known yet."""
+def _prompts(stage: Stage, *, asked: int | float | str | None, rows: float | None) -> int | None:
+    """Return an upper bound on the test prompts that the stage is measured on; None where it is not known yet.
+
+    Args:
+        asked: what the recipe sets for the test rows of their dataset.
+        rows: test rows that the dataset has, if it exists already.
+    """
     known: list[int] = []
-    rows = measured.get(step, {}).get("test_rows")
-    asked = asked_test_rows(recipe, step.partition(".")[2])
     if rows is not None:
         known.append(int(rows))
     elif isinstance(asked, int):

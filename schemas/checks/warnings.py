@@ -1,21 +1,24 @@
 """Warnings about a recipe that is valid: probable mistakes, and settings that a paper advises against."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from vantage.schemas.checks.algorithm_warnings import algorithm_warnings
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
-from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.recipe import Publication, Recipe
 from vantage.schemas.recipe.stages import (
     DirectPreferenceOptimization,
     PolicyOptimization,
     ValuePretraining,
 )
-from vantage.schemas.steps import dependencies, ordered_steps, reward_of, sources_of
+from vantage.schemas.steps import Inputs, in_order, reward_of, sources_of
 
 
-def warnings(recipe: Recipe) -> list[str]:
-    """Return warnings for the author of the recipe; none of them stops a run."""
-    found = [*_unread(recipe), *_unrelated_gates(recipe)]
+def warnings(recipe: Recipe, inputs: Inputs) -> list[str]:
+    """Return warnings for the author of the recipe; none of them stops a run.
+
+    ``inputs``: step → role → step that it reads, as ``dependencies`` returns it.
+    """
+    found = [*_unread(recipe, inputs), *_unrelated_gates(recipe.publish, inputs)]
     for name, stage in recipe.stages.items():
         if isinstance(stage, PolicyEvaluation) and stage.candidate == stage.baseline:
             found.append(f"stages.{name}.baseline: '{stage.baseline}' is compared with itself")
@@ -28,8 +31,7 @@ def warnings(recipe: Recipe) -> list[str]:
     return found
 
 
-def _unread(recipe: Recipe) -> Iterator[str]:
-    inputs_of = dependencies(recipe)
+def _unread(recipe: Recipe, inputs_of: Inputs) -> Iterator[str]:
     read = {step for inputs in inputs_of.values() for step in inputs.values()}
     shown = {name for name, stage in recipe.stages.items() if isinstance(stage, PolicyEvaluation)}
     trained_from = {
@@ -66,19 +68,18 @@ def _unread_margin(recipe: Recipe, name: str, stage: DirectPreferenceOptimizatio
         )
 
 
-def _unrelated_gates(recipe: Recipe) -> Iterator[str]:
-    upstream = _upstream(recipe)
-    for i, publication in enumerate(recipe.publish):
+def _unrelated_gates(publish: Sequence[Publication], inputs: Inputs) -> Iterator[str]:
+    upstream = _upstream(inputs)
+    for i, publication in enumerate(publish):
         after, stage = publication.after, publication.stage
         if after is not None and after != stage and stage not in upstream[after]:
             yield f"publish.{i}.after: '{after}' does not read '{stage}', so its gate says nothing about it"
 
 
-def _upstream(recipe: Recipe) -> dict[str, set[str]]:
+def _upstream(inputs: Inputs) -> dict[str, set[str]]:
     """Step → every step that it depends on, directly or not."""
-    inputs = dependencies(recipe)
     upstream: dict[str, set[str]] = {}
-    for step in ordered_steps(recipe):
+    for step in in_order(inputs):
         direct = set(inputs[step].values())
         upstream[step] = direct.union(*(upstream[each] for each in direct))
     return upstream

@@ -11,7 +11,7 @@ import pytest
 from vantage.attempts import energy
 from vantage.attempts import run_attempt as attempts
 from vantage.attempts.energy import EnergyMeter
-from vantage.attempts.jobs import request_for
+from vantage.attempts.jobs import request_for, steps_of
 from vantage.attempts.launchers.launcher import StageFailed
 from vantage.attempts.run_attempt import run_attempt
 from vantage.runs.resolving import load_resolved
@@ -203,7 +203,11 @@ def test_an_attempt_says_what_it_used_also_where_it_failed_and_one_that_computed
     zones = Zones(tmp_path / "powercap", 0)
     monkeypatch.setattr(attempts, "EnergyMeter", lambda gpus: EnergyMeter(gpus, powercap=zones.folder))
     asked = request_for(
-        load_resolved(recipe_file)[0], "model", {}, run_id="r", storage="unused", log=tmp_path / "log"
+        steps_of(load_resolved(recipe_file)[0])["model"],
+        {},
+        run_id="r",
+        storage="unused",
+        log=tmp_path / "log",
     )
     launcher: Any = UsesEnergy(zones, fails=fails)
     outcome = run_attempt(asked, storage=workspace.storage, launcher=launcher)

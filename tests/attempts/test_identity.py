@@ -12,7 +12,7 @@ from vantage.attempts.identity.environment import environment
 from vantage.attempts.identity.identity import identity
 from vantage.attempts.identity.package import package_digest
 from vantage.attempts.identity.revision import revision
-from vantage.attempts.jobs import request_for
+from vantage.attempts.jobs import request_for, steps_of
 from vantage.attempts.provenance import provenance
 from vantage.attempts.run_attempt import run_attempt
 from vantage.runs.planning import check_drift, plan
@@ -49,7 +49,7 @@ def recipe(recipe_file: Path) -> ResolvedRecipe:
 
 
 def attempt(recipe: ResolvedRecipe, storage: Storage, log: Path) -> AttemptOutcome:
-    request = request_for(recipe, "model", {}, run_id="r", storage="unused", log=log)
+    request = request_for(steps_of(recipe)["model"], {}, run_id="r", storage="unused", log=log)
     return run_attempt(request, storage=storage, launcher=Computed())
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from vantage.attempts.jobs import (
     key_parts_of,
-    max_dropped_of,
     request_for,
     resources_of,
     seed_of,
+    steps_of,
     threads_of,
     work_of,
 )
@@ -54,7 +54,7 @@ def policy(stage_key: str = "0" * 64) -> PolicyCheckpoint:
 def request(recipe: ResolvedRecipe, step: str, folder: Path, **options: Any) -> AttemptRequest:
     inputs = dict.fromkeys(dependencies(recipe)[step], policy())
     return request_for(
-        recipe, step, inputs, run_id="r", storage=str(folder), log=folder / "log.txt", **options
+        steps_of(recipe)[step], inputs, run_id="r", storage=str(folder), log=folder / "log.txt", **options
     )
 
 
@@ -173,6 +173,6 @@ def test_a_job_knows_what_share_of_its_rows_may_be_unusable(recipe_file: Path) -
     recipe = load_resolved(
         recipe_file, ["data.preferences.max_dropped=0.07", "data.prompts.max_dropped=0.2"]
     )[0]
-    assert max_dropped_of(recipe, "reward") == {"data": 0.07}
-    assert max_dropped_of(recipe, "value") == {"prompts": 0.2}
-    assert max_dropped_of(recipe, "model") == {}
+    assert steps_of(recipe)["reward"].max_dropped == {"data": 0.07}
+    assert steps_of(recipe)["value"].max_dropped == {"prompts": 0.2}
+    assert steps_of(recipe)["model"].max_dropped == {}

@@ -14,7 +14,7 @@ import pytest
 from tests.support.fake_work import CHECKPOINT_EVERY
 from tests.support.orchestrated import events, pace
 from vantage.attempts.exit_codes import ExitCode
-from vantage.attempts.jobs import request_for
+from vantage.attempts.jobs import request_for, steps_of
 from vantage.attempts.run_attempt import run_attempt
 from vantage.runs.resolving import load_resolved
 from vantage.runs.workspace import Workspace
@@ -65,8 +65,7 @@ def request(
     recipe, _ = load_resolved(str(recipe_file), [])
     reads = dependencies(recipe)[step]
     return request_for(
-        recipe,
-        step,
+        steps_of(recipe)[step],
         {role: artifacts[read] for role, read in reads.items()},
         run_id=options.pop("run_id", "r"),
         storage=str(workspace.store),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from vantage.attempts.jobs import request_for
+from vantage.attempts.jobs import request_for, steps_of
 from vantage.attempts.run_attempt import Unobserved, run_attempt
 from vantage.runs.resolving import load_resolved
 from vantage.schemas.records.artifacts import Artifact
@@ -55,8 +55,7 @@ def attempt(tmp_path: Path) -> Any:
         artifacts: dict[str, Artifact] = {}
         for step in ("model", "data.demonstrations", "sft"):
             request = request_for(
-                recipe,
-                step,
+                steps_of(recipe)[step],
                 {role: artifacts[source] for role, source in dependencies(recipe)[step].items()},
                 run_id="r",
                 storage=str(tmp_path / storage),

@@ -14,7 +14,7 @@ from obstore.store import ObjectStore
 from tests.support.fake_work import CHECKPOINT_EVERY, STEPS
 from tests.support.orchestrated import events, pace
 from vantage.attempts.exit_codes import ExitCode
-from vantage.attempts.jobs import request_for
+from vantage.attempts.jobs import request_for, steps_of
 from vantage.attempts.run_attempt import run_attempt
 from vantage.ledger.journal import read
 from vantage.runs.resolving import load_resolved
@@ -41,8 +41,7 @@ def request(
 ) -> AttemptRequest:
     recipe, _ = load_resolved(str(recipe_file), [])
     return request_for(
-        recipe,
-        step,
+        steps_of(recipe)[step],
         {role: artifacts[read] for role, read in dependencies(recipe)[step].items()},
         run_id="r",
         storage=storage,

@@ -120,7 +120,7 @@ def test_without_a_champion_the_named_stage_stands_in_for_it(life: Life) -> None
     assert "models.champion" not in life.first.stages
     parents = life.first.stages["evaluation"].key_parts["inputs"]
     assert parents["baseline"] == life.first.stages["model"].digest
-    assert plan_warnings(life.first.recipe, [])[0] == (
+    assert plan_warnings(life.first.recipe, plan(life.first.recipe, None, []))[0] == (
         "models.champion: MLflow has no registered model judged with the alias champion yet; model stands in for it in "
         "this run"
     )

@@ -10,7 +10,7 @@ from obstore.store import MemoryStore
 
 from tests.support.real_runs import wait_for
 from vantage.attempts.exit_codes import ExitCode
-from vantage.attempts.jobs import request_for
+from vantage.attempts.jobs import request_for, steps_of
 from vantage.attempts.run_attempt import run_attempt
 from vantage.flows.pools import attempt_flow
 from vantage.flows.pools.attempt_flow import _make, _Reporter
@@ -35,8 +35,7 @@ def storage(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sto
 def request(storage: Storage, recipe_file: Path, step: str, artifacts: dict[str, Artifact]) -> AttemptRequest:
     recipe, _ = load_resolved(str(recipe_file), [])
     return request_for(
-        recipe,
-        step,
+        steps_of(recipe)[step],
         {role: artifacts[read] for role, read in dependencies(recipe)[step].items()},
         run_id="r",
         storage=storage.address,

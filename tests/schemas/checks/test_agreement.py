@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.every import every
 from vantage.schemas.checks.agreement import resolve
 from vantage.schemas.checks.warnings import warnings
 from vantage.schemas.recipe.algorithm import Returns
@@ -56,7 +57,7 @@ def test_returns_are_inherited_whole(plain: dict[str, Any]) -> None:
     assert stages["value"].returns.model_dump() == switches
 
 
-@pytest.mark.parametrize("switch", list(DIFFERING))
+@every("switch", list(DIFFERING))
 def test_returns_that_are_given_must_be_the_policys(plain: dict[str, Any], switch: str) -> None:
     value, said = DIFFERING[switch]
     plain["stages"]["value"]["returns"] = {switch: value}
@@ -68,7 +69,7 @@ def test_returns_that_are_given_must_be_the_policys(plain: dict[str, Any], switc
     assert resolved(plain)[1] == []
 
 
-@pytest.mark.parametrize("switch", list(DIFFERING))
+@every("switch", list(DIFFERING))
 def test_heirs_must_agree_on_every_switch_of_their_returns(plain: dict[str, Any], switch: str) -> None:
     value, said = DIFFERING[switch]
     plain["stages"]["other"] = {**plain["stages"]["policy"], "algorithm": {"preset": "vapo", switch: value}}
@@ -100,7 +101,7 @@ def test_stages_other_than_critics_and_policies_stay(plain: dict[str, Any]) -> N
     }
 
 
-@pytest.mark.parametrize(
+@every(
     ("stage", "fields", "said"),
     [
         ("value", {"reward": "other"},
@@ -164,7 +165,7 @@ NO_CRITIC = [
 NO_HEIR = "stages.value: no policy_optimization stage starts from this critic"
 
 
-@pytest.mark.parametrize("algorithm", NO_CRITIC)
+@every("algorithm", NO_CRITIC)
 def test_a_critic_that_an_algorithm_does_not_read_is_left_out(plain: dict[str, Any], algorithm: Any) -> None:
     plain["stages"]["policy"] |= {"algorithm": algorithm, "minibatch_size": 256}
     recipe, problems = resolve(Recipe.model_validate(plain))
@@ -175,7 +176,7 @@ def test_a_critic_that_an_algorithm_does_not_read_is_left_out(plain: dict[str, A
     assert policy.critic is None
     assert "critic" not in dependencies(recipe)["policy"]
     assert value.returns == Returns(), "not those of a policy that does not read it"
-    assert NO_HEIR in warnings(recipe)
+    assert NO_HEIR in warnings(recipe, dependencies(recipe))
 
 
 def test_a_fresh_critic_that_is_not_read_is_left_out_too(plain: dict[str, Any]) -> None:
@@ -187,12 +188,12 @@ def test_a_fresh_critic_that_is_not_read_is_left_out_too(plain: dict[str, Any]) 
 def test_a_critic_that_is_read_stays(plain: dict[str, Any]) -> None:
     recipe, _ = resolve(Recipe.model_validate(plain))
     assert dependencies(recipe)["policy"]["critic"] == "value"
-    assert NO_HEIR not in warnings(recipe)
+    assert NO_HEIR not in warnings(recipe, dependencies(recipe))
     plain["stages"]["policy"] |= {"critic": None, "fresh_critic": "sft"}
     recipe, _ = resolve(Recipe.model_validate(plain))
     assert dependencies(recipe)["policy"]["fresh_critic"] == "sft"
     assert "value" in ordered_steps(recipe)
-    assert NO_HEIR in warnings(recipe)
+    assert NO_HEIR in warnings(recipe, dependencies(recipe))
 
 
 def test_a_stage_that_does_not_read_the_critic_has_no_say_in_its_returns(plain: dict[str, Any]) -> None:
@@ -299,7 +300,7 @@ def test_what_cannot_be_carried_is_refused(
         Recipe.model_validate(plain)
 
 
-@pytest.mark.parametrize(
+@every(
     ("stage", "changes", "said"),
     [
         ("policy", {"rollout": {"ahead": 1}, "resources": SHARDED}, r"rollout.ahead=1 samples from a whole copy .*fsdp2 cuts it; use strategy: ddp"),

@@ -4,11 +4,13 @@ from typing import Any, get_args
 
 import pytest
 
+from tests.support.every import every
 from vantage.schemas.checks.agreement import resolve
 from vantage.schemas.checks.warnings import warnings
 from vantage.schemas.recipe.algorithm import Algorithm
 from vantage.schemas.recipe.presets import PresetName
 from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.steps import dependencies
 
 SCALING = (
     "stages.policy.algorithm.reward_scaling: dividing by a running σ was compared and is not recommended "
@@ -19,7 +21,7 @@ SCALING = (
 def warned(plain: dict[str, Any]) -> list[str]:
     recipe, problems = resolve(Recipe.model_validate(plain))
     assert problems == []
-    return warnings(recipe)
+    return warnings(recipe, dependencies(recipe))
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def with_algorithm(plain: dict[str, Any], algorithm: Any) -> dict[str, Any]:
     return plain
 
 
-@pytest.mark.parametrize("preset", get_args(PresetName))
+@every("preset", get_args(PresetName))
 def test_a_preset_in_a_sound_recipe_is_warned_of_only_where_its_own_source_warns(
     plain: dict[str, Any], preset: str
 ) -> None:
@@ -65,7 +67,7 @@ ALONE = (
 )
 
 
-@pytest.mark.parametrize(
+@every(
     ("switches", "said"),
     [
         ({"kl_kind": "abs"}, IN_REWARD.format("abs", "|Δ| is no unbiased estimate of a KL divergence")),
@@ -99,7 +101,7 @@ def test_mixtures(plain: dict[str, Any], switches: dict[str, Any], said: str) ->
     assert warned(plain) == [f"stages.policy.algorithm.{said}"]
 
 
-@pytest.mark.parametrize(
+@every(
     "switches",
     [
         *({"kl_kind": kind, "kl_coef": 0} for kind in ("abs", "k2", "k3", "full")),
@@ -172,7 +174,7 @@ def test_groups_that_a_reward_model_scores_never_agree(plain: dict[str, Any]) ->
     assert warned(plain) == []
 
 
-@pytest.mark.parametrize(
+@every(
     ("alpha", "longest", "extent"),
     [
         (0.05, 20, "every response"),

@@ -53,8 +53,8 @@ def test_a_benchmark_is_a_step_and_its_files_are_its_key(measured: dict[str, Any
     assert dependencies(recipe)["checked"] == {"policy": "policy", "benchmark": "benchmarks.local"}
     order = ordered_steps(recipe)
     assert order.index("benchmarks.local") < order.index("checked")
-    assert warnings(recipe) == []
-    assert list(few_prompts(recipe, {})) == []
+    assert warnings(recipe, dependencies(recipe)) == []
+    assert list(few_prompts(recipe, dependencies(recipe), {})) == []
 
     before = key(recipe, "benchmarks.local")
     (tmp_path / "tasks/.hidden").write_text("no content")
@@ -112,7 +112,7 @@ def test_a_folder_that_is_not_there_is_refused(measured: dict[str, Any], tmp_pat
 def test_a_benchmark_that_nothing_reads_is_told(measured: dict[str, Any], tmp_path: Path) -> None:
     del measured["stages"]["checked"]
     recipe = resolved(measured, tmp_path)
-    assert "benchmarks.local: no stage reads it" in warnings(recipe)
+    assert "benchmarks.local: no stage reads it" in warnings(recipe, dependencies(recipe))
     assert "benchmarks.local" not in dependencies(recipe)
 
 

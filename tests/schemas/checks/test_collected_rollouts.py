@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.every import every
 from vantage.schemas.checks.agreement import resolve
 from vantage.schemas.checks.few_prompts import few_prompts
 from vantage.schemas.checks.warnings import warnings
@@ -57,8 +58,8 @@ def test_what_is_left_open_is_written_out(plain: dict[str, Any]) -> None:
     assert stages["collected"].held_out_samples_per_prompt == 4  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("reader", ["value", "best", "policy"])
-@pytest.mark.parametrize(
+@every("reader", ["value", "best", "policy"])
+@every(
     ("field", "other", "said"),
     [
         ("reward", "other", "'other' is not the reward by which 'collected' was scored ('main'); use one reward in both"),
@@ -124,7 +125,7 @@ def test_a_pair_takes_two(plain: dict[str, Any], fewest: dict[str, int]) -> None
     ]
 
 
-@pytest.mark.parametrize(
+@every(
     ("stage", "changes", "said"),
     [
         ("value", {"rollouts": None, "fresh_share": 0.5}, "add rollouts, or leave fresh_share out"),
@@ -162,13 +163,13 @@ def test_gates_of_dpo_know_how_many_prompts_were_collected(plain: dict[str, Any]
     plain["data"]["tasks"]["split"] = {"validation": 12, "test": 12}
     plain["stages"]["dpo"]["gate"] = {"metric": "pair_accuracy", "at_least": 0.6}
     recipe, _ = resolve(Recipe.model_validate(plain))
-    [said] = few_prompts(recipe, {})
+    [said] = few_prompts(recipe, dependencies(recipe), {})
     assert said.startswith("stages.dpo.gate: pair_accuracy is measured on 12 prompts at most")
 
 
 def test_nothing_else_is_warned_of(plain: dict[str, Any]) -> None:
     recipe, _ = resolve(Recipe.model_validate(plain))
-    assert set(warnings(recipe)) == {
+    assert set(warnings(recipe, dependencies(recipe))) == {
         "data.others: no stage reads it",
         "rewards.other: no stage reads it",
         "stages.value: no policy_optimization stage starts from this critic",

@@ -7,6 +7,7 @@ import pytest
 
 from vantage.schemas.checks.few_prompts import few_prompts
 from vantage.schemas.loading.recipe_file import parse_recipe
+from vantage.schemas.steps import dependencies
 
 RECIPE = """
 recipe: few
@@ -47,7 +48,8 @@ def warned(
         (tmp_path / name).write_text("")
     text = RECIPE.replace("vapo_SWITCHES", "{preset: vapo, length_adaptive_alpha: 1.0}").replace(*change)
     text = text.replace("DEMONSTRATIONS", str(demonstrations)).replace("PREFERENCES", str(preferences))
-    return list(few_prompts(parse_recipe(text, folder=tmp_path), measured or {}))
+    recipe = parse_recipe(text, folder=tmp_path)
+    return list(few_prompts(recipe, dependencies(recipe), measured or {}))
 
 
 def test_enough_prompts_are_not_warned_of(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.every import every
 from vantage.attempts.jobs import key_parts_of, work_of
 from vantage.schemas.checks.warnings import warnings
 from vantage.schemas.loading.recipe_file import parse_recipe
@@ -54,7 +55,7 @@ def test_one_that_no_stage_reads_is_kept_apart_all_the_same(apart: dict[str, Any
     recipe = loaded(apart)
     assert dependencies(recipe)["data.demos"] == {"test_set.0": "data.exam"}
     assert content_of(recipe, "exam") == "prompts"
-    assert not [said for said in warnings(recipe) if "exam" in said]
+    assert not [said for said in warnings(recipe, dependencies(recipe)) if "exam" in said]
 
 
 def test_the_shares_of_others_leave_it_alone(apart: dict[str, Any]) -> None:
@@ -84,7 +85,7 @@ def test_what_it_is_kept_apart_from_is_in_the_key_by_content_alone(apart: dict[s
         key_parts_of(recipe, "data.tasks", {"test_set.0": "a" * 64})
 
 
-@pytest.mark.parametrize(
+@every(
     ("path", "value", "message"),
     [
         ("data.exam.split", {"test": "all", "validation": 5}, "data.exam.split: validation=5 of a dataset whose rows are all test rows"),

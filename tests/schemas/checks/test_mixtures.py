@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from vantage.attempts.jobs import key_parts_of, max_dropped_of, work_of
+from tests.support.every import every
+from vantage.attempts.jobs import key_parts_of, steps_of, work_of
 from vantage.estimates.recipe_estimate import estimate_recipe
 from vantage.schemas.checks.few_prompts import few_prompts
 from vantage.schemas.checks.warnings import warnings
@@ -56,7 +57,7 @@ def test_a_mixture_is_a_step_that_reads_its_parts(mixed: dict[str, Any]) -> None
         "both": "demonstrations", "demos": "demonstrations", "more": "demonstrations",
         "asked": "prompts", "questions": "prompts",
     }  # fmt: skip
-    assert warnings(recipe) == []
+    assert warnings(recipe, dependencies(recipe)) == []
 
 
 def test_the_work_has_shares_and_its_key_no_names(mixed: dict[str, Any]) -> None:
@@ -70,7 +71,7 @@ def test_the_work_has_shares_and_its_key_no_names(mixed: dict[str, Any]) -> None
     parts = key_parts_of(recipe, "mixtures.both", digests)
     assert parts["inputs"] == digests and parts["seed"] == 0
     assert "demos" not in str(parts) and "both" not in str(parts)
-    assert max_dropped_of(recipe, "sft") == {"data": 0.5}
+    assert steps_of(recipe)["sft"].max_dropped == {"data": 0.5}
     mixed["seed"] = 1
     other = key_parts_of(resolved(mixed), "mixtures.both", digests)
     assert stage_key(other) != stage_key(parts)
@@ -87,7 +88,8 @@ def test_its_rows_and_lengths_are_estimated(mixed: dict[str, Any]) -> None:
 
 def test_few_test_rows_of_a_mixture_are_warned_of(mixed: dict[str, Any]) -> None:
     mixed["stages"]["evaluation"]["gate"] = {"metric": "accuracy", "at_least": 0.5}
-    [_, said] = few_prompts(Recipe.model_validate(mixed), {})
+    recipe = Recipe.model_validate(mixed)
+    [_, said] = few_prompts(recipe, dependencies(recipe), {})
     assert (
         said.startswith("stages.evaluation.gate: accuracy is")
         and "measured on 20 prompts at most" in said
@@ -97,11 +99,12 @@ def test_few_test_rows_of_a_mixture_are_warned_of(mixed: dict[str, Any]) -> None
 
 def test_a_mixture_that_no_stage_reads_is_warned_of(mixed: dict[str, Any]) -> None:
     mixed["stages"]["sft"]["data"] = "demos"
-    said = warnings(Recipe.model_validate(mixed))
+    recipe = Recipe.model_validate(mixed)
+    said = warnings(recipe, dependencies(recipe))
     assert said == ["data.more: no stage reads it", "mixtures.both: no stage reads it"]
 
 
-@pytest.mark.parametrize(
+@every(
     ("path", "value", "message"),
     [
         ("both.parts", {"demos": 1, "mor": 1}, "mixtures.both.parts.mor: no dataset is called 'mor'; did you mean 'more'?"),
@@ -137,7 +140,7 @@ def test_answers_and_verifiers_of_every_part_are_asked_for(mixed: dict[str, Any]
     )
 
 
-@pytest.mark.parametrize(
+@every(
     ("mixture", "said"),
     [
         ("{parts: {demos: 1}}", "mixtures.both.parts"),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.every import every
 from vantage.schemas.checks.warnings import warnings
 from vantage.schemas.loading.recipe_file import load_recipe, parse_recipe
 from vantage.schemas.loading.validation import problems_of_names
@@ -77,7 +78,7 @@ def test_one_group_counts(extract: str) -> None:
 # -- what is refused
 
 
-@pytest.mark.parametrize(
+@every(
     ("section", "said"),
     [
         ("{source: nowhere.py}", "verifiers.mine.source: there is no file {folder}/nowhere.py; correct the path"),
@@ -107,7 +108,7 @@ def test_one_group_counts(extract: str) -> None:
 def test_refusals_name_the_line_the_field_and_the_remedy(
     text: str, folder: Path, section: str, said: str
 ) -> None:
-    (folder / "folder.py").mkdir()
+    (folder / "folder.py").mkdir(exist_ok=True)
     (folder / "gsm8k.js").write_text("")
     [line] = refused(with_verifiers(text, section), folder)
     assert line.startswith(f"x.yaml:8: {said.format(folder=folder)}")
@@ -183,7 +184,7 @@ def test_a_comparison_is_refused_on_prompts_that_are_known_to_have_no_answers(
     }
 
 
-@pytest.mark.parametrize("section", [3, ["mine"], {"mine": None}, {"mine": 3}, {3: {"source": "x.py"}}])
+@every("section", [3, ["mine"], {"mine": None}, {"mine": 3}, {3: {"source": "x.py"}}])
 def test_other_shapes_are_left_to_pydantic(plain: dict[str, Any], section: Any) -> None:
     plain["verifiers"] = section
     assert [problem for problem in problems_of_names(plain) if problem.path[0] == "verifiers"] == []
@@ -198,7 +199,7 @@ def test_each_reader_has_the_verifiers_step_as_an_input(plain: dict[str, Any]) -
     inputs = dependencies(recipe)
     assert inputs["verifiers.mine"] == {"prompts.0": "data.tasks"}, "it is tried on what it will judge"
     assert "verifiers.spare" not in inputs
-    assert warnings(recipe)[0] == "verifiers.spare: no stage reads it"
+    assert warnings(recipe, dependencies(recipe))[0] == "verifiers.spare: no stage reads it"
     read = {
         step: {role for role, source in roles.items() if source == "verifiers.mine"}
         for step, roles in inputs.items()

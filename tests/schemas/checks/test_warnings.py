@@ -9,10 +9,12 @@ import pytest
 
 from vantage.schemas.checks.warnings import warnings
 from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.steps import dependencies
 
 
 def warned(plain: dict[str, Any]) -> list[str]:
-    return warnings(Recipe.model_validate(plain))
+    recipe = Recipe.model_validate(plain)
+    return warnings(recipe, dependencies(recipe))
 
 
 @pytest.fixture

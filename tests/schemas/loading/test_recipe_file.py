@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.every import every
 from vantage.schemas.checks.warnings import warnings
 from vantage.schemas.loading.recipe_file import (
     builtin_recipes,
@@ -18,6 +19,7 @@ from vantage.schemas.problems import Problem, RecipeError
 from vantage.schemas.recipe.algorithm import Algorithm, Returns
 from vantage.schemas.recipe.recipe import Recipe
 from vantage.schemas.recipe.stages import PolicyOptimization, ValuePretraining
+from vantage.schemas.steps import dependencies
 
 
 def refused(text: str, *overrides: str) -> list[str]:
@@ -63,7 +65,7 @@ def test_the_quickstart_loads_by_name_and_by_path(source: str, monkeypatch: pyte
     monkeypatch.chdir(Path(__file__).parents[3])
     recipe = load_recipe(source)
     assert list(recipe.stages) == ["sft", "reward", "value", "policy", "evaluation"]
-    assert warnings(recipe) == []
+    assert warnings(recipe, dependencies(recipe)) == []
 
 
 def is_a_sweep(name: str) -> bool:
@@ -71,7 +73,7 @@ def is_a_sweep(name: str) -> bool:
     return "sweep" in yaml.safe_load(find_recipe(name).read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", [name for name in builtin_recipes() if not is_a_sweep(name)])
+@every("name", [name for name in builtin_recipes() if not is_a_sweep(name)])
 def test_every_builtin_recipe_is_one_that_loads_or_says_what_to_give(name: str) -> None:
     # A recipe for the user's own model and data names none.
     assert [problem for problem in problems_of(name) if problem.path[-1:] != ("source",)] == []
@@ -122,10 +124,13 @@ def test_an_override_can_exchange_the_whole_algorithm(text: str) -> None:
 def test_an_override_can_exchange_the_critic_for_a_method_without(text: str) -> None:
     recipe = parse_recipe(text, overrides=["stages.policy.algorithm=dr_grpo"])
     assert recipe.stages["policy"].critic is None  # type: ignore[union-attr]
-    assert warnings(recipe)[0] == "stages.value: no policy_optimization stage starts from this critic"
+    assert (
+        warnings(recipe, dependencies(recipe))[0]
+        == "stages.value: no policy_optimization stage starts from this critic"
+    )
 
 
-@pytest.mark.parametrize(
+@every(
     ("override", "said"),
     [
         ("stages.policy.critic=sft", "'sft' is an sft stage; a critic is a value_pretraining or reward_model stage; "
@@ -256,7 +261,7 @@ def test_everything_wrong_is_found_in_one_loading() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@every(
     ("written", "instead", "said"),
     [
         ("seed: x\nrecipe: small", "recipe: small", "x.yaml:1: seed: 'x' must be a whole number; "

@@ -2,8 +2,7 @@
 
 from typing import get_args
 
-import pytest
-
+from tests.support.every import every
 from vantage.schemas.checks.warnings import warnings
 from vantage.schemas.loading.recipe_file import load_recipe
 from vantage.schemas.recipe.presets import PresetName
@@ -19,7 +18,7 @@ COLLECTED_STAGE = [
 """Their baselines begin with responses that are sampled beforehand."""
 
 
-@pytest.mark.parametrize("preset", get_args(PresetName))
+@every("preset", get_args(PresetName))
 def test_a_preset_is_one_override_and_what_it_asks_for(preset: str) -> None:
     overrides = [f"stages.policy.algorithm={preset}"]
     if preset in ONE_STEP:
@@ -36,7 +35,7 @@ def test_a_preset_is_one_override_and_what_it_asks_for(preset: str) -> None:
     assert ("ptx" in reads) == (preset == "ppo_max")
     assert ("rollouts" in reads) == (preset in COLLECTED)
     unread = "stages.value: no policy_optimization stage starts from this critic"
-    assert (unread in warnings(recipe)) == ("critic" not in reads)
+    assert (unread in warnings(recipe, dependencies(recipe))) == ("critic" not in reads)
 
 
 def test_the_mixtures_of_the_readme() -> None:
