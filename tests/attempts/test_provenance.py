@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.every import every
 from vantage.attempts import provenance as subject
 from vantage.attempts.provenance import drift, provenance
 from vantage.schemas.kinds import KINDS
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@every("kind", KINDS)
 def test_every_kind_of_work_has_a_provenance(kind: str) -> None:
     made_with = provenance(kind, threads=2, world_size=1)
     assert made_with["threads"] == "2"

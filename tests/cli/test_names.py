@@ -10,6 +10,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from tests.review.diff.small_runs import environment, make_run, write_recipe
+from tests.support.every import every
 from vantage.attempts.exit_codes import ExitCode
 from vantage.cli.main import app
 from vantage.ledger import tracking
@@ -119,8 +120,8 @@ def test_commands_of_runs_take_the_run_beside_a_folder_of_its_name(
         assert vantage.last.run_id not in told[2]
 
 
-@pytest.mark.parametrize("command", OF_RUNS)
-@pytest.mark.parametrize(
+@every("command", OF_RUNS)
+@every(
     "named, said",
     [
         ("000", "000 fits 0001-compared-"),

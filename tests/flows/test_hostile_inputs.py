@@ -16,6 +16,7 @@ from tests.schemas.hostile import (
     WHOLE,
     lay_out,
 )
+from tests.support.every import every
 from vantage.attempts.exit_codes import ExitCode
 from vantage.cli.main import app
 from vantage.models.builtin import build_builtin
@@ -44,8 +45,8 @@ def refused(*arguments: str) -> str:
     return said
 
 
-@pytest.mark.parametrize("command", ["plan", "run", "sweep"])
-@pytest.mark.parametrize("case", TEXTS)
+@every("command", ["plan", "run", "sweep"])
+@every("case", TEXTS)
 def test_a_text(here: Path, monkeypatch: pytest.MonkeyPatch, command: str, case: str) -> None:
     monkeypatch.chdir(here)
     data, said = TEXTS[case]
@@ -54,14 +55,14 @@ def test_a_text(here: Path, monkeypatch: pytest.MonkeyPatch, command: str, case:
     assert command == "sweep" or said in told
 
 
-@pytest.mark.parametrize("override", OVERRIDES)
+@every("override", OVERRIDES)
 def test_an_override(here: Path, monkeypatch: pytest.MonkeyPatch, override: str) -> None:
     monkeypatch.chdir(here)
     assert OVERRIDES[override] in refused("plan", "whole.yaml", "--set", override)
 
 
-@pytest.mark.parametrize("command", ["plan", "sweep"])
-@pytest.mark.parametrize("path", PATHS)
+@every("command", ["plan", "sweep"])
+@every("path", PATHS)
 def test_a_path(here: Path, monkeypatch: pytest.MonkeyPatch, command: str, path: str) -> None:
     monkeypatch.chdir(here)
     assert PATHS[path] in refused(command, path)
@@ -71,7 +72,7 @@ IN_FILES = [name for name, (_, said) in BY_HAND.items() if any(word in said for 
     "is no whole number", "holds no", "but the weights", "ids up to", "no valid safetensors", "no vocabulary"))]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", IN_FILES)
+@every("case", IN_FILES)
 def test_a_model_folder_is_refused_by_a_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
@@ -82,7 +83,7 @@ def test_a_model_folder_is_refused_by_a_plan(
     assert said in refused("plan", "quickstart", "--set", "model.source=model")
 
 
-@pytest.mark.parametrize(
+@every(
     "arguments, said",
     [
         (["plan", "x\udcff.yaml"], r"x\udcff.yaml: there is no such file"),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.every import every
 from vantage.ledger.run_ledger import Ledger
 from vantage.ledger.tracking import check_address, set_up_client, without_password
 
@@ -28,7 +29,7 @@ def test_where_a_database_is_looked_at_is_said_without_its_password(tmp_path: Pa
     assert ledger.where() == said
 
 
-@pytest.mark.parametrize(
+@every(
     ("uri", "why"),
     [
         ("./mlruns", "is a folder"),
@@ -63,7 +64,7 @@ def test_an_address_at_which_mlflow_keeps_nothing_is_refused(uri: str, why: str)
     assert "or unset it" in str(refused.value)
 
 
-@pytest.mark.parametrize(
+@every(
     "uri",
     [
         *(

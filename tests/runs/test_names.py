@@ -1,11 +1,15 @@
 """One order of meanings: what each text means in each situation, and what is refused with which remedy."""
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.review.diff.small_runs import make_run, write_recipe
+from tests.support.every import every
 from vantage.runs.meanings import (
     MADE,
     AmbiguousName,
@@ -69,6 +73,17 @@ class Here:
     path: Path
     workspace: Workspace
 
+    @contextmanager
+    def holding(self, folder: str | None) -> Iterator[None]:
+        """Hold this folder too, inside the block."""
+        if folder is not None:
+            (self.path / folder).mkdir(parents=True)
+        try:
+            yield
+        finally:
+            if folder is not None:
+                shutil.rmtree(self.path / Path(folder).parts[0])
+
     def resolve(self, text: str, command: Command, models: tuple[str, ...] | None = NO_MODELS) -> Named:
         registry = Models(is_dead=True) if models is None else Models(*models)
         digests = (DIGEST, *OTHER_DIGESTS)
@@ -86,7 +101,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
     return Here(tmp_path / "here", workspace)
 
 
-@pytest.mark.parametrize(
+@every(
     "text, command, folder, models, meaning",
     [
         # runs
@@ -164,12 +179,11 @@ def test_a_text_has_one_meaning(
     meaning: Named,
     here: Here,
 ) -> None:
-    if folder is not None:
-        (here.path / folder).mkdir(parents=True)
-    assert here.resolve(text, command, models) == meaning
+    with here.holding(folder):
+        assert here.resolve(text, command, models) == meaning
 
 
-@pytest.mark.parametrize(
+@every(
     "text, command, folder, models, refusal, said",
     [
         # two meanings that the command accepts
@@ -238,9 +252,7 @@ def test_a_text_with_no_or_several_accepted_meanings_is_refused(
     said: str,
     here: Here,
 ) -> None:
-    if folder is not None:
-        (here.path / folder).mkdir(parents=True)
-    with pytest.raises(refusal) as refused:
+    with here.holding(folder), pytest.raises(refusal) as refused:
         here.resolve(text, command, models)
     assert type(refused.value) is refusal
     assert said in str(refused.value)
@@ -320,7 +332,7 @@ def test_an_alias_that_is_moved(text: str) -> None:
     assert registered_alias(text, "rollback") == ("small", "best")
 
 
-@pytest.mark.parametrize("text", ["small", "small/3", "small@", "run:latest", "@best"])
+@every("text", ["small", "small/3", "small@", "run:latest", "@best"])
 def test_what_is_no_alias(text: str) -> None:
     with pytest.raises(BadName, match="is not MODEL@ALIAS|is no name of a registered model"):
         registered_alias(text, "rollback")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.every import every
 from vantage.runs.run_ids import find_run
 from vantage.runs.workspace import RunError, Workspace
 
@@ -19,7 +20,7 @@ def place(tmp_path: Path) -> Workspace:
     return place
 
 
-@pytest.mark.parametrize(
+@every(
     "named, run_id",
     [
         ("0001-quickstart-59aaf7", "0001-quickstart-59aaf7"),
@@ -37,7 +38,7 @@ def test_one_run_is_found(named: str, run_id: str, place: Workspace) -> None:
     assert find_run(place, named) == run_id
 
 
-@pytest.mark.parametrize(
+@every(
     "named, said",
     [
         ("00", "00 fits 0001-quickstart-59aaf7, 0002-instruct-0a1b2c, 0010-quickstart-59aaf8; give more"),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.every import every
 from vantage.schemas.loading.field_errors import validated
 from vantage.schemas.loading.recipe_file import load_recipe, parse_recipe
 from vantage.schemas.problems import RecipeError
@@ -67,7 +68,7 @@ def test_wrong_fields_do_not_hide_the_rules_of_what_they_stand_in(text: str) -> 
     ]
 
 
-@pytest.mark.parametrize("size", ["x", "-1", "0.5", "null", "[]"])
+@every("size", ["x", "-1", "0.5", "null", "[]"])
 def test_a_rule_about_a_wrong_field_is_not_told_of_its_default(text: str, size: str) -> None:
     """minibatch_size=100 divides not the default of 256; of what the wrong batch_size should be, nobody knows."""
     problems = refused(text, f"stages.policy.batch_size={size}", "stages.policy.minibatch_size=100")

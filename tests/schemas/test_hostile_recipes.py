@@ -13,6 +13,7 @@ from tests.schemas.hostile import (
     lay_out,
     refuses,
 )
+from tests.support.every import every
 from vantage.schemas.loading.recipe_file import load_recipe, parse_recipe
 from vantage.schemas.sweep import load_sweep
 
@@ -32,20 +33,20 @@ def test_the_recipe_that_the_cases_damage_loads() -> None:
     assert parse_recipe(WHOLE).recipe == "x"
 
 
-@pytest.mark.parametrize("case", TEXTS)
+@every("case", TEXTS)
 def test_no_text_escapes(here: Path, case: str) -> None:
     data, said = TEXTS[case]
     (here / "x.yaml").write_bytes(data)
     assert said in refuses(lambda: load_recipe("x.yaml"))
 
 
-@pytest.mark.parametrize("case", TEXTS)
+@every("case", TEXTS)
 def test_no_text_escapes_as_a_sweep(here: Path, case: str) -> None:
     (here / "x.yaml").write_bytes(TEXTS[case][0])
     refuses(lambda: load_sweep("x.yaml"))
 
 
-@pytest.mark.parametrize("case", TEXTS)
+@every("case", TEXTS)
 def test_no_text_escapes_as_the_recipe_of_a_sweep(here: Path, case: str) -> None:
     data, said = TEXTS[case]
     (here / "x.yaml").write_bytes(data)
@@ -56,12 +57,12 @@ def test_no_text_escapes_as_the_recipe_of_a_sweep(here: Path, case: str) -> None
     assert said in refuses(lambda: load_sweep("sweep.yaml"))
 
 
-@pytest.mark.parametrize("override", OVERRIDES)
+@every("override", OVERRIDES)
 def test_no_override_escapes(here: Path, override: str) -> None:
     assert OVERRIDES[override] in refuses(lambda: parse_recipe(WHOLE + "publish: []\n", overrides=[override]))
 
 
-@pytest.mark.parametrize("path", PATHS)
+@every("path", PATHS)
 def test_no_path_escapes(here: Path, path: str) -> None:
     assert PATHS[path] in refuses(lambda: load_recipe(path))
     assert PATHS[path] in refuses(lambda: load_sweep(path))

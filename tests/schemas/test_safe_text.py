@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.every import every
 from vantage.schemas.safe_text import (
     markdown_text,
     safe_text,
@@ -55,7 +56,7 @@ def test_none_of_them_is_left_in_any_text(monkeypatch: pytest.MonkeyPatch) -> No
     assert "TOKENIZERS_PARALLELISM': 'false'" in told and "mlflow.example:5000/x" in told
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "told"),
     [
         ("http://ann:hunter2@host/x", "http://***@host/x"),
@@ -102,7 +103,7 @@ def test_any_text_can_be_printed_and_json_stays_the_same_json(text: str) -> None
     assert "\x1b" not in safe_text(text)
 
 
-@pytest.mark.parametrize(
+@every(
     "text",
     [
         "[x](http://evil)",

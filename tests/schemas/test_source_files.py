@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.every import every
 from vantage.schemas.source_files import (
     SizeLimit,
     SourceChanged,
@@ -74,7 +75,7 @@ def test_another_digest_than_the_plans_is_refused_with_both() -> None:
         check_unchanged("a.jsonl", planned="1" * 64, found="2" * 64)
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "ending"),
     [
         ("a.json", ".json"), ("a.JSONL", ".jsonl"), ("a.b.csv", ".csv"), ("a.csv.gz", ".csv.gz"),

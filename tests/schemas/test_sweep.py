@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.every import every
 from vantage.schemas.problems import RecipeError
 from vantage.schemas.sweep import SweepPlan, load_sweep, with_downstream
 
@@ -136,7 +137,7 @@ def test_a_seed_reaches_all_that_reads_what_it_reseeds(folder: Path) -> None:
 # -- what is refused
 
 
-@pytest.mark.parametrize(
+@every(
     "old, new, said",
     [
         ("sweep: parts\n", "", "parts.yaml:1: sweep: is required; add `sweep: …`"),
@@ -169,7 +170,7 @@ def test_a_mistake_is_refused_with_its_line_and_remedy(folder: Path, old: str, n
     assert any(problem.startswith(said) for problem in problems), problems
 
 
-@pytest.mark.parametrize(
+@every(
     "added, said",
     [
         (

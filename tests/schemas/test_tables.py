@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.every import every
 from vantage.schemas.row_rules import REPEATED, SLICE_ROWS, BadRow, Report, UnusableTable
 from vantage.schemas.tables import SCHEMAS, usable_rows
 
@@ -291,7 +292,7 @@ def test_an_answer_does_not_make_another_prompt() -> None:
     assert kept_rows(table(*rows), content="prompts") == (rows[:1], {REPEATED: 1})
 
 
-@pytest.mark.parametrize(
+@every(
     ("rows", "content", "said"),
     [
         ([{"prompt": "a", "chosen": "b"}], "preferences",
@@ -327,7 +328,7 @@ def test_a_table_of_bad_rows_only_is_refused_with_its_report() -> None:
         kept_rows(table({"prompt": ""}), content="prompts")
 
 
-@pytest.mark.parametrize(
+@every(
     ("content", "row", "check"),
     [
         ("demonstrations", {"prompt": "a", "response": ""}, "response is empty"),

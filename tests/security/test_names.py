@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.every import every
 from vantage.flows.pools import share
 from vantage.flows.sweeps.report import _csv
 from vantage.ledger.to_mlflow.published_models import NoSuchModel, find_version
@@ -26,13 +27,13 @@ TRAVERSALS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TRAVERSALS)
+@every("name", TRAVERSALS)
 def test_no_path_of_a_manifest_leaves_its_folder(name: str) -> None:
     with pytest.raises(UnsafePath):
         check_path(name)
 
 
-@pytest.mark.parametrize("name", [*TRAVERSALS, "A" * 64, "a" * 63, "a" * 64 + "\n"])
+@every("name", [*TRAVERSALS, "A" * 64, "a" * 63, "a" * 64 + "\n"])
 def test_nothing_but_a_sha256_names_an_object_or_what_is_left_of_it(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="is not a sha256"):
         checked_digest(name)
@@ -40,19 +41,19 @@ def test_nothing_but_a_sha256_names_an_object_or_what_is_left_of_it(tmp_path: Pa
         find_removed(Store(tmp_path), name)
 
 
-@pytest.mark.parametrize("name", [*TRAVERSALS, "0001-x-abcdef/..", "0001-x-abcdef\n", "0001-../x-abcdef"])
+@every("name", [*TRAVERSALS, "0001-x-abcdef/..", "0001-x-abcdef\n", "0001-../x-abcdef"])
 def test_no_run_id_leads_elsewhere(tmp_path: Path, name: str) -> None:
     with pytest.raises(RunError):
         Workspace(tmp_path).folder(name)
 
 
-@pytest.mark.parametrize("place", ["a?mode=memory", "a%2e%2e", "a#b", "a\nb", "a\x00b"])
+@every("place", ["a?mode=memory", "a%2e%2e", "a#b", "a\nb", "a\x00b"])
 def test_no_workspace_is_at_an_address_that_a_database_reads_otherwise(tmp_path: Path, place: str) -> None:
     with pytest.raises((RunError, ValueError)):
         Workspace.at(tmp_path / place)
 
 
-@pytest.mark.parametrize(
+@every(
     "address",
     ["s3://ann:canary@bucket/x", "file:///etc", "http://host/x", "s3:///x", "s3://b/x?y", "memory://x"],
 )
@@ -68,7 +69,7 @@ def test_a_registered_models_name_cannot_add_a_condition_to_a_search(tmp_path: P
     assert not (tmp_path / "never-made.db").exists()
 
 
-@pytest.mark.parametrize("text", ["=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1"])
+@every("text", ["=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1"])
 def test_no_cell_of_a_csv_file_is_a_formula(text: str) -> None:
     [[cell, number]] = list(csv.reader(io.StringIO(_csv([], [[text, -1.5]]).removeprefix("\n"), newline="")))
     assert cell == f"'{text}"

@@ -9,6 +9,7 @@ import obstore
 import pytest
 
 from tests.signing.conftest import RECIPE, STEPS, Ended, Here, Keys
+from tests.support.every import every
 from tests.support.orchestrated import attempt_all, orchestrated
 from vantage.attempts.exit_codes import ExitCode
 from vantage.flows.execution import exit_code
@@ -113,7 +114,7 @@ def test_the_environment_names_another_which_alone_counts(
     assert "cannot be read (No such file or directory); correct it, or unset it" in str(why_not(copied))
 
 
-@pytest.mark.parametrize(
+@every(
     "text, said",
     [
         ("", "is empty"),
@@ -141,7 +142,7 @@ def test_a_policy_that_cannot_be_read_allows_nothing_and_is_told_before_a_run(
     check_signing(copied.record.recipe, copied.workspace)  # publishes nothing
 
 
-@pytest.mark.parametrize(
+@every(
     "model, alias, said",
     [
         ("*", "Champion", "no name has 'C', so the pattern fits nothing and would hold nothing back"),
@@ -161,7 +162,7 @@ def test_a_pattern_that_can_fit_nothing_is_refused(copied: Ended, model: str, al
     assert "cannot be checked" in str(why_not(copied))
 
 
-@pytest.mark.parametrize("pattern", ["champion", "*", "c?ampion", "[c-d]*", "[!A-Z]*", "champion*", "[]c]*"])
+@every("pattern", ["champion", "*", "c?ampion", "[c-d]*", "[!A-Z]*", "champion*", "[]c]*"])
 def test_patterns_that_fit_hold(copied: Ended, pattern: str) -> None:
     write(copied, rule("{users: []}", alias=pattern))
     assert "(nobody may)" in str(why_not(copied))

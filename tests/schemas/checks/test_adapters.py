@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.every import every
 from vantage.attempts.jobs import key_parts_of, work_of
 from vantage.runs.resolving import resolve_rates
 from vantage.schemas.loading.recipe_file import parse_recipe
@@ -121,7 +122,7 @@ def test_adapters_and_what_reads_them_are_not_cut() -> None:
     assert recipe(policy=fsdp2, evaluation=fsdp2)
 
 
-@pytest.mark.parametrize(
+@every(
     ("given", "message"),
     [
         ("{rank: 0}", "stages.sft.lora.rank: 0 must be at least 1"),

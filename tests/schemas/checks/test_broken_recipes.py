@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from tests.schemas.checks.broken_recipes import BASES, FILE, plain, problems_of, problems_of_case
+from tests.support.every import every
 
 CASES: list[dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))
 BLOCK = 50
 
 
-@pytest.mark.parametrize("start", range(0, len(CASES), BLOCK))
+@every("start", range(0, len(CASES), BLOCK))
 def test_problems_keep_their_text_order_and_number(start: int) -> None:
     for number, case in enumerate(CASES[start : start + BLOCK], start):
         assert problems_of_case(case) == case["problems"], (

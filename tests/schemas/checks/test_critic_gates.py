@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support.every import every
 from vantage.schemas.checks.critic_gates import SEVERAL_RESPONSES
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.loading.recipe_file import parse_recipe
@@ -25,10 +26,8 @@ def problems(text: str) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("family", ["tokens_left", "length"])
-@pytest.mark.parametrize(
-    ("tokens", "is_reached"), [("1", True), ("64_127", True), ("128_255", False), ("65536", False)]
-)
+@every("family", ["tokens_left", "length"])
+@every(("tokens", "is_reached"), [("1", True), ("64_127", True), ("128_255", False), ("65536", False)])
 def test_bins_that_no_response_reaches(text: str, family: str, tokens: str, is_reached: bool) -> None:
     metric = f"explained_variance_{family}_{tokens}"
     found = problems(text.replace(GATE, f"gate: {{metric: {metric}, at_least: 0.0, confidence: 0.9}}"))
@@ -43,7 +42,7 @@ def test_bins_that_no_response_reaches(text: str, family: str, tokens: str, is_r
         assert problem.endswith("use bins up to 64_127")
 
 
-@pytest.mark.parametrize(
+@every(
     ("metric", "samples", "is_enough"),
     [
         ("rank_correlation", 64, False),

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-import pytest
-
+from tests.support.every import every
 from vantage.schemas.loading.validation import problems_of_names
 
 STAGES = "stages"
@@ -29,7 +28,7 @@ def test_a_right_recipe_has_no_problems(plain: dict[str, Any]) -> None:
 POLICIES = "sft or dpo or policy_optimization or best_of_n stage, or the recipe's model"
 
 
-@pytest.mark.parametrize(
+@every(
     ("path", "value", "message"),
     [
         # -- stages
@@ -205,7 +204,7 @@ def test_a_long_chain_is_no_ring_and_a_long_ring_is_one(plain: dict[str, Any]) -
     assert len(said(plain)) == 1
 
 
-@pytest.mark.parametrize(
+@every(
     "plain",
     [
         {},

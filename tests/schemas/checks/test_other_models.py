@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.every import every
 from vantage.attempts.jobs import key_parts_of, work_of
 from vantage.estimates.recipe_estimate import estimate_recipe
 from vantage.schemas.loading.recipe_file import load_recipe, parse_recipe
@@ -101,7 +102,7 @@ def test_a_wrong_name_is_told_with_the_ones_that_there_are(with_other: dict[str,
     assert "no stage is called 'othr'" in problems_of(with_other)
 
 
-@pytest.mark.parametrize(
+@every(
     ("model", "message"),
     [
         ({"source": "builtin:huge"}, "there is no built-in model 'builtin:huge'"),
@@ -229,7 +230,7 @@ def test_a_judge_may_be_the_recipes_model_or_a_policy_beside_a_verifier(with_jud
         assert dependencies(loaded(with_judge))["evaluation"]["also"] == named
 
 
-@pytest.mark.parametrize(
+@every(
     ("changes", "message"),
     [
         ({"judge": {"model": "nobody"}}, "stages.evaluation.judge.model: no stage is called 'nobody'"),

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.every import every
 from vantage.schemas.loading.recipe_file import parse_recipe
 from vantage.schemas.loading.validation import problems_of_names
 from vantage.schemas.recipe.recipe import Recipe
@@ -77,7 +78,7 @@ def test_prompts_of_demonstrations_do(plain: dict[str, Any]) -> None:
     assert content_of(Recipe.model_validate(plain), "demos") == "demonstrations"
 
 
-@pytest.mark.parametrize(
+@every(
     ("stage", "fields", "message"),
     [
         ("taste", {"data": "sampeld"}, "stages.taste.data: no dataset is called 'sampeld'; did you mean 'sampled'?"),

@@ -2,8 +2,7 @@
 
 from typing import Any, get_args
 
-import pytest
-
+from tests.support.every import every
 from vantage.schemas.checks.unread_switches import unread_switches
 from vantage.schemas.recipe.algorithm import Algorithm
 from vantage.schemas.recipe.presets import PresetName
@@ -13,12 +12,12 @@ def told(**switches: Any) -> list[str]:
     return [sentence.partition(":")[0] for sentence in unread_switches(Algorithm(**switches))]
 
 
-@pytest.mark.parametrize("preset", get_args(PresetName))
+@every("preset", get_args(PresetName))
 def test_what_a_preset_sets_is_not_told(preset: str) -> None:
     assert told(preset=preset) == []
 
 
-@pytest.mark.parametrize(
+@every(
     "switch, value, without, reader",
     [
         ("lambda_policy", 0.5, {"preset": "grpo"}, {"preset": "ppo"}),

@@ -19,6 +19,7 @@ from tests.schemas.by_schema import (
     validator,
     wrong_fields,
 )
+from tests.support.every import every
 from vantage.schemas.frozen import Frozen
 from vantage.schemas.loading import plain_yaml
 from vantage.schemas.loading.json_schema import (
@@ -72,7 +73,7 @@ def test_the_schema_that_lies_beside_the_recipes_is_the_printed_one(kind: str) -
     assert json.loads(written) == SCHEMAS[kind](), REMEDY
 
 
-@pytest.mark.parametrize("preset", get_args(PresetName))
+@every("preset", get_args(PresetName))
 def test_every_preset_by_name_alone_with_a_switch_and_written_out(preset: str) -> None:
     recipe = read("quickstart")
     for algorithm in (preset, {"preset": preset, "gamma": 0.5}, {"preset": preset, **PRESETS[preset]}):
@@ -142,7 +143,7 @@ VALUES: dict[str, Any] = {"subtract": 1.0, "replace": 1.0, "at_least": 1.0, "at_
                           "judge": {"verifier": "arithmetic"}}  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@every(
     "model, fields",
     [
         *((model.__name__, fields) for model, fields in EXACTLY_ONE.items()),

@@ -3,8 +3,7 @@
 import json
 from typing import Any
 
-import pytest
-
+from tests.support.every import every
 from vantage.schemas.loading.json_schema import recipe_schema
 from vantage.schemas.loading.validation import validated_recipe
 
@@ -41,8 +40,8 @@ def with_number(path: tuple[Any, ...], value: float) -> dict[str, Any]:
     return recipe
 
 
-@pytest.mark.parametrize("path", NUMBERS, ids=lambda path: ".".join(map(str, path)))
-@pytest.mark.parametrize("value", [1e30, 10**13, 1.1e12])
+@every("path", NUMBERS)
+@every("value", [1e30, 10**13, 1.1e12])
 def test_a_new_one_is_refused_with_its_field(path: tuple[Any, ...], value: float) -> None:
     recipe, problems = validated_recipe(with_number(path, value))
     assert recipe is None
@@ -51,7 +50,7 @@ def test_a_new_one_is_refused_with_its_field(path: tuple[Any, ...], value: float
     assert "must be between -1e+12 and 1e+12" in texts[0] or path[-1] == "temperature"
 
 
-@pytest.mark.parametrize("path", NUMBERS[:-1], ids=lambda path: ".".join(map(str, path)))
+@every("path", NUMBERS[:-1])
 def test_one_within_the_bound_is_not(path: tuple[Any, ...]) -> None:
     _, problems = validated_recipe(with_number(path, 1e12))
     assert [each for each in problems if each.path[-1] == path[-1]] == []

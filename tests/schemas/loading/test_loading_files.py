@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.every import every
 from vantage.schemas.loading.recipe_file import find_recipe, load_recipe, parse_recipe
 from vantage.schemas.problems import RecipeError
 from vantage.schemas.recipe.inputs import Load
@@ -42,7 +43,7 @@ def test_a_path_in_an_override_starts_at_the_current_folder(
     assert whole.data["demos"].source == str(tmp_path / "here" / "demos.CSV")
 
 
-@pytest.mark.parametrize(
+@every(
     ("source", "said"),
     [
         ("nowhere.jsonl", "there is no file {folder}/nowhere.jsonl; correct the path"),
@@ -65,7 +66,7 @@ def test_data_that_is_not_there(text: str, tmp_path: Path, source: str, said: st
     assert str(caught.value) == f"x.yaml:4: data.demos.source: {said.format(folder=tmp_path)}"
 
 
-@pytest.mark.parametrize(
+@every(
     ("source", "said"),
     [
         ("builtin:big", "there is no built-in model 'builtin:big'; did you mean 'builtin:tiny'?"),
@@ -133,7 +134,7 @@ def test_a_dataset_of_the_hub_has_a_commit(text: str, tmp_path: Path, revision: 
     )
 
 
-@pytest.mark.parametrize(
+@every(
     ("fields", "said"),
     [
         ("HUB", "name one with load: {split: train}, or name files as source: hub:ORGANISATION/NAME@COMMIT/FILE"),

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.every import every
 from vantage.schemas.loading.overrides import apply_overrides, parse_override
 from vantage.schemas.problems import RecipeError
 
@@ -20,7 +21,7 @@ def refusal(plain: Any, text: str) -> str:
     return "\n".join(str(problem) for problem in problems)
 
 
-@pytest.mark.parametrize(
+@every(
     ("written", "value"),
     [
         ("0.2", 0.2),
@@ -41,7 +42,7 @@ def test_values_are_yaml(written: str, value: object) -> None:
     assert (override.path, override.value) == (("a", "b"), value)
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "said"),
     [
         ("seed", "--set seed: is not an override; write KEY=VALUE, for example stages.policy.seed=3"),
@@ -110,7 +111,7 @@ def test_a_whole_stage_can_be_added(plain: dict[str, Any]) -> None:
     assert overridden(plain, "stages.again={kind: sft, data: demos}")["stages"]["again"]["kind"] == "sft"
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "said"),
     [
         ("stages.polcy.seed=3",

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support.every import every
 from vantage.schemas.loading.plain_yaml import MAX_BYTES, decode, read
 from vantage.schemas.problems import MAX_PROBLEMS, RecipeError
 
@@ -12,7 +13,7 @@ def refusal(text: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
+@every(
     ("written", "value"),
     [
         ("1e-5", 1e-5),
@@ -118,7 +119,7 @@ def test_comments_alone_are_no_recipe() -> None:
     assert refusal("# nothing\n") == "holds comments only; a recipe starts with `recipe: NAME`"
 
 
-@pytest.mark.parametrize(
+@every(
     ("data", "said"),
     [
         (b"", "is empty; a recipe starts with `recipe: NAME`"),

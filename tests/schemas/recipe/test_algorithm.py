@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, get_args
 import pytest
 from pydantic import ValidationError
 
+from tests.support.every import every
 from vantage.schemas.recipe.algorithm import GROUPED, Algorithm, Returns
 from vantage.schemas.recipe.presets import PRESETS, PresetName
 
@@ -105,7 +106,7 @@ def test_the_table_has_every_preset_and_every_switch() -> None:
     assert not set(OFF) & columns
 
 
-@pytest.mark.parametrize("preset", list(TABLE))
+@every("preset", list(TABLE))
 def test_a_preset_is_its_row_and_nothing_else(preset: str) -> None:
     row, algorithm = TABLE[preset], Algorithm.model_validate(preset)
     expected = {
@@ -121,7 +122,7 @@ def test_a_preset_is_its_row_and_nothing_else(preset: str) -> None:
     assert (row.lambdas is not NOT_READ) == row.critic, "λ is read with a critic alone"
 
 
-@pytest.mark.parametrize("preset", list(TABLE))
+@every("preset", list(TABLE))
 def test_methods_of_groups_sample_groups(preset: str) -> None:
     row = TABLE[preset]
     if row.advantage in ("leave_one_out", "group_mean", "group_normalised"):
@@ -131,7 +132,7 @@ def test_methods_of_groups_sample_groups(preset: str) -> None:
         assert row.advantage not in GROUPED
 
 
-@pytest.mark.parametrize("preset", list(TABLE))
+@every("preset", list(TABLE))
 def test_a_preset_written_out_says_the_same_as_its_name(preset: str) -> None:
     whole = Algorithm.model_validate(preset)
     assert whole == Algorithm.model_validate({"preset": preset})
@@ -205,7 +206,7 @@ COMPANY: dict[str, dict[str, Any]] = {
 """Switch → what must stand beside it, or it is refused."""
 
 
-@pytest.mark.parametrize("switch", [name for name in Algorithm.model_fields if name != "preset"])
+@every("switch", [name for name in Algorithm.model_fields if name != "preset"])
 def test_a_switch_can_be_changed_in_every_preset_and_the_others_stay(switch: str) -> None:
     for preset in TABLE:
         whole = switches_of(Algorithm.model_validate(preset))
@@ -217,14 +218,14 @@ def test_a_switch_can_be_changed_in_every_preset_and_the_others_stay(switch: str
             assert changed == {**whole, **changes}
 
 
-@pytest.mark.parametrize("value", ["vapoo", {"preset": "vapoo"}, {"preset": ["ppo"]}, {"preset": None}, {}])
+@every("value", ["vapoo", {"preset": "vapoo"}, {"preset": ["ppo"]}, {"preset": None}, {}])
 def test_a_wrong_preset_is_the_only_complaint(value: Any) -> None:
     with pytest.raises(ValidationError) as caught:
         Algorithm.model_validate(value)
     assert [error["loc"] for error in caught.value.errors()] == [("preset",)]
 
 
-@pytest.mark.parametrize(
+@every(
     "switches",
     [{"gamma": 1.1}, {"gamma": "1"}, {"gamma": True}, {"kl_coef": -1}, {"kl_kind": "kl"}, {"reward_scaling": True},
      {"reward_clip": 0}, {"overlong_buffer": 0}, {"overlong_buffer": 1.1}, {"advantage": "GAE"},
@@ -254,7 +255,7 @@ def test_a_side_of_the_clip_may_stay_open() -> None:
 # -- mixtures that make no sense
 
 
-@pytest.mark.parametrize(
+@every(
     ("switches", "said"),
     [
         ({"preset": "vapo", "positive_threshold": None},
@@ -306,7 +307,7 @@ def test_refusals(switches: dict[str, Any], said: str) -> None:
     assert [str(error["ctx"]["error"]) for error in caught.value.errors()] == [said]
 
 
-@pytest.mark.parametrize(
+@every(
     "switches",
     [
         {"preset": "vapo", "positive_threshold": None, "positive_verifier": "arithmetic"},

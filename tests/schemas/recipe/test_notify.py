@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support.every import every
 from vantage.schemas.loading.recipe_file import parse_recipe
 from vantage.schemas.problems import RecipeError
 from vantage.schemas.recipe.notify import Notify
@@ -25,7 +26,7 @@ def test_a_recipe_without_messages_has_the_json_that_it_had() -> None:
     assert "reused" not in parse_recipe(TEXT + "notify: {urls: [A]}\n").model_dump(mode="json")["notify"]
 
 
-@pytest.mark.parametrize(
+@every(
     "written",
     [
         "{urls: ['slack://hush-hush/x']}",

@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 
+from tests.support.every import every
 from tests.support.packages import PACKAGES, ROOT
 from vantage.schemas.recipe.presets import PresetName
 
@@ -37,7 +38,7 @@ def test_nothing_outside_the_page_names_a_preset() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize(
+@every(
     "source",
     [
         'if algorithm.preset == "vapo": pass',

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from tests.support.every import every
 from vantage.schemas.recipe.algorithm import Algorithm
 from vantage.schemas.recipe.inputs import Data, Generation, Split
 from vantage.schemas.recipe.pass_limits import UNLIMITED, PassLimits
@@ -72,8 +73,8 @@ def test_one_gate_is_a_list_of_one() -> None:
     assert len(several.gate) == 2
 
 
-@pytest.mark.parametrize("field", ["microbatch_size", "microbatch_tokens"])
-@pytest.mark.parametrize("value", [0, -8, 1.5, True])
+@every("field", ["microbatch_size", "microbatch_tokens"])
+@every("value", [0, -8, 1.5, True])
 def test_the_bounds_of_a_pass_are_counts(plain: dict[str, Any], field: str, value: Any) -> None:
     for name in plain["stages"]:
         given = copy.deepcopy(plain)
@@ -94,7 +95,7 @@ def test_every_stage_has_both_bounds_of_a_pass(plain: dict[str, Any]) -> None:
         assert "microbatch_size" in written.model_dump(mode="json")
 
 
-@pytest.mark.parametrize(
+@every(
     ("limits", "rows"),
     [
         (UNLIMITED, 10),
@@ -120,13 +121,13 @@ def test_splits_are_numbers_or_shares() -> None:
     assert (type(split.validation), type(split.test)) == (int, float)
 
 
-@pytest.mark.parametrize("size", [0, 1.0, 1.5, 0.0, -3, True, "256"])
+@every("size", [0, 1.0, 1.5, 0.0, -3, True, "256"])
 def test_splits_of_another_size_are_refused(size: Any) -> None:
     with pytest.raises(ValidationError):
         Split(test=size)
 
 
-@pytest.mark.parametrize(
+@every(
     "fields",
     [{"seed": True}, {"seed": "3"}, {"seed": 3.0}, {"seed": -1}, {"seed": 2**32}, {"learning_rate": True},
      {"learning_rate": "1e-5"}, {"learning_rate": 0}, {"learning_rate": float("inf")}, {"epochs": 0},
@@ -146,7 +147,7 @@ def test_whole_numbers_are_numbers() -> None:
 CUT = {"gpus": 8, "distributed": {"strategy": "fsdp2"}}
 
 
-@pytest.mark.parametrize(
+@every(
     ("made", "said"),
     [
         (lambda: Gate(metric="m"), "a gate has either at_least or at_most; give exactly one of them"),
@@ -219,7 +220,7 @@ def test_rules_over_several_fields(made: Any, said: str) -> None:
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@every(
     "made",
     [
         lambda: policy_stage(critic=None, fresh_critic="sft"),
@@ -271,7 +272,7 @@ def direct(**fields: Any) -> DirectPreferenceOptimization:
     )
 
 
-@pytest.mark.parametrize(
+@every(
     ("made", "field"),
     [
         (lambda: direct(beta=0), "beta"),
@@ -292,14 +293,14 @@ def test_fields_of_the_wrong_kind_or_range(made: Any, field: str) -> None:
     assert [error["loc"][-1] for error in caught.value.errors()] == [field]
 
 
-@pytest.mark.parametrize("name", ["Bad", "9lives", "a-b", "a.b", "", "a" * 64, "a\n", "модель"])
+@every("name", ["Bad", "9lives", "a-b", "a.b", "", "a" * 64, "a\n", "модель"])
 def test_names_are_plain(plain: dict[str, Any], name: str) -> None:
     plain["data"][name] = plain["data"]["demos"]
     with pytest.raises(ValidationError, match="pattern"):
         Recipe.model_validate(plain)
 
 
-@pytest.mark.parametrize("name", ["../x", "a/b", "", "a b", "-x", "a" * 129])
+@every("name", ["../x", "a/b", "", "a b", "-x", "a" * 129])
 def test_registered_models_have_names_that_are_no_paths(name: str) -> None:
     with pytest.raises(ValidationError, match="pattern"):
         Publication(stage="policy", registered_model=name)

@@ -6,6 +6,7 @@ from typing import Union, get_args, get_origin
 import pytest
 from pydantic import ValidationError
 
+from tests.support.every import every
 from vantage.schemas.kind import Kind
 from vantage.schemas.kinds import STAGES, resolve_work
 from vantage.schemas.recipe.resolved import ResolvedSupervisedFineTuning
@@ -31,7 +32,7 @@ def may_be_none(annotation: object) -> bool:
     return get_origin(annotation) in (Union, types.UnionType) and type(None) in get_args(annotation)
 
 
-@pytest.mark.parametrize("kind", STAGES.values(), ids=lambda kind: kind.name)
+@every("kind", STAGES.values())
 def test_only_what_is_written_out_differs(kind: Kind) -> None:
     written, runs = kind.work.model_fields, kind.resolved_type.model_fields
     assert list(written) == list(runs)

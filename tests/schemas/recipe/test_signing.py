@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.every import every
 from vantage.schemas.canonical_json import canonical_json
 from vantage.schemas.loading import plain_yaml
 from vantage.schemas.loading.recipe_file import builtin_recipes, find_recipe, parse_recipe
@@ -38,7 +39,7 @@ DIGEST = "130eac05c727e907fdb0804c8e5cf3b322f408549e060e39d48bc624cc84e387"
 """Of the recipe above, from the version before ``sign:`` was there."""
 
 
-@pytest.mark.parametrize("name", builtin_recipes())
+@every("name", builtin_recipes())
 def test_nor_has_any_recipe_that_comes_with_vantage(name: str) -> None:
     """So their digests, by which runs are found, are what they were."""
     plain = plain_yaml.read(find_recipe(name).read_text()).value
@@ -76,7 +77,7 @@ def test_it_names_exactly_one_place(text: str, tmp_path: Path) -> None:
     assert "exactly one of key (a file) and key_variable (an environment variable) is needed" in said
 
 
-@pytest.mark.parametrize(
+@every(
     "text", ["key", "[a]", "{key: [a]}", "{key: 3}", "{key_variable: 'A B'}", "{password: x}", '{key: ""}']
 )
 def test_anything_else_is_refused(text: str) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.every import every
 from tests.support.packages import PACKAGES, ROOT
 from vantage.schemas.recipe.sources import (
     Builtin,
@@ -28,7 +29,7 @@ READS_A_SCHEME = re.compile(
 )
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "value"),
     [
         ("builtin:tiny", Builtin("tiny")),
@@ -66,7 +67,7 @@ def test_what_the_source_of_a_file_names(text: str, value: ModelSource) -> None:
     assert str(value) == text
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "value"),
     [
         ("builtin:arithmetic/prompts", Builtin("arithmetic", "prompts")),
@@ -82,7 +83,7 @@ def test_what_the_source_of_data_names(text: str, value: DataSource) -> None:
     assert str(value) == text
 
 
-@pytest.mark.parametrize(
+@every(
     ("source", "right"),
     [
         (HubFiles("org/name", COMMIT, "data/train-*.parquet"), True),

@@ -1,7 +1,6 @@
 """A gate that closed is loosened by a lower bound, less confidence, a weaker ``on_fail``, or by leaving it out."""
 
-import pytest
-
+from tests.support.every import every
 from vantage.schemas.recipe.stage import Gate
 from vantage.schemas.records.loosened_gates import loosened_gates
 from vantage.schemas.records.uncertainty import Uncertainty
@@ -21,7 +20,7 @@ def judged(metric: str = "accuracy_gain", **gate: object) -> Verdict:
 CLOSED = judged(at_least=0.05, confidence=0.95)
 
 
-@pytest.mark.parametrize(
+@every(
     ("now", "text"),
     [
         ([judged(at_least=0.0, confidence=0.95)], "accuracy_gain passed at >= 0 at 95 %; closed at >= 0.05 at 95 % in run 0001"),
@@ -38,7 +37,7 @@ def test_asking_less_is_found(now: list[Verdict], text: str) -> None:
     assert text in str(found)
 
 
-@pytest.mark.parametrize(
+@every(
     "now",
     [
         [CLOSED],

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-import pytest
-
+from tests.support.every import every
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.records.metric_warnings import RULES, dropped_summary, warnings_of
 
@@ -14,7 +13,7 @@ def test_every_rule_reads_headline_metrics_that_there_are() -> None:
         assert {name for name in (rule.metric, rule.of, rule.less) if name} <= headlines
 
 
-@pytest.mark.parametrize(
+@every(
     ("metrics", "said"),
     [
         ({"dropped_rows": 12.0, "repeated_rows": 4.0, "source_rows": 400.0}, "2 % of the source's rows cannot be used"),
@@ -35,7 +34,7 @@ def test_what_is_never_wanted_is_warned_of(metrics: dict[str, float | None], sai
     assert warning.startswith(said)
 
 
-@pytest.mark.parametrize(
+@every(
     "metrics",
     [
         {},

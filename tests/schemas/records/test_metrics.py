@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-import pytest
-
+from tests.support.every import every
 from vantage.schemas.kinds import KINDS, STAGES
 from vantage.schemas.metric_names import PASS_AT
 from vantage.schemas.records.metric import settings_of
@@ -38,7 +37,7 @@ def test_every_kind_of_stage_measures_something_and_all_but_evaluations_have_a_c
     }
 
 
-@pytest.mark.parametrize(
+@every(
     ("metric", "kinds"),
     [
         ("validation_nll", {"sft"}),
@@ -53,7 +52,7 @@ def test_which_kinds_a_gate_can_ask_for_it(metric: str, kinds: set[str]) -> None
     assert {kind for kind in KINDS if metric in headline_metric_names(kind)} == kinds
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "unit"),
     [
         ("kl_coef", "reward/nat"),

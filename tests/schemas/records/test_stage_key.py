@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.every import every
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
 from vantage.schemas.recipe.fields import Name
@@ -111,7 +112,7 @@ def test_defaults_count_whether_written_or_not() -> None:
     assert stage_key(written) == stage_key(policy_parts())
 
 
-@pytest.mark.parametrize(
+@every(
     "changed",
     [
         {"iterations": 51},
@@ -130,7 +131,7 @@ def test_what_changes_numbers_changes_the_key(changed: dict[str, Any]) -> None:
     assert stage_key(policy_parts(**changed)) != stage_key(policy_parts())
 
 
-@pytest.mark.parametrize(
+@every(
     "changed",
     [
         {"gate": {"metric": "score_gain", "at_least": 0.5}},
