@@ -29,6 +29,7 @@ CLOSED = judged(at_least=0.05, confidence=0.95)
         ([judged(at_least=0.05, confidence=0.95, on_fail="approve")], "asks a person; closed at >= 0.05 at 95 % in run 0001, where a closed gate stops the run"),
         ([], "accuracy_gain has no gate any longer; closed at >= 0.05"),
         ([judged("perplexity_ratio", at_most=1.5)], "accuracy_gain has no gate any longer"),
+        ([judged("perplexity_ratio", at_least=0.9, confidence=0.95)], "accuracy_gain has no gate any longer"),
         ([judged(at_most=0.5)], "accuracy_gain has no gate any longer"),
     ],
 )  # fmt: skip
@@ -56,6 +57,12 @@ def test_an_upper_bound_is_loosened_upwards() -> None:
     assert loosened_gates([judged("perplexity_ratio", at_most=0.8, on_fail="stop")], [("0001", closed)]) == ()
     [found] = loosened_gates([judged("perplexity_ratio", at_most=1.1)], [("0001", closed)])
     assert str(found) == "perplexity_ratio passed at <= 1.1; closed at <= 0.9 in run 0001"
+
+
+def test_the_same_bound_with_less_confidence_is_less() -> None:
+    closed = judged(at_least=0.025, confidence=0.95)
+    [found] = loosened_gates([judged(at_least=0.025)], [("0001", closed)])
+    assert str(found) == "accuracy_gain passed at >= 0.025; closed at >= 0.025 at 95 % in run 0001"
 
 
 def test_what_passed_before_is_no_closed_gate() -> None:

@@ -1,10 +1,12 @@
 """The key kind by kind: switches, returns, judges, and data that a stage collected."""
 
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.algorithm import Algorithm
 from vantage.schemas.recipe.inputs import Generation
 from vantage.schemas.recipe.rewards import Reward
@@ -154,7 +156,7 @@ def test_what_the_critic_predicts_stands_in_its_key() -> None:
 
 
 def collection_parts(
-    judge: dict[str, str] | None, rewards: dict[str, Reward], **inputs: str
+    judge: dict[str, str] | None, rewards: dict[str, Reward], /, **inputs: str
 ) -> dict[str, Any]:
     over = {"prompts": "tasks", "judge": judge} if judge else {"demonstrations": "demos"}
     work = PreferenceCollection.model_validate({"kind": "preference_collection", "policy": "sft", **over})
@@ -180,6 +182,21 @@ def test_the_verifier_that_judges_pairs_stands_in_the_key() -> None:
     assert judged["rewards"] == {}
     assert demonstrated["configuration"]["judge"] is None
     assert set(demonstrated["inputs"]) == {"policy", "demonstrations"}
+
+
+def test_a_verifier_of_the_recipe_is_known_by_content() -> None:
+    def judged(name: str, file: str) -> dict[str, Any]:
+        return collection_parts({"verifier": name}, {}, judge=digest(file))
+
+    assert judged("mine", "verify.py") == judged("renamed", "verify.py")
+    assert stage_key(judged("mine", "verify.py")) != stage_key(judged("mine", "another.py"))
+
+
+def test_another_revision_of_a_kind_has_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = collection_parts(None, {})
+    row = KINDS["preference_collection"]
+    monkeypatch.setitem(KINDS, row.name, replace(row, revision=row.revision + 1))
+    assert stage_key(collection_parts(None, {})) != stage_key(before)
 
 
 @pytest.mark.parametrize(
