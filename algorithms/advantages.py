@@ -25,7 +25,7 @@ def gae(
     lam: float | Tensor,
     final_values: Tensor | None = None,
 ) -> Tensor:
-    """Generalised advantage estimation, arXiv 1506.02438 eq. 11-16, over response tokens only.
+    """Return generalised advantage estimation, arXiv 1506.02438 eq. 11-16, over response tokens only.
 
         δ_t = r_t + γ·V_{t+1} − V_t        A_t = δ_t + γ·λ·A_{t+1}
 
@@ -80,7 +80,7 @@ def truncated_gae(
     horizon: int,
     final_values: Tensor | None = None,
 ) -> Tensor:
-    """GAE whose sum stops after `horizon` response tokens, with V there: PPO, arXiv 1707.06347 eq. 11.
+    """Return GAE whose sum stops after `horizon` response tokens, with V there: PPO, arXiv 1707.06347 eq. 11.
 
         A_t = Σ_{k < horizon} (γ·λ)^k · δ_{t+k}        δ_t = r_t + γ·V_{t+1} − V_t
 
@@ -132,7 +132,7 @@ def n_step_advantages(
 
 
 def returns_to_go(rewards: Tensor, response_mask: Tensor, *, gamma: float) -> Tensor:
-    """Discounted reward from each token on, G_t = r_t + γ·G_{t+1}, over response tokens only.
+    """Return discounted reward from each token on, G_t = r_t + γ·G_{t+1}, over response tokens only.
 
     `rewards` (B,T) → returns (B,T) in float32 or better, detached, 0 outside the mask. The advantage of
     REINFORCE and REINFORCE++ (arXiv 2501.03262). Masked positions and errors are as for `gae`, of which this
@@ -207,7 +207,7 @@ def whiten(advantages: Tensor, response_mask: Tensor) -> Tensor:
 
 
 def leave_one_out(scores: Tensor, group_ids: Tensor) -> Tensor:
-    """A_i = R_i − mean of the group's other K − 1 scores = K/(K − 1) · (R_i − mean): RLOO, arXiv 2402.14740.
+    """Return A_i = R_i − mean of the group's other K − 1 scores = K/(K − 1) · (R_i − mean): RLOO, arXiv 2402.14740.
 
     `scores` (B,) of whole responses; `group_ids` (B,) the prompt of each, integers of any value in any order,
     groups of any size → advantages (B,) in float32 or better, detached. A group of one gets 0: there is
@@ -221,7 +221,7 @@ def leave_one_out(scores: Tensor, group_ids: Tensor) -> Tensor:
 
 
 def group_mean_baseline(scores: Tensor, group_ids: Tensor) -> Tensor:
-    """A_i = R_i − mean of its group, without a division: Dr. GRPO, arXiv 2503.20783; REINFORCE++-baseline.
+    """Return A_i = R_i − mean of its group, without a division: Dr. GRPO, arXiv 2503.20783; REINFORCE++-baseline.
 
     Shapes, types, groups of one and errors are as for `leave_one_out`.
     """
@@ -229,7 +229,7 @@ def group_mean_baseline(scores: Tensor, group_ids: Tensor) -> Tensor:
 
 
 def group_normalised(scores: Tensor, group_ids: Tensor) -> Tensor:
-    """A_i = (R_i − mean) / (std + 1e-6) within its group, std with ddof 1: GRPO, arXiv 2402.03300 §4.1.2.
+    """Return A_i = (R_i − mean) / (std + 1e-6) within its group, std with ddof 1: GRPO, arXiv 2402.03300 §4.1.2.
 
     Shapes, types and errors are as for `leave_one_out`. A group of one and a group of equal scores get
     exactly 0. The paper leaves ddof and ε open; these are its widely used implementations'.
@@ -240,7 +240,7 @@ def group_normalised(scores: Tensor, group_ids: Tensor) -> Tensor:
 
 
 def greedy_baseline(scores: Tensor, greedy_scores: Tensor) -> Tensor:
-    """A_i = R_i − the score of the greedy response to the same prompt: ReMax, arXiv 2310.10505.
+    """Return A_i = R_i − the score of the greedy response to the same prompt: ReMax, arXiv 2310.10505.
 
     Both (B,) → (B,) in float32 or better, detached. Raises ValueError for unequal shapes.
     """
@@ -260,7 +260,7 @@ def over_tokens(sequence_advantages: Tensor, response_mask: Tensor) -> Tensor:
 
 
 def _deviations(scores: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """R_i − mean of its group (B,) in float64, with the groups' index (B,) and sizes (G,)."""
+    """Return R_i − mean of its group (B,) in float64, with the groups' index (B,) and sizes (G,)."""
     _check_one_per_response(scores)
     index, sizes = index_of_groups(group_ids, scores.shape[0])
     exact = scores.detach().to(torch.float64)

@@ -13,12 +13,12 @@ from vantage.algorithms.masking import check_shape
 
 
 def sample_means(scores: Tensor) -> Tensor:
-    """Mean over each prompt's samples, `scores` (P,K) → (P,): PVPO, arXiv 2508.21104. A = R − mean."""
+    """Return mean over each prompt's samples, `scores` (P,K) → (P,): PVPO, arXiv 2508.21104. A = R − mean."""
     return _by_prompt(scores).mean(dim=1)
 
 
 def optimal_values(scores: Tensor, *, beta: float) -> Tensor:
-    """V* = β · log mean_k exp(R_k/β) over each prompt's samples, (P,K) → (P,): A*-PO, arXiv 2505.20686.
+    """Return V* = β · log mean_k exp(R_k/β) over each prompt's samples, (P,K) → (P,): A*-PO, arXiv 2505.20686.
 
     The value of the best policy under a KL penalty of β to the policy that gave the samples. Towards β = 0 it is the
     largest score, for a large β their mean; at any β between the two.

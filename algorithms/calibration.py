@@ -89,7 +89,7 @@ def reliability(margins: Tensor, *, num_bins: int = NUM_BINS) -> tuple[Reliabili
 
 
 def _binned(margins: Tensor, num_bins: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Confidence, right (1, 0, or 0.5) and bin of each pair, (N,) each."""
+    """Return confidence, right (1, 0, or 0.5) and bin of each pair, (N,) each."""
     if margins.dim() != 1 or not len(margins):
         raise ValueError(f"margins has shape {tuple(margins.shape)}; it must be (N,) with one pair or more")
     probability = preferred_probabilities(margins)

@@ -73,7 +73,7 @@ class SquaredAdvantages:
 
 
 def prompt_parts(values: Tensor, returns: Tensor, response_mask: Tensor, prompts: Tensor) -> PromptParts:
-    """Explained variance between and within prompts."""
+    """Return explained variance between and within prompts."""
     mask = _checked(values, returns, response_mask)
     prompts = prompts.cpu()
     index, sizes = index_of_groups(prompts, mask.shape[0])
@@ -150,7 +150,7 @@ def calibration(
 
 
 def calibration_error(curve: list[CalibrationBin]) -> float:
-    """Mean over tokens of the size of their bin's error, |mean value − mean return|. Noise alone makes it positive."""
+    """Return mean over tokens of the size of their bin's error, |mean value − mean return|. Noise alone makes it positive."""
     total = sum(each.num_tokens for each in curve)
     return sum(each.num_tokens * abs(each.error.value) for each in curve) / total
 

@@ -115,7 +115,7 @@ def at_token(per_token: Tensor, response_mask: Tensor, numbers: Tensor) -> Tenso
 def _doubling(
     values: Tensor, returns: Tensor, response_mask: Tensor, prompts: Tensor, counts: Tensor
 ) -> list[Slice]:
-    """Slices by a count (B,T) of 1 or more, in bins that double."""
+    """Return slices by a count (B,T) of 1 or more, in bins that double."""
     # The exponent, which is exact: m · 2^e with m in [½, 1)
     bins = (torch.frexp(counts.clamp(min=1).double()).exponent.long() - 1).clamp(max=DOUBLING_BINS - 1)
     last = DOUBLING_BINS - 1

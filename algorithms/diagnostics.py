@@ -98,7 +98,7 @@ def value_diagnostics(
     num_positions: int = 5,
     constant: float | None = None,
 ) -> ValueDiagnostics:
-    """Explained variance with Var(G), bias, MSE, the constant predictor's MSE, and by relative position.
+    """Return explained variance with Var(G), bias, MSE, the constant predictor's MSE, and by relative position.
 
     `values`, `returns` (B,T). Token k of a response of L tokens belongs to part ⌊k · num_positions / L⌋.
     `constant` is the constant predictor's guess, say the mean return of the training prompts; None takes the
@@ -141,5 +141,5 @@ def _explained_variance(values: Tensor, returns: Tensor) -> float:
 
 
 def _variance(samples: Tensor) -> float:
-    """Population variance; exactly 0 for equal samples (hence the shift), NaN for none."""
+    """Return the population variance: exactly 0 for equal samples (hence the shift), NaN for none."""
     return torch.var(samples - samples[:1], correction=0).item() if samples.numel() else float("nan")

@@ -52,7 +52,7 @@ def old_kl_estimate(logprobs: Tensor, old_logprobs: Tensor, *, kind: OldKLKind) 
 
 
 def full_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:
-    """KL(π‖ref) = Σ_v π(v)·(log π(v) − log π_ref(v)) over the vocabulary, in nats: exact for each state.
+    """Return KL(π‖ref) = Σ_v π(v)·(log π(v) − log π_ref(v)) over the vocabulary, in nats: exact for each state.
 
     `logits`, `ref_logits` (..., V), not necessarily normalised → (...) in float32 or better, ≥ 0 up to
     rounding; the gradient flows through `logits` only. An entry that π gives no probability (a logit of −inf)

@@ -30,7 +30,7 @@ class SumCount:
 
 
 def sum_count(values: Tensor, mask: Tensor) -> SumCount:
-    """Sum of `values` over the True elements of `mask`, and their number; same shapes, any number of axes."""
+    """Return sum of `values` over the True elements of `mask`, and their number; same shapes, any number of axes."""
     return SumCount(keep(values.detach(), mask).sum(), mask.sum())
 
 

@@ -60,7 +60,7 @@ def clipped_surrogate(
     dual_clip: float | None = None,
     denominator: Denominator | None = None,
 ) -> PolicyLoss:
-    """PPO's clipped surrogate, with one clip range for each side.
+    """Return PPO's clipped surrogate, with one clip range for each side.
 
         −min(ρ·A, clip(ρ, 1 − clip_range_low, 1 + clip_range_high)·A),   ρ = exp(logprobs − old_logprobs)
 

@@ -74,7 +74,7 @@ def bradley_terry(
 def ranking_loss(
     scores: Tensor, ranks: Tensor, group_ids: Tensor, *, denominator: Denominator | None = None
 ) -> PreferenceLoss:
-    """Bradley-Terry over all untied pairs of each prompt, weighted 1/(their number): a mean over prompts.
+    """Return Bradley-Terry over all untied pairs of each prompt, weighted 1/(their number): a mean over prompts.
 
     InstructGPT, arXiv 2203.02155 eq. 1 (whose 1/(K choose 2) is this where no ranks are tied). `scores` (N,)
     of one completion each; `ranks` (N,), the lower the better, equal for a tie; `group_ids` (N,) the prompt
@@ -99,7 +99,7 @@ def ranking_loss(
 
 
 def rankable(ranks: Tensor, group_ids: Tensor) -> int:
-    """Prompts with at least one untied pair: what these completions contribute to `ranking_loss`'s denominator.
+    """Return prompts with at least one untied pair: what these completions contribute to `ranking_loss`'s denominator.
 
     Shapes and errors are as for `ranking_loss`.
     """
@@ -130,7 +130,7 @@ def measure_pairs(chosen_scores: Tensor, rejected_scores: Tensor) -> PairMeasure
 
 
 def implicit_rewards(logprobs: Tensor, ref_logprobs: Tensor, *, beta: float) -> Tensor:
-    """DPO's implicit reward β·(log π − log π_ref) of whole responses (N,), arXiv 2305.18290 §4.
+    """Return DPO's implicit reward β·(log π − log π_ref) of whole responses (N,), arXiv 2305.18290 §4.
 
     At least float32; the gradient flows through `logprobs` alone.
     """

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def pass_at_k(num_right: Tensor, *, num_samples: int, k: int) -> Tensor:
-    """Chance that at least one of k responses is right, by prompt: 1 − C(n − c, k)/C(n, k), unbiased.
+    """Return chance that at least one of k responses is right, by prompt: 1 − C(n − c, k)/C(n, k), unbiased.
 
     `num_right` (P,) integers: c of each prompt's n = `num_samples` responses. (Chen et al., arXiv 2107.03374, eq. 1.)
     With k = 1 it is c/n.
@@ -28,7 +28,7 @@ def pass_at_k(num_right: Tensor, *, num_samples: int, k: int) -> Tensor:
 
 
 def distinct_ngrams(responses_of_prompts: Sequence[Sequence[Sequence[int]]], *, n: int) -> Tensor:
-    """Distinct n-grams / n-grams in all responses to a prompt, by prompt (P,); NaN where there is no n-gram.
+    """Return distinct n-grams / n-grams in all responses to a prompt, by prompt (P,); NaN where there is no n-gram.
 
     distinct-n of Li et al., arXiv 1510.03055 §5.3 (there over a whole corpus), within each prompt: the diversity for
     one input of Kirk et al., arXiv 2310.06452 §4. It falls with the length and the number of the responses.

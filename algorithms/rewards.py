@@ -36,7 +36,7 @@ def shape_rewards(scores: Tensor, kl: Tensor, response_mask: Tensor, *, kl_coef:
 
 
 def subtract_missing_eos(scores: Tensor, has_eos: Tensor, *, penalty: float) -> Tensor:
-    """Scores (B,) less `penalty` (≥ 0) where the response did not end by itself (the rule of TRL), detached.
+    """Return scores (B,) less `penalty` (≥ 0) where the response did not end by itself (the rule of TRL), detached.
 
     Raises ValueError for a negative penalty or unequal shapes, TypeError for a `has_eos` that is not boolean.
     """
@@ -47,7 +47,7 @@ def subtract_missing_eos(scores: Tensor, has_eos: Tensor, *, penalty: float) -> 
 
 
 def replace_missing_eos(scores: Tensor, has_eos: Tensor, *, score: float) -> Tensor:
-    """Scores (B,) with `score` in place of those of responses that did not end by themselves, detached.
+    """Return scores (B,) with `score` in place of those of responses that did not end by themselves, detached.
 
     The rule of lm-human-preferences (arXiv 1909.08593), whose score is −1.
 
@@ -114,7 +114,7 @@ class RunningMoments:
 def scale_scores(
     scores: Tensor, moments: RunningMoments, *, subtract_mean: bool, clip: float | None
 ) -> Tensor:
-    """R/σ, or (R − μ)/σ with `subtract_mean`, clamped to ±`clip` unless that is None: arXiv 2307.04964 §5.3.1.
+    """Return R/σ, or (R − μ)/σ with `subtract_mean`, clamped to ±`clip` unless that is None: arXiv 2307.04964 §5.3.1.
 
     `scores` (B,) → (B,) in float32 or better, detached. `moments` have seen these scores: update them first.
     Where all scores so far were equal (σ below SCALE_EPSILON) there is no scale to measure by, and σ is taken

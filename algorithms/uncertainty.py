@@ -32,7 +32,7 @@ class Estimate:
 
 
 def clustered_mean(values: Tensor, clusters: Tensor) -> Estimate:
-    """Mean of `values` (N,), each row counted once; `clusters` (N,) are the rows' prompts, integers.
+    """Return mean of `values` (N,), each row counted once; `clusters` (N,) are the rows' prompts, integers.
 
     The error is that of `clustered_ratio` with denominators of 1. For clusters of one size it is the standard
     deviation of their means (ddof 1) over √clusters.
@@ -134,7 +134,7 @@ def clustered_explained_variance(
 
 
 def _explained_by_moments(moments: Tensor, least_variance: float) -> Tensor:
-    """Explained variance by (count, ΣG, ΣG², Σe, Σe²) in the rows of `moments` (5,N); NaN where G does not vary more."""
+    """Return explained variance by (count, ΣG, ΣG², Σe, Σe²) in the rows of `moments` (5,N); NaN where G does not vary more."""
     count, target, target_square, error, error_square = moments
     return_variance = target_square / count - (target / count).square()
     error_variance = error_square / count - (error / count).square()
@@ -143,7 +143,7 @@ def _explained_by_moments(moments: Tensor, least_variance: float) -> Tensor:
 
 
 def _sums(values: Tensor, index: Tensor, num_clusters: int) -> Tensor:
-    """Sums of `values` (N,) by cluster, (C,) in float64."""
+    """Return sums of `values` (N,) by cluster, (C,) in float64."""
     return torch.zeros(num_clusters, dtype=torch.float64).index_add(
         0, index, values.detach().cpu().to(torch.float64)
     )

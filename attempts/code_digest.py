@@ -71,7 +71,7 @@ def code_digest(module: str) -> str:
 
 
 def module_digests(module: str) -> dict[str, str]:
-    """Module, without the prefix → sha256 of its syntax tree, for a module and all of ours that it imports.
+    """Return module, without the prefix → sha256 of its syntax tree, for a module and all of ours that it imports.
 
     All versions of Python give the same digests.
     """
@@ -109,7 +109,7 @@ def _read(path: Path) -> Reading:
 
 @cache
 def _kept() -> dict[str, Reading]:
-    """Path → what was read of it, by this process and those before."""
+    """Return path → what was read of it, by this process and those before."""
     kept = read_derived(_name())
     readings = {} if kept is None else json.loads(kept)
     return {path: Reading(source, tree, tuple(imports)) for path, (source, tree, imports) in readings.items()}

@@ -54,7 +54,7 @@ class EnergyMeter:
         return None if found == Energy() else found
 
     def _cpu_joules(self) -> float | None:
-        """None also where one of several packages cannot be read: a part would look like the whole."""
+        """Return the joules of all packages; None also where one of several cannot be read: a part would look like the whole."""
         used = [package.joules for package in self._packages]
         known = [each for each in used if each is not None]
         return sum(known) if known and len(known) == len(used) else None
@@ -66,7 +66,7 @@ class EnergyMeter:
         return after - before
 
     def _of_gpus(self) -> float | None:
-        """Joules that all GPUs of the attempt together have used since the driver was loaded; None: not measured."""
+        """Return joules that all GPUs of the attempt together have used since the driver was loaded; None: not measured."""
         if not self._gpus:
             return None
         # no driver, no library, or a GPU (an older one, or a part of one) without a counter
@@ -108,7 +108,7 @@ def _packages(powercap: Path) -> list[Path]:
 
 
 def _microjoules(counter: Path) -> int | None:
-    """None: there is none, or it may not be read (since 2020 only root may, unless the machine's owner allows it)."""
+    """Return the number in the file; None if it is missing or may not be read (since 2020 only root may, unless the machine's owner allows it)."""
     text = _text(counter)
     return int(text) if text.isdecimal() else None
 
@@ -121,5 +121,5 @@ def _text(file: Path) -> str:
 
 
 def _millijoules(nvml: ModuleType, gpu: str) -> int:
-    """Since the driver was loaded; an error of NVML where there is no such GPU or no counter."""
+    """Return the millijoules since the driver was loaded; NVML raises an error where there is no such GPU or no counter."""
     return int(nvml.nvmlDeviceGetTotalEnergyConsumption(handle_of(nvml, gpu)))

@@ -62,5 +62,5 @@ def may_be_retried_once(code: int) -> bool:
 
 
 def code_of_signal(number: int) -> int:
-    """Exit code that shells report for a process that signal ``number`` ended."""
+    """Return exit code that shells report for a process that signal ``number`` ended."""
     return 128 + number

@@ -129,7 +129,7 @@ def gates_of(recipe: ResolvedRecipe, step: str) -> tuple[Gate, ...]:
 
 
 def resources_of(recipe: ResolvedRecipe, step: str) -> Resources:
-    """CPUs, GPUs and time limit of a step; an implicit step has one CPU."""
+    """Return CPUs, GPUs and time limit of a step; an implicit step has one CPU."""
     return recipe.stages[step].resources if step in recipe.stages else _ONE_CPU
 
 
@@ -333,7 +333,7 @@ def with_bases(inputs: Mapping[str, Artifact], known: Iterable[Artifact]) -> dic
 
 
 def threads_of(share: Share | None, work: Work) -> int:
-    """CPU threads that torch computes with: as many as the stage has CPUs, or half of them where it samples beside its training;
+    """Return CPU threads that torch computes with: as many as the stage has CPUs, or half of them where it samples beside its training;
     OMP_NUM_THREADS if that is less."""
     return at_most_asked(threads_for_each(work, share.cpus if share else available_cpus()))
 

@@ -20,7 +20,7 @@ from vantage.tasks.training.control_groups import whole_cpus
 
 
 def num_ranks(work: Work, share: Share | None) -> int:
-    """Processes that do the work: as many as the recipe says, else one for each GPU, at least one on each node."""
+    """Return processes that do the work: as many as the recipe says, else one for each GPU, at least one on each node."""
     if not isinstance(work, Stage):
         return 1
     resources = work.resources
@@ -29,7 +29,7 @@ def num_ranks(work: Work, share: Share | None) -> int:
 
 
 def num_nodes(work: Work) -> int:
-    """Machines that do the work together."""
+    """Return machines that do the work together."""
     return (work.resources.nodes or 1) if isinstance(work, Stage) else 1
 
 
@@ -153,18 +153,18 @@ def check_ray(nodes: int) -> None:
 
 
 def available_cpus() -> int:
-    """CPUs that this process may use: its affinity, or its container's quota if that is less."""
+    """Return CPUs that this process may use: its affinity, or its container's quota if that is less."""
     return whole_cpus(len(os.sched_getaffinity(0)))
 
 
 def at_most_asked(threads: int) -> int:
-    """So many CPU threads, or OMP_NUM_THREADS if that is less."""
+    """Return so many CPU threads, or OMP_NUM_THREADS if that is less."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
     return min(threads, int(asked)) if asked.isdecimal() and int(asked) else threads
 
 
 def available_gpus() -> tuple[str, ...]:
-    """GPUs in CUDA_VISIBLE_DEVICES, else those that the driver lists; CUDA is not used."""
+    """Return GPUs in CUDA_VISIBLE_DEVICES, else those that the driver lists; CUDA is not used."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         names = [name.strip() for name in visible.split(",")]
@@ -189,7 +189,7 @@ def with_uuids(gpus: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def gpus_listed(listing: str) -> tuple[str, ...]:
-    """UUIDs from ``nvidia-smi -L``; for a GPU with MIG instances, those of the instances."""
+    """Return UUIDs from ``nvidia-smi -L``; for a GPU with MIG instances, those of the instances."""
     return tuple(name for names in _uuids(listing) for name in (names[1:] or names))
 
 

@@ -22,7 +22,7 @@ LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "pyarrow", "n
 
 
 def provenance(kind: str, *, threads: int, world_size: int) -> dict[str, str]:
-    """Provenance of a kind of work on this machine: code, library versions, device, torch's threads, processes."""
+    """Return provenance of a kind of work on this machine: code, library versions, device, torch's threads, processes."""
     return {
         "code": code_digest(KINDS[kind].module),
         "python": platform.python_version(),

@@ -52,7 +52,7 @@ class Observer(Protocol):
     """Callbacks during an attempt, called in the thread of ``run_attempt``."""
 
     def waits(self, holder: str) -> None:
-        """Another process holds the stage key."""
+        """Record that another process holds the stage key."""
 
     def queued(self, pool: str) -> None:
         """Hear that the attempt waits for a worker of the work pool."""
@@ -312,7 +312,7 @@ class _Attempt:
         )
 
     def _provenance(self, scratch: Path) -> dict[str, str]:
-        """Provenance of the computation, how it differs from that of the checkpoint that it resumes from, and who computes.
+        """Return provenance of the computation, how it differs from that of the checkpoint that it resumes from, and who computes.
 
         The identity of code and machine is of the process that computes or starts the processes that do. It is no part of
         the comparison: a revision or a driver changes often, and the numbers seldom with it.
@@ -335,7 +335,7 @@ class _Attempt:
         return {**present, **identity()}
 
     def _found_provenance(self, begun: AttemptBegun) -> dict[str, str]:
-        """Provenance of the computation with the limits that it found; those that memory ran out under are told already."""
+        """Return the provenance of the computation with the limits that it found; limits under which memory ran out are recorded already."""
         found = read_found(begun.scratch)
         return (
             begun.provenance if found is None else {"microbatch_tokens": found.described, **begun.provenance}

@@ -50,7 +50,7 @@ def remember_hangup() -> None:
 def stopping(
     request_stop: Callable[[], None], *, drained: Callable[[], None] | None = None
 ) -> Iterator[None]:
-    """Inside this block, SIGINT, SIGTERM, SIGHUP, a worker's wish to end and any exception call ``request_stop``.
+    """Call ``request_stop`` inside this block on SIGINT, SIGTERM, SIGHUP, a worker's wish to end and any exception.
 
     Called in a coroutine; only the main thread can handle signals. After a SIGHUP, further ones are ignored for good.
 

@@ -13,14 +13,14 @@ RUN_HELP = "A run's id, the beginning of one, its number, or `latest`."
 
 
 def complete_recipe(incomplete: str) -> list[str]:
-    """Built-in recipes that start with the text."""
+    """Return the built-in recipes that start with the text."""
     from vantage.schemas.loading.recipe_file import builtin_recipes
 
     return [name for name in builtin_recipes() if name.startswith(incomplete)]
 
 
 def complete_run(context: typer.Context, incomplete: str) -> list[str]:
-    """Runs of the workspace that start with the text."""
+    """Return the runs of the workspace that start with the text."""
     from vantage.runs.run import run_ids
     from vantage.runs.run_ids import LATEST
 

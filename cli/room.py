@@ -31,7 +31,7 @@ def _room(texts: list[str], bytes_per_token: int) -> int:
 
 
 def _shape_of(model: str) -> tuple[int | None, int | None]:
-    """Size of the vocabulary and number of positions; None where the configuration does not say."""
+    """Return size of the vocabulary and number of positions; None where the configuration does not say."""
     from vantage.models.model_config import UnreadableConfig, read_config
 
     try:

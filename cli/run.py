@@ -41,7 +41,7 @@ def run(
 
 
 def screen_of(as_json: bool) -> "Screen":
-    """Console output: standard error with ``--json``, else standard output."""
+    """Return the console: standard error with ``--json``, else standard output."""
     from vantage.runs.console import Screen, open_console
 
     return Screen(open_console(sys.stderr if as_json else sys.stdout))

@@ -42,7 +42,7 @@ def main(width: int) -> None:
 
 
 def typical(work: Callable[[], None]) -> float:
-    """Median of the seconds of the calls that fit, after one that warms up.
+    """Return median of the seconds of the calls that fit, after one that warms up.
 
     Not the quickest: a stage shares caches and cores with the other programs of the machine too.
     """

@@ -48,7 +48,7 @@ class Device:
     is_cpu: bool = False
 
     def flops(self, *, is_bfloat16: bool) -> float:
-        """FLOP/s that are counted on."""
+        """Return FLOP/s that are counted on."""
         return self.matmul_share * (self.bfloat16 if is_bfloat16 else self.float32)
 
     @property

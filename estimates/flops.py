@@ -18,7 +18,7 @@ def trunk_flops(shape: ModelShape, *, tokens: float, context: float) -> float:
 
 
 def head_flops(shape: ModelShape, *, tokens: float) -> float:
-    """Logits of ``tokens`` tokens: 2·V·h each."""
+    """Return logits of ``tokens`` tokens: 2·V·h each."""
     return 2.0 * tokens * shape.head_matrix
 
 

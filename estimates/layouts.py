@@ -74,7 +74,7 @@ class Memory:
 
 
 def memory_of(workload: Workload, layout: Layout, device: Device) -> Memory:
-    """Memory of one GPU, or of the process on a CPU."""
+    """Return memory of one GPU, or of the process on a CPU."""
     parts = layout.world if layout.is_sharded else 1
     stay = sum(_held(network) for network in workload.networks if not network.is_held_in_turn)
     in_turn = max((_held(network) for network in workload.networks if network.is_held_in_turn), default=0)
@@ -204,7 +204,7 @@ def _activations(each: Pass, workload: Workload, layout: Layout) -> float:
 
 
 def _sampling(each: Sampling, workload: Workload, layout: Layout) -> float:
-    """KV cache at its end, the probabilities of one step, and the weights in the type that multiplies."""
+    """Return the bytes of sampling: the KV cache at its end, the probabilities of one step, and the weights in the type that multiplies."""
     network = workload.network(each.role)
     rows = each.rows_at_once(layout.world)
     narrow = BFLOAT16 if workload.is_bfloat16 else FLOAT32
@@ -214,7 +214,7 @@ def _sampling(each: Sampling, workload: Workload, layout: Layout) -> float:
 
 
 def _step_bytes(workload: Workload, device: Device) -> float:
-    """AdamW's intermediate results: on a GPU those of all weights at once, on a CPU those of the largest matrix."""
+    """Return the bytes of AdamW's intermediate results: on a GPU those of all weights at once, on a CPU those of the largest matrix."""
     most = max((each.trained_weights for each in workload.networks), default=0)
     if not device.is_cpu:
         return most * FLOAT32

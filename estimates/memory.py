@@ -24,12 +24,12 @@ def weight_bytes(weights: int, *, bytes_each: float = FLOAT32) -> int:
 
 
 def optimizer_bytes(weights: int) -> int:
-    """AdamW's moments."""
+    """Return the bytes of AdamW's moments."""
     return weights * ADAM_BYTES
 
 
 def gradient_bytes(weights: int) -> int:
-    """Float32, like the weights."""
+    """Return the bytes of the gradients, which are float32 like the weights."""
     return weights * FLOAT32
 
 

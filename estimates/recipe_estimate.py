@@ -69,7 +69,7 @@ class StageEstimate:
         return self.seconds * self.layout.world / HOUR
 
     def as_json(self, price: float | None) -> dict[str, Any]:
-        """Bytes, seconds, and money where a price is given."""
+        """Return bytes and seconds, and money where a price is given."""
         return {
             "stage": self.name,
             "kind": self.kind,
@@ -186,7 +186,7 @@ def estimate_recipe(
 
 
 def _other_shapes(recipe: Recipe) -> tuple[dict[str, ModelShape], list[str]]:
-    """Step that imports another model → its shape, and what has to be said of those whose configuration is not here."""
+    """Return step that imports another model → its shape, and what has to be said of those whose configuration is not here."""
     shapes, notes = {}, []
     for name, other in recipe.models.items():
         step = f"{OTHER_MODEL_PREFIX}{name}"

@@ -22,7 +22,7 @@ gradient and its moments and writes all but the gradient (28)."""
 
 
 def seconds_of(workload: Workload, layout: Layout, device: Device) -> float:
-    """Wall-clock seconds of the stage's computation."""
+    """Return wall-clock seconds of the stage's computation."""
     passes = sum(each.times * _pass_seconds(each, workload, layout, device) for each in workload.passes)
     samplings = sum(
         each.times * _sampling_seconds(each, workload, layout, device) for each in workload.samplings
@@ -31,7 +31,7 @@ def seconds_of(workload: Workload, layout: Layout, device: Device) -> float:
 
 
 def flops_of(workload: Workload) -> float:
-    """FLOPs of the whole stage."""
+    """Return FLOPs of the whole stage."""
     passes = sum(each.times * _pass_flops(each, workload) for each in workload.passes)
     return passes + sum(each.times * _sampling_flops(each, workload) for each in workload.samplings)
 
@@ -87,7 +87,7 @@ def _sampling_flops(each: Sampling, workload: Workload) -> float:
 
 
 def _sampling_seconds(each: Sampling, workload: Workload, layout: Layout, device: Device) -> float:
-    """Prefill at once; then one pass a token, in which the weights and the cache of all open rows are read."""
+    """Return the seconds of sampling: prefill at once; then one pass a token, in which the weights and the cache of all open rows are read."""
     network = workload.network(each.role)
     shape, is_bfloat16 = network.shape, workload.is_bfloat16
     rows = each.rows_at_once(layout.world)
@@ -119,7 +119,7 @@ def _sampling_seconds(each: Sampling, workload: Workload, layout: Layout, device
 
 
 def _width(network: Network, is_bfloat16: bool) -> int:
-    """Bytes of a weight as it is multiplied: autocast keeps its copy for a whole pass, and for a whole sampling."""
+    """Return bytes of a weight as it is multiplied: autocast keeps its copy for a whole pass, and for a whole sampling."""
     return BFLOAT16 if is_bfloat16 or network.is_bfloat16 else FLOAT32
 
 

@@ -45,7 +45,7 @@ class Lengths:
         return self.tokens[-1]
 
     def longest_of(self, count: float) -> float:
-        """Expected length of the longest of ``count`` sequences drawn with replacement.
+        """Return expected length of the longest of ``count`` sequences drawn with replacement.
 
         Σ l_k · ((k/n)^count − ((k−1)/n)^count) over the n sorted lengths.
         """
@@ -288,7 +288,7 @@ def _measured(data: Data, content: Content, path: Path) -> _Rows:
 
 
 def _bytes_of(row: Mapping[str, Any], ending: str) -> int:
-    """About what the row takes in the file, its end included."""
+    """Return about what the row takes in the file, its end included."""
     if ending.startswith(".csv"):
         return sum(len(str(value).encode()) + 1 for value in row.values())
     return len(json.dumps(dict(row), ensure_ascii=False, default=str).encode()) + 1

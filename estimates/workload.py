@@ -104,7 +104,7 @@ class Sampling:
     """Most tokens of a prompt and its response together."""
 
     def rows_at_once(self, world: int) -> float:
-        """Side by side on each of so many ranks; at least 1."""
+        """Return the rows side by side on each of so many ranks; at least 1."""
         return max(1.0, min(self.at_once, self.count / world))
 
 

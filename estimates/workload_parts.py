@@ -133,7 +133,7 @@ def selection(
 
 
 def rows_at_once(limits: PassLimits, longest: float, whole: float) -> int:
-    """Most rows of one pass, of which the longest has so many positions; ``whole``: where ``limits`` bound no rows."""
+    """Return the most rows of one pass, of which the longest has so many positions; ``whole`` where ``limits`` bound no rows."""
     rows = limits.rows or math.ceil(whole)
     return rows if limits.tokens is None else max(1, min(rows, int(limits.tokens // longest)))
 

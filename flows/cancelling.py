@@ -26,7 +26,7 @@ def cancel_run(workspace: Workspace, record: RunRecord) -> list[str]:
 
 
 def attempts_under_way(workspace: Workspace, record: RunRecord) -> dict[str, Messages]:
-    """Step → its attempt on a pool that has no outcome yet, also if it still waits for a worker.
+    """Return step → its attempt on a pool that has no outcome yet, also if it still waits for a worker.
 
     One that another run asked for, whose process lives, is left to that run.
     """

@@ -137,7 +137,7 @@ class _Collector:
         self.in_use: list[str] = []
 
     def collect(self, quarantine_seconds: float) -> list[Removal]:
-        """Refs, then the objects that no ref points to any longer, then everything else."""
+        """Remove refs, then the objects that no ref points to any longer, then everything else."""
         removals, busy = self._pass(quarantine_seconds)
         if busy and self._garbage.patience_seconds and not self._dry_run:
             time.sleep(self._garbage.patience_seconds)  # what belongs to dead holders is free by now
@@ -189,7 +189,7 @@ class _Collector:
         return needed_artifacts(self._runs(), self._garbage.refs()).stage_keys
 
     def _keys_of_active_runs(self) -> frozenset[str]:
-        """Stage keys of the runs that are being executed: those may still read a journal on this machine."""
+        """Return stage keys of the runs that are being executed: those may still read a journal on this machine."""
         kept = (run for run in self._runs() if run.status != REMOVED)
         active = [run for run in kept if is_active(self._workspace, run.run_id)]
         return needed_artifacts(active, {}).stage_keys
@@ -218,7 +218,7 @@ def _read_all(workspace: Workspace) -> list[RunRecord]:
 def _outdated(
     workspace: Workspace, records: Sequence[RunRecord], *, keep_last: int | None, older_than: float | None
 ) -> Iterator[str]:
-    """Ids of runs to remove: of each recipe those beyond the newest ``keep_last``, and older than ``older_than``."""
+    """Yield ids of runs to remove: of each recipe those beyond the newest ``keep_last``, and older than ``older_than``."""
     if (keep_last is None and older_than is None) or not records:
         return
     of_recipe: dict[str, list[RunRecord]] = defaultdict(list)

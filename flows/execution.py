@@ -122,7 +122,7 @@ def execute(
 
 
 def exit_code(record: RunRecord) -> int:
-    """Exit code of the command: that of the first failed stage, or of the run's status."""
+    """Return exit code of the command: that of the first failed stage, or of the run's status."""
     if record.status == "failed":
         codes = [stage.exit_code for stage in record.stages.values() if stage.status == "failed"]
         return next((code for code in codes if code is not None), ExitCode.INTERNAL)

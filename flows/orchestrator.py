@@ -387,11 +387,11 @@ class Orchestrator:
         )
 
     def log_of(self, step: str) -> Path:
-        """File that receives all output of the step's process."""
+        """Return file that receives all output of the step's process."""
         return self.run.folder / "logs" / f"{step}.log"
 
     def progress(self, step: str) -> StageProgress | None:
-        """Progress of the running step."""
+        """Return progress of the running step."""
         key = self.run.record.stages[step].stage_key
         return read_progress(self.store.reports(key, (PROGRESS,)) / PROGRESS) if key else None
 
@@ -410,7 +410,7 @@ class Orchestrator:
         return self._recording.failed(step, outcome, retry, log=self.log_of(step))
 
     def _last_made_with(self, key: str) -> Mapping[str, str]:
-        """Provenance that the newest run computing this key recorded; this run comes first."""
+        """Return provenance that the newest run computing this key recorded; this run comes first."""
         records = [self.run.record, *read_runs(self.run.workspace)]
         stages = (stage for record in records for stage in record.stages.values())
         return next((stage.provenance for stage in stages if stage.stage_key == key and stage.provenance), {})

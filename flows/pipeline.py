@@ -70,7 +70,7 @@ async def order(orchestrator: Orchestrator, *, recipe: str, overrides: Sequence[
 
 
 def tags_of(orchestrator: Orchestrator) -> list[str]:
-    """Tags of a flow run: its recipe and its run."""
+    """Return tags of a flow run: its recipe and its run."""
     return [f"recipe:{orchestrator.recipe.recipe}", f"run:{orchestrator.run.record.run_id}"]
 
 
@@ -147,7 +147,7 @@ async def pipeline(
 async def _begun(
     flow_run_id: str, orchestrator: Orchestrator, *, started_by_prefect: bool
 ) -> AsyncIterator[None]:
-    """While an open run is executed by this flow run: recorded as such, and stopped as Prefect or the system asks."""
+    """Record inside the block that this flow run executes an open run, and stop it as Prefect or the system asks."""
     await _begin(flow_run_id, orchestrator)
     # Task runs get no tags: for tagged ones Prefect asks its server for a slot, and fails the run if the server is busy.
     drained = orchestrator.drain if started_by_prefect else None

@@ -109,7 +109,7 @@ def read(path: Path, start_offset: int = 0, end_offset: int | None = None) -> It
 
 
 def _to_json(value: float) -> float | str:
-    """Finite numbers as they are; ``nan``, ``inf`` and ``-inf`` as strings, since JSON has no such numbers."""
+    """Return finite numbers as they are, and ``nan``, ``inf`` and ``-inf`` as strings, since JSON has no such numbers."""
     number = float(value)
     return number if math.isfinite(number) else str(number)
 

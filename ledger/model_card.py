@@ -32,7 +32,7 @@ NO_LICENCE = "not recorded"
 
 
 def card_sections(entry: RunEntry, name: str, producers: Mapping[ArtifactKey, Link]) -> dict[str, list[str]]:
-    """Title → lines in Markdown, in the order in which they are read; empty ones are left out.
+    """Return title → lines in Markdown, in the order in which they are read; empty ones are left out.
 
     Args:
         entry: the run.
@@ -71,7 +71,7 @@ def ancestors(entry: RunEntry, name: str) -> list[str]:
 
 
 def readers(entry: RunEntry, name: str) -> dict[str, list[str]]:
-    """Stage of this run that reads the stage's artifact → the roles in which it does."""
+    """Return stage of this run that reads the stage's artifact → the roles in which it does."""
     return {
         each.name: roles
         for each in entry.stages.values()
@@ -96,7 +96,7 @@ def _gates(entry: RunEntry, name: str) -> list[str]:
 
 
 def _measured(entry: RunEntry, name: str) -> list[str]:
-    """Estimates over held-out prompts with their intervals; without any, the plain numbers. Of a family, the first alone."""
+    """Return estimates over held-out prompts with their intervals; without any, the plain numbers. Of a family, only the first is returned."""
     rows = []
     for of in stage_and_measurements(entry, name):
         for metric in _worth_showing(of.artifact):

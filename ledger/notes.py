@@ -190,7 +190,7 @@ def stage_and_evaluations(entry: RunEntry, stage: str) -> list[StageEntry]:
 
 
 def model_tags(entry: RunEntry, stage: str) -> dict[str, str]:
-    """Tags of a model: gates and evaluations, ``vantage.gate.STAGE.METRIC`` and ``vantage.measured.STAGE.METRIC``."""
+    """Return the tags of a model: gates and evaluations, ``vantage.gate.STAGE.METRIC`` and ``vantage.measured.STAGE.METRIC``."""
     facts = {}
     for of in stage_and_evaluations(entry, stage):
         for verdict in of.verdicts:

@@ -131,7 +131,7 @@ class Outbox:
 
     @contextmanager
     def sending(self, *, wait_seconds: float) -> Iterator[bool]:
-        """Yields whether this process has the lock for sending; the kernel releases it when the process dies."""
+        """Yield whether this process has the lock for sending; the kernel releases it when the process dies."""
         lock = os.open(self.folder / "sending.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
             yield _lock_within(lock, wait_seconds)
@@ -139,7 +139,7 @@ class Outbox:
             os.close(lock)
 
     def _all_sent(self) -> dict[str, int]:
-        """Destination → offset; empty if the file cannot be read: operations that are sent again change nothing."""
+        """Return destination → offset; empty if the file cannot be read: operations that are sent again change nothing."""
         path = self.folder / "sent.json"
         try:
             return _ENDS.validate_json(path.read_bytes())

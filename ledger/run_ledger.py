@@ -111,7 +111,7 @@ class Ledger:
     def attach(
         self, run_id: str, name: str, recipe: Mapping[str, Any], *, outcome: RunOutcome | None = None
     ) -> None:
-        """More is recorded of a run that has ended: it is not opened again, and keeps its outcome in MLflow.
+        """Record more of a run that has ended: it is not opened again, and keeps its outcome in MLflow.
 
         ``outcome``: the run's, for one whose outbox is gone.
         """
@@ -169,7 +169,7 @@ class Ledger:
         )
 
     def send_metrics(self, stage: str, entries: Iterable[journal.Entry]) -> None:
-        """Entries of the stage's journal, up to a committed checkpoint.
+        """Send the entries of the stage's journal, up to a committed checkpoint.
 
         The whole journal may be passed each time: recorded steps are skipped.
         """
@@ -395,7 +395,7 @@ class Ledger:
         return self.workspace if self._outbox is None else self._outbox.folder
 
     def mlflow_run_id(self, stage: str | None = None) -> str | None:
-        """MLflow's id of a stage's run (``stage`` None: of the parent run); None: not sent yet."""
+        """Return MLflow's id of a stage's run (``stage`` None: of the parent run); None: not sent yet."""
         return self._sender.run_ids.get(stage)
 
     def where(self, stage: str | None = None, *, artifact: str | None = None) -> str:

@@ -15,7 +15,7 @@ JUDGEMENTS = ("judgement", "also_judgement")
 def samples_page(
     title: str, candidate: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, Any]]
 ) -> str:
-    """Prompt, both responses and their judgements, for the first response to each prompt.
+    """Return prompt, both responses and their judgements, for the first response to each prompt.
 
     The first prompts at which the two say different things come first, whoever did better, as on the console.
 

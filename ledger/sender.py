@@ -58,7 +58,7 @@ class Sender:
         self._error = ""
 
     def notify(self, outbox: Outbox, *, can_wait: bool = False) -> None:
-        """There is one more operation in the run's outbox.
+        """Note that the run's outbox has one more operation.
 
         ``can_wait``: a server that did not answer the last attempt is not asked again for this alone when the run is closed.
         """

@@ -157,7 +157,7 @@ def write_adapters(model: PreTrainedModel, folder: Path, *, base: str | None) ->
 
 
 def base_of(folder: Path) -> str | None:
-    """Content digest of the whole model that a folder's adapters stand on; None: it is not said."""
+    """Return content digest of the whole model that a folder's adapters stand on; None: it is not said."""
     path = folder / BASE
     return json.loads(path.read_text(encoding="utf-8"))["base"] if path.is_file() else None
 

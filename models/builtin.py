@@ -47,7 +47,7 @@ def build_builtin(name: str, folder: Path, *, seed: int) -> None:
 
 
 def builtin_config(name: str) -> LlamaConfig:
-    """Shape of a built-in model; embeddings are tied, since a hundred characters need no second table."""
+    """Return shape of a built-in model; embeddings are tied, since a hundred characters need no second table."""
     shape = {field: value for field, value in BUILTIN_CONFIGS[name].items() if field != "model_type"}
     return LlamaConfig(
         **shape,

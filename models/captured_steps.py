@@ -139,7 +139,7 @@ class CapturedSteps:
         count_captured()
 
     def _plain(self, slots: Slots) -> Tensor:
-        """Log-probabilities (n, V) of the next token of some rows, as the plain loop has them."""
+        """Return log-probabilities (n, V) of the next token of some rows, as the plain loop has them."""
         assert self._static is not None
         rows, tokens = min(CHECKED_ROWS, len(slots.tokens)), int(slots.column)
         starts = slots.starts[:rows, None]

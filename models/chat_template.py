@@ -58,7 +58,7 @@ def render_plain(conversation: Sequence[Message]) -> str:
 
 
 def _turns(prompt: Prompt) -> tuple[list[dict[str, Any]], list[Any] | None]:
-    """Messages as templates read them, and the tools that there are."""
+    """Return messages as templates read them, and the tools that there are."""
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}], None
     turns = [_fields(message) for message in prompt]

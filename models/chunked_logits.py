@@ -20,7 +20,7 @@ def default_chunk_tokens(head: OutputHead) -> int:
 
 
 def in_autocast_type(hidden: Tensor, head: OutputHead) -> tuple[Tensor, OutputHead]:
-    """Hidden states and head in the type that autocast would give a linear layer; as they are without autocast.
+    """Return hidden states and head in the type that autocast would give a linear layer; as they are without autocast.
 
     For use where autograd sees it: inside a hand-written function there is no autocast.
     """
@@ -74,7 +74,7 @@ class HeadGradients:
             self._bias += grad.sum(dim=0)
 
     def result(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Gradients of hidden states, weight and bias in the types of these."""
+        """Return gradients of hidden states, weight and bias in the types of these."""
         dtype = self._head.weight.dtype
         return (
             self._hidden,

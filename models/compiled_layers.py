@@ -61,7 +61,7 @@ def compile_layers(network: nn.Module, *, packs: bool = False, backend: str = "i
 
 
 def taken_graphs() -> int:
-    """Graphs that this process has compiled since the last call."""
+    """Return graphs that this process has compiled since the last call."""
     global _taken
     now = _num_graphs()
     since, _taken = now - _taken, now
@@ -73,7 +73,7 @@ _taken = 0
 
 
 def _num_graphs() -> int:
-    """Graphs that this process has compiled; does not load torch's compiler where nothing was."""
+    """Return graphs that this process has compiled; does not load torch's compiler where nothing was."""
     compiler = sys.modules.get("torch._dynamo.utils")
     return 0 if compiler is None else int(compiler.counters["stats"]["unique_graphs"])
 
@@ -93,7 +93,7 @@ def _compiled(forward: Callable[..., Any], backend: str) -> Callable[..., Any]:
 
 @cache
 def _allow_graphs() -> None:
-    """Once, since importing torch's compiler takes seconds."""
+    """Allow as many graphs as the networks need. Done once, since importing torch's compiler takes seconds."""
     import torch._dynamo.config
 
     torch._dynamo.config.recompile_limit = MOST_GRAPHS
@@ -127,7 +127,7 @@ def _kinds_of_passes(device: torch.device, *, packs: bool) -> Iterator[dict[str,
 
 @contextmanager
 def _kept_gradients(trunk: nn.Module) -> Iterator[None]:
-    """Gradients are afterwards what they were."""
+    """Keep gradients: after the block they are what they were."""
     kept = {parameter: parameter.grad for parameter in trunk.parameters()}
     for parameter in kept:
         parameter.grad = None

@@ -34,7 +34,7 @@ class EncodedTurns:
 def encode_conversations(
     tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Sequence[Message]], *, chat: bool | None
 ) -> list[EncodedTurns]:
-    """Ids of conversations, each of which ends with a user's or a tool's turn.
+    """Return ids of conversations, each of which ends with a user's or a tool's turn.
 
     Without a chat template each turn begins with its role on a line of its own, and the assistant's end with EOS.
 

@@ -20,7 +20,7 @@ class Capture(Protocol):
         """
 
     def wait(self) -> None:
-        """Until all that was replayed is done: afterwards steps may be dropped."""
+        """Wait until all that was replayed is done: afterwards steps may be dropped."""
 
 
 class CudaGraphs:
@@ -68,7 +68,7 @@ class CudaGraphs:
 
 @contextmanager
 def _spare_generator() -> Iterator[None]:
-    """Within, the device's generator has another state.
+    """Give the device's generator another state inside the block.
 
     A capture takes hold of it, though a step draws no random number from it, and one that fails does not let go.
     """

@@ -192,7 +192,7 @@ def _check_entry(name: str, entry: dict[str, Any], begin: int) -> int:
 
 
 def _counts(config: dict[str, Any]) -> Iterator[str]:
-    """Counts that are none; lists (one count a layer) are left to the model's own class."""
+    """Yield counts that are none; lists (one count a layer) are left to the model's own class."""
     for field in COUNTED:
         value = config.get(field)
         if value is None or isinstance(value, list):
@@ -223,7 +223,7 @@ def _heads(config: dict[str, Any]) -> Iterator[str]:
 
 
 def _sizes(config: dict[str, Any], tensors: dict[str, Tensor]) -> Iterator[str]:
-    """Numbers of the configuration that the weights contradict."""
+    """Yield numbers of the configuration that the weights contradict."""
     layers = _count(config, *LAYERS)
     if layers:
         numbered = {int(found) for name in tensors for found in LAYER.findall(name)}

@@ -80,7 +80,7 @@ class ScalarModel(nn.Module):
     def forward(
         self, sequences: Sequences, positions: Tensor, language_rows: int = 0
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Scalars (B, P) in float32 at `positions` (B, P) of the sequences.
+        """Return scalars (B, P) in float32 at `positions` (B, P) of the sequences.
 
         With `language_rows`, also the language head's log-probabilities (N, T) of the first N responses, from the same
         pass.

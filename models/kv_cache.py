@@ -46,7 +46,7 @@ def keep_rows(cache: Cache, kept: Sequence[int], device: torch.device) -> Tensor
 
 
 def without_gaps(active: Sequence[bool]) -> list[int]:
-    """Places of the active rows, so ordered that all who can stay where they are: only the last ones move, into the gaps."""
+    """Return places of the active rows, so ordered that all who can stay where they are: only the last ones move, into the gaps."""
     count = sum(active)
     last = iter([place for place in range(count, len(active)) if active[place]])
     return [place if active[place] else next(last) for place in range(count)]

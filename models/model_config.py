@@ -97,7 +97,7 @@ def _language_fields(path: Path) -> Mapping[str, Any]:
 
 
 def _count_weights(folder: Path) -> int | None:
-    """Elements of all tensors in the safetensors files; None without such files."""
+    """Return elements of all tensors in the safetensors files; None without such files."""
     files = sorted(folder.glob("*.safetensors"))
     total = 0
     for file in files:

@@ -18,7 +18,7 @@ class UnknownWidth(ValueError):
 
 
 def hidden_size(source: str) -> int:
-    """Width of the residual stream of the model that ``model.source`` names.
+    """Return width of the residual stream of the model that ``model.source`` names.
 
     Raises:
         UnknownWidth: its configuration does not say, or cannot be read.

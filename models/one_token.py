@@ -54,7 +54,7 @@ class Slots:
     """(b, most)."""
 
     def saved(self) -> dict[str, Tensor]:
-        """Copies of what a step changes, but for what the next one writes over."""
+        """Return copies of what a step changes, but for what the next one writes over."""
         kept = ("tokens", "active", "ended", "lengths", "drawn", "column")
         return {each.name: getattr(self, each.name).clone() for each in fields(self) if each.name in kept}
 
@@ -112,7 +112,7 @@ def grouped_attention(
     is_causal: bool | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one token (B, heads, 1, D) over all columns that the mask (B, 1, 1, L) shows.
+    """Return attention of one token (B, heads, 1, D) over all columns that the mask (B, 1, 1, L) shows.
 
     Heads that share keys stand beside each other as if they were tokens, so no key is copied for them, as transformers
     copies each where there is a mask.
@@ -135,7 +135,7 @@ AttentionInterface.register(GROUPED, grouped_attention)
 
 @contextmanager
 def one_token_attention(configs: Sequence[PreTrainedConfig]) -> Iterator[None]:
-    """Within, layers that read these configurations attend by `grouped_attention`, and otherwise by `SDPA`."""
+    """Have layers that read these configurations attend by `grouped_attention` inside the block, and otherwise by `SDPA`."""
     try:
         for config in configs:
             config._attn_implementation = GROUPED

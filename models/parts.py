@@ -56,7 +56,7 @@ class Parts:
     """(B,)."""
 
     def places(self, sequences: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Row and column of tokens at ``positions`` (N,) of the sequences (N,)."""
+        """Return row and column of tokens at ``positions`` (N,) of the sequences (N,)."""
         of_prompt = positions < self.prompt_lengths[sequences]
         starts = torch.where(of_prompt, self.prompt_starts[sequences], self.response_starts[sequences])
         return torch.zeros_like(starts), starts + positions
@@ -100,7 +100,7 @@ def in_parts(sequences: Sequences, cuts: Cuts) -> Sequences:
 
 
 def read_parts(trunk: PreTrainedModel, layout: Parts) -> Tensor:
-    """Last hidden states (1, N, H) of the trunk, part after part."""
+    """Return last hidden states (1, N, H) of the trunk, part after part."""
     found: list[Tensor] = []
     if not layout.prompts:
         found = [_read(trunk, rows).last_hidden_state for rows, _ in layout.parts]

@@ -22,7 +22,7 @@ __all__ = ["decode_all", "encode_prompts", "encode_responses", "end_token_id", "
 def encode_prompts(
     tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], *, chat: bool | None
 ) -> list[list[int]]:
-    """Ids of prompts, up to where the response begins; without a limit: compare lengths afterwards.
+    """Return ids of prompts, up to where the response begins; without a limit: compare lengths afterwards.
 
     With a chat template a prompt is the user's turn and the template's opening of the assistant's turn follows.
     Without one it is plain text, with BOS where the tokenizer puts it by its own rule. BOS never stands twice. A prompt
@@ -65,7 +65,7 @@ def _encode_texts(
 def encode_responses(
     tokenizer: PreTrainedTokenizerBase, responses: Sequence[str], *, max_tokens: int, chat: bool | None
 ) -> list[tuple[list[int], bool]]:
-    """Ids of responses as the model would generate them after their prompts, and whether each ended.
+    """Return ids of responses as the model would generate them after their prompts, and whether each ended.
 
     It ends with the token that closes a response (`end_token_id`) unless it is cut off at `max_tokens`. Special
     tokens that are spelled out in the text stay text.

@@ -45,7 +45,7 @@ class ResponseRenderer:
     def encode(
         self, prompts: Sequence[Prompt], responses: Sequence[Message]
     ) -> list[list[int] | UnrenderedRow]:
-        """Ids of each response after its prompt, with the token that closes it; in its place what is wrong with it."""
+        """Return ids of each response after its prompt, with the token that closes it; in its place what is wrong with it."""
         found = [self._try(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
         texts = iter(self._tokenised(found, is_markup=False))
         markup = iter(self._tokenised(found, is_markup=True))

@@ -84,7 +84,7 @@ def _fall_back(reason: str) -> None:
 
 @once
 def _tell(reason: str) -> None:
-    """Once, however often it happens."""
+    """Warn once, however often it happens."""
     _log.warning("sampling without CUDA graphs, which is slower: %s", reason)
 
 
@@ -295,7 +295,7 @@ class _Run:
 
 
 def _widths(rows: int) -> list[int]:
-    """Numbers of rows that are computed at once, the largest first: so many, and one half after the other."""
+    """Return numbers of rows that are computed at once, the largest first: so many, and one half after the other."""
     found = [rows]
     while found[-1] > FEWEST_ROWS:
         found.append(-(-found[-1] // 2))

@@ -40,7 +40,7 @@ def first_places(keys: Iterable[Hashable]) -> list[int]:
 
 
 def on_device(numbers: Sequence[int] | Tensor, device: torch.device | str) -> Tensor:
-    """Whole numbers, or a tensor, on a device, without waiting for what a GPU still has to do."""
+    """Return whole numbers, or a tensor, on a device, without waiting for what a GPU still has to do."""
     tensor = numbers if isinstance(numbers, Tensor) else torch.tensor(numbers, dtype=torch.long)
     if torch.device(device).type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)

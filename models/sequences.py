@@ -28,7 +28,7 @@ class Packing:
     """(B,): where each begins in its row."""
 
     def places(self, sequences: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Row and column of tokens at ``positions`` (N,) of the sequences (N,)."""
+        """Return row and column of tokens at ``positions`` (N,) of the sequences (N,)."""
         return self.rows[sequences], self.starts[sequences] + positions
 
 
@@ -36,7 +36,7 @@ class Layout(Protocol):
     """How a pass lays out sequences: `Packing`, or `vantage.models.parts.Parts`."""
 
     def places(self, sequences: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Row and column, among the hidden states of the pass, of tokens at ``positions`` (N,) of the sequences (N,)."""
+        """Return row and column, among the hidden states of the pass, of tokens at ``positions`` (N,) of the sequences (N,)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ class Sequences:
         return RowLengths(prompts, responses)
 
     def response_tokens(self, count: int | None = None) -> tuple[Tensor, Tensor]:
-        """Row and column (N,), in ``response_ids``, of all response tokens of the first ``count`` rows, row by row.
+        """Return row and column (N,), in ``response_ids``, of all response tokens of the first ``count`` rows, row by row.
 
         As ``response_mask.nonzero`` finds them, which a GPU would be waited for.
         """
@@ -116,7 +116,7 @@ class Sequences:
         return self.total_lengths - 1
 
     def places(self, sequences: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Row and column, in a pass, of tokens at `positions` (N,) of the sequences (N,)."""
+        """Return row and column, in a pass, of tokens at `positions` (N,) of the sequences (N,)."""
         return (sequences, positions) if self.layout is None else self.layout.places(sequences, positions)
 
     def prompt_rows(self) -> list[list[int]]:

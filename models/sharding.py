@@ -25,7 +25,7 @@ _deferred: ContextVar[bool] = ContextVar("_deferred", default=False)
 
 @contextlib.contextmanager
 def without_weights() -> Iterator[None]:
-    """Within it, `vantage.models.folders.load_weights` builds networks whose parameters have no storage; buffers have."""
+    """Let `vantage.models.folders.load_weights` build networks whose parameters have no storage inside the block; buffers have."""
     token = _deferred.set(True)
     try:
         yield
@@ -35,7 +35,7 @@ def without_weights() -> Iterator[None]:
 
 @contextlib.contextmanager
 def parameters_without_storage() -> Iterator[None]:
-    """Within it, a module's parameter loses its storage as it is registered; buffers, which no file has, keep theirs."""
+    """Take the storage of a module's parameter as it is registered, inside the block; buffers, which no file has, keep theirs."""
     register = nn.Module.register_parameter
 
     def register_without(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -129,14 +129,14 @@ def _tied_names(model: PreTrainedModel, name: str) -> list[str]:
 
 
 def own_rows(count: int) -> slice:
-    """This rank's part of ``count`` rows of a weight."""
+    """Return this rank's part of ``count`` rows of a weight."""
     each = -(-count // distributed.get_world_size())
     start = min(distributed.get_rank() * each, count)
     return slice(start, min(start + each, count))
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a weight; a tensor that is whole is given back."""
+    """Return this rank's part of a weight; a whole tensor is returned as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

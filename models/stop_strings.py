@@ -66,7 +66,7 @@ def before_stop(text: str, strings: Collection[str]) -> str:
 
 
 def special_stops(tokenizer: PreTrainedTokenizerBase, strings: Collection[str]) -> list[int]:
-    """Ids of the special tokens that stop strings name, which no text shows.
+    """Return ids of the special tokens that stop strings name, which no text shows.
 
     Raises:
         ValueError: a stop string has a special token and more.

@@ -30,7 +30,7 @@ def _appends_eos(tokenizer: PreTrainedTokenizerBase) -> bool:
 def continuations(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, as_text: bool = True
 ) -> list[list[int]]:
-    """Ids of texts that follow other text, so without the space that some tokenizers put at the beginning.
+    """Return ids of texts that follow other text, so without the space that some tokenizers put at the beginning.
 
     Args:
         as_text: special tokens that are spelled out stay text.
@@ -70,7 +70,7 @@ def prefixes_space(tokenizer: PreTrainedTokenizerBase) -> bool:
 def tokenise(
     tokenizer: PreTrainedTokenizerBase, texts: list[str], *, add_special_tokens: bool, as_text: bool = False
 ) -> list[list[int]]:
-    """Ids of texts, with what the tokenizer adds to whole texts or without."""
+    """Return ids of texts, with what the tokenizer adds to whole texts or without."""
     encoded = tokenizer(
         texts,
         add_special_tokens=add_special_tokens,

@@ -49,7 +49,7 @@ def _vocabulary(model: dict[str, Any]) -> dict[str, int]:
 
 
 def _scores(model: dict[str, Any]) -> list[float]:
-    """Unigram's log-probabilities of pieces, which decide how text is cut like merges do in BPE."""
+    """Return Unigram's log-probabilities of pieces, which decide how text is cut like merges do in BPE."""
     vocabulary = model["vocab"]
     return [] if isinstance(vocabulary, dict) else [score for _, score in vocabulary]
 

@@ -13,7 +13,7 @@ from vantage.storage.storage import Storage
 
 
 def damage_of(workspace: Workspace, record: RunRecord, *, verify: bool) -> dict[str, tuple[str, ...]]:
-    """Step or registered model → its problems, one line each; intact ones are omitted.
+    """Return step or registered model → its problems, one line each; intact ones are omitted.
 
     Args:
         verify: True: read every byte (about 1 GB/s from a disk; a server's copies are downloaded). False: compare

@@ -120,7 +120,7 @@ def _runs(workspace: Workspace) -> Iterator[Finding]:
 
 
 def _sqlite(workspace: Workspace) -> Finding:
-    """Prefect's and MLflow's databases need WAL locks, which some network file systems lack."""
+    """Find out whether the workspace has the WAL locks that Prefect's and MLflow's databases need; some network file systems lack them."""
     try:
         with tempfile.TemporaryDirectory(dir=workspace.root) as folder:
             with sqlite3.connect(Path(folder) / "probe.db") as database:

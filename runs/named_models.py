@@ -331,7 +331,7 @@ def _json_in(path: Path) -> dict[str, Any] | None:
 def _published(
     workspace: Workspace, registry: MlflowRegistry, named: RegisteredNamed
 ) -> Iterator[NamedModel]:
-    """MLflow's copy of a registered model, in a temporary folder."""
+    """Yield MLflow's copy of a registered model, in a temporary folder."""
     found = registry.published(named)
     tracking.set_up_client()
     from vantage.ledger.to_mlflow.published_models import fetch_copy  # imports MLflow

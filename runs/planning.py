@@ -159,7 +159,7 @@ def check_drift(steps: Sequence[PlannedStep]) -> None:
 
 
 def damage(steps: Sequence[PlannedStep]) -> dict[str, tuple[str, ...]]:
-    """Step → problems of its stored artifact."""
+    """Return step → problems of its stored artifact."""
     return {step.name: step.damage for step in steps if step.damage}
 
 
@@ -255,7 +255,7 @@ def _reasons_to_run(found: Lookup, earlier: StageRecord | None, parts: Mapping[s
 
 
 def _changes(earlier: Mapping[str, Any], parts: Mapping[str, Any]) -> list[str]:
-    """Differences from the earlier run's key, except unknown digests."""
+    """Return differences from the earlier run's key, except unknown digests."""
     return [change for change in differences(earlier, parts) if not change.endswith(_UNKNOWN)]
 
 

@@ -254,7 +254,7 @@ def hold_run(workspace: Workspace, run_id: str) -> Iterator[Run]:
 
 
 def dead_runs(workspace: Workspace) -> Iterator[Run]:
-    """Runs with status ``running`` that no process executes; each is locked while it is yielded."""
+    """Return runs with status ``running`` that no process executes; each is locked while it is yielded."""
     return inactive_runs(workspace, lambda record: record.status == "running")
 
 

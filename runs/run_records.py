@@ -77,7 +77,7 @@ class RunRecords(Protocol):
         """Return the run's outbox, one operation a line; None if there is none any longer."""
 
     def read_ledger_file(self, run_id: str, name: str) -> bytes | None:
-        """Another file beside the outbox: ``sent.json``, ``refused.jsonl``; None: there is none."""
+        """Read another file beside the outbox: ``sent.json``, ``refused.jsonl``; None if it is missing."""
 
     def creation_lock(self) -> AbstractContextManager[object]:
         """Let one process at a time find or create a run."""

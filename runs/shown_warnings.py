@@ -13,7 +13,7 @@ _shown: list["_Shown"] = []
 
 @contextmanager
 def warnings_shown(say: Say) -> Iterator[None]:
-    """Inside this block, ``say`` gets the text of each warning of our loggers, from any thread, and nobody else does.
+    """Give ``say`` the text of each warning of our loggers inside this block, from any thread, and nobody else.
 
     The root logger's handler belongs to Prefect, which prints either everything or nothing of ours. A text that is the
     same as before is not said again: some are repeated for as long as a server does not answer.

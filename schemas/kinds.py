@@ -422,11 +422,11 @@ def resolve_work(work: Work) -> Work:
 
 
 def kinds_making(artifacts: tuple[ArtifactKind, ...]) -> tuple[str, ...]:
-    """Kinds of stage that make one of these artifacts; ``model`` comes first if a policy is among them."""
+    """Return kinds of stage that make one of these artifacts; ``model`` comes first if a policy is among them."""
     kinds = [name for makes in artifacts for name, kind in STAGES.items() if kind.makes == makes]
     return (*((MODEL,) if "policy" in artifacts else ()), *kinds)
 
 
 def kinds_collecting(content: Content) -> tuple[str, ...]:
-    """Kinds of stage whose artifact is a dataset of this content."""
+    """Return kinds of stage whose artifact is a dataset of this content."""
     return tuple(name for name, kind in STAGES.items() if kind.content == content)

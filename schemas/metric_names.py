@@ -52,7 +52,7 @@ COMPARED_BY_JUDGE = ("win_rate", "tied_pairs", "length_controlled_win_rate")
 
 
 def judge_metrics(name: str) -> tuple[str, ...]:
-    """Metrics of an evaluation, named by its kind of judge; each has an uncertainty."""
+    """Return metrics of an evaluation, named by its kind of judge; each has an uncertainty."""
     return (
         *(name, f"baseline_{name}", f"{name}_gain", f"greedy_{name}", f"baseline_greedy_{name}"),
         *(f"{name}_{metric}" for metric in COMPARED_BY_JUDGE),
@@ -60,5 +60,5 @@ def judge_metrics(name: str) -> tuple[str, ...]:
 
 
 def compared(names: Iterable[str]) -> tuple[str, ...]:
-    """Metrics of both models of an evaluation, and candidate − baseline."""
+    """Return metrics of both models of an evaluation, and candidate − baseline."""
     return tuple(each for name in names for each in (name, f"baseline_{name}", f"{name}_difference"))

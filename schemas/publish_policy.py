@@ -73,7 +73,7 @@ class PublishPolicy(Frozen):
     """Registered model or pattern → its rules. A model that fits none is free; ``"*"`` fits all."""
 
     def rules_for(self, model: str, alias: str) -> list[tuple[str, AliasRule]]:
-        """Path of the rule in the file → the rule, for each that the alias fits."""
+        """Return path of the rule in the file → the rule, for each that the alias fits."""
         return [
             (f"models.{name}.aliases.{pattern}", found)
             for name, rules in self.models.items()

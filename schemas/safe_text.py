@@ -70,7 +70,7 @@ def secrets_of(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def server_secrets(environment: Mapping[str, str]) -> list[str]:
-    """Variables with the logins of Prefect's and MLflow's clients, and the password of a key for signatures, which neither
+    """Return variables with the logins of Prefect's and MLflow's clients, and the password of a key for signatures, which neither
     stages nor our own server need."""
     return [
         name

@@ -80,6 +80,6 @@ def share_problems(recipe: Recipe) -> list[Problem]:
 
 
 def _named(data: Mapping[str, Data], side: str) -> dict[str, float]:
-    """Dataset → the share that it names for the side."""
+    """Return dataset → the share that it names for the side."""
     sizes = {name: getattr(each.split, side) for name, each in data.items()}
     return {name: size for name, size in sizes.items() if isinstance(size, float)}

@@ -53,7 +53,7 @@ _READ_FROM["rejected"] = _READ_FROM["chosen"]
 
 
 def missing_columns(content: str, mapped: set[str]) -> list[str]:
-    """Required columns that a file's mapping neither names nor gives what they are made of.
+    """Return required columns that a file's mapping neither names nor gives what they are made of.
 
     A pair of conversations has its prompt in both.
     """
@@ -101,7 +101,7 @@ def stage_reference(stage: Stage) -> str | None:
 
 
 def dependencies(recipe: Recipe) -> dict[str, dict[str, str]]:
-    """Step → role → step whose artifact it reads; ``publish`` adds no dependency.
+    """Return step → role → step whose artifact it reads; ``publish`` adds no dependency.
 
     Steps are the recipe's stages and the implicit ``model``, ``models.NAME``, ``data.NAME``, ``mixtures.NAME``, ``verifiers.NAME`` and
     ``benchmarks.NAME`` that they read. Roles are names of fields; the parts of a mixture have the roles ``part.0``, ``part.1`` …;
@@ -309,7 +309,7 @@ def reward_of(stage: Stage) -> str | None:
 
 
 def judges_of(stage: Stage) -> dict[str, Judge]:
-    """Field → judge, for the judges of a stage: at most one of them is a reward."""
+    """Return field → judge, for the judges of a stage: at most one of them is a reward."""
     judges = {field: getattr(stage, field, None) for field in JUDGES}
     return {field: judge for field, judge in judges.items() if judge is not None}
 

@@ -265,7 +265,7 @@ def _validate(sweep_file: _SweepFile) -> tuple[Sweep | None, list[Problem]]:
 def _load_arms(
     sweep: Draft, overrides: Sequence[str], sweep_file: _SweepFile
 ) -> tuple[dict[str, Recipe], list[Problem]]:
-    """Arm → its recipe, for the arms that load; problems of the shared recipe, then further problems of arms."""
+    """Return arm → its recipe, for the arms that load; problems of the shared recipe, then further problems of arms."""
     if sweep.recipe is None:
         return {}, []
     try:
@@ -398,7 +398,7 @@ def _restricted_to(recipe: Recipe, measured: Iterable[str]) -> Recipe:
 
 
 def _equal_arms(recipes: dict[str, Recipe]) -> Iterator[Problem]:
-    """Arms with the same measured stages as another arm."""
+    """Yield arms with the same measured stages as another arm."""
     first: dict[str, str] = {}
     for arm, recipe in recipes.items():
         content = recipe.model_dump(mode="json")

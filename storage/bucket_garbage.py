@@ -65,7 +65,7 @@ class BucketGarbage:
         return self._leases.seconds
 
     def refs(self) -> Mapping[str, Ref]:
-        """Records that have not changed since the last call are not read again."""
+        """Return stage key → ref; records that have not changed since the last call are not read again."""
         listed = {Path(str(each["path"])).stem: each["e_tag"] for each in self._listed("keys/")}
         new = [
             key for key, tag in listed.items() if is_digest(key) and self._read.get(key, (None,))[0] != tag
@@ -208,7 +208,7 @@ class BucketGarbage:
                 yield Leftover(f"scratch/{key}/", size, stage_key=key, is_scratch=True)
 
     def _messages(self, now: datetime) -> Iterator[Leftover]:
-        """Messages of attempts, without those of keys with an attempt under way: it may not hold its key yet."""
+        """Yield messages of attempts, without those of keys with an attempt under way: it may not hold its key yet."""
         of_key: dict[str, list[Any]] = defaultdict(list)
         for each in self._listed("messages/"):
             of_key[str(each["path"]).partition("messages/")[2].partition("/")[0]].append(each)
@@ -224,7 +224,7 @@ class BucketGarbage:
                 yield Leftover(f"messages/{key}/", size, stage_key=key, is_scratch=True)
 
     def _folders_here(self) -> Iterator[Leftover]:
-        """Working folders of this machine; those of others are removed by a call there."""
+        """Yield working folders of this machine; those of others are removed by a call there."""
         for kind in ("scratch", "staging", "reports"):
             for path in sorted((self._cache / kind).glob("*")):
                 key = path.name.partition(".")[0]
@@ -249,7 +249,7 @@ class BucketGarbage:
             yield Leftover(str(each["path"]), each["size"], age_seconds=age)
 
     def _sizes(self, prefix: str) -> dict[str, int]:
-        """First part of the path below the prefix → bytes of all files below it."""
+        """Return first part of the path below the prefix → bytes of all files below it."""
         sizes: dict[str, int] = {}
         for each in self._listed(prefix):
             name = str(each["path"]).partition(prefix)[2].partition("/")[0]
@@ -263,5 +263,5 @@ class BucketGarbage:
 
 
 def object_lease(digest: str) -> str:
-    """Path of the lease under which an object is committed or removed."""
+    """Return path of the lease under which an object is committed or removed."""
     return f"leases/object-{digest}.json"

@@ -47,16 +47,16 @@ class Garbage(Protocol):
         """How long after a first try to wait for keys and objects whose holders may be dead."""
 
     def refs(self) -> Mapping[str, Ref]:
-        """Stage key → ref, of those that can be read."""
+        """Return stage key → ref, of those that can be read."""
 
     def objects(self) -> Mapping[str, int]:
-        """Digest → bytes, also of objects that are not whole."""
+        """Return digest → bytes, also of objects that are not whole."""
 
     def leftovers(self) -> Collection[Leftover]:
         """Return everything else that may be removed."""
 
     def records(self) -> Mapping[str, int]:
-        """Digest → bytes of what stays of removed artifacts (``vantage.storage.removed``)."""
+        """Return digest → bytes of what stays of removed artifacts (``vantage.storage.removed``)."""
 
     def remove_refs(self, stage_keys: Collection[str], *, needed: Needed) -> list[str]:
         """Write down and remove refs that are not needed and on whose keys nobody works; the keys of those that are gone."""
@@ -75,7 +75,7 @@ def batches(stage_keys: Collection[str]) -> Iterator[list[str]]:
 
 
 def bytes_in(path: Path) -> int:
-    """Bytes of a file, or of all files in a folder; what vanishes meanwhile counts nothing."""
+    """Return bytes of a file, or of all files in a folder; what vanishes meanwhile counts nothing."""
     total = 0
     if not path.is_dir() or path.is_symlink():
         with suppress(FileNotFoundError):

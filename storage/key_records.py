@@ -86,5 +86,5 @@ class KeyRecords:
 
 
 def key_path(stage_key: str) -> str:
-    """Path of a key's record."""
+    """Return path of a key's record."""
     return f"keys/{checked_digest(stage_key)}.json"

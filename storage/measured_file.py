@@ -86,7 +86,7 @@ def read_sealed(folder: Path, *, digest: str) -> Sealed:
 
 
 def contradictions(artifact: StoredArtifact, sealed: Sealed) -> list[str]:
-    """Differences between an artifact's description and its own files, one line each."""
+    """Return differences between an artifact's description and its own files, one line each."""
     found = list(differences("metrics", artifact.metrics, sealed.measured.metrics))
     found += differences("uncertainty", artifact.uncertainty, sealed.measured.uncertainty)
     if artifact.files_digest != sealed.files_digest:

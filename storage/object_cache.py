@@ -32,7 +32,7 @@ class ObjectCache:
     """The copies below one folder of a local disk."""
 
     def __init__(self, root: Path, *, max_bytes: int) -> None:
-        """More than ``max_bytes`` lie here only while running processes use them."""
+        """Hold at most ``max_bytes``; more lie here only while running processes use them."""
         self.root = root.absolute()
         self._max_bytes = max_bytes
         self._objects, self._fetching, self._removing, self._locks = (

@@ -84,7 +84,7 @@ class ObjectStorage:
         return MANIFEST in self._objects.sizes(checked_digest(digest))
 
     def sealed(self, digest: str) -> Sealed:
-        """Metrics of an object, from its own files; only the small ones are fetched.
+        """Return metrics of an object, from its own files; only the small ones are fetched.
 
         Raises:
             ValueError, OSError: it is missing, or does not match the digest.
@@ -292,7 +292,7 @@ class ObjectStorage:
         return self._scratch(stage_key).is_dir() or self._copy(stage_key).exists()
 
     def keep_copy(self, stage_key: str, names: Collection[str]) -> AbstractContextManager[None]:
-        """While the block runs, keep what has these names in the scratch folder in the bucket as well."""
+        """Keep what has these names in the scratch folder in the bucket as well, while the block runs."""
         return self._copy(stage_key).kept_up(names)
 
     def reports(self, stage_key: str, names: Collection[str]) -> Path:

@@ -70,7 +70,7 @@ class ReadOnlyStore(Readable, Protocol):
 
 
 def hash_objects(store: ReadOnlyStore, digests: Iterable[str], clock: HashClock) -> dict[str, Hashed]:
-    """Digest → what reading every byte of the object has shown; all files of all objects side by side."""
+    """Return digest → what reading every byte of the object has shown; all files of all objects side by side."""
     listed = {digest: store.listed(digest) for digest in dict.fromkeys(digests)}
     return hash_listed(listed, clock)
 
@@ -271,7 +271,7 @@ class BucketReader:
 
 
 def read_refs(store: ReadOnlyStore) -> dict[str, Ref]:
-    """Stage key → ref, of every ref that can be read."""
+    """Return stage key → ref, of every ref that can be read."""
 
     def read(stage_key: str) -> Ref | None:
         try:

@@ -50,7 +50,7 @@ class Lookup:
 
 
 def uri_of(digest: str) -> str:
-    """Path of an object, relative to the store."""
+    """Return path of an object, relative to the store."""
     return f"objects/{digest}"
 
 

@@ -87,7 +87,7 @@ class RemoteObjects:
                 raise ValueError(f"{uri_of(digest)}/{path} is missing") from None
 
     def sizes(self, digest: str) -> dict[str, int]:
-        """Path → bytes of what is there of an object, whole or not."""
+        """Return path → bytes of what is there of an object, whole or not."""
         prefix = f"{uri_of(digest)}/"
         listed = obstore.list(self._remote, prefix)
         return {str(each["path"]).partition(prefix)[2]: each["size"] for batch in listed for each in batch}

@@ -106,7 +106,7 @@ def ref_bytes(ref: Ref) -> bytes:
 
 
 def ref_name(stage_key: str) -> str:
-    """Path of a kept ref in the folder of its digest."""
+    """Return path of a kept ref in the folder of its digest."""
     return f"{_REFS}/{checked_digest(stage_key)}.json"
 
 

@@ -122,7 +122,7 @@ class ScratchCopy:
         return [str(each["path"]).rpartition(f"{self._prefix}/")[2] for batch in listed for each in batch]
 
     def _files(self, names: Collection[str]) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Path → size and time of change."""
+        """Yield path, size and time of change."""
         for path in (self._folder / name for name in names):
             for file in path.rglob("*") if path.is_dir() else [path]:
                 with suppress(FileNotFoundError):

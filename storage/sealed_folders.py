@@ -118,7 +118,7 @@ def find_problems(folder: Path, *, digest: str | None = None, read: bool = True)
 
 
 def folder_stamp(folder: Path) -> tuple[tuple[Path, *tuple[int, ...]], ...]:
-    """File-system status of the folder and all its files; it changes when their bytes change.
+    """Return file-system status of the folder and all its files; it changes when their bytes change.
 
     Raises:
         OSError: a file cannot be looked up.
@@ -133,7 +133,7 @@ def folder_stamp(folder: Path) -> tuple[tuple[Path, *tuple[int, ...]], ...]:
 
 
 def read_manifest(folder: Path, *, digest: str | None = None) -> dict[str, dict[str, Any]]:
-    """Path → ``{path, size, sha256}`` of a sealed folder.
+    """Return path → ``{path, size, sha256}`` of a sealed folder.
 
     Raises:
         ValueError: the manifest is invalid, does not match ``digest``, or has a path that could leave the folder.

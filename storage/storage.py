@@ -48,7 +48,7 @@ class Objects(Protocol):
         """Return whether there is an object of this digest; its files are not checked."""
 
     def sealed(self, digest: str) -> Sealed:
-        """Metrics of an object, from its own files; ValueError or OSError if it is missing or not of the digest."""
+        """Return metrics of an object, from its own files; ValueError or OSError if it is missing or not of the digest."""
 
     def read_file(self, digest: str, path: str) -> bytes | None:
         """Return a small file of an object, checked; None: the object has none of that name. ValueError or OSError as above."""
@@ -119,7 +119,7 @@ class Scratch(Protocol):
         """Return whether the scratch folder exists."""
 
     def keep_copy(self, stage_key: str, names: Collection[str]) -> AbstractContextManager[None]:
-        """While the block runs, keep a copy of these files and folders of the scratch folder for other machines."""
+        """Keep a copy of these files and folders of the scratch folder for other machines, while the block runs."""
 
     def reports(self, stage_key: str, names: Collection[str]) -> Path:
         """Return a local folder with the newest of these files of the scratch folder, wherever the attempt runs; for reading."""

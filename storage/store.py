@@ -175,7 +175,7 @@ class Store:
         return found
 
     def sealed(self, digest: str) -> Sealed:
-        """Metrics of an object, read from its own files.
+        """Return metrics of an object, read from its own files.
 
         Raises:
             ValueError, OSError: it is missing, or does not match the digest.
@@ -287,7 +287,7 @@ class Store:
         return (self._scratch / checked_digest(stage_key)).is_dir()
 
     def keep_copy(self, stage_key: str, names: Collection[str]) -> AbstractContextManager[None]:
-        """Does nothing: every process that reaches the store reaches its scratch folders."""
+        """Do nothing: every process that reaches the store reaches its scratch folders."""
         return nullcontext()
 
     def reports(self, stage_key: str, names: Collection[str]) -> Path:
@@ -403,7 +403,7 @@ class Store:
         os.rename(self._ref_path(stage_key), free_path(self._quarantine, f"ref-{stage_key}"))
 
     def _contradictions(self, artifact: Artifact) -> list[str]:
-        """Differences between a ref and the artifact's own, intact files."""
+        """Return differences between a ref and the artifact's own, intact files."""
         try:
             return contradictions(artifact, self.sealed(artifact.digest))
         except (ValueError, OSError) as error:
@@ -419,7 +419,7 @@ class Store:
         return max(0 if ref is None else ref.attempt, max(staged, default=0))
 
     def _staged(self, stage_key: str) -> list[tuple[Path, int]]:
-        """Folders in staging of the stage key's attempts, each with the attempt's number."""
+        """Return folders in staging of the stage key's attempts, each with the attempt's number."""
         named = ((path, path.name.split(".")[1]) for path in self._staging.glob(f"{stage_key}.*"))
         return [(path, int(number)) for path, number in named if re.fullmatch(r"[0-9]{1,18}", number)]
 
@@ -456,7 +456,7 @@ class Store:
         return self._lock_path(stage_key, "swap")
 
     def object_lock(self, digest: str) -> AbstractContextManager[None]:
-        """Inside the block no equal object is committed, set aside or removed by another."""
+        """Hold the lock of an object: inside the block no equal object is committed, set aside or removed by another."""
         return locked(self._locks / f"object-{checked_digest(digest)}")
 
 

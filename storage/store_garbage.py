@@ -128,14 +128,14 @@ class StoreGarbage:
                 yield self._leftover(path)
 
     def _working_folders(self) -> Iterator[Leftover]:
-        """Scratch folders, and staging folders of attempts that have ended if nobody holds their keys."""
+        """Yield scratch folders, and staging folders of attempts that have ended if nobody holds their keys."""
         for path in (*self._paths("scratch"), *self._paths("staging")):
             key = path.name.partition(".")[0]
             if is_digest(key) and REMOVED not in path.name:
                 yield self._leftover(path, stage_key=key, is_scratch=path.name == key)
 
     def _quarantined(self) -> Iterator[Leftover]:
-        """Aged from their last change of name, in the clock of the file system."""
+        """Yield what is in quarantine; its age counts from its last change of name, in the clock of the file system."""
         clock = self._root / "locks" / "clock"
         clock.touch()
         now = clock.stat().st_mtime

@@ -148,7 +148,7 @@ def run(job: StageJob[PolicyEvaluation]) -> StageResult:
 
 
 def judges_of(work: PolicyEvaluation) -> dict[str, Judge]:
-    """Field → judge, the stage's ``judge`` first."""
+    """Return field → judge, the stage's ``judge`` first."""
     judges = {"judge": work.judge, "also": work.also}
     return {role: judge for role, judge in judges.items() if judge is not None}
 
@@ -209,7 +209,7 @@ def load_sampler(job: StageJob[PolicyEvaluation], role: str) -> Sampler:
 def respond(
     job: StageJob[PolicyEvaluation], sampler: Sampler, judges: dict[str, Judgement], *, greedy: bool
 ) -> Judged:
-    """Responses to the test prompts, judged; greedy ones once, sampled ones as often as the recipe says."""
+    """Return responses to the test prompts, judged; greedy ones once, sampled ones as often as the recipe says."""
     work = job.work
     sampled = sample_responses(
         sampler.engine,
@@ -243,7 +243,7 @@ def share_a_tokenizer(job: StageJob[PolicyEvaluation]) -> bool:
 
 
 def logprobs_of(job: StageJob[PolicyEvaluation], sampler: Sampler, sequences: Sequences) -> Tensor:
-    """Log-probabilities (B,T) of the responses' tokens at the sampling temperature."""
+    """Return log-probabilities (B,T) of the responses' tokens at the sampling temperature."""
 
     def compute(micro: Sequences) -> dict[str, Tensor]:
         found: dict[str, Tensor] = sampler.policy(micro, temperature=job.generation.temperature)
@@ -258,7 +258,7 @@ def logprobs_of(job: StageJob[PolicyEvaluation], sampler: Sampler, sequences: Se
 def refuse_different_prompts(
     job: StageJob[PolicyEvaluation], candidate: Measured, baseline: Measured
 ) -> None:
-    """TokenizersDiffer where the two models did not answer the same prompts, or read the same demonstrations."""
+    """Raise TokenizersDiffer where the two models did not answer the same prompts, or read the same demonstrations."""
     work, limit = job.work, job.generation.max_prompt_tokens
     read = [None if each.likelihood is None else len(each.likelihood.nll) for each in (candidate, baseline)]
     if list(candidate.prompts.texts) != list(baseline.prompts.texts) or read[0] != read[1]:
@@ -269,7 +269,7 @@ def refuse_different_prompts(
 
 
 def kl_to_baseline(candidate: Measured, logprobs: dict[str, Tensor]) -> Estimates:
-    """KL of the candidate to the baseline; undefined where they have different tokenizers."""
+    """Return KL of the candidate to the baseline; undefined where they have different tokenizers."""
     sampled = candidate.sampled.sampled
     if logprobs:
         return divergence(sampled, logprobs["candidate"], logprobs["baseline"])
@@ -287,7 +287,7 @@ def perplexities(candidate: Measured, baseline: Measured, *, is_comparable: bool
 
 
 def reward_spread(pairs: Pairs) -> float:
-    """Highest less lowest judgement of all sampled responses by the first judge; 0 where all are equal."""
+    """Return highest less lowest judgement of all sampled responses by the first judge; 0 where all are equal."""
     judgements = torch.cat(
         [next(iter(each.judgements.values())) for each in (pairs.candidate, pairs.baseline)]
     )
@@ -295,7 +295,7 @@ def reward_spread(pairs: Pairs) -> float:
 
 
 def refuse_other_tokenizer_of_critic(job: StageJob[PolicyEvaluation]) -> None:
-    """TokenizersDiffer where the critic would read other ids than a policy wrote."""
+    """Raise TokenizersDiffer where the critic would read other ids than a policy wrote."""
     if "critic" not in job.inputs:
         return
     critic = tokenizer_digest(job.inputs["critic"])

@@ -281,7 +281,7 @@ def collect(
 
 
 def without_opening(responses: Sequence[str], codec: Codec) -> list[str]:
-    """Responses less the white space that some chat templates have before them: who reads the pairs adds it again."""
+    """Return responses less the white space that some chat templates have before them: who reads the pairs adds it again."""
     [(ids, _)] = encode_responses(codec.tokenizer, [""], max_tokens=OPENING_TOKENS, chat=codec.chat)
     [opening] = codec.whole_texts([ids])
     return [response.removeprefix(opening) for response in responses]
@@ -339,7 +339,7 @@ def pair_of(prompt: str, chosen: Response, rejected: Response) -> Pair:
 
 
 def refuse_without_pairs(done: Sequence[Batch], finished: Sequence[Mapping[str, Any]], *, stage: str) -> None:
-    """NoPairs where a split, all of which was sampled, gave no pair: nobody could train on it, or measure with it."""
+    """Raise NoPairs where a split, all of which was sampled, gave no pair: nobody could train on it, or measure with it."""
     for split in (batch.split for batch in done if batch.is_last):
         parts = [part for part in finished if part["split"] == split]
         if any(part["pairs"] for part in parts):
@@ -353,7 +353,7 @@ def refuse_without_pairs(done: Sequence[Batch], finished: Sequence[Mapping[str, 
 
 
 def without_pair(parts: Sequence[Collected]) -> dict[str, int]:
-    """Reason → prompts that gave no pair, over several batches."""
+    """Return reason → prompts that gave no pair, over several batches."""
     reasons: Counter[str] = Counter()
     for part in parts:
         reasons.update(part.without_pair)
@@ -361,7 +361,7 @@ def without_pair(parts: Sequence[Collected]) -> dict[str, int]:
 
 
 def describe(parts: Sequence[Collected]) -> dict[str, float]:
-    """Share of prompts without a pair, and mean lengths (tokens) of the sides, over all splits."""
+    """Return share of prompts without a pair, and mean lengths (tokens) of the sides, over all splits."""
     pairs = [pair for part in parts for pair in part.pairs]
     tied = sum(without_pair(parts).values())
     return {

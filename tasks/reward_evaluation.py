@@ -80,7 +80,7 @@ def run(job: StageJob[RewardEvaluation]) -> StageResult:
 
 @torch.no_grad()
 def pair_scores(reward: ScalarModel, pairs: Completions, *, limits: PassLimits) -> Tensor:
-    """Scores of the chosen and of the rejected responses, (2,N) on the CPU."""
+    """Return scores of the chosen and of the rejected responses, (2,N) on the CPU."""
     both = torch.zeros(len(pairs), 2)
     for part in passes(pairs.lengths(), limits, sequences=len(SIDES), is_divided=True):
         progress.phase("scoring", part.done, len(pairs))
@@ -107,7 +107,7 @@ def length_groups(differences: Tensor) -> dict[str, Tensor]:
 
 
 def accuracy_by_subgroup(pairs: Completions, correct: Tensor, clusters: Tensor) -> dict[str, Estimate]:
-    """Subgroup → accuracy of its pairs, by name; empty without the column. Pairs without a subgroup are left out."""
+    """Return subgroup → accuracy of its pairs, by name; empty without the column. Pairs without a subgroup are left out."""
     names = pairs.subgroups or []
     found = sorted({name for name in names if name is not None})
     return {

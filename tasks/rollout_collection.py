@@ -95,7 +95,7 @@ def run(job: StageJob[ResolvedRolloutCollection]) -> StageResult:
 
 
 def samples_of(split: str, work: ResolvedRolloutCollection) -> int:
-    """Responses to each prompt of a split."""
+    """Return responses to each prompt of a split."""
     return work.samples_per_prompt if split == TRAIN else work.held_out_samples_per_prompt
 
 
@@ -120,7 +120,7 @@ def describe(scored: Scored) -> dict[str, float]:
 
 
 def estimate(test: Collected) -> dict[str, Estimate]:
-    """Score, length (tokens) and cut-off share of the responses to test prompts; all to one prompt are one cluster."""
+    """Return score, length (tokens) and cut-off share of the responses to test prompts; all to one prompt are one cluster."""
     clusters = clusters_of([prompt for prompt, _ in test.cases() for _ in range(test.samples_per_prompt)])
     measured = {
         "test_score": test.scores,

@@ -108,7 +108,7 @@ class OpenedModel:
         return Merged(output=request.output)
 
     def sample(self, request: SampleRequest) -> SampleReply:
-        """Responses of the stages' own sampler.
+        """Return responses of the stages' own sampler.
 
         Raises:
             ValueError: a conversation that this model cannot be asked, or more tokens than it has positions.
@@ -196,7 +196,7 @@ class OpenedModel:
 
 
 def encode_conversations(codec: Codec, conversations: Sequence[Sequence[Turn]]) -> list[list[int]]:
-    """Ids of each conversation up to where the response begins, as a stage encodes the rows of its data.
+    """Return ids of each conversation up to where the response begins, as a stage encodes the rows of its data.
 
     Raises:
         ValueError: the chat template refuses a conversation, or a prompt has no tokens.

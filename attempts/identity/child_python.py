@@ -16,7 +16,7 @@ from vantage.attempts.identity.package import DISTRIBUTION, package_folder
 
 
 def python_environment() -> dict[str, str]:
-    """Variables of the environment of every Python child that imports ``vantage``.
+    """Return variables of the environment of every Python child that imports ``vantage``.
 
     The folder that a child is started in is not on its path: a ``datasets.py`` there would hide a library.
     """

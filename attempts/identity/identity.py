@@ -11,7 +11,7 @@ _LONGEST = 300
 
 
 def identity() -> dict[str, str]:
-    """Part → text, of this process on this machine; no name of a user or a host, no path.
+    """Return part → text, of this process on this machine; no name of a user or a host, no path.
 
     ``version``, ``package`` (digest of our installed files), ``revision``, ``dirty``; ``environment`` (digest of all that
     is installed), ``constraints`` (digest of the file), ``system``, ``image``; ``cpu``, ``cpus``, ``memory``, ``gpus``,

@@ -74,7 +74,7 @@ def create_pool(client: SyncPrefectClient, pool: str) -> bool:
 
 
 def with_former_entrypoints(client: SyncPrefectClient) -> list[DeploymentResponse]:
-    """Deployments that no worker with this version of Vantage can import, by name."""
+    """Return deployments that no worker with this version of Vantage can import, by name."""
     deployments = client.read_deployments()
     return sorted(
         (each for each in deployments if each.entrypoint in FORMER_ENTRYPOINTS), key=lambda each: each.name

@@ -13,7 +13,7 @@ ENVIRONMENT = {
 
 
 def job_variables(resources: Resources) -> dict[str, Any]:
-    """Job variables of one attempt; pools ignore those that their template has no place for.
+    """Return job variables of one attempt; pools ignore those that their template has no place for.
 
     ``gpus``, ``cpus``, ``memory``, ``image`` and ``node_selector`` are those of the templates in ``deploy/pools``.
     """

@@ -358,7 +358,7 @@ def _parameter(field: str, default: str, *, plus: int = 0) -> dict[str, Any]:
 
 
 def _remove_schedules(client: SyncPrefectClient, name: str) -> None:
-    """Prefect adds schedules that it is given to those that are there."""
+    """Remove the schedules of a deployment: Prefect adds those that it is given to those that are there."""
     try:
         deployment = client.read_deployment_by_name(f"{FLOW}/{name}")
     except ObjectNotFound:

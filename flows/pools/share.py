@@ -46,7 +46,7 @@ def share_of_this_machine(
 
 
 def _cpus() -> int:
-    """CPUs of one attempt that does not say how many it wants."""
+    """Return CPUs of one attempt that does not say how many it wants."""
     return max(1, available_cpus() // max(1, int(os.environ.get(SLOTS, "1"))))
 
 
@@ -76,7 +76,7 @@ def _take(
 
 
 def _try_to_take(count: int, gpus: tuple[str, ...], folder: Path, held: ExitStack) -> tuple[str, ...] | None:
-    """So many GPUs that no other process holds; none of them if there are fewer."""
+    """Take so many GPUs that no other process holds; none of them if there are fewer."""
     with ExitStack() as locks:
         taken = []
         for gpu in gpus:

@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 
 def state_of(status: str, message: str) -> State[None]:
-    """Prefect's state for a status of ours, without a result."""
+    """Return Prefect's state for a status of ours, without a result."""
     kind, name = STATES[status]
     return State(type=kind, name=name, message=message)
 
@@ -68,7 +68,7 @@ def status_of_attempt(outcome: AttemptOutcome) -> tuple[str, str]:
 
 
 def run_message(record: RunRecord) -> str:
-    """Message of a run's state: each unsuccessful stage with its reason, then the number of successful ones."""
+    """Return message of a run's state: each unsuccessful stage with its reason, then the number of successful ones."""
     lines = reasons(record)
     blocked = [name for name, stage in record.stages.items() if stage.status == "blocked"]
     if blocked:
@@ -114,7 +114,7 @@ async def tell_that_it_was_scheduled(flow_run_id: str) -> None:
 async def watch_cancellation(
     flow_run_id: str, is_requested: Callable[[], bool], cancel: Callable[[], None]
 ) -> AsyncIterator[None]:
-    """Inside this block, call ``cancel`` if the flow run is cancelled in Prefect, or ``is_requested`` says so."""
+    """Call ``cancel`` inside this block if the flow run is cancelled in Prefect, or ``is_requested`` returns True."""
     watch = asyncio.create_task(_watch(flow_run_id, is_requested, cancel))
     try:
         yield

@@ -130,7 +130,7 @@ def gate_rows(record: RunRecord) -> list[dict[str, object]]:
 
 
 def links_of(record: RunRecord, ledger: Ledger, *, has_report: bool) -> str:
-    """Markdown with the pages of the run, of its stages and of its models in MLflow, and how it is checked."""
+    """Return Markdown with the pages of the run, of its stages and of its models in MLflow, and how it is checked."""
     where = ledger.where()
     lines = [f"Recipe **{markdown_text(record.recipe.recipe)}**, run `{record.run_id}`", ""]
     if where.startswith("http"):
@@ -159,5 +159,5 @@ def links_of(record: RunRecord, ledger: Ledger, *, has_report: bool) -> str:
 
 
 def _as_key(step: str) -> str:
-    """Prefect's keys have lower-case letters, digits and dashes only."""
+    """Return the text as one of Prefect's keys, which have lower-case letters, digits and dashes only."""
     return step.replace(".", "-").replace("_", "-")

@@ -197,7 +197,7 @@ def _with_alias(publication: Publication, alias: str) -> Publication:
 
 
 def _require_borne_out(publication: Publication, ended: EndedRun) -> None:
-    """Verdicts and metrics of the run's record are those of the artifacts that the store still has."""
+    """Require that the verdicts and metrics of the run's record are those of the artifacts that the store still has."""
     record, store = ended.run.record, ended.store
     steps: Collection[str] = {
         step

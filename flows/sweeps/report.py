@@ -90,7 +90,7 @@ def _compare(sweep: Sweep, measure: Measure, arm: str, rows: Sequence[Row]) -> C
 
 
 def interval(differences: Sequence[float]) -> tuple[float | None, float | None, float | None]:
-    """Mean of paired differences and its two-sided 95 % interval, d̄ ± t(0.975, n−1) · s/√n.
+    """Return mean of paired differences and its two-sided 95 % interval, d̄ ± t(0.975, n−1) · s/√n.
 
     Student's t assumes roughly normal differences. A single pair has a mean and no interval.
     """
@@ -111,7 +111,7 @@ def verdict(low: float | None, high: float | None, *, better: str) -> str:
 
 
 def sharing(stage_keys: Iterable[Mapping[str, str]]) -> dict[str, tuple[int, int]]:
-    """Step → (number of artifacts, number of runs that use them), from each run's step → stage key."""
+    """Return step → (number of artifacts, number of runs that use them), from each run's step → stage key."""
     used: dict[str, list[str]] = {}
     for keys in stage_keys:
         for step, key in keys.items():
@@ -214,7 +214,7 @@ def status_of_row(row: Row) -> str:
 
 
 def number(value: float | None, *, sign: bool = False) -> str:
-    """Four digits; empty for None."""
+    """Return the number in four digits; an empty text for None."""
     if value is None:
         return ""
     return f"{value:+.4g}" if sign else f"{value:.4g}"

@@ -147,7 +147,7 @@ def _order(
 
 @contextmanager
 def _signals_to(request_stop: Callable[[], None]) -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP request a stop while this thread waits for the thread that runs Prefect's flows.
+    """Request a stop on SIGINT, SIGTERM and SIGHUP while this thread waits for the thread that runs Prefect's flows.
 
     In the main thread, every flow would install its own handler of SIGTERM.
     """

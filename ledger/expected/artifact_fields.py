@@ -82,7 +82,7 @@ def measured_dataset(stage: StageEntry) -> tuple[str, str] | None:
 
 
 def _model_name(stage: str) -> str:
-    """MLflow allows no dots, slashes, colons, percents or quotes in the name of a logged model."""
+    """Return a name that MLflow allows for a logged model: without dots, slashes, colons, percents or quotes."""
     return "".join(letter if letter.isalnum() or letter in "_-" else "-" for letter in stage)
 
 

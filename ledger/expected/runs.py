@@ -61,7 +61,7 @@ class ExpectedRun:
 
 
 def expected_runs(told: Iterable[Told]) -> dict[str | None, ExpectedRun]:
-    """Stage → its run after these operations; None → the parent run."""
+    """Return stage → its run after these operations; None → the parent run."""
     expected = _Expected()
     for each in told:
         expected.add(each)
@@ -69,7 +69,7 @@ def expected_runs(told: Iterable[Told]) -> dict[str | None, ExpectedRun]:
 
 
 def own_tags(opening: OpenRun, stage: str | None) -> dict[str, str]:
-    """Tags with which the run of a stage is created (None: the parent run); by them it is found again."""
+    """Return tags with which the run of a stage is created (None: the parent run); by them it is found again."""
     named = {"vantage.recipe": opening.name} if stage is None else {"vantage.stage": stage}
     return {"vantage.run_id": opening.run_id, **opening.origin, **named}
 

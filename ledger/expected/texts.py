@@ -9,7 +9,7 @@ _PARAM_LENGTH, _TAG_LENGTH, _DESCRIPTION_LENGTH = 6000, 8000, 5000
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, str]:
-    """Nested mappings as ``stages.policy.algorithm.gamma`` → text; lists by their position.
+    """Return nested mappings as ``stages.policy.algorithm.gamma`` → text; lists by their position.
 
     >>> flatten({"a": {"b": 1.0, "c": None}, "d": [True, "x"]})
     {'a.b': '1.0', 'a.c': 'null', 'd.0': 'true', 'd.1': 'x'}

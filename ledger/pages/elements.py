@@ -60,7 +60,7 @@ def page(title: str, body: str, *, style: str = "") -> str:
 
 
 def figures(plots: Sequence[Plot]) -> str:
-    """Plots side by side, as many as the page is wide."""
+    """Lay plots side by side, as many as the page is wide."""
     return '<div class="plots">' + "".join(map(figure, plots)) + "</div>" if plots else ""
 
 

@@ -85,7 +85,7 @@ class AuditedServer:
         return None if found is None else f"{found.experiment_id} {found.name} {found.creation_time}"
 
     def runs(self, experiment: str, run_id: str) -> dict[str | None, list[MlflowRun]]:
-        """Stage → MLflow's runs that say they are of this stage of a run of ours, the earliest first; None: the parents."""
+        """Return stage → MLflow's runs that say they are of this stage of a run of ours, the earliest first; None: the parents."""
         found: dict[str | None, list[MlflowRun]] = {}
         with self._answers() as client:
             place = client.get_experiment_by_name(experiment)
@@ -104,7 +104,7 @@ class AuditedServer:
             return next(iter(found), None) is not None
 
     def tags_of(self, mlflow_run_id: str) -> Mapping[str, str] | None:
-        """Tags of one of MLflow's runs; None: there is none, or it is deleted."""
+        """Return tags of one of MLflow's runs; None: there is none, or it is deleted."""
         with self._answers() as client:
             run = _active_run(client, mlflow_run_id)
         return None if run is None else dict(run.data.tags)
@@ -286,7 +286,7 @@ class AuditedServer:
     def _registered_model(
         self, client: MlflowClient, name: str
     ) -> tuple[Mapping[str, str], Mapping[str, str]]:
-        """Alias → version, and the tags, of a registered model, which MLflow is asked about once."""
+        """Return alias → version, and the tags, of a registered model, which MLflow is asked about once."""
         if name not in self._models:
             self._models[name] = _registered(client, name)
         return self._models[name]
@@ -378,7 +378,7 @@ def _model_row(point: Any) -> ModelRow:
 
 
 def _registered(client: MlflowClient, name: str) -> tuple[Mapping[str, str], Mapping[str, str]]:
-    """Alias → version, and the tags, of a registered model: what is searched for comes without them."""
+    """Return alias → version, and the tags, of a registered model: what is searched for comes without them."""
     try:
         found = client.get_registered_model(name)
     except MlflowException as error:

@@ -43,7 +43,7 @@ class Producers:
         self._found.clear()
 
     def remember(self, artifact: Artifact, producer: Producer) -> None:
-        """This run has made the artifact."""
+        """Remember that this run has made the artifact."""
         self._found[artifact_key(artifact)] = producer
 
     def find(self, artifact: Artifact) -> Producer | None:
@@ -69,7 +69,7 @@ class Producers:
         return self._found[name]
 
     def links(self, entry: RunEntry, *, besides: Artifact | None = None) -> dict[ArtifactKey, Link]:
-        """Artifact → link to its producer, for every artifact of the run ``besides`` one that is being recorded."""
+        """Return artifact → link to its producer, for every artifact of the run ``besides`` one that is being recorded."""
         artifacts = [given.artifact for stage in entry.stages.values() for given in stage.inputs.values()]
         artifacts += [stage.artifact for stage in entry.stages.values() if stage.artifact]
         return {

@@ -197,7 +197,7 @@ def fetch_policy(tracking_uri: str, name: str, *, version: str, digest: str, tar
 
 @contextmanager
 def _answering(tracking_uri: str) -> Iterator[None]:
-    """RegistryUnavailable for every way in which MLflow gives no answer."""
+    """Raise RegistryUnavailable for every way in which MLflow gives no answer."""
     try:
         yield
     except DamagedCopy:

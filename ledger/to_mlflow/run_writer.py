@@ -207,7 +207,7 @@ class RunWriter:
     def _version_note(
         self, entry: RunEntry, operation: Publish, producer: Producer | None
     ) -> Callable[[int], str] | None:
-        """Version → the text of its page; None: it stays as it is."""
+        """Return version → the text of its page; None: it stays as it is."""
         if producer is None or operation.stage not in entry.stages:
             return None
         pages = replace(self._model_pages(entry, operation.stage), run=link_to(producer).run or "")
@@ -237,7 +237,7 @@ class RunWriter:
     # Parts of them
 
     def _other_producer(self, run_id: str, shown: ShownArtifact) -> Producer | None:
-        """Another run of MLflow that made a reused artifact; None: this run shows it."""
+        """Return another run of MLflow that made a reused artifact; None: this run shows it."""
         if not shown.is_reused:
             return None
         producer = self._producers.find(shown.artifact)
@@ -302,7 +302,7 @@ class RunWriter:
             self._notes[producer.model_id] = note
 
     def _pages(self, entry: RunEntry) -> dict[str, str]:
-        """Stage → page of its run."""
+        """Return stage → page of its run."""
         return {stage: page for stage in entry.stages if (page := self.runs.page(stage))}
 
     def _model_pages(self, entry: RunEntry, stage: str) -> ModelPages:

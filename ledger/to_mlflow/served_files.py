@@ -102,7 +102,7 @@ def _fetch(repository: ArtifactRepository, target: Path, digest: str) -> None:
 
 
 def _listed(repository: ArtifactRepository) -> Iterator[tuple[str, int]]:
-    """Path → bytes of every remote file."""
+    """Yield path and bytes of every remote file."""
     folders, num_files = [""], 0
     while folders:
         try:

@@ -172,7 +172,7 @@ def _of_files(
 
 
 def _rows(storage: Storage | None, pair: Pair) -> Iterator[DataDifference]:
-    """Splits of a dataset whose rows differ."""
+    """Yield splits of a dataset whose rows differ."""
     a, b = pair.a.artifact, pair.b.artifact
     assert a is not None and b is not None, "both are in the store"
     if storage is None or a.kind != "dataset" or b.kind != "dataset" or a.files_digest == b.files_digest:
@@ -187,7 +187,7 @@ def _rows(storage: Storage | None, pair: Pair) -> Iterator[DataDifference]:
 
 
 def _provenance(pairs: Sequence[Pair]) -> tuple[ProvenanceDifference, ...]:
-    """Parts that differ, those of several stages together."""
+    """Return parts that differ, those of several stages together."""
     steps: dict[tuple[str, str | None, str | None], list[str]] = {}
     for pair in pairs:
         ours, theirs = pair.a.record.provenance, pair.b.record.provenance
@@ -204,7 +204,7 @@ def _provenance(pairs: Sequence[Pair]) -> tuple[ProvenanceDifference, ...]:
 def _libraries(
     storage: Storage | None, provenance: Sequence[ProvenanceDifference]
 ) -> tuple[tuple[FieldDifference, ...], list[str]]:
-    """Distributions whose versions differ between environments, and what cannot be told of them."""
+    """Return distributions whose versions differ between environments, and what cannot be told of them."""
     found: dict[str, FieldDifference] = {}
     notes = []
     for part in (each for each in provenance if each.part == "environment"):
@@ -224,7 +224,7 @@ def _libraries(
 
 
 def _gates(pair: Pair) -> Iterator[GateDifference]:
-    """Gates whose threshold or verdict differs, or that one side does not have; a metric may have two, one each way."""
+    """Yield gates whose threshold or verdict differs, or that one side does not have; a metric may have two, one each way."""
     bounds = []
     for step in (pair.a, pair.b):
         verdict_of = {(verdict.metric, verdict.relation): verdict for verdict in step.record.verdicts}

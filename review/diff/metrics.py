@@ -98,12 +98,12 @@ def _side_by_side(a: Step, b: Step, metric: str) -> MetricDifference:
 
 
 def _finite(value: float | None) -> float | None:
-    """None for what is beyond the largest number, as the difference of two huge ones."""
+    """Return the number; None for what is beyond the largest number, as the difference of two huge ones."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def _bounded(interval: Interval | None) -> Interval | None:
-    """None if a bound is beyond the largest number."""
+    """Return the interval; None if a bound is beyond the largest number."""
     return interval if interval is not None and all(map(math.isfinite, interval)) else None
 
 

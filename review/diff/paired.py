@@ -73,7 +73,7 @@ def kept_samples(folder: Path, stage: PolicyEvaluation) -> Samples | None:
 
 
 def paired_difference(a: Samples, b: Samples, metric: str) -> PairedDifference | None:
-    """B − A with its standard error, clustered by prompt; None: the metric is no mean of the rows.
+    """Return B − A with its standard error, clustered by prompt; None: the metric is no mean of the rows.
 
     With s_c and m_c the sum and the number of a side's rows at prompt c of n, M = Σ m_c, r = Σ s_c / M, and
     u_c = (s_c − r·m_c)/M:
@@ -122,7 +122,7 @@ def reproduces(samples: Samples, metric: str, recorded: float | None) -> bool:
 def _values(
     columns: Mapping[str, str], candidate: Mapping[str, "Array"], baseline: Mapping[str, "Array"]
 ) -> "list[tuple[str, Array]]":
-    """Metrics of an evaluation that are means over its responses, as ``vantage.tasks.rollout.comparison`` has them."""
+    """Return metrics of an evaluation that are means over its responses, as ``vantage.tasks.rollout.comparison`` has them."""
     found: list[tuple[str, Array]] = []
     for place, (name, column) in enumerate(columns.items()):
         ours, theirs = candidate[column], baseline[column]

@@ -40,7 +40,7 @@ def column(steps: Sequence[Step]) -> str:
 
 
 def _readers(steps: Sequence[Step], rows: Mapping[str, int]) -> dict[str, list[str]]:
-    """Step → those that read it, in their order; only of steps that are read by one further down."""
+    """Return step → those that read it, in their order; only of steps that are read by one further down."""
     found: dict[str, list[str]] = {}
     for step in steps:
         for read in dict.fromkeys(read for _, read in step.reads):
@@ -50,7 +50,7 @@ def _readers(steps: Sequence[Step], rows: Mapping[str, int]) -> dict[str, list[s
 
 
 def _lanes(readers: Mapping[str, Sequence[str]], rows: Mapping[str, int]) -> dict[str, int]:
-    """Step → number of its line from the boxes outwards: short lines are near, and none lies on another."""
+    """Return step → number of its line from the boxes outwards: short lines are near, and none lies on another."""
     spans = {name: (rows[name], max(rows[each] for each in of)) for name, of in readers.items()}
     found: dict[str, int] = {}
     for name in sorted(spans, key=lambda each: (spans[each][1] - spans[each][0], spans[each][0])):

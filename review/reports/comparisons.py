@@ -86,7 +86,7 @@ def _distributions(stage: PolicyEvaluation, rows: Mapping[str, Rows]) -> tuple[D
 
 
 def _judges(stage: PolicyEvaluation) -> dict[str, str]:
-    """Column → what its judge says: ``accuracy``, ``score`` or ``preference``."""
+    """Return column → what its judge says: ``accuracy``, ``score`` or ``preference``."""
     judges = [JUDGED[each.kind] for each in (stage.judge, stage.also) if each is not None]
     return dict(zip(JUDGEMENTS, judges, strict=False))
 
@@ -102,7 +102,7 @@ def _words_of(judge: str) -> str:
 def distribution(
     what: str, sides: Mapping[str, Sequence[float]], *, is_length: bool = False
 ) -> Distribution | None:
-    """Counts of both models in the same bins; None where one has nothing finite."""
+    """Return counts of both models in the same bins; None where one has nothing finite."""
     finite = {role: [float(each) for each in of if isfinite(each)] for role, of in sides.items()}
     if not all(finite.values()):
         return None
@@ -123,7 +123,7 @@ def distribution(
 
 
 def _edges(low: float, high: float) -> tuple[float, ...]:
-    """Ends of equal bins; of equal numbers one bin around them."""
+    """Return ends of equal bins; of equal numbers one bin around them."""
     if low == high:
         return (low - 0.5, high + 0.5)
     return tuple(low + (high - low) * place / MOST_BINS for place in range(MOST_BINS + 1))

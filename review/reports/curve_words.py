@@ -42,7 +42,7 @@ _TITLES = {
 
 
 def title_and_note(metric: str, kind: str) -> tuple[str, str]:
-    """Title and what to look for, of a curve of a kind of stage."""
+    """Return title and what to look for, of a curve of a kind of stage."""
     title, note = _TITLES.get(metric, (metric, ""))
     row = KINDS.get(kind)
     if metric == "score_mean" and row is not None and row.learns_from_samples:

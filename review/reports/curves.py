@@ -106,7 +106,7 @@ def trend(points: Sequence[Point], parts: int = TREND_POINTS) -> tuple[Point, ..
 
 
 def meaning_of(name: str) -> tuple[str, str]:
-    """Unit and meaning of a metric; empty if no stage of this version measures it."""
+    """Return unit and meaning of a metric; empty if no stage of this version measures it."""
     known = _TABLE.get(name)
     return (known.unit, known.meaning) if known else ("", "")
 

@@ -98,7 +98,7 @@ def _rows(steps: Mapping[str, Step]) -> tuple[list[list[Place]], list[list[Node]
 
 
 def _depths(steps: Mapping[str, Step]) -> dict[str, int]:
-    """Step → number of its row: one more than the lowest that it reads."""
+    """Return step → number of its row: one more than the lowest that it reads."""
     depth: dict[str, int] = {}
 
     def of(name: str, seen: frozenset[str]) -> int:
@@ -129,7 +129,7 @@ def _order(rows: list[list[Place]]) -> None:
 
 
 def _below(rows: list[list[Place]]) -> list[list[list[int]]]:
-    """Row → place → places of the next row that are joined to it."""
+    """Return row → place → places of the next row that are joined to it."""
     found: list[list[list[int]]] = [[[] for _ in row] for row in rows]
     for number, row in enumerate(rows[1:], start=1):
         for index, place in enumerate(row):
@@ -204,7 +204,7 @@ def _cut(name: str) -> str:
 
 
 def _fitted(text: str, style: str) -> str:
-    """Letters of a long name are drawn narrower, so that it ends within its box in every font."""
+    """Draw the letters of a long name narrower, so that it ends within its box in every font."""
     return (
         f' textLength="{WIDTH - 20}" lengthAdjust="spacingAndGlyphs"'
         if style == "name" and _halves(text) > _FITTING
@@ -213,5 +213,5 @@ def _fitted(text: str, style: str) -> str:
 
 
 def _halves(text: str) -> int:
-    """Width in Latin letters: those of East Asia take two."""
+    """Return width in Latin letters: those of East Asia take two."""
     return sum(2 if east_asian_width(each) in "WF" else 1 for each in text)

@@ -30,7 +30,7 @@ SAMPLES_STYLE = """
 
 
 def sample_parts(comparison: Comparison) -> list[str]:
-    """Heading, legend, pairs, and what is missing."""
+    """Return heading, legend, pairs, and what is missing."""
     notes = [f'<p class="soft">{safe(each)}</p>' for each in comparison.missing]
     if not comparison.samples:
         return notes
@@ -182,5 +182,5 @@ def _two_decimals(found: float) -> str:
 
 
 def _visible(text: str) -> str:
-    """Spaces and line ends as signs."""
+    """Show spaces and line ends as signs."""
     return text.replace(" ", "␣").replace("\n", "⏎") or "∅"

@@ -155,7 +155,7 @@ def remark_lines(remarks: Sequence[Remark]) -> list[str]:
 
 
 def attempts_and_cost(report: Report) -> str:
-    """Time, GPUs and tokens of what this run computed."""
+    """Return time, GPUs and tokens of what this run computed."""
     if not report.costs:
         return "<p>Nothing was computed: every artifact was there already.</p>"
     has_gpus = any(cost.gpus for cost in report.costs)
@@ -248,7 +248,7 @@ def _on_energy(kinds: Sequence[str]) -> str:
 
 
 def curve_meanings(stages: Sequence[StageCurves]) -> str:
-    """Unit and meaning of every curve on the page."""
+    """Return the unit and the meaning of every curve on the page."""
     drawn = {curve.metric: (curve, stage.kind) for stage in reversed(stages) for curve in stage.curves}
     body = tuple(
         (title_and_note(name, kind)[0], name, curve.unit if curve.unit != "1" else "none", curve.meaning)
@@ -261,7 +261,7 @@ def curve_meanings(stages: Sequence[StageCurves]) -> str:
 
 
 def environment(report: Report) -> str:
-    """Libraries, device and code: what all steps share, and what differs."""
+    """Return libraries, device and code: what all steps share, and what differs."""
     if not report.environment and not report.origin:
         return ""
     alike = [(part, values[0][0]) for part, values in report.environment if len(values) == 1]

@@ -34,12 +34,12 @@ def mark_of(status: str) -> tuple[str, str]:
 
 
 def outcome_of(status: str) -> tuple[str, str]:
-    """Level and sentence for the status of a run."""
+    """Return level and sentence for the status of a run."""
     return _RUN.get(status, ("note", f"The run is {words(status)}."))
 
 
 def number(value: float | None) -> str:
-    """Four digits; whole numbers in full."""
+    """Return four digits; whole numbers in full."""
     if value is None:
         return "undefined"
     if float(value).is_integer() and abs(value) < 1e15:

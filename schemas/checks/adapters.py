@@ -26,7 +26,7 @@ def lora_of(stage: Stage | None) -> Lora | None:
 
 
 def adapter_problems(recipe: Recipe) -> Iterator[Problem]:
-    """Adapters that are missing, that cannot go on from those of another stage, or that would be cut over processes.
+    """Yield problems of adapters that are missing, that cannot go on from those of another stage, or that would be cut over processes.
 
     Args:
         recipe: inherited adapters are filled in.

@@ -79,7 +79,7 @@ def _cut_optimizer(name: str, stage: ValuePretraining) -> Iterator[Problem]:
 
 
 def _cut_reference(name: str, stage: ValuePretraining) -> Iterator[Problem]:
-    """Returns as the stage has them in the end; those that it has of its own are refused with its fields."""
+    """Yield a problem if the inherited returns read a reference that is cut; returns that the stage itself sets are refused with its fields."""
     returns = stage.returns
     if returns and returns.kl_coef and returns.kl_kind == "full" and stage.resources.cuts_weights:
         message = (

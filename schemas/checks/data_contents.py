@@ -13,7 +13,7 @@ Readings = list[tuple[Path, Content]]
 
 
 def content_problems(recipe: PartialRecipe, references: RecipeReferences) -> Iterator[Problem]:
-    """Datasets that hold something else than what reads them needs."""
+    """Yield datasets that hold something else than what reads them needs."""
     for target, readings in _readings(recipe, references).items():
         data = recipe.data[target]
         # Prefer the content that the source is known to hold, else the one that needs more than prompts.
@@ -29,7 +29,7 @@ def content_problems(recipe: PartialRecipe, references: RecipeReferences) -> Ite
 
 
 def _readings(recipe: PartialRecipe, references: RecipeReferences) -> dict[str, Readings]:
-    """Dataset → the fields that read it; those that only keep it apart from others read prompts."""
+    """Return dataset → the fields that read it; those that only keep it apart from others read prompts."""
     readings: dict[str, Readings] = {}
     for name, named in references.data.items():
         kind = recipe.stages[name].kind

@@ -18,7 +18,7 @@ from vantage.schemas.records.metrics import (
 
 
 def gate_problems(recipe: PartialRecipe) -> Iterator[Problem]:
-    """Gates on a metric that is not measured, was selected on, or comes without the standard error that is asked for."""
+    """Yield gates on a metric that is not measured, was selected on, or comes without the standard error that is asked for."""
     for stage in recipe.stages.values():
         if stage.kind is not None:
             for gate in stage.gates:

@@ -10,7 +10,7 @@ from vantage.schemas.problems import Problem
 
 
 def trained_on_test_sets(recipe: PartialRecipe, references: RecipeReferences) -> Iterator[Problem]:
-    """Test sets that something is to be trained on."""
+    """Yield test sets that something is to be trained on."""
     test_sets = {name for name, data in recipe.data.items() if data.is_test_set}
     for name, named in references.data.items():
         kind = recipe.stages[name].kind
@@ -27,7 +27,7 @@ def trained_on_test_sets(recipe: PartialRecipe, references: RecipeReferences) ->
 
 
 def kept_apart_cycles(references: RecipeReferences) -> Iterator[Problem]:
-    """Datasets that are kept apart from one another, so that none can be first."""
+    """Yield datasets that are kept apart from one another, so that none can be first."""
     waiting = {
         name: [each.name for each in named if each.wrong is None]
         for name, named in references.held_out.items()

@@ -70,7 +70,7 @@ def _reserved_names(recipe: PartialRecipe) -> Iterator[Problem]:
 
 
 def _unread_models(recipe: PartialRecipe, references: RecipeReferences) -> Iterator[Problem]:
-    """Other models that no stage reads."""
+    """Yield other models that no stage reads."""
     read: set[str] = set()
     for name, named in references.models.items():
         kind = recipe.stages[name].kind

@@ -9,7 +9,7 @@ from vantage.schemas.reserved_aliases import RESERVED_ALIAS
 
 
 def publication_problems(recipe: PartialRecipe, references: RecipeReferences) -> Iterator[Wrong]:
-    """Published stages and gates that are not there, and aliases that cannot be moved."""
+    """Yield published stages and gates that are not there, and aliases that cannot be moved."""
     aliases: dict[tuple[str, str], int] = {}
     for i, (publication, named) in enumerate(zip(recipe.publish, references.publications, strict=True)):
         yield from (each.wrong for each in named if each.wrong is not None)

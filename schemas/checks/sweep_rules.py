@@ -88,7 +88,7 @@ def draft_problems(sweep: Draft, overrides: Sequence[str]) -> Iterator[Problem]:
 
 
 def _seed_overrides(sweep: Draft) -> Iterator[Problem]:
-    """Overrides of seeds that the sweep sets itself."""
+    """Yield overrides of seeds that the sweep sets itself."""
     written: list[tuple[Path, str, Any]] = [(("set", key), key, value) for key, value in sweep.set.items()]
     written += [
         (("arms", arm, key), key, each) for arm, own in sweep.arms.items() for key, each in own.items()

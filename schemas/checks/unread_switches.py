@@ -18,7 +18,7 @@ def unread_switches(switches: Algorithm) -> Iterator[str]:
 
 
 def _unread(switches: Algorithm) -> dict[str, tuple[str, str]]:
-    """Unread switch → (why, what to set so that it is read)."""
+    """Return unread switch → (why, what to set so that it is read)."""
     found: dict[str, tuple[str, str]] = {}
     advantage = switches.advantage
     if advantage != "gae":

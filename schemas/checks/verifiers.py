@@ -11,7 +11,7 @@ from vantage.schemas.steps import BUILTIN_VERIFIERS
 
 
 def verifier_problems(recipe: PartialRecipe, references: RecipeReferences) -> Iterator[Problem]:
-    """Verifiers with the name of a built-in one, and those that cannot judge the prompts of a stage."""
+    """Yield verifiers with the name of a built-in one, and those that cannot judge the prompts of a stage."""
     for name in recipe.verifiers:
         if name in BUILTIN_VERIFIERS:
             message = f"'{name}' is a built-in verifier, and would mean two rules"
@@ -43,7 +43,7 @@ def _judged(recipe: PartialRecipe, references: RecipeReferences) -> Iterator[Jud
 
 
 def _of_another_task(judged: list[Judged]) -> Iterator[Problem]:
-    """Built-in prompts with the verifier of another built-in task, which cannot read them."""
+    """Yield built-in prompts with the verifier of another built-in task, which cannot read them."""
     for name, prompts, data, verifiers in judged:
         if not isinstance(data.origin, Builtin):
             continue

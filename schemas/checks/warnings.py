@@ -77,7 +77,7 @@ def _unrelated_gates(publish: Sequence[Publication], inputs: Inputs) -> Iterator
 
 
 def _upstream(inputs: Inputs) -> dict[str, set[str]]:
-    """Step → every step that it depends on, directly or not."""
+    """Return step → every step that it depends on, directly or not."""
     upstream: dict[str, set[str]] = {}
     for step in in_order(inputs):
         direct = set(inputs[step].values())

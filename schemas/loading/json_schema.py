@@ -120,7 +120,7 @@ def _describe(definition: Schema, model: type[BaseModel]) -> None:
 
 @cache
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """Field → the text under it, a class's own before its base's.
+    """Return field → the text under it, a class's own before its base's.
 
     pydantic can do this while a class is made, but then every command parses every class: a sixth of a second.
     """

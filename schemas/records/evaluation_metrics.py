@@ -8,7 +8,7 @@ from vantage.schemas.records.metric import Metric
 
 
 def _of_judge(name: str, unit: str, meaning: str, judge: Literal["verifier", "reward"]) -> Iterator[Metric]:
-    """Metrics of an evaluation that are named by its kind of judge."""
+    """Yield metrics of an evaluation that are named by its kind of judge."""
     meanings = {
         name: f"{meaning}, of the candidate (with k samples_per_prompt, mean@k).",
         f"baseline_{name}": "The same of the baseline.",

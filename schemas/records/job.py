@@ -67,7 +67,7 @@ class StageJob(Frozen, Generic[W]):
         return ModelFiles(self.inputs[role], self.inputs.get(f"{role}.base"))
 
     def base_digest(self, role: str) -> Digest | None:
-        """Content digest of the whole model in ``role``, or beneath its adapters; None: unknown, in a job made by hand."""
+        """Return content digest of the whole model in ``role``, or beneath its adapters; None: unknown, in a job made by hand."""
         return self.digests.get(f"{role}.base") or self.digests.get(role)
 
 

@@ -12,7 +12,7 @@ from vantage.schemas.records.metric import NEEDS, Metric, Settings
 
 
 def _by_tokens(name: str, of: str) -> tuple[Metric, ...]:
-    """Explained variance by a number of tokens, in bins that double."""
+    """Return explained variance by a number of tokens, in bins that double."""
     meaning = (
         f"explained_variance {of}: 1, 2 to 3, 4 to 7, 8 to 15 … tokens, both ends included; 65536: that many or more. "
         "Undefined, so that a gate is closed, where no response to a test prompt has such tokens."

@@ -273,7 +273,7 @@ def _draw_places(rng: random.Random, *, rates: tuple[float, ...]) -> frozenset[i
 
 
 def _write_step(letter: str, before: int, change: int, *, jump: tuple[int, int] | None = None) -> str:
-    """Letter, change and the digits from `before` on; from the place `jump[0]` on they are `jump[1]` off."""
+    """Return letter, change and the digits from `before` on; from the place `jump[0]` on they are `jump[1]` off."""
     direction = 1 if change > 0 else -1
     place, distance = jump or (0, 0)
     digits = ((before + direction * i + (distance if i >= place else 0)) % 10 for i in range(abs(change) + 1))

@@ -211,7 +211,7 @@ def _with_tools(turns: list[Message], tools: list[Any] | None) -> list[Message]:
 
 
 def _asking(turns: list[Message], column: str) -> list[Message]:
-    """Turns that an answer of the assistant can follow."""
+    """Return turns that an answer of the assistant can follow."""
     if not turns or turns[-1]["role"] not in ("user", "tool"):
         raise ValueError(f"{column}: it does not end with a user's or a tool's message, so nothing is asked")
     return turns

@@ -65,7 +65,7 @@ class Codec:
         return StopStrings(self.tokenizer, self.generation.stop) if self.generation.stop else None
 
     def response_texts(self, responses: Sequence[Sequence[int]]) -> list[str]:
-        """Sampled responses as people, verifiers and judges read them: up to the first stop string."""
+        """Return sampled responses as people, verifiers and judges read them: up to the first stop string."""
         return [before_stop(text, self.generation.stop) for text in self.whole_texts(responses)]
 
     def whole_texts(self, responses: Sequence[Sequence[int]]) -> list[str]:
@@ -195,7 +195,7 @@ class Rankings:
         return array("i", (len(self.prompt_ids[i]) + max(map(len, self.response_ids[i])) for i in rows))
 
     def sizes(self, indices: Sequence[int] | None = None) -> list[int]:
-        """Responses to each prompt; to all, or to those at ``indices``."""
+        """Return responses to each prompt; to all, or to those at ``indices``."""
         rows = range(len(self)) if indices is None else indices
         return [len(self.response_ids[i]) for i in rows]
 
@@ -214,7 +214,7 @@ class Rankings:
         return RankedBatch(sequences=sequences, ranks=ranks, group_ids=group_ids)
 
     def ranks_of(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Ranks and group ids of the same completions."""
+        """Return ranks and group ids of the same completions."""
         ranks = [rank for i in indices for rank in self.ranks[i]]
         group_ids = [place for place, i in enumerate(indices) for _ in self.ranks[i]]
         return torch.tensor(ranks), torch.tensor(group_ids)
@@ -254,7 +254,7 @@ def read_completions(
     train_on: TrainOn = "last_response",
     enough: int | None = None,
 ) -> Completions:
-    """Prompts and responses of one split as ids.
+    """Return prompts and responses of one split as ids.
 
     Long prompts are left out, long responses are cut off (no EOS), and pairs whose sides are then the same are left out.
 
@@ -334,7 +334,7 @@ def _encode_completions(rows: list[Row], columns: Sequence[str], codec: Codec) -
 
 
 def _with_earlier_turns(part: _Part, codec: Codec) -> _Part:
-    """Demonstrations whose response begins with the assistant's first turn."""
+    """Return demonstrations whose response begins with the assistant's first turn."""
     given = [row["messages"] for row in part.rows if row["messages"] is not None]
     encoded = iter(encode_conversations(codec.tokenizer, given, chat=codec.chat))
     prompts, responses, learnt = [], [], []
@@ -354,7 +354,7 @@ def _spans(places: Sequence[int]) -> Spans:
 
 
 def read_rankings(folder: Path, split: str, codec: Codec) -> Rankings:
-    """Prompts and ranked responses of one split as ids, cut and left out as in ``read_completions``.
+    """Return prompts and ranked responses of one split as ids, cut and left out as in ``read_completions``.
 
     Of responses that are the same tokens on different ranks only the best-ranked is kept.
     """

@@ -222,7 +222,7 @@ def _tried(rows: Sequence[Mapping[str, Any]], content: str) -> Iterator[Format]:
 
 
 def share_read(rows: Sequence[Mapping[str, Any]], content: str, form: Format, *, is_text: bool) -> float:
-    """Share of the rows that can be read in the format; labels that are a tie are read."""
+    """Return share of the rows that can be read in the format; labels that are a tie are read."""
     if not rows:
         return 0.0
     wrong = Counter(_reasons(rows, content, form, is_text=is_text))
@@ -342,7 +342,7 @@ def _conversations(spelt: Spellings) -> Iterator[Format]:
 
 
 def _with_history(name: str, columns: Columns) -> Iterator[Format]:
-    """Alpaca's optional columns as LLaMA-Factory has them, where the file has them; then without."""
+    """Yield Alpaca's optional columns as LLaMA-Factory has them, where the file has them; then without."""
     for extra in (("system", "history"), ("system",), ("history",), ()):
         yield Format(name, {**columns, **{column: column for column in extra}})
 
@@ -386,7 +386,7 @@ def _preferences(spelt: Spellings) -> Iterator[Format]:
 
 
 def _published_judgments() -> Iterator[Format]:
-    """Judgments whose numbers mean something of their own."""
+    """Yield judgments whose numbers mean something of their own."""
     yield Format(
         "judgments of two comments (SHP)",
         {"prompt": "history", "response_a": "human_ref_A", "response_b": "human_ref_B", "label": "labels"},

@@ -123,7 +123,7 @@ def _opened(path: Path, source: Data) -> tuple[str, Iterator[SourceRow]]:
 
 
 def known_formats(rows: Sequence[Row], ending: str, wanted: Content | None) -> dict[Content, Format]:
-    """Content → the format in which the rows can be read as it.
+    """Return content → the format in which the rows can be read as it.
 
     Raises:
         GarbledRows: as ``wanted``, or as anything but prompts, they would be learnt wrongly.
@@ -262,7 +262,7 @@ class _Tally:
             self.first.append((number, row))
 
     def script_shares(self) -> dict[str, float]:
-        """Script → share of the letters."""
+        """Return script → share of the letters."""
         total = self._letters.total()
         return {script: count / total for script, count in self._letters.most_common()}
 

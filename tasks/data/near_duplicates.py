@@ -120,7 +120,7 @@ def jaccard(one: str, other: str) -> float:
 
 
 def banding(similarity: float) -> tuple[int, int]:
-    """Bands of a signature and hashes in each: the longest bands by which ``RECALL`` of pairs at the similarity are found.
+    """Return bands of a signature and hashes in each: the longest bands by which ``RECALL`` of pairs at the similarity are found.
 
     1 − (1 − s^r)^b of pairs of similarity s have an equal band; long bands bring up fewer pairs that are less similar.
     """

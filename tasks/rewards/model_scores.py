@@ -42,12 +42,12 @@ def load(term: ModelTerm, source: Source) -> TermScores:
 
 
 def scored_by(model: ScalarModel) -> TermScores:
-    """Scores by a loaded model."""
+    """Return scores by a loaded model."""
     return lambda given: _scores(model, given.sequences, given.limits)
 
 
 def _scores(model: ScalarModel, sequences: Sequences, limits: PassLimits) -> Tensor:
-    """Equal responses to a prompt have equal scores, bit by bit: those of the first of them.
+    """Return the scores; equal responses to a prompt have equal scores, bit by bit: those of the first of them.
 
     A pass rounds a row by its padding and its place in the batch. Between equal responses the difference would look
     like a preference: a uniform group would not be seen as one, and its advantages would be rounding divided by rounding.

@@ -73,11 +73,11 @@ class VerifierProcess:
         """Asked about, and not answered yet, in that order."""
 
     def __call__(self, prompt: str, response: str, answer: str | None) -> bool:
-        """Right or wrong; see ``verdicts``."""
+        """Return right or wrong; see ``verdicts``."""
         return self.verdicts([(prompt, response, answer)])[0]
 
     def verdicts(self, cases: Sequence[Case]) -> list[bool]:
-        """Right or wrong, case by case.
+        """Return right or wrong, case by case.
 
         Raises:
             BrokenVerifier: the verifier cannot be loaded, raises, returns something else than right or wrong, takes too
@@ -166,7 +166,7 @@ class VerifierProcess:
 
     @contextmanager
     def _killed_when_anything_breaks_off(self) -> Iterator[None]:
-        """Verdicts that nobody has read, because a request to stop came in between, must not answer the next batch."""
+        """Kill the process if the block breaks off: verdicts that nobody has read, because a request to stop came in between, must not answer the next batch."""
         try:
             yield
         except BaseException:

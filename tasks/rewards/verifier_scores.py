@@ -23,7 +23,7 @@ def load(term: VerifierTerm, source: Source) -> TermScores:
 
 
 def scored_by(verifier: VerifierFunction, *, wrong: float = 0.0) -> TermScores:
-    """Scores by a loaded verifier."""
+    """Return scores by a loaded verifier."""
 
     return VerifierScores(verifier, wrong)
 
@@ -36,7 +36,7 @@ class VerifierScores:
     wrong: float
 
     def __call__(self, given: Responses) -> Tensor:
-        """Scores (B,)."""
+        """Return scores (B,)."""
         right = judged(self.verifier, given.prompts, given.responses, given.answers)
         return torch.where(right.to(given.device), 1.0, self.wrong)
 

@@ -76,7 +76,7 @@ def verdicts(
     responses: Sequence[str],
     answers: Sequence[str | None],
 ) -> list[bool]:
-    """Right or wrong, response by response."""
+    """Return right or wrong, response by response."""
     cases = list(zip(prompts, responses, answers, strict=True))
     if isinstance(verifier, VerifierProcess):
         return verifier.verdicts(cases)
@@ -84,7 +84,7 @@ def verdicts(
 
 
 def refuse_missing_answers(job: StageJob, name: str) -> None:
-    """MissingAnswers where a prompt of the stage's dataset, on whichever side, has none."""
+    """Raise MissingAnswers where a prompt of the stage's dataset, on whichever side, has no answer."""
     assert isinstance(job.work, Rollouts | RolloutCollection | PolicyEvaluation | PreferenceCollection)
     dataset = f"data.{job.work.prompts}"
     if lack := lack_of_answers(job.inputs["prompts"]):

@@ -76,7 +76,7 @@ class Collected:
         return torch.tensor([length for chunk in chunks for length in chunk.value_lengths().to_pylist()])
 
     def cases(self) -> list[tuple[str, str | None]]:
-        """Prompt and answer of each prompt."""
+        """Return prompt and answer of each prompt."""
         first = self.table.take(list(range(0, len(self), self.samples_per_prompt)))
         return list(zip(first["prompt"].to_pylist(), first["answer"].to_pylist(), strict=True))
 

@@ -73,7 +73,7 @@ class Pairs:
 
 
 def compare_judgements(pairs: Pairs) -> Estimates:
-    """Means of both models' judgements and their difference, win rates and pass@k, by every judge."""
+    """Return means of both models' judgements and their difference, win rates and pass@k, by every judge."""
     estimates: Estimates = {}
     for place, name in enumerate(pairs.candidate.judgements):
         candidate, baseline = (each.judgements[name].double() for each in (pairs.candidate, pairs.baseline))
@@ -102,7 +102,7 @@ def order_disagreement(pairs: Pairs, verdicts: SwappedVerdicts) -> Estimates:
 
 
 def _win_rates(pairs: Pairs, difference: Tensor, *, prefix: str) -> Estimates:
-    """Win rate, ties and length-controlled win rate, pair by pair; ``difference`` (B,) of the judgements."""
+    """Return win rate, ties and length-controlled win rate, pair by pair; ``difference`` (B,) of the judgements."""
     wins = (difference > 0).double() + 0.5 * (difference == 0)
     controlled: Statistic = partial(length_controlled_win_rate, wins, pairs.length_differences)
     at_equal_lengths = bootstrapped(controlled, pairs.clusters, seed=pairs.seed)
@@ -128,7 +128,7 @@ def _pass_at(pairs: Pairs, candidate: Tensor, baseline: Tensor) -> Estimates:
 
 
 def compare_texts(pairs: Pairs) -> Estimates:
-    """Lengths, truncation and distinct-n of both models."""
+    """Return lengths, truncation and distinct-n of both models."""
     candidate, baseline = pairs.candidate.sampled, pairs.baseline.sampled
     truncated = [(~each.ended).double().cpu() for each in (candidate, baseline)]
     lengths = [each.sequences.lengths.double().cpu() for each in (candidate, baseline)]
@@ -145,14 +145,14 @@ def compare_texts(pairs: Pairs) -> Estimates:
 
 
 def _responses_of_rows(sampled: Sampled, count: int) -> list[list[list[int]]]:
-    """Row of the test split → ids of its ``count`` responses, without the token that ended them."""
+    """Return row of the test split → ids of its ``count`` responses, without the token that ended them."""
     lengths = (sampled.sequences.lengths - sampled.ended.long()).tolist()
     ids = [row[:length] for row, length in zip(sampled.sequences.response_ids.tolist(), lengths, strict=True)]
     return [ids[start : start + count] for start in range(0, len(ids), count)]
 
 
 def divergence(sampled: Sampled, logprobs: Tensor, baseline_logprobs: Tensor) -> Estimates:
-    """KL(candidate‖baseline) by k3 on the candidate's own responses; log-probabilities (B,T) of their tokens."""
+    """Return KL(candidate‖baseline) by k3 on the candidate's own responses; log-probabilities (B,T) of their tokens."""
     mask = sampled.sequences.response_mask
     per_token = kl_estimate(logprobs.double(), baseline_logprobs.double(), kind="k3")
     of_responses = per_token.masked_fill(~mask, 0.0).sum(dim=1).cpu()
@@ -164,7 +164,7 @@ def divergence(sampled: Sampled, logprobs: Tensor, baseline_logprobs: Tensor) ->
 
 
 def compare_likelihoods(candidate: MeasuredLikelihood, baseline: MeasuredLikelihood) -> Estimates:
-    """Perplexity and NLL per response of both models on the same demonstrations.
+    """Return perplexity and NLL per response of both models on the same demonstrations.
 
     A perplexity is e^a, a the NLL per token: its error is e^a times that of a. The logarithm of the ratio is a ratio of sums
     too, Σ (nll − baseline nll) / Σ tokens, where both models read the same tokens.
@@ -188,7 +188,7 @@ def _exponential(sums: Tensor, tokens: Tensor, clusters: Tensor) -> Estimate:
 
 
 def _of_both(name: str, candidate: Tensor, baseline: Tensor, clusters: Tensor) -> Estimates:
-    """Means of both models and of the difference; a row where it is undefined (NaN) is left out."""
+    """Return means of both models and of the difference; a row where it is undefined (NaN) is left out."""
     values = {name: candidate, f"baseline_{name}": baseline, f"{name}_difference": candidate - baseline}
     return {metric: _mean_of_defined(each, clusters) for metric, each in values.items()}
 
@@ -198,7 +198,7 @@ def _mean(values: Tensor, clusters: Tensor) -> Estimate:
 
 
 def _mean_of_defined(values: Tensor, clusters: Tensor) -> Estimate:
-    """Mean of the values that are no NaN; NaN where all are."""
+    """Return mean of the values that are no NaN; NaN where all are."""
     kept = ~values.isnan()
     if bool(kept.any()):
         return _mean(values[kept], clusters[kept])
@@ -206,13 +206,13 @@ def _mean_of_defined(values: Tensor, clusters: Tensor) -> Estimate:
 
 
 def undefined(metrics: Iterable[str], prompts: Sequence[Hashable]) -> Estimates:
-    """Metrics without a value, which rows of these prompts would have had."""
+    """Return metrics without a value, which rows of these prompts would have had."""
     nan, clusters = float("nan"), len(set(prompts))
     return dict.fromkeys(metrics, Estimate(nan, nan, num_clusters=clusters, num_rows=len(prompts)))
 
 
 def greedy_means(judged: dict[str, Judged]) -> Estimates:
-    """Means of the judgements of greedy responses, by role; ``greedy_accuracy`` and so on. Empty, if there are none."""
+    """Return means of the judgements of greedy responses, by role; ``greedy_accuracy`` and so on. Empty, if there are none."""
     estimates: Estimates = {}
     for role, prefix in (("candidate", ""), ("baseline", "baseline_")):
         if role not in judged:

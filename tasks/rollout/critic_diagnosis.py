@@ -97,7 +97,7 @@ def write_diagnosis(folder: Path, diagnosis: CriticDiagnosis) -> None:
 
 
 def diagnosis_estimates(diagnosis: CriticDiagnosis) -> dict[str, Estimated]:
-    """Metric → what was measured, of the metrics that are estimates and have something to measure."""
+    """Return metric → what was measured, of the metrics that are estimates and have something to measure."""
     found = {
         f"explained_variance_{name}{each.label.replace('-', '_').rstrip('+')}": each.explained_variance
         for name, slices in (
@@ -131,7 +131,7 @@ def diagnosis_metrics(diagnosis: CriticDiagnosis) -> dict[str, float | None]:
 
 
 def uncertainty_of_diagnosis(diagnosis: CriticDiagnosis) -> dict[str, Uncertainty]:
-    """Metric → how sure it is, where there was something to measure."""
+    """Return metric → how sure it is, where there was something to measure."""
     return {
         name: Uncertainty(n=each.n, rows=each.rows, standard_error=each.standard_error)
         for name, each in diagnosis_estimates(diagnosis).items()

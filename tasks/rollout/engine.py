@@ -23,7 +23,7 @@ class Listener(Protocol):
         """Receive the ids of some responses, by their rows among all; each is received once at most."""
 
     def keep_up(self) -> None:
-        """Called before each token that is sampled; to return at once."""
+        """Return at once; it is called before each token that is sampled."""
 
 
 class RolloutEngine(Protocol):
@@ -139,7 +139,7 @@ class LocalEngine:
         on_token: Callable[[int, int], None],
         on_batch: Callable[[list[int], list[list[int]]], None] | None = None,
     ) -> Samples:
-        """This rank's responses alone: one to each of the prompts at ``mine``."""
+        """Sample this rank's responses alone: one to each of the prompts at ``mine``."""
         with autocast(self.precision, self.policy.device):
             return sample(
                 self.policy.causal_lm,

@@ -73,7 +73,7 @@ def fill(
 
 
 def join_scored(parts: list[Scored], *, pad_token_id: int) -> Scored:
-    """Several batches of scored responses as one."""
+    """Return several batches of scored responses as one."""
     if len(parts) == 1:
         return parts[0]
     sampled = [part.sampled for part in parts]

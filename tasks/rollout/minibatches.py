@@ -64,7 +64,7 @@ class OptimizerSteps:
 
 
 def minibatches(sequences: Sequences, work: Rollouts, *, seed: int, iteration: int) -> list[list[Tensor]]:
-    """Row indices of each optimiser step, by epoch; every epoch in an order of its own, a pure function of the seed.
+    """Return row indices of each optimiser step, by epoch; every epoch in an order of its own, a pure function of the seed.
 
     Within a minibatch rows stand from short to long, so that micro-batches carry little padding; the gradient of a
     minibatch does not depend on the order of its rows.

@@ -70,7 +70,7 @@ def load_prompted_judge(
 def answer_ids(
     tokenizer: PreTrainedTokenizerBase, answers: Sequence[str], *, field: str
 ) -> tuple[list[int], list[int]]:
-    """Ids of the answers as the beginning of what the model says, without the token that ends it.
+    """Return ids of the answers as the beginning of what the model says, without the token that ends it.
 
     Raises:
         UnusableJudge: one is the beginning of the other, or equal to it: then it is never the less likely one.

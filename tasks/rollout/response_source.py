@@ -84,7 +84,7 @@ class ResponseSource:
         )
 
     def held_out(self, split: str) -> Scored:
-        """Responses to the prompts of a held-out split; of collected ones, first one to each prompt, then the next."""
+        """Return responses to the prompts of a held-out split; of collected ones, first one to each prompt, then the next."""
         work = self.job.work
         num_samples = work.validation_samples
         if split == TEST and work.test_samples is not None:

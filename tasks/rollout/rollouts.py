@@ -290,7 +290,7 @@ def scale(scored: Scored, returns: Returns, moments: RunningMoments | None, *, m
 def shape_scores(
     scores: Tensor, lengths: Tensor, returns: Returns, moments: RunningMoments | None, *, max_length: int
 ) -> Tensor:
-    """Scores (N,) scaled by the moments, clipped, and less what a response of that length (tokens, (N,)) loses (DAPO)."""
+    """Return scores (N,) scaled by the moments, clipped, and less what a response of that length (tokens, (N,)) loses (DAPO)."""
     if returns.reward_scaling != "none":
         assert moments is not None
         scores = scale_scores(scores, moments, subtract_mean=returns.reward_scaling == "normalise", clip=None)
@@ -311,7 +311,7 @@ def rollout_logprobs(
     with_values: bool = False,
     with_final_values: bool = False,
 ) -> LogProbs:
-    """Log-probabilities of whole rollouts (B,T), and what else is asked for, in the numerics that training uses."""
+    """Return log-probabilities of whole rollouts (B,T), and what else is asked for, in the numerics that training uses."""
 
     def compute(micro: Sequences) -> dict[str, Tensor]:
         with autocast(models.precision, micro.input_ids.device):
@@ -383,5 +383,5 @@ def per_token(
 
 
 def sequence_sums(per_token_values: Tensor, response_mask: Tensor) -> Tensor:
-    """Sums over each response's tokens, (B,T) → (B,)."""
+    """Return sums over each response's tokens, (B,T) → (B,)."""
     return per_token_values.masked_fill(~response_mask, 0.0).sum(dim=1)

@@ -40,7 +40,7 @@ class Selection:
     seed: int
 
     def measure(self, test: Prompts, *, num_samples: int) -> Measured:
-        """Score, length (tokens), cut-off share and, against a reference, KL (nats) of the policy as it is now.
+        """Return score, length (tokens), cut-off share and, against a reference, KL (nats) of the policy as it is now.
 
         All responses to one prompt are one cluster.
 

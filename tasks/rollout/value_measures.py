@@ -15,7 +15,7 @@ POSITIONS = 4
 
 
 def diagnose(critic: ScalarModel, held_out: Returned, models: RolloutModels) -> ValueDiagnostics:
-    """Explained variance and what it hides, over the whole held-out set at once."""
+    """Return explained variance and what it hides, over the whole held-out set at once."""
     predicted, mask = predict(critic, held_out, models), held_out.rollout.sequences.response_mask
     return value_diagnostics(predicted, held_out.returns, mask, num_positions=POSITIONS)
 

@@ -172,7 +172,7 @@ def _read(files: Sequence[Any], name: str, *, own: bool) -> Tensor:
 
 
 def module_tensors(module: nn.Module, *, part: str) -> dict[str, Tensor]:
-    """Parameters and persistent buffers of a network as ``part/name``; of sharded ones, this rank's rows.
+    """Return parameters and persistent buffers of a network as ``part/name``; of sharded ones, this rank's rows.
 
     Of a network with adapters, what is frozen is left out.
     """

@@ -9,7 +9,7 @@ _noted: ContextVar[list[bool] | None] = ContextVar("compiled networks", default=
 
 @contextmanager
 def noting() -> Iterator[list[bool]]:
-    """Within, each network that was to be compiled is noted: whether it was."""
+    """Note inside the block of each network that was to be compiled whether it was."""
     noted: list[bool] = []
     token = _noted.set(noted)
     try:

@@ -55,7 +55,7 @@ class Lengths:
 
 
 def alone(totals: Sequence[int]) -> Planned:
-    """Whole sequences, in parts of like length."""
+    """Return whole sequences, in parts of like length."""
     parts, positions = _of_like_length(totals, overhead_here())
     return Planned(Cuts(parts), positions)
 

@@ -43,7 +43,7 @@ class DataOrder:
         return indices
 
     def num_batches(self, epochs: float) -> int:
-        """Batches in so many epochs, the last one filled up from the next epoch; at least one."""
+        """Return batches in so many epochs, the last one filled up from the next epoch; at least one."""
         return max(1, -(-round(epochs * self.num_examples) // self.batch_size))
 
 

@@ -177,7 +177,7 @@ def _most(costs: Callable[[], list[Cost]], room: float, *, share: float, row: Ro
 
 
 def rounded(positions: int) -> int:
-    """Down to one of ``STEPS`` numbers between two powers of 2.
+    """Round down to one of ``STEPS`` numbers between two powers of 2.
 
     >>> rounded(70_000)
     65536

@@ -32,12 +32,12 @@ def clusters_of_ids(prompts: Sequence[Sequence[int]]) -> Tensor:
 
 
 def values_of(estimates: Mapping[str, Estimate]) -> dict[str, float | None]:
-    """Metric → the number itself; None where it is undefined."""
+    """Return metric → the number itself; None where it is undefined."""
     return {name: defined(each.value) for name, each in estimates.items()}
 
 
 def uncertainty_of(estimates: Mapping[str, Estimate]) -> dict[str, Uncertainty]:
-    """Metric → how sure it is."""
+    """Return metric → how sure it is."""
     return {
         name: Uncertainty(
             n=each.num_clusters,

@@ -133,7 +133,7 @@ def sampling_cost(
 
 
 def moments_to_come(optimizers: Iterable[Optimizer]) -> int:
-    """Bytes of the state that AdamW makes in its first step, on this rank."""
+    """Return bytes of the state that AdamW makes in its first step, on this rank."""
     return sum(
         2 * local(parameter).numel() * parameter.element_size()
         for optimizer in optimizers
@@ -144,7 +144,7 @@ def moments_to_come(optimizers: Iterable[Optimizer]) -> int:
 
 
 def gradients_to_come(optimizers: Iterable[Optimizer]) -> int:
-    """Bytes of all gradients, on this rank."""
+    """Return bytes of all gradients, on this rank."""
     return sum(
         bytes_that_train(group["params"]) for optimizer in optimizers for group in optimizer.param_groups
     )
@@ -178,18 +178,18 @@ def _positions(batch: Sequences) -> int:
 
 
 def _alone(row: Row, count: int, device: torch.device) -> Sequences:
-    """Sequences of the longest row's length, a row each."""
+    """Return sequences of the longest row's length, a row each."""
     return collate(_prompts(row.prompt, count), [[0] * row.response] * count, pad_token_id=0).to(device)
 
 
 def _of_one_prompt(row: Row, count: int, device: torch.device) -> Sequences:
-    """Responses to one prompt, which is read once."""
+    """Return responses to one prompt, which is read once."""
     batch = collate(_prompts(row.prompt, 1) * count, [[0] * row.response] * count, pad_token_id=0).to(device)
     return in_parts(batch, shared(Lengths(batch), range(count)).cuts)
 
 
 def _prompts(length: int, count: int) -> list[list[int]]:
-    """Prompts that differ, so that none is read for another."""
+    """Return prompts that differ, so that none is read for another."""
     return [[number % 2] * length for number in range(count)]
 
 
@@ -216,7 +216,7 @@ def _cache_bytes(policy: PolicyModel, length: int, *, precision: Precision, mete
 
 @contextmanager
 def _nothing_moved(device: torch.device) -> Iterator[None]:
-    """Random states and the counts of passes are afterwards what they were."""
+    """Restore random states and the counts of passes after the block."""
     counted = taken_counts()
     devices = [torch.cuda.current_device()] if device.type == "cuda" else []
     try:

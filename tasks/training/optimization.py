@@ -26,7 +26,7 @@ def training_device() -> torch.device:
 
 
 def make_optimizer(module: nn.Module, *, weight_decay: float) -> torch.optim.AdamW:
-    """AdamW over all trainable parameters; those with fewer than two dimensions are not decayed."""
+    """Return AdamW over all trainable parameters; those with fewer than two dimensions are not decayed."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in parameters if parameter.dim() >= 2]
     vectors = [parameter for parameter in parameters if parameter.dim() < 2]
@@ -42,7 +42,7 @@ def make_optimizer(module: nn.Module, *, weight_decay: float) -> torch.optim.Ada
 def learning_rate_at(
     step: int, *, peak: float, warmup_steps: int, total_steps: int, schedule: Schedule
 ) -> float:
-    """Learning rate of optimiser step ``step`` (from 0): linear warm-up, then the schedule down to 0."""
+    """Return learning rate of optimiser step ``step`` (from 0): linear warm-up, then the schedule down to 0."""
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
     if schedule == "constant":
@@ -110,7 +110,7 @@ def take_step(
 
 
 def frozen_dtype(precision: Precision) -> torch.dtype:
-    """Type in which a reward's models are held.
+    """Return type in which a reward's models are held.
 
     Not a reference: its embeddings and norms would compute in bfloat16 where autocast leaves the policy's in float32,
     and equal weights would say different things.
@@ -119,7 +119,7 @@ def frozen_dtype(precision: Precision) -> torch.dtype:
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Arithmetic in ``precision``; weights stay as they are."""
+    """Have arithmetic done in ``precision`` inside the block; weights stay as they are."""
     if precision == "float32":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)

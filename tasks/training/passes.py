@@ -63,7 +63,7 @@ def passes(
     sequences: int | Sequence[int] = 1,
     is_divided: bool = False,
 ) -> Iterator[Pass]:
-    """This rank's passes over a batch, as many on every rank, the longest rows first; progress tells of each as it comes.
+    """Yield this rank's passes over a batch, as many on every rank, the longest rows first; progress is reported for each as it comes.
 
     Each row is of exactly one rank. Rows of equal length stay in their order.
 
@@ -189,7 +189,7 @@ def _told(plan: _Plan) -> Iterator[Pass]:
 
 
 def laid_out(sequences: Sequences, limits: PassLimits) -> Sequences:
-    """Sequences of one pass, to be computed in the parts that are cheapest, with each prompt once where that is less.
+    """Return sequences of one pass, to be computed in the parts that are cheapest, with each prompt once where that is less.
 
     Of all parts what the backward pass needs is kept, which is no more than that of one padded pass. Sharded weights are
     gathered by all ranks in each pass, so there it is one pass.

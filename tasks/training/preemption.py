@@ -45,7 +45,7 @@ def request() -> None:
 
 @contextmanager
 def at_once() -> Iterator[None]:
-    """Within it a request raises ``Requested`` as it arrives; one that came before raises it at the door."""
+    """Raise ``Requested`` inside the block as a request arrives; one that came before raises it at the beginning."""
     global _at_once
     try:
         _at_once = True

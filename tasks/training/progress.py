@@ -180,7 +180,7 @@ class Pace:
         self._marks: deque[tuple[float, int]] = deque()
 
     def mark(self, step: int, now: float) -> None:
-        """Step ``step`` begins at ``now`` (seconds of a monotonic clock).
+        """Mark that step ``step`` begins at ``now`` (seconds of a monotonic clock).
 
         What happens before the first step is no part of it, so the first mark moves as long as its step does not end.
         """
@@ -194,7 +194,7 @@ class Pace:
             marks.popleft()
 
     def seconds_left(self, step: int, total: int, now: float) -> float | None:
-        """Seconds from ``now`` to step ``total``; None where no step has been measured, or none is left."""
+        """Return seconds from ``now`` to step ``total``; None where no step has been measured, or none is left."""
         if len(self._marks) < 2 or step >= total:
             return None
         (first_at, first), (last_at, last) = self._marks[0], self._marks[-1]

@@ -75,7 +75,7 @@ def is_of_communication(error: BaseException) -> bool:
 
 
 def world_size() -> int:
-    """Processes that do this stage; 1 where no process group was begun."""
+    """Return processes that do this stage; 1 where no process group was begun."""
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 

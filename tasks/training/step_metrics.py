@@ -36,7 +36,7 @@ class Speed:
 
 
 def peak_memory() -> float:
-    """Bytes, at most, on the rank that took most: of tensors on its GPU since the last call; without a GPU those of the whole
+    """Return bytes, at most, on the rank that took most: of tensors on its GPU since the last call; without a GPU those of the whole
     process since it began, which never fall."""
     if torch.cuda.is_available():
         own = torch.cuda.max_memory_allocated()

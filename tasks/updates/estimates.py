@@ -190,7 +190,7 @@ def _advantages(
 
 
 def _above_others(scores: Tensor, algorithm: Algorithm, prompt_baselines: Tensor | None) -> Tensor:
-    """Whole responses' scores less KL (B,), less what others to the same prompt got: in this rollout, or beforehand."""
+    """Return whole responses' scores less KL (B,), less what others to the same prompt got: in this rollout, or beforehand."""
     if algorithm.advantage in GROUPED:
         groups = torch.arange(len(scores), device=scores.device) // algorithm.samples_per_prompt
         return _AGAINST_THE_GROUP[algorithm.advantage](scores, groups)
@@ -208,7 +208,7 @@ def minibatch_advantages(advantages: Tensor, policy_mask: Tensor, algorithm: Alg
 
 
 def _whitened(advantages: Tensor, policy_mask: Tensor) -> Tensor:
-    """Whitened over the masked tokens; as they are where there is none."""
+    """Return the advantages whitened over the masked tokens; as they are where there is none."""
     return whiten(advantages, policy_mask) if policy_mask.any() else advantages
 
 

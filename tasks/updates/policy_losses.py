@@ -50,7 +50,7 @@ class Minibatch:
     num_positive_tokens: int
 
     def parts(self, limits: PassLimits) -> "Iterator[Microbatch]":
-        """This rank's rows of the minibatch, pass by pass."""
+        """Yield this rank's rows of the minibatch, pass by pass."""
         minibatch = self.rollout.sequences.select(self.rows)
         for part in passes_of(minibatch, limits):
             places = on_device(part.rows, self.rows.device)

@@ -44,7 +44,7 @@ def with_updated_kl_coefs(
 
 
 def updated_kl_penalty_coef(coef: float, measure_kl: Callable[[], float], algorithm: Algorithm) -> float:
-    """KLPEN's β for the next rollout; ``measure_kl`` gives KL(old‖new), nats per token, and is called only where β adapts."""
+    """Return KLPEN's β for the next rollout; ``measure_kl`` gives KL(old‖new), nats per token, and is called only where β adapts."""
     if algorithm.kl_penalty_target is None:
         return coef
     return PenaltyController(coef, target=algorithm.kl_penalty_target).update(measure_kl()).coef

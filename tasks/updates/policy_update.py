@@ -170,7 +170,7 @@ def _take(
 def kl_to_old(
     networks: ActorCritic, rollout: Rollout, estimates: Estimates, work: ResolvedPolicyOptimization
 ) -> float:
-    """KL(old‖new) in nats per token over the whole rollout, after its updates: what KLPEN's controller reads."""
+    """Return KL(old‖new) in nats per token over the whole rollout, after its updates: what KLPEN's controller reads."""
     rows = torch.arange(len(rollout.sequences), device=rollout.logprobs.device)
     whole = minibatch_of(
         rollout, estimates, rows, work, max_length=networks.models.codec.generation.max_response_tokens
