@@ -61,7 +61,7 @@ def _model_trial(folder: Path) -> Callable[[int], str]:
 
     from tests.models.damage import at_random
     from vantage.models.builtin import build_builtin
-    from vantage.models.sources import import_model
+    from vantage.models.source_folders import import_model
 
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()

@@ -70,7 +70,7 @@ def check_builtin(source: str, content: Content) -> None:
     Raises:
         ValueError: there is no such built-in data, or it holds something else than the content.
     """
-    from vantage.schemas.loading.sources import BUILTIN_DATA
+    from vantage.schemas.loading.source_paths import BUILTIN_DATA
     from vantage.schemas.problems import suggest
 
     if source not in BUILTIN_DATA:

@@ -9,7 +9,7 @@ from vantage.cli.app import DEFAULT_WORKSPACE, AsJson, Place, Verbose
 from vantage.cli.output import explained, print_json, workspace_at
 
 if TYPE_CHECKING:
-    from vantage.flows.collecting import Collection
+    from vantage.flows.garbage_collection import Collection
 
 _SECONDS = {"m": 60, "h": 3600, "d": 86400}
 _AGE = re.compile(r"(\d{1,9}(?:\.\d+)?)([mhd])")
@@ -43,7 +43,7 @@ def gc(
     run.json, a removed artifact its manifest, metrics and refs, so that it can still be said what it was.
     """
     with explained(verbose):
-        from vantage.flows.collecting import collect
+        from vantage.flows.garbage_collection import collect
 
         seconds = None if older_than is None else _seconds(older_than)
         found = collect(workspace_at(workspace), dry_run=dry_run, keep_last=keep_last, older_than=seconds)

@@ -33,7 +33,7 @@ from vantage.schemas.frozen import Frozen
 from vantage.schemas.loading import plain_yaml
 from vantage.schemas.loading.field_errors import validated
 from vantage.schemas.loading.recipe_file import find_recipe, load_recipe, read_document
-from vantage.schemas.loading.sources import (
+from vantage.schemas.loading.source_paths import (
     UnresolvablePath,
     absolute,
     is_file,

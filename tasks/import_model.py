@@ -4,7 +4,7 @@ import shutil
 
 from vantage.models.folders import load_tokenizer, tokenizer_digest
 from vantage.models.quantisation import round_folder
-from vantage.models.sources import copy_model, import_model, import_with_adapter
+from vantage.models.source_folders import copy_model, import_model, import_with_adapter
 from vantage.models.template_trial import try_chat_template
 from vantage.schemas.recipe.sources import Registered
 from vantage.schemas.recipe.work import ImportModel

@@ -27,7 +27,7 @@ from vantage.models.pinned_date import pin_date
 from vantage.models.policy import PolicyModel
 from vantage.models.prompts import encode_prompts
 from vantage.models.rendered_responses import UnrenderedRow, special_tokens, spelled
-from vantage.models.sources import import_model
+from vantage.models.source_folders import import_model
 from vantage.models.stored_models import load_stored_policy
 from vantage.models.template_trial import try_chat_template
 from vantage.schemas.conversations import Message, Prompt, is_one_prompt

@@ -11,7 +11,7 @@ WALL = {"time", "time_ns", "now", "utcnow", "today", "localtime", "gmtime", "str
 MODULES = {"time", "clock", "datetime", "date"}
 
 KNOWN = {
-    "flows/collecting.py": 1,  # when something was removed, for people
+    "flows/garbage_collection.py": 1,  # when something was removed, for people
     "flows/prefect_server/approval_form.py": 1,  # when a person answered, for people
     "runs/approving.py": 1,
     "schemas/records/approvals.py": 1,  # the same, written out

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from vantage.ledger.critic_page.plots import diagnosis_plots, drift_plots
+from vantage.ledger.critic_page.diagnosis_plots import diagnosis_plots, drift_plots
 from vantage.ledger.critic_page.tables import diagnosis_tables, drift_table, summary
 from vantage.ledger.pages.elements import Table, figures, page, safe, table
-from vantage.ledger.pages.plots import Plot
+from vantage.ledger.pages.svg_plots import Plot
 from vantage.schemas.records.critic_advice import Advice, advice_on_drift, advice_on_pretraining
 from vantage.schemas.records.critic_diagnosis import CriticDrift, PretrainedCritic
 

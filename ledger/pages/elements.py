@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from vantage.ledger.pages.plots import Plot
 from vantage.ledger.pages.style import STYLE
+from vantage.ledger.pages.svg_plots import Plot
 from vantage.schemas.safe_text import safe_text
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"

@@ -29,7 +29,7 @@ from vantage.ledger.to_mlflow.audited_entries import (
     ModelRow,
 )
 from vantage.ledger.to_mlflow.logged_models import model_in
-from vantage.ledger.to_mlflow.runs import search
+from vantage.ledger.to_mlflow.mlflow_runs import search
 from vantage.ledger.to_mlflow.served_files import address_of_version, files_at, followed, local_folder
 from vantage.ledger.to_mlflow.server import EXPERIMENT_TAG, is_database
 from vantage.ledger.tracking import is_missing_database, without_login, without_password

@@ -15,9 +15,9 @@ from vantage.ledger.operations import Publish
 from vantage.ledger.published_copies import WEIGHTS
 from vantage.ledger.to_mlflow.aliases import Movement, move_alias
 from vantage.ledger.to_mlflow.copies import problems_of_copy
-from vantage.ledger.to_mlflow.lineage import Producer
 from vantage.ledger.to_mlflow.logged_models import EXTERNAL, model_in
 from vantage.ledger.to_mlflow.model_description import PublishingError, write_description
+from vantage.ledger.to_mlflow.producers import Producer
 
 _VERSIONS = "mlflow.modelVersions"
 

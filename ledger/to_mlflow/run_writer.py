@@ -29,10 +29,10 @@ from vantage.ledger.notes import ModelPages, model_note, run_note, stage_note
 from vantage.ledger.operations import MetricRow, MoveAlias, OpenRun, Operation, Publish
 from vantage.ledger.to_mlflow.aliases import apply_movement
 from vantage.ledger.to_mlflow.critic_pages import log_critic_page
-from vantage.ledger.to_mlflow.lineage import Producer, Producers, link_to, log_inputs
 from vantage.ledger.to_mlflow.logged_models import record_model
+from vantage.ledger.to_mlflow.mlflow_runs import Runs, close_running
+from vantage.ledger.to_mlflow.producers import Producer, Producers, link_to, log_inputs
 from vantage.ledger.to_mlflow.registered_models import Published, publish
-from vantage.ledger.to_mlflow.runs import Runs, close_running
 from vantage.ledger.to_mlflow.samples import example_prompt, log_samples
 from vantage.ledger.to_mlflow.server import Server, is_permanent_error
 from vantage.ledger.to_mlflow.writing import NOTE, write

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
-from vantage.ledger.pages.plots import INK, LOW, ONE, OTHER, TWO, Plot, svg
+from vantage.ledger.pages.svg_plots import INK, LOW, ONE, OTHER, TWO, Plot, svg
 from vantage.review.reports.curve_words import title_and_note
 from vantage.review.reports.gathered import Comparison, Curve, Distribution, StageCurves
 from vantage.review.reports.words import number

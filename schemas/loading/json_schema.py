@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from vantage.schemas.frozen import Frozen
-from vantage.schemas.loading.sources import (
+from vantage.schemas.loading.source_paths import (
     BUILTIN_DATA,
     BUILTIN_MODELS,
 )

@@ -13,7 +13,7 @@ from pathlib import Path as File
 
 from vantage.schemas.loading import plain_yaml
 from vantage.schemas.loading.overrides import Override, apply_overrides, parse_override
-from vantage.schemas.loading.sources import UnresolvablePath, mode_of, resolve_sources
+from vantage.schemas.loading.source_paths import UnresolvablePath, mode_of, resolve_sources
 from vantage.schemas.loading.validation import validated_recipe
 from vantage.schemas.problems import (
     Path,

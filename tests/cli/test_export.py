@@ -33,7 +33,7 @@ from vantage.models.heads import load_scalar, scores
 from vantage.models.prompts import encode_prompts
 from vantage.models.sampling import sample
 from vantage.models.sequences import collate
-from vantage.models.sources import import_model
+from vantage.models.source_folders import import_model
 from vantage.review.audit.evidence import Evidence
 from vantage.review.audit.target import audit
 from vantage.review.exports.exporting import generation_settings

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.flows.test_collecting import make, stage_of, write_run
+from tests.flows.test_garbage_collection import make, stage_of, write_run
 from vantage.attempts.exit_codes import ExitCode
 from vantage.cli.main import app
 from vantage.runs.workspace import Workspace

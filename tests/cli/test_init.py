@@ -13,7 +13,7 @@ from vantage.attempts.exit_codes import ExitCode
 from vantage.cli.main import app
 from vantage.models.builtin import build_builtin
 from vantage.schemas.loading.recipe_file import load_recipe
-from vantage.schemas.loading.sources import BUILTIN_DATA
+from vantage.schemas.loading.source_paths import BUILTIN_DATA
 from vantage.schemas.recipe.recipe import Recipe
 from vantage.tasks.rewards.verifier_file import load_function
 

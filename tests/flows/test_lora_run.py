@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from tests.support.small_chat_run import LORA, make_small_chat_run
-from vantage.flows.collecting import collect
+from vantage.flows.garbage_collection import collect
 from vantage.models.adapters import base_of
 from vantage.models.stored_models import load_stored_policy
 from vantage.runs.run import read_runs

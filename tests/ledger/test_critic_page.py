@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.schemas.critic_samples import critic, diagnosis, estimated, of_slice
+from vantage.ledger.critic_page.diagnosis_plots import diagnosis_plots
 from vantage.ledger.critic_page.page import critic_page
-from vantage.ledger.critic_page.plots import diagnosis_plots
 from vantage.ledger.critic_page.tables import diagnosis_tables, drift_table
 from vantage.schemas.records.critic_diagnosis import CriticDrift, DiagnosedAdvantages, DriftPoint
 

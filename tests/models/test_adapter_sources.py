@@ -13,7 +13,7 @@ from vantage.models.builtin import build_builtin
 from vantage.models.folder_check import UnsafeModel
 from vantage.models.folders import load_policy
 from vantage.models.source_digest import import_digest
-from vantage.models.sources import import_with_adapter
+from vantage.models.source_folders import import_with_adapter
 from vantage.runs.resolving import resolve_rates
 from vantage.schemas.loading.recipe_file import load_recipe
 from vantage.schemas.problems import RecipeError

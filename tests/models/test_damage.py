@@ -14,7 +14,7 @@ from vantage.models import folders
 from vantage.models.folder_check import UnsafeModel, check_agreement, read_header
 from vantage.models.folders import check_folder, load_policy
 from vantage.models.source_digest import source_digest
-from vantage.models.sources import import_model
+from vantage.models.source_folders import import_model
 
 RANDOM = 80
 """Folders damaged at random; benchmarks/hostile_inputs.py tries as many as one likes."""

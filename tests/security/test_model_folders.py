@@ -18,7 +18,7 @@ from vantage.models.builtin import build_builtin
 from vantage.models.chat_template import render_turns
 from vantage.models.folder_check import UnsafeModel
 from vantage.models.folders import load_policy, load_tokenizer
-from vantage.models.sources import copy_model, import_model
+from vantage.models.source_folders import copy_model, import_model
 from vantage.models.template_trial import BrokenTemplate, try_chat_template
 
 CANARY = "VANTAGE_TEST_CANARY"
@@ -169,11 +169,11 @@ def test_a_link_that_is_put_in_after_the_check_is_found_in_the_copy(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the check of a folder and the copy of its files, a file is replaced by a link to one of the user's."""
-    from vantage.models import sources
+    from vantage.models import source_folders
 
     secret = tmp_path / "id_ed25519"
     secret.write_text("a private key")
-    check = sources.check_folder
+    check = source_folders.check_folder
 
     def check_and_swap(path: Path) -> object:
         found = check(path)
@@ -181,7 +181,7 @@ def test_a_link_that_is_put_in_after_the_check_is_found_in_the_copy(
         (path / "tokenizer.json").symlink_to(secret)
         return found
 
-    monkeypatch.setattr(sources, "check_folder", check_and_swap)
+    monkeypatch.setattr(source_folders, "check_folder", check_and_swap)
     with pytest.raises((ValueError, OSError)):
         import_model(str(folder), tmp_path / "imported", seed=1)
     made = [path for path in (tmp_path / "imported").rglob("*") if path.is_file()]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.review.audit.tampering import Case, Lines, assert_found, edit_json, edit_lines, found
-from vantage.flows.collecting import collect
+from vantage.flows.garbage_collection import collect
 from vantage.review.audit.evidence import Evidence
 from vantage.review.audit.target import audit
 from vantage.runs.record import RunRecord

@@ -10,7 +10,7 @@ import pytest
 from tests.review.audit.conftest import STAGES, run_once, write_recipe
 from tests.review.audit.tampering import Case, found
 from tests.support.orchestrated import attempt_all, orchestrated
-from vantage.flows.collecting import collect
+from vantage.flows.garbage_collection import collect
 from vantage.runs.record import RunRecord
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace

@@ -18,7 +18,7 @@ from vantage.models.folders import (
 )
 from vantage.models.prompts import decode_all, encode_prompts, stop_token_ids
 from vantage.models.sampling import sample
-from vantage.models.sources import import_model, repair_tokenizer
+from vantage.models.source_folders import import_model, repair_tokenizer
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -10,7 +10,7 @@ from vantage.ledger.entries import RunEntry
 from vantage.ledger.expected.artifact_fields import ExpectedDataset
 from vantage.ledger.operations import Input
 from vantage.ledger.page_links import ArtifactKey, Link, artifact_key
-from vantage.ledger.to_mlflow.runs import page_of, search
+from vantage.ledger.to_mlflow.mlflow_runs import page_of, search
 from vantage.ledger.to_mlflow.server import Server
 from vantage.schemas.records.artifacts import Artifact
 

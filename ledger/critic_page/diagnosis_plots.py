@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from vantage.ledger.pages.plots import BAD, INK, ONE, OTHER, Plot, svg
+from vantage.ledger.pages.svg_plots import BAD, INK, ONE, OTHER, Plot, svg
 from vantage.schemas.records.critic_diagnosis import CriticDiagnosis, CriticDrift, DiagnosedSlice, Estimated
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.support.fake_work import run_stage
 from tests.support.orchestrated import attempt_all, orchestrated
-from vantage.flows import collecting
-from vantage.flows.collecting import Removal, collect
+from vantage.flows import garbage_collection
+from vantage.flows.garbage_collection import Removal, collect
 from vantage.ledger.outbox import Outbox
 from vantage.runs.record import PublishedCopy, RunRecord, StageRecord
 from vantage.runs.resolving import load_resolved
@@ -329,7 +329,7 @@ def test_with_a_run_that_cannot_be_read_nothing_is_removed(quick: Workspace) -> 
 def test_what_a_resumed_run_names_meanwhile_stays(quick: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """The key is written down between the first look at the runs and the removal."""
     artifact = make(Store(quick.store), 1, 1, {})
-    hold = collecting.garbage_of
+    hold = garbage_collection.garbage_of
 
     def garbage_of(store: Store, cause: Cause) -> object:
         garbage = hold(store, cause)
@@ -342,7 +342,7 @@ def test_what_a_resumed_run_names_meanwhile_stays(quick: Workspace, monkeypatch:
         monkeypatch.setattr(garbage, "remove_refs", begin_and_remove)
         return garbage
 
-    monkeypatch.setattr(collecting, "garbage_of", garbage_of)
+    monkeypatch.setattr(garbage_collection, "garbage_of", garbage_of)
     found = collect(quick)
     assert found.removed == ()
     assert found.in_use == (f"refs/{artifact.stage_key}",)
@@ -406,7 +406,7 @@ def collecting_all_the_time(workspace: Workspace) -> Iterator[list[int]]:
 def test_a_pipeline_keeps_all_that_it_made_or_reused_while_gc_runs(
     workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collecting, "_is_unsent", lambda workspace, run_id: False)
+    monkeypatch.setattr(garbage_collection, "_is_unsent", lambda workspace, run_id: False)
     workspace.runs.mkdir(parents=True)
     with collecting_all_the_time(workspace) as counts:
         for seed in (1, 1, 2):
