@@ -51,9 +51,9 @@ def _bill(place: "Workspace", named: str) -> str:
 
     accepted = Command("sbom", MADE)
     side = find_side(place, named, command=accepted)
-    if side.told.stage is None:
-        side = find_side(place, f"run:{side.told.run_id}/{_main_stage(side)}", command=accepted)
-    step, run_id = side.told.stage or "", str(side.told.run_id)
+    if side.subject.stage is None:
+        side = find_side(place, f"run:{side.subject.run_id}/{_main_stage(side)}", command=accepted)
+    step, run_id = side.subject.stage or "", str(side.subject.run_id)
     if step not in side.steps or side.steps[step].artifact is None:
         raise RunError(f"{step} of run {run_id} has no artifact in the store; run the same recipe again")
     bill = bill_of(place, read_run(place, run_id), step)
@@ -77,5 +77,7 @@ def _main_stage(side: "Side") -> str:
     ]
     ready = [name for name in published if name in side.steps and side.steps[name].artifact is not None]
     if not ready and not policies:
-        raise RunError(f"run {side.told.run_id} has made no policy; name a stage: {side.told.run_id}/STAGE")
+        raise RunError(
+            f"run {side.subject.run_id} has made no policy; name a stage: {side.subject.run_id}/STAGE"
+        )
     return (ready or policies[-1:])[0]

@@ -25,8 +25,8 @@ class DamagedOutbox(ValueError):
 
 
 @dataclass(frozen=True)
-class Told:
-    """One operation, and the run after it."""
+class OutboxLine:
+    """A line of an outbox: one operation, and the run after it."""
 
     operation: Operation
     entry: RunEntry
@@ -36,9 +36,9 @@ class Told:
 
 @dataclass(frozen=True)
 class Replay:
-    """All operations of a run."""
+    """All operations of a run, line by line."""
 
-    told: tuple[Told, ...]
+    lines: tuple[OutboxLine, ...]
     changed: str = ""
     """The places at which the lines are not those that were written; empty: they are, or an earlier version wrote them all."""
     is_chained: bool = False
@@ -47,19 +47,19 @@ class Replay:
     @property
     def opened(self) -> OpenRun:
         """The first operation."""
-        opening = self.told[0].operation
+        opening = self.lines[0].operation
         assert isinstance(opening, OpenRun), "checked when it was read"
         return opening
 
     @property
     def entry(self) -> RunEntry:
         """The run after all operations."""
-        return self.told[-1].entry
+        return self.lines[-1].entry
 
     @property
     def end(self) -> int:
         """Length of the outbox in bytes."""
-        return self.told[-1].end
+        return self.lines[-1].end
 
     def artifact_of(self, stage: str) -> Artifact | None:
         """Return the artifact that was last recorded of a stage."""
@@ -68,7 +68,7 @@ class Replay:
 
     def finished(self, stage: str) -> FinishStage | None:
         """Return the end of the attempt that made the stage's artifact; None: the run did not make it, or died before this."""
-        ends = (each.operation for each in reversed(self.told))
+        ends = (each.operation for each in reversed(self.lines))
         return next(
             (
                 each
@@ -80,24 +80,24 @@ class Replay:
 
     def recorded_verdicts(self, stage: str) -> RecordVerdicts | None:
         """Return the newest verdicts of a stage."""
-        ends = (each.operation for each in reversed(self.told))
+        ends = (each.operation for each in reversed(self.lines))
         return next((each for each in ends if isinstance(each, RecordVerdicts) and each.stage == stage), None)
 
     def is_reused(self, stage: str) -> bool:
         """Return whether the run has found the stage's artifact in the store."""
         return any(
-            isinstance(each.operation, RecordReuse) and each.operation.stage == stage for each in self.told
+            isinstance(each.operation, RecordReuse) and each.operation.stage == stage for each in self.lines
         )
 
     def movements(self) -> Iterator[Publish | MoveAlias]:
         """Yield everything that moved an alias."""
-        for each in self.told:
+        for each in self.lines:
             if isinstance(each.operation, Publish | MoveAlias) and each.operation.alias:
                 yield each.operation
 
     def publications(self) -> Iterator[tuple[Publish, RunEntry]]:
         """Yield each publication, with the run as it was then."""
-        for each in self.told:
+        for each in self.lines:
             if isinstance(each.operation, Publish):
                 yield each.operation, each.entry
 
@@ -108,7 +108,7 @@ def read_replay(data: bytes, *, run_id: str) -> Replay:
     Raises:
         DamagedOutbox: a line is no operation, or it is another run's outbox.
     """
-    told: list[Told] = []
+    lines: list[OutboxLine] = []
     entry: RunEntry | None = None
     chain = _Chain()
     end = 0
@@ -124,12 +124,12 @@ def read_replay(data: bytes, *, run_id: str) -> Replay:
         except (ValueError, RecursionError) as error:
             first = (str(error).splitlines() or [type(error).__name__])[0]
             raise DamagedOutbox(f"line {number} of the outbox is no operation ({first})") from error
-        told.append(Told(operation, entry, end))
-    if not told:
+        lines.append(OutboxLine(operation, entry, end))
+    if not lines:
         raise DamagedOutbox("the outbox is empty")
-    if told[-1].entry.run_id != run_id:
-        raise DamagedOutbox(f"the outbox is that of run {told[-1].entry.run_id}")
-    return Replay(tuple(told), chain.changed, chain.is_begun)
+    if lines[-1].entry.run_id != run_id:
+        raise DamagedOutbox(f"the outbox is that of run {lines[-1].entry.run_id}")
+    return Replay(tuple(lines), chain.changed, chain.is_begun)
 
 
 class _Chain:

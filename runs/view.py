@@ -171,7 +171,7 @@ class RunView:
         if isinstance(replay, Broken):
             said = f"{OUTBOX} of run {self.run_id} cannot be read ({replay.cause})"
             return Broken(said, cause=replay.cause)
-        return replay if isinstance(replay, Missing) else history_of(each.operation for each in replay.told)
+        return replay if isinstance(replay, Missing) else history_of(each.operation for each in replay.lines)
 
     @cached_property
     def replay(self) -> Replay | Missing | Broken:

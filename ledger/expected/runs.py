@@ -18,7 +18,7 @@ from vantage.ledger.expected.changes import (
 )
 from vantage.ledger.expected.system_metrics import SYSTEM_METRICS
 from vantage.ledger.operations import MetricRow, OpenRun
-from vantage.ledger.replay import Told
+from vantage.ledger.replay import OutboxLine
 
 Row = tuple[str, int, int, float]
 """Metric, time (milliseconds since 1970), step, value: what makes two rows of MLflow one."""
@@ -60,10 +60,10 @@ class ExpectedRun:
     """Names of files among its artifacts; one that was gone before it was sent is missing."""
 
 
-def expected_runs(told: Iterable[Told]) -> dict[str | None, ExpectedRun]:
+def expected_runs(lines: Iterable[OutboxLine]) -> dict[str | None, ExpectedRun]:
     """Return stage → its run after these operations; None → the parent run."""
     expected = _Expected()
-    for each in told:
+    for each in lines:
         expected.add(each)
     return expected.runs
 
@@ -90,11 +90,11 @@ class _Expected:
         self.runs: dict[str | None, ExpectedRun] = {}
         self._opening: OpenRun | None = None
 
-    def add(self, told: Told) -> None:
+    def add(self, line: OutboxLine) -> None:
         """Add the changes of one operation."""
-        if self._opening is None and isinstance(told.operation, OpenRun):
-            self._opening = told.operation
-        for change in changes(told.entry, told.operation):
+        if self._opening is None and isinstance(line.operation, OpenRun):
+            self._opening = line.operation
+        for change in changes(line.entry, line.operation):
             self._add(change)
 
     def _add(self, change: Change) -> None:

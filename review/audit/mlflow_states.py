@@ -69,7 +69,7 @@ def _closed_by_others(evidence: Evidence, run_id: str, found: "MlflowRun") -> se
         if not isinstance(replay, Replay):
             reasons.add(found.tags.get(_INTERRUPTED, ""))
             continue
-        operations = (each.operation for each in replay.told)
+        operations = (each.operation for each in replay.lines)
         reasons |= {
             each.reason for each in operations if isinstance(each, CloseRun) and each.run_id == run_id
         }
@@ -83,7 +83,7 @@ def _interruption_problems(allowed: ExpectedRun, found: "MlflowRun", closed: set
 
 
 def _publication_problems(evidence: Evidence, replay: Replay, stage: str | None, told: str) -> Iterator[str]:
-    for each in (each.operation for each in replay.told if isinstance(each.operation, Publish)):
+    for each in (each.operation for each in replay.lines if isinstance(each.operation, Publish)):
         target = f"{each.registered_model}@{each.alias}" if each.alias else each.registered_model
         number = told.removeprefix(f"{target} version ")
         if each.stage != stage or number == told or not number.isdigit():

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from vantage.ledger.entries import RunEntry
 from vantage.ledger.expected.changes import VersionChange, changes
 from vantage.ledger.operations import MoveAlias, Publish
-from vantage.ledger.replay import Replay, Told
+from vantage.ledger.replay import OutboxLine, Replay
 from vantage.review.audit.evidence import Evidence
 from vantage.review.audit.sent import is_taken
 from vantage.runs.record import REMOVED, RunRecord
@@ -67,7 +67,7 @@ def _read_recorded(evidence: Evidence, name: str) -> list[Recorded]:
     found = []
     for run_id in evidence.run_ids:
         replay = evidence.replay(run_id)
-        for told in replay.told if isinstance(replay, Replay) else ():
+        for told in replay.lines if isinstance(replay, Replay) else ():
             operation = told.operation
             if isinstance(operation, Publish | MoveAlias) and operation.registered_model == name:
                 assert isinstance(replay, Replay)
@@ -78,7 +78,7 @@ def _read_recorded(evidence: Evidence, name: str) -> list[Recorded]:
     return sorted(found, key=lambda each: each.operation.time)
 
 
-def _facts(told: Told) -> Mapping[str, str] | None:
+def _facts(told: OutboxLine) -> Mapping[str, str] | None:
     versions = (each for each in changes(told.entry, told.operation) if isinstance(each, VersionChange))
     return next((each.facts for each in versions), None)
 

@@ -101,7 +101,7 @@ def outbox_check(evidence: Evidence, run_id: str, step: str, digest: str, ref: R
     return Check(
         subject="outbox",
         outcome="wrong" if problems else "ok",
-        detail="; ".join(problems) or f"{len(replay.told)} operations",
+        detail="; ".join(problems) or f"{len(replay.lines)} operations",
     )
 
 
@@ -265,7 +265,7 @@ def _outbox_against_record(replay: Replay, record: RunRecord, step: str, stage: 
     params = next(
         (
             each.operation.params
-            for each in reversed(replay.told)
+            for each in reversed(replay.lines)
             if each.operation.operation in ("open_stage", "record_reuse")
             and getattr(each.operation, "stage", None) == step
         ),

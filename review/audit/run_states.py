@@ -111,7 +111,7 @@ def _may_be_reused(replay: Replay, step: str, stage: StageRecord) -> bool:
     """Return whether a run that was resumed has found what it made itself."""
     if stage.attempt is None:
         return False
-    operations = [each.operation for each in reversed(replay.told)]
+    operations = [each.operation for each in reversed(replay.lines)]
     last = next(
         (
             each

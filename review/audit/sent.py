@@ -9,7 +9,7 @@ from typing import Any
 
 from vantage.ledger.expected.runs import ExpectedRun, expected_runs
 from vantage.ledger.operations import to_json
-from vantage.ledger.replay import Replay, Told
+from vantage.ledger.replay import OutboxLine, Replay
 from vantage.review.audit.evidence import Evidence
 from vantage.runs.view import Missing
 from vantage.schemas.records.audit import Check
@@ -24,7 +24,7 @@ _WITHOUT_ENTRY = ("publish", "close_run")
 class SentTo:
     """What a server must have of a run."""
 
-    required: tuple[Told, ...]
+    required: tuple[OutboxLine, ...]
     """The operations that it was sent, and did not refuse."""
     remark: str
     """Why it may not have all; empty: it must."""
@@ -59,7 +59,7 @@ def _sent_to(evidence: Evidence, run_id: str, replay: Replay) -> SentTo | Missin
             )
     refused = _refused(evidence, run_id, str(destination))
     length = replay.end if end is None else end
-    sent = [each for each in replay.told if each.end <= length]
+    sent = [each for each in replay.lines if each.end <= length]
     taken = tuple(each for each in sent if to_json(each.operation) not in refused)
     counted = [each for each in refused if each.get("operation") not in _WITHOUT_ENTRY]
     remarks = []
@@ -68,9 +68,9 @@ def _sent_to(evidence: Evidence, run_id: str, replay: Replay) -> SentTo | Missin
             "ledger/sent.json has no entry for this MLflow, so how much it was sent is not known, nor whether the outbox "
             "was cut since"
         )
-    if len(sent) < len(replay.told):
+    if len(sent) < len(replay.lines):
         remarks.append(
-            f"MLflow has not got the last {len(replay.told) - len(sent)} operations yet; the next run sends them"
+            f"MLflow has not got the last {len(replay.lines) - len(sent)} operations yet; the next run sends them"
         )
     if counted:
         remarks.append(
@@ -79,7 +79,7 @@ def _sent_to(evidence: Evidence, run_id: str, replay: Replay) -> SentTo | Missin
     return SentTo(taken, "; ".join(remarks))
 
 
-def is_taken(evidence: Evidence, run_id: str, replay: Replay, told: Told) -> bool:
+def is_taken(evidence: Evidence, run_id: str, replay: Replay, told: OutboxLine) -> bool:
     """Return whether the server must have applied this operation."""
     sent = sent_to(evidence, run_id, replay)
     return isinstance(sent, SentTo) and told.end in sent.ends
@@ -87,19 +87,19 @@ def is_taken(evidence: Evidence, run_id: str, replay: Replay, told: Told) -> boo
 
 def expected_of(evidence: Evidence, run_id: str, replay: Replay) -> dict[str | None, ExpectedRun]:
     """Return what MLflow would show if it had the whole outbox of the run."""
-    return evidence.once(("expected", run_id), lambda: expected_runs(replay.told))
+    return evidence.once(("expected", run_id), lambda: expected_runs(replay.lines))
 
 
 def order_checks(evidence: Evidence, run_id: str, replay: Replay) -> Iterator[Check]:
     """Check whether the outbox is still the one that was written and sent, and its times follow one another."""
     if replay.changed:
         yield Check(subject="outbox", outcome="wrong", detail=replay.changed)
-    lines = {0, *(each.end for each in replay.told)}
+    lines = {0, *(each.end for each in replay.lines)}
     cut = sorted({end for end in _ends(evidence, run_id).values() if end not in lines})
     if cut:
         said = f"{cut[0]:,} bytes of it were sent to MLflow, and none of its lines ends there: it was changed since"
         yield Check(subject="outbox", outcome="wrong", detail=said)
-    timed = [each.operation for each in replay.told if hasattr(each.operation, "time")]
+    timed = [each.operation for each in replay.lines if hasattr(each.operation, "time")]
     for one, other in pairwise(timed):
         if (ahead := (one.time - other.time) / 1000) > _CLOCKS_DIFFER_SECONDS:
             said = (

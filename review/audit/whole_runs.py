@@ -100,7 +100,7 @@ def _stage_problems(record: RunRecord, replay: Replay) -> Iterator[str]:
 
 
 def _outbox_problems(record: RunRecord, replay: Replay) -> Iterator[str]:
-    for opening in (each.operation for each in replay.told if isinstance(each.operation, OpenRun)):
+    for opening in (each.operation for each in replay.lines if isinstance(each.operation, OpenRun)):
         try:
             told = ResolvedRecipe.model_validate(opening.recipe)
         except ValidationError:
@@ -112,7 +112,7 @@ def _outbox_problems(record: RunRecord, replay: Replay) -> Iterator[str]:
     if record.status == REMOVED:
         return
     told_answers = [
-        each.operation.approval for each in replay.told if isinstance(each.operation, RecordApproval)
+        each.operation.approval for each in replay.lines if isinstance(each.operation, RecordApproval)
     ]
     is_taken_up = record.status not in ("running", "waiting_approval")
     for answer in record.approvals:

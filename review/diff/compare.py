@@ -42,10 +42,10 @@ def compare(workspace: Workspace, a: Side, b: Side) -> Difference:
         *(StageDifference(step=step.name, sharing="only_a", digest_a=step.record.digest) for step in only_a),
         *(StageDifference(step=step.name, sharing="only_b", digest_b=step.record.digest) for step in only_b),
     )
-    alone = a.told.stage is not None and b.told.stage is not None
+    alone = a.subject.stage is not None and b.subject.stage is not None
     found = Difference(
-        a=a.told,
-        b=b.told,
+        a=a.subject,
+        b=b.subject,
         recipe=recipe_differences(a.recipe, b.recipe, {*steps_a, *steps_b} if alone else None),
         stages=tuple(sorted(stages, key=lambda stage: _place(stage, [*steps_a, *steps_b]))),
         expected=expected,
@@ -68,7 +68,7 @@ def _measured(
         if pair.a.record.metrics and pair.b.record.metrics:
             metrics += metric_differences(pair.a, pair.b, samples)
     provenance = _provenance(differing)
-    libraries, untold = _libraries(storage, provenance)
+    libraries, unknown = _libraries(storage, provenance)
     return found.model_copy(
         update={
             "data": tuple(data),
@@ -76,7 +76,7 @@ def _measured(
             "libraries": libraries,
             "gates": tuple(gate for pair in pairs for gate in _gates(pair)),
             "metrics": tuple(metrics),
-            "notes": (*notes, *untold),
+            "notes": (*notes, *unknown),
         }
     )
 
@@ -97,8 +97,8 @@ def _paired(
     """
     of_b = dict(steps_b)
     partners: dict[str, Step] = {}
-    if a.told.stage in steps_a and b.told.stage in of_b:
-        partners[str(a.told.stage)] = of_b.pop(str(b.told.stage))
+    if a.subject.stage in steps_a and b.subject.stage in of_b:
+        partners[str(a.subject.stage)] = of_b.pop(str(b.subject.stage))
     for name in steps_a:
         if name not in partners and name in of_b and steps_a[name].kind == of_b[name].kind:
             partners[name] = of_b.pop(name)

@@ -43,14 +43,14 @@ class Step:
 class Side:
     """One of the two things that are compared."""
 
-    told: ComparedSide
+    subject: ComparedSide
     recipe: ResolvedRecipe
     steps: Mapping[str, Step] = field(default_factory=dict)
 
     @property
     def is_recipe(self) -> bool:
         """Whether nothing of it was computed."""
-        return self.told.kind == "recipe"
+        return self.subject.kind == "recipe"
 
 
 def find_side(
@@ -130,7 +130,7 @@ def _of_run(workspace: Workspace, record: RunRecord, named: str, step: str | Non
         there = f"there are {', '.join(record.stages)}" if record.stages else "it has recorded none yet"
         raise RunError(f"run {record.run_id} has no stage {step}; {there}")
     steps = {name: _step(workspace, record, name) for name in _around(record.recipe, step, record)}
-    told = ComparedSide(
+    subject = ComparedSide(
         named=named,
         kind="run" if step is None else "stage",
         recipe=record.recipe.recipe,
@@ -139,7 +139,7 @@ def _of_run(workspace: Workspace, record: RunRecord, named: str, step: str | Non
         stage=step,
         digest=None if step is None else record.stages[step].digest,
     )
-    return Side(told, record.recipe, steps)
+    return Side(subject, record.recipe, steps)
 
 
 def _around(recipe: ResolvedRecipe, step: str | None, record: RunRecord) -> list[str]:
@@ -179,9 +179,9 @@ def _of_model(workspace: Workspace, registry: MlflowRegistry, model: RegisteredN
     except RunError as error:
         raise RunError(f"{what} was published by run {found.run_id}: {error}") from None
     side = _of_run(workspace, record, named, found.stage)
-    if side.told.digest != found.digest:
+    if side.subject.digest != found.digest:
         raise RunError(
             f"{what} holds {found.digest[:12]}, and {found.stage} of run {found.run_id} made "
-            f"{str(side.told.digest)[:12]}: the run was changed, or the model is another's; compare RUN/STAGE"
+            f"{str(side.subject.digest)[:12]}: the run was changed, or the model is another's; compare RUN/STAGE"
         )
-    return Side(side.told.model_copy(update={"kind": "model"}), side.recipe, side.steps)
+    return Side(side.subject.model_copy(update={"kind": "model"}), side.recipe, side.steps)

@@ -326,7 +326,7 @@ def test_curves_and_attempts_of_a_step(stored: Stored) -> None:
     assert (history.openings, history.origin) == (2, {"mlflow.user": "eve"})
     assert history.published == {}
     replay = stored.view.replay
-    assert isinstance(replay, Replay) and len(replay.told) == 7
+    assert isinstance(replay, Replay) and len(replay.lines) == 7
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def recorded_runs(golden: Mapping[str, Any], run_id: str) -> dict[str | None, An
 @pytest.mark.parametrize("name, run_id", RUNS)
 def test_mlflow_contained_what_the_operations_say(name: str, run_id: str) -> None:
     golden = read_golden(name)
-    expected = expected_runs(replay_of(golden["outboxes"][run_id], run_id).told)
+    expected = expected_runs(replay_of(golden["outboxes"][run_id], run_id).lines)
     recorded = recorded_runs(golden, run_id)
     assert expected.keys() == recorded.keys()
     for stage, run in recorded.items():
@@ -107,7 +107,7 @@ def test_a_run_that_only_began_is_running() -> None:
     run_id = "0001-tiny-aaaaaa"
     opening = OpenRun(time=1, run_id=run_id, experiment="tiny", name="tiny", recipe={"seed": 17})
     rows = LogMetrics(stage="sft", rows=(("loss", 1.0, 5, 0), ("loss", 0.5, 4, 1)))
-    expected = expected_runs(replay_of([to_json(opening), to_json(rows)], run_id).told)
+    expected = expected_runs(replay_of([to_json(opening), to_json(rows)], run_id).lines)
     assert expected == {
         None: ExpectedRun(
             tags={"vantage.run_id": run_id, "vantage.recipe": "tiny", "vantage.status": "running"},

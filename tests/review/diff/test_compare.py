@@ -244,7 +244,7 @@ def test_a_registered_model_is_the_stage_that_was_published(
 ) -> None:
     registry |= dict.fromkeys(("small@champion", "small/3", "small"), published(two.b))
     side = find_side(two.workspace, named)
-    assert (side.told.kind, side.told.run_id, side.told.stage) == ("model", two.b.run_id, "sft")
+    assert (side.subject.kind, side.subject.run_id, side.subject.stage) == ("model", two.b.run_id, "sft")
     assert compare(two.workspace, find_side(two.workspace, "2/sft"), side).is_same
     assert not compare(two.workspace, find_side(two.workspace, "1/sft"), side).is_same
 
