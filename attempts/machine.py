@@ -20,7 +20,7 @@ from vantage.tasks.training.control_groups import whole_cpus
 
 
 def num_ranks(work: Work, share: Share | None) -> int:
-    """Return processes that do the work: as many as the recipe says, else one for each GPU, at least one on each node."""
+    """Processes that do the work: as many as the recipe says, else one for each GPU, at least one on each node."""
     if not isinstance(work, Stage):
         return 1
     resources = work.resources
@@ -29,7 +29,7 @@ def num_ranks(work: Work, share: Share | None) -> int:
 
 
 def num_nodes(work: Work) -> int:
-    """Return machines that do the work together."""
+    """Machines that do the work together."""
     return (work.resources.nodes or 1) if isinstance(work, Stage) else 1
 
 

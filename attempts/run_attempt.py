@@ -335,7 +335,7 @@ class _Attempt:
         return {**present, **identity()}
 
     def _found_provenance(self, begun: AttemptBegun) -> dict[str, str]:
-        """Return the provenance of the computation with the limits that it found; limits under which memory ran out are recorded already."""
+        """Provenance of the computation with the limits that it found; those that memory ran out under are told already."""
         found = read_found(begun.scratch)
         return (
             begun.provenance if found is None else {"microbatch_tokens": found.described, **begun.provenance}

@@ -309,7 +309,7 @@ def reward_of(stage: Stage) -> str | None:
 
 
 def judges_of(stage: Stage) -> dict[str, Judge]:
-    """Return field → judge, for the judges of a stage: at most one of them is a reward."""
+    """Field → judge, for the judges of a stage: at most one of them is a reward."""
     judges = {field: getattr(stage, field, None) for field in JUDGES}
     return {field: judge for field, judge in judges.items() if judge is not None}
 

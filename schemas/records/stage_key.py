@@ -177,7 +177,7 @@ def _take(digests: dict[str, str], role: str, kind: str) -> str:
 
 
 def _reward_names(configuration: Mapping[str, Any]) -> dict[str, str]:
-    """Return field → name of each reward that a stage reads; the field is in the key, the name is not."""
+    """Field → name of each reward that a stage reads; the field is in the key, the name is not."""
     judging = {field: (configuration.get(field) or {}).get("reward") for field in JUDGES}
     places = {"reward": configuration.get("reward"), **judging}
     return {place: name for place, name in places.items() if name is not None}
