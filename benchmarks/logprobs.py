@@ -3,7 +3,7 @@
     python benchmarks/logprobs.py [--vocabulary 49152] [--hidden 576] [--layers 2] [--batch 8] [--response 128]
 
 Times are of alternating runs in one process, so that a busy machine slows both; the ratio of medians is what counts.
-Peaks are of a fresh process each.
+Each peak is that of a fresh process.
 """
 
 import argparse

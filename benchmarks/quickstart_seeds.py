@@ -54,7 +54,7 @@ def run(seed: int, workspace: Path, overrides: list[str]) -> dict[str, Any]:
 
 
 def table(reports: dict[int, dict[str, Any]]) -> str:
-    """Markdown: a row for each seed, and the means."""
+    """Return a table in Markdown: a row for each seed, and the means."""
     rows = {str(seed): numbers(report) for seed, report in reports.items()}
     rows["mean"] = [mean(column) for column in zip(*rows.values(), strict=True)]
     lines = [HEADER, "|" + "---|" * (HEADER.count("|") - 1)]

@@ -123,11 +123,11 @@ def init(
     force: Force = False,
     verbose: Verbose = False,
 ) -> None:
-    """Write a recipe for your model, files and hardware; asks for what no flag says."""
+    """Write a recipe for your model, files and hardware; ask for what no flag gives."""
     with explained(verbose):
         file = _file_of(target)
         if file.exists() and not force:
-            raise ValueError(f"{file} exists and is not written over; name another file, or add --force")
+            raise ValueError(f"{file} exists and is not overwritten; name another file, or add --force")
         given = Given(model, demonstrations, preferences, prompts, reward, verifier, lora, gpus)
         if not yes and _is_terminal():
             given = _ask(given)
@@ -150,7 +150,7 @@ def _is_terminal() -> bool:
 
 
 def _ask(given: Given) -> Given:
-    """Fill in what no flag said."""
+    """Ask for what no flag gives."""
     print("A file's path, or nothing where there is none. Ctrl-C ends without a recipe.")
     model = given.model or _answer(
         "Model (folder, gguf:FILE, package:NAME, hub:org/name@revision)", TINY, _check_model
@@ -402,7 +402,7 @@ def _write(draft: "Draft", file: Path, *, own_verifier: bool, force: bool) -> No
         beside = file.with_name(VERIFIER_NAME)
         if beside.exists() and beside.read_text(encoding="utf-8") != MARKED_VERIFIER and not force:
             raise ValueError(
-                f"{beside} exists and is not written over; take it with --verifier {beside}, or add --force"
+                f"{beside} exists and is not overwritten; use it with --verifier {beside}, or add --force"
             )
         replace_file(beside, MARKED_VERIFIER.encode())
     parse_recipe(text, name=str(file), folder=file.parent.resolve())

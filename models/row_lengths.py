@@ -24,7 +24,7 @@ class RowLengths:
         return [prompt + response for prompt, response in zip(self.prompts, self.responses, strict=True)]
 
     def select(self, rows: Sequence[int]) -> "RowLengths":
-        """Return those of the sequences at ``rows``, in that order."""
+        """Return the lengths of the sequences at ``rows``, in that order."""
         numbers = self.prompt_numbers
         return RowLengths(
             prompts=[self.prompts[row] for row in rows],

@@ -249,7 +249,7 @@ class UnknownName(NameRefused):
 
 
 class BadName(RunError):
-    """A text has the form of one meaning, and cannot have it."""
+    """A text has the form of one kind of name, and is no valid name of that kind."""
 
 
 class SeveralDigests(RunError):

@@ -129,7 +129,7 @@ class RemoteLeases:
                 on_wait(told)
             if deadline is not None and time.monotonic() >= deadline:
                 raise Locked(
-                    f"{path} is held by {present.holder} since more than {timeout:g} s; wait for it, or stop it"
+                    f"{path} has been held by {present.holder} for more than {timeout:g} s; wait for it, or stop it"
                 )
             time.sleep(min(0.5, self.seconds / 10))
 

@@ -232,7 +232,7 @@ class Store:
                     on_wait(present)
                 if deadline is not None and time.monotonic() >= deadline:
                     raise Locked(
-                        f"stage key {stage_key[:12]} is held by {present} since more than {timeout:g} s; "
+                        f"stage key {stage_key[:12]} has been held by {present} for more than {timeout:g} s; "
                         "wait for it, or stop it"
                     )
                 time.sleep(_SECONDS_BETWEEN_TRIES)

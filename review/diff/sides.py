@@ -65,7 +65,7 @@ def find_side(
         command: what accepts runs, steps of them, registered models or recipes.
 
     Raises:
-        RunError: it is none of these, or a model whose run is not in the workspace.
+        RunError: ``named`` is none of these, or a model whose run is not in the workspace.
         vantage.schemas.problems.RecipeError, ValueError: the recipe is invalid.
         vantage.ledger.to_mlflow.published_models.RegistryUnavailable: MLflow does not answer.
     """

@@ -35,7 +35,7 @@ class ReportProcess:
     """The process that makes the report of one run."""
 
     def __init__(self, run: Run) -> None:
-        """Start it. It draws what is recorded by now, and writes nothing before `write`."""
+        """Start the process. It draws what is recorded by now, and writes nothing before `write`."""
         self._record = run.record
         self._file = run.folder / REPORT
         environment = {**os.environ, **python_environment()}

@@ -1,6 +1,6 @@
 """The lineage of a run for a narrow screen: a box below another, and lines beside them.
 
-Each step that others read has a line of its own, down to the last that reads it. A dot on the line stands where one reads it.
+Each step that others read has a line of its own, down to the last that reads it. A dot on the line marks each step that reads it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -97,7 +97,7 @@ def _seed_overrides(sweep: Draft) -> Iterator[Problem]:
         for stage in sweep.reseeds:
             if _sets(key, value, f"stages.{stage}.seed"):
                 remedy = f"remove it, or take {stage} out of reseeds"
-                yield Problem(path, f"the seed of '{stage}' is the sweep's", remedy)
+                yield Problem(path, f"the sweep itself sets the seed of '{stage}'", remedy)
 
 
 def _sets(key: str, value: Any, field: str) -> bool:

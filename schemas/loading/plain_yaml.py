@@ -66,10 +66,10 @@ class Document:
 def decode(data: bytes, *, begins: str = "a recipe starts with `recipe: NAME`") -> str:
     """Return the text of a document's bytes, by default of a recipe's.
 
-    ``begins``: what to say of an empty one.
+    ``begins``: the remedy in the message about an empty document.
 
     Raises:
-        RecipeError: too long, empty, not UTF-8, or with NUL bytes.
+        RecipeError: the document is too long, empty, not UTF-8, or holds NUL bytes.
     """
     if len(data) > MAX_BYTES:
         raise _error(f"is longer than {MAX_BYTES} bytes", "a recipe is a short text; is this another file?")

@@ -171,7 +171,13 @@ def _adapter_problems(owner: Path, model: Any) -> list[Problem]:
         return [Problem((*owner, "source"), "is an adapter, which alone is no model", remedy)]
     if has_base and not is_adapter:
         remedy = f"name a folder with adapter_config.json as {name}.source, or leave base out"
-        return [Problem((*owner, "base"), f"is what an adapter stands on, and {name}.source is none", remedy)]
+        return [
+            Problem(
+                (*owner, "base"),
+                f"is the model beneath an adapter, and {name}.source names no adapter",
+                remedy,
+            )
+        ]
     return []
 
 

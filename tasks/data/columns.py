@@ -236,7 +236,7 @@ def whole_text(text: str | None) -> str | None:
 
 
 def _numbers_in(value: Any) -> Any:
-    """Return the number in a text, also in each of a list, as columns of one pattern are; anything else as it is."""
+    """Return the number that a text holds, and a list of such texts as a list of numbers; return any other value as it is."""
     if isinstance(value, list):
         return list(map(_numbers_in, value))
     return _number_in(value) if isinstance(value, str) else value

@@ -287,7 +287,7 @@ def _csv_rows(file: BinaryIO) -> Iterator[SourceRow]:
     header = lines.record()
     if not isinstance(header, list):
         raise UnreadableFile(
-            "its first line, which names the columns, is no line of CSV with line ends of \\n; mend that line"
+            "its first line, which names the columns, is no line of CSV with line ends of \\n; correct that line"
         )
     doubled = sorted({name for name in header if name and header.count(name) > 1})
     if doubled:

@@ -264,7 +264,7 @@ def test_a_file_is_never_written_over_without_force(files: Path, tmp_path: Path)
     (tmp_path / "recipe.yaml").write_text("mine")
     refused = initialised(str(tmp_path), "--yes")
     assert refused.exit_code == ExitCode.BAD_INPUT
-    assert "exists and is not written over; name another file, or add --force" in refused.stderr
+    assert "exists and is not overwritten; name another file, or add --force" in refused.stderr
     assert (tmp_path / "recipe.yaml").read_text() == "mine"
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "verifier.py").write_text("mine")

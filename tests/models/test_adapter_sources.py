@@ -98,7 +98,7 @@ def test_a_recipe_that_names_one_without_the_other_is_refused(
             None,
             "model.source: is an adapter, which alone is no model; name the model that it was trained on",
         ),
-        (tiny, tiny, "model.base: is what an adapter stands on, and model.source is none"),
+        (tiny, tiny, "model.base: is the model beneath an adapter, and model.source names no adapter"),
         (adapter, adapter, "model.base: .* is an adapter itself"),
         (adapter, tmp_path / "missing", "model.base: there is no folder"),
     ):

@@ -119,7 +119,7 @@ def test_everything_about_a_sweep(tmp_path: Path, text: str) -> None:
         "x.yaml:4: seeds.1: 1 stands twice",
         "x.yaml:6: baseline: 'vap' is not an arm",
         "x.yaml:7: measure.0.metric: is required",
-        "x.yaml:9: arms.vapo.stages.policy.seed: the seed of 'policy' is the sweep's",
+        "x.yaml:9: arms.vapo.stages.policy.seed: the sweep itself sets the seed of 'policy'",
         "x.yaml:10: arms.plain.stages.policy.algorithm: 'pppo' is not known",
         "x.yaml:11: arms.other.stages.policy.critic: 'sft' is an sft stage",
         "x.yaml:11: arms.other.stages.policy.algorithm.gamma: 2 must be at most 1",

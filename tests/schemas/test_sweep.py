@@ -157,7 +157,7 @@ def test_a_seed_reaches_all_that_reads_what_it_reseeds(folder: Path) -> None:
         ("critic: reward}", "critic: sft}", "parts.yaml:9: arms.unpretrained.stages.policy.critic: 'sft' is an sft"),
         ("stages.policy.critic: reward}", "stages.polcy.critic: reward}", "parts.yaml:9: arms.unpretrained.stages.polcy.critic: stages.polcy: 'polcy' is not in the recipe's stages; did you mean 'policy'?"),
         ("algorithm: ppo", "algorithm: pppo", "parts.yaml:11: arms.plain.stages.policy.algorithm"),
-        ("{stages.policy.critic: reward}", "{stages.policy.seed: 3}", "parts.yaml:9: arms.unpretrained.stages.policy.seed: the seed of 'policy' is the sweep's; remove it, or take policy out of reseeds"),
+        ("{stages.policy.critic: reward}", "{stages.policy.seed: 3}", "parts.yaml:9: arms.unpretrained.stages.policy.seed: the sweep itself sets the seed of 'policy'; remove it, or take policy out of reseeds"),
         ("{stages.policy.critic: reward}", "{stages.policy.gate: {metric: kl_to_reference, at_most: 9}}", "parts.yaml:9: arms.unpretrained: differs from 'vapo' in nothing that the measured stages depend on; remove it, or correct its overrides"),
         ("{stages.policy.critic: reward}", "{publish: []}", "parts.yaml:9: arms.unpretrained: differs from 'vapo' in nothing"),
         ("small.yaml", "smal.yaml", "smal.yaml: there is no such file"),
@@ -180,7 +180,7 @@ def test_a_mistake_is_refused_with_its_line_and_remedy(folder: Path, old: str, n
         ),
         (
             "set: {stages.evaluation: {seed: 3}}\n",
-            "parts.yaml:13: set.stages.evaluation: the seed of 'evaluation'",
+            "parts.yaml:13: set.stages.evaluation: the sweep itself sets the seed of 'evaluation'",
         ),
         ("set: {stages.sft.epochs: -1}\n", "parts.yaml:13: set.stages.sft.epochs: -1 must be above 0"),
         (

@@ -198,7 +198,9 @@ def test_only_one_holds_a_stage_key_and_the_others_are_told_who(store: Store) ->
     told: list[str] = []
     with store.exclusive(KEY, holder="run-7"):
         with (
-            pytest.raises(Locked, match=r"is held by run-7 \(process \d+ on .*\) since more than 0\.15 s"),
+            pytest.raises(
+                Locked, match=r"has been held by run-7 \(process \d+ on .*\) for more than 0\.15 s"
+            ),
             store.exclusive(KEY, holder="run-8", on_wait=told.append, timeout=0.15),
         ):
             pass

@@ -113,7 +113,7 @@ def test_a_wrong_name_is_told_with_the_ones_that_there_are(with_other: dict[str,
         ({"source": "models:/x@y", "otherwise": "nobody"}, "no stage is called 'nobody'"),
         ({"source": "models:/x@y", "otherwise": "reward"}, "'reward' is a reward_model stage"),
         ({"source": "models:/x@y", "otherwise": "other"}, "'other' is another model"),
-        ({"source": "builtin:tiny", "base": "builtin:tiny"}, "is what an adapter stands on, and models.other.source is none"),
+        ({"source": "builtin:tiny", "base": "builtin:tiny"}, "is the model beneath an adapter, and models.other.source names no adapter"),
         ({"source": "builtin:tiny", "lora": {}}, "lora"),
     ],
 )  # fmt: skip
