@@ -193,7 +193,7 @@ class _Attempt:
         for problem in found.damage:
             self.observer.damaged(problem)
         ref = found.ref
-        if ref is None:
+        if ref is None or not ref.serves(self.request.run_id):
             return AttemptOutcome(status="absent") if self.request.only_reuse else None
         outcome = reused(self.request, ref, self.storage)
         result = (
@@ -374,5 +374,7 @@ def _description(request: AttemptRequest, result: StageResult) -> dict[str, Any]
         "parents": parents,
         "metrics": result.metrics,
         "uncertainty": result.uncertainty,
+        "firings": result.firings,
+        "ended_early": result.ended_early,
         **own,
     }

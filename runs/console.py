@@ -247,6 +247,9 @@ def show_plan(
             why.append(f"\ndrift: {difference}", "yellow")
         table.add_row(step.name, Text(step.label, style=STYLES[step.action]), *where, why)
     console.print(table)
+    for step in steps:
+        if step.guards:
+            console.print(Text(f"{step.name}: {step.guards}", style="dim"), soft_wrap=True)
     for name, rates in (chosen or {}).items():
         text = ", ".join(f"{field} {rate:g}" for field, rate in rates.items())
         console.print(Text(f"{name}: {text}, by the width of the model", style="dim"), soft_wrap=True)

@@ -20,11 +20,13 @@ from vantage.attempts.provenance import drift, provenance
 from vantage.ledger.operations import Input
 from vantage.ledger.remarks import compared_with_itself, remark_on
 from vantage.runs.gates import Standing, standing
-from vantage.runs.record import RunRecord, StageRecord
+from vantage.runs.record import UNFINISHED, RunRecord, StageRecord
 from vantage.runs.registered_models import missing_models, registered_version
 from vantage.schemas.checks.few_prompts import few_prompts
 from vantage.schemas.checks.warnings import warnings
+from vantage.schemas.recipe.default_guards import described_guards
 from vantage.schemas.recipe.recipe import ResolvedRecipe
+from vantage.schemas.recipe.stage import Training
 from vantage.schemas.records.approvals import Approval
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.attempt import Share
@@ -80,6 +82,8 @@ class PlannedStep:
     """Whether steps that depend on the reused artifact may start."""
     pool: str | None = None
     """The work pool that computes it; None: the process that orders the run."""
+    guards: str = ""
+    """The guards of the stage, in one line; empty: it has none, or nothing is computed."""
     nodes: int | None = None
     """Nodes of a Ray cluster that compute it together."""
 
@@ -122,6 +126,8 @@ def plan(
         OSError, ValueError: a source cannot be read, or does not match the recipe.
     """
     inputs = dependencies(recipe)
+    unfinished = (run.run_id for run in runs if run.recipe == recipe and run.status in UNFINISHED)
+    going_on = next(unfinished, None)
     steps: dict[str, PlannedStep] = {}
     for name in ordered_steps(recipe):
         present = _provenance(
@@ -129,12 +135,17 @@ def plan(
         )  # for all steps: the code is read now, while there is only one thread
         earlier = _earlier_record(recipe, name, runs)
         read = {role: steps[step] for role, step in inputs[name].items()}
-        step = _plan_step(recipe, name, read, store, earlier, present)
+        step = _plan_step(recipe, name, read, store, earlier, present, going_on)
         if step.artifact is not None:
             stands = standing(name, step.artifact, step.verdicts, approvals)
             step = replace(step, stands=stands)
         step = replace(step, reasons=(*registered_version(recipe, name), *step.reasons))
-        steps[name] = replace(step, pool=pool_of(recipe, name), nodes=resources_of(recipe, name).nodes)
+        steps[name] = replace(
+            step,
+            pool=pool_of(recipe, name),
+            nodes=resources_of(recipe, name).nodes,
+            guards=_guards(recipe, name) if step.action in ("run", "resume", "wait") else "",
+        )
     return list(steps.values())
 
 
@@ -177,6 +188,7 @@ def _plan_step(
     store: Storage | None,
     earlier: StageRecord | None,
     present: Mapping[str, str],
+    going_on: str | None,
 ) -> PlannedStep:
     kind = work_of(recipe, name).kind
     obstacles = dict.fromkeys(obstacle for step in read.values() if (obstacle := _obstacle(step)))
@@ -194,6 +206,9 @@ def _plan_step(
 
     key = stage_key(parts)
     found = store.inspect(key) if store else Lookup(None)
+    if found.ref is not None and not found.ref.serves(going_on or ""):
+        ended = f"run {found.ref.run_id} {found.ref.artifact.ended_early}; a run of its own does all steps"
+        return PlannedStep(name, kind, "run", reasons=(ended,), stage_key=key)
     if found.ref is not None:
         artifact = found.ref.artifact
         inputs = {
@@ -209,6 +224,7 @@ def _plan_step(
             "reuse",
             reasons=(
                 f"made by run {found.ref.run_id}",
+                *([] if artifact.ended_early is None else [str(artifact.ended_early)]),
                 *([remark] if remark else []),
                 *(f"gate {verdict}" for verdict in verdicts),
             ),
@@ -261,6 +277,11 @@ def _earlier_record(recipe: ResolvedRecipe, name: str, runs: Sequence[RunRecord]
     """Return the step's record in the newest run of the recipe that has its key."""
     stages = (run.stages.get(name) for run in runs if run.recipe.recipe == recipe.recipe)
     return next((stage for stage in stages if stage and stage.key_parts), None)
+
+
+def _guards(recipe: ResolvedRecipe, name: str) -> str:
+    work = work_of(recipe, name)
+    return described_guards(work) if isinstance(work, Training) else ""
 
 
 def _obstacle(step: PlannedStep) -> str | None:

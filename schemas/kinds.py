@@ -24,6 +24,7 @@ from vantage.schemas.metric_names import (
     PASS_AT,
     PASSES,
     PROMPTS_READ,
+    RESPONSE_SHAPE,
     RESPONSES_READ,
     ROLLOUT,
     ROWS,
@@ -250,6 +251,7 @@ _TABLE = (
         numbers=(*PROMPTS_READ, *CHOSEN_POLICY, "critic_weight_mean", *UNCOMPILED),
         curves=(
             *ROLLOUT,
+            *RESPONSE_SHAPE,
             *SAMPLER,
             *(*SPEED, *PASSES, *COMPILED, *SAMPLING),
             *("importance_weight", "importance_capped"),
@@ -257,6 +259,7 @@ _TABLE = (
             *("scaled_score_mean", "reward_moments_mean", "reward_moments_std", "kl_coef", "reward_mean"),
             *(
                 "kl_to_reference",
+                "kl_to_reference_per_token",
                 "positive_share",
                 "uniform_group_share",
                 "sampling_rounds",
@@ -272,6 +275,7 @@ _TABLE = (
                 "ratio",
                 "ratio_deviation",
                 "ratio_deviation_first",
+                "effective_sample_share",
             ),
             *("approx_kl", "clip_fraction", "dual_clip_fraction", "kl_loss", "old_kl", "kl_penalty_coef"),
             *("trust_region_undone", "positive_nll", "ptx_nll", "grad_norm_policy", "learning_rate_policy"),
@@ -292,7 +296,7 @@ _TABLE = (
         learning_rate=2e-5,  # the same loss as SFT
         estimates=SAMPLED_POLICY,
         numbers=(*PROMPTS_READ, *CHOSEN_POLICY, *UNCOMPILED),
-        curves=(*STEP, *ROLLOUT, *SAMPLER, *SAMPLING, "best_score_mean", "nll"),
+        curves=(*STEP, *ROLLOUT, *RESPONSE_SHAPE, *SAMPLER, *SAMPLING, "best_score_mean", "nll"),
     ),
     Kind(
         work=PreferenceCollection,

@@ -21,6 +21,13 @@ SAMPLED_POLICY = ("test_score", "mean_response_length", "truncated_share")
 CHOSEN_POLICY = ("best_iteration", "validation_score", "reward_spread")
 ROLLOUT = ("score_mean", "score_mean_TERM", "response_length_mean", "truncated_share", "validation_score")
 
+LENGTH_PERCENTILES = (10, 50, 90)
+"""Percentiles of the response length that a rollout reports."""
+RESPONSE_SHAPE = (
+    *(f"response_length_p{percent}" for percent in LENGTH_PERCENTILES),
+    *("repeated_trigrams", "distinct_bigrams"),
+)
+
 
 DOUBLING_TOKENS = ("1", *(f"{2**low}_{2 ** (low + 1) - 1}" for low in range(1, 16)), f"{2**16}")
 """Numbers of tokens by which a critic is measured: 1, 2 to 3, 4 to 7 …, and 65,536 or more."""

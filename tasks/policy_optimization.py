@@ -67,7 +67,8 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
             selection.keep_if_best(attempt, iteration=0)
         for iteration in attempt.remaining():
             # 2. Responses, their rewards, and what the update learns from them
-            state, policy_learns = attempt.state, iteration >= algorithm.policy_starts_at
+            state = attempt.state
+            policy_learns = iteration >= algorithm.policy_starts_at and not attempt.policy_is_frozen
             with attempt.unmoved():
                 gathered = gather(source, state, has_moved=iteration > algorithm.policy_starts_at)
             begin_next(source, gathered, state, iteration=iteration)

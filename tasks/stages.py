@@ -12,6 +12,7 @@ from vantage.schemas.records.job import StageJob, StageResult
 from vantage.tasks.training import compile_outcome, progress
 from vantage.tasks.training.progress import Progress
 from vantage.tasks.training.scratch import PROGRESS
+from vantage.tasks.training.watched import read_watched
 from vantage.tasks.training.writer import writes_files
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,14 @@ def run_stage(job: StageJob) -> StageResult:
             result: StageResult = run(own)
     finally:
         progress.end()
-    result = result.model_copy(update={"metrics": {**result.metrics, **compile_outcome.metrics_of(noted)}})
+    watched = read_watched(job.scratch)
+    result = result.model_copy(
+        update={
+            "metrics": {**result.metrics, **compile_outcome.metrics_of(noted)},
+            "firings": watched.firings,
+            "ended_early": watched.ended_early,
+        }
+    )
     for name, value in result.metrics.items():
         log.info("%s: %s", name, "undefined" if value is None else f"{value:.6g}")
     if writes_files():  # another rank would look at files that the first is still renaming

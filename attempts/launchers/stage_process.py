@@ -168,6 +168,13 @@ def explain(error: BaseException) -> Failure:
             message=message,
             remedy="lower the stage's learning_rate, or look at the batch that the message names",
         )
+    if kind == "GuardFired":
+        return Failure(
+            exit_code=ExitCode.GATE_CLOSED,
+            cause="guard",
+            message=message,
+            remedy="look at the curve; change the recipe, or that guard in it",
+        )
     if isinstance(
         error, ValueError | FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError
     ):

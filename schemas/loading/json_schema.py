@@ -53,7 +53,7 @@ REQUIRES: tuple[tuple[type[Frozen], str, str], ...] = (
     (PreferenceCollection, "judge", "prompts"),
 )
 """Class, a field, and another field that it requires."""
-ONE_OR_LIST = ("gate", "measure")
+ONE_OR_LIST = ("gate", "measure", "guards")
 """Lists that may be written without brackets when they have one item."""
 
 

@@ -20,6 +20,7 @@ from vantage.schemas.recipe.fields import (
     is_off,
     is_unset,
 )
+from vantage.schemas.recipe.guards import Guards
 from vantage.schemas.recipe.lora import Lora
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.work import Work
@@ -174,6 +175,10 @@ class Training(Stage):
     lora: LoraOrNot | None = Field(None, exclude_if=is_unset)
     """Train adapters on frozen weights: the artifact holds the adapters, and the digest of what they stand on. ``false``:
     train all weights; adapters that the stage starts from are merged first. None: ``model.lora``."""
+    guards: Guards | None = Field(None, exclude_if=is_unset)
+    """Bounds on the stage's curves, and what happens when a curve leaves them; one guard, or a list. None: the defaults of
+    the stage's kind, which only warn (docs/guards.md). A list comes in addition to the defaults of the metrics that it does
+    not name. ``off``: no guard at all."""
     gradient_checkpointing: Switch = Field(False, exclude_if=is_off)
     """Keep only the inputs of each layer for the backward pass, and compute the rest again there: less memory, a third
     more time, the same gradients. Prompts that several responses have are read once for each of them then."""

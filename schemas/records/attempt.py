@@ -21,7 +21,16 @@ RUN_STAGE = "vantage.tasks.stages.run_stage"
 """The function ``StageJob -> StageResult`` that computes every stage."""
 
 Cause = Literal[
-    "refused", "diverged", "preempted", "memory", "storage", "killed", "cancelled", "hung", "internal"
+    "refused",
+    "diverged",
+    "guard",
+    "preempted",
+    "memory",
+    "storage",
+    "killed",
+    "cancelled",
+    "hung",
+    "internal",
 ]
 
 

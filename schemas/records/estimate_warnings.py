@@ -9,9 +9,14 @@ _CHANCE = 0.5
 
 
 def warnings_about(artifact: StoredArtifact) -> tuple[str, ...]:
-    """Return all warnings about an artifact: those of its metrics alone, then those of its estimates."""
+    """Return all warnings about an artifact: how its stage went, those of its metrics alone, then those of its estimates."""
     found = (judges_by_chance(artifact), score_against_accuracy(artifact))
-    return (*warnings_of(artifact.metrics), *(text for text in found if text is not None))
+    return (
+        *(() if artifact.ended_early is None else (str(artifact.ended_early),)),
+        *map(str, artifact.firings),
+        *warnings_of(artifact.metrics),
+        *(text for text in found if text is not None),
+    )
 
 
 def judges_by_chance(artifact: StoredArtifact) -> str | None:

@@ -6,7 +6,7 @@
 from collections.abc import Iterable
 
 from vantage.schemas.kinds import KINDS
-from vantage.schemas.metric_names import DOUBLING_TOKENS
+from vantage.schemas.metric_names import DOUBLING_TOKENS, LENGTH_PERCENTILES
 from vantage.schemas.records.evaluation_metrics import BENCHMARK_METRICS, EVALUATION_METRICS, REWARD_METRICS
 from vantage.schemas.records.metric import NEEDS, Metric, Settings
 
@@ -343,7 +343,24 @@ METRICS: tuple[Metric, ...] = (
         "Mean over responses of Σ_t (log π(a_t) − log π_ref(a_t)), sampled from π: of the rollout (curve), and of "
         "the kept policy on the validation prompts (headline).",
     ),
+    Metric(
+        "kl_to_reference_per_token", "nats/token",
+        "kl_to_reference of the rollout / its mean response length.",
+    ),
     Metric("response_length_mean", "tokens", "Mean length of the rollout's responses, EOS included."),
+    *(
+        Metric(f"response_length_p{percent}", "tokens", f"{percent} % of the rollout's responses are no longer than this.")
+        for percent in LENGTH_PERCENTILES
+    ),
+    Metric(
+        "repeated_trigrams", "1",
+        "Share of a response's 3-grams that occur earlier in the same response, mean over the rollout's responses of three "
+        "tokens or more: near 1 where responses are loops.",
+    ),
+    Metric(
+        "distinct_bigrams", "1",
+        "Distinct 2-grams / 2-grams over all responses of the rollout (distinct-2): near 0 where all responses are alike.",
+    ),
     Metric(
         "truncated_share", "1",
         "Share of responses cut off at max_response_tokens, without EOS: of the rollout (curve), of the kept policy "
@@ -409,6 +426,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("entropy", "nats/token", "Exact entropy of the policy, mean over valid tokens."),
     Metric("ratio", "1", "Mean over valid tokens of ρ = π/π_old."),
     Metric("ratio_deviation", "1", "Mean over valid tokens of |ρ − 1|."),
+    Metric(
+        "effective_sample_share", "1",
+        "(mean ρ)² / mean ρ² over valid tokens: the effective sample size of the ratios as a share of the tokens. 1 where all "
+        "are equal, near 0 where a few tokens have all the weight.",
+    ),
     Metric(
         "ratio_deviation_first", "1",
         "The same at the first optimiser step after the rollout: 0 except for rounding. Above 0.001 in float32, or 0.1 "

@@ -13,6 +13,7 @@ from vantage.tasks.data.examples import Prompts
 from vantage.tasks.rewards.verifier_file import VerifierFunction
 from vantage.tasks.rewards.verifiers import load_verifier
 from vantage.tasks.rollout.group_sampling import Filled, fill, uniform_groups
+from vantage.tasks.rollout.response_shape import response_shape
 from vantage.tasks.rollout.rollout_models import RolloutModels
 from vantage.tasks.rollout.rollouts import (
     Rollout,
@@ -271,11 +272,12 @@ def describe(gathered: Gathered, algorithm: Algorithm, state: PolicyState) -> di
         **terms,
         "scaled_score_mean": rollout.scaled_scores.mean().item(),
         "reward_mean": sequence_sums(rollout.rewards, mask).mean().item(),
-        "kl_to_reference": sequence_sums(rollout.log_ratios, mask).mean().item(),
+        **_divergence(sequence_sums(rollout.log_ratios, mask), rollout.sequences.lengths),
         "kl_coef": state.kl_coef,
         **_moments_of(estimates.advantages[estimates.policy_mask]),
         "positive_share": estimates.is_positive.float().mean().item(),
         "response_length_mean": rollout.sequences.lengths.float().mean().item(),
+        **response_shape(rollout.sequences),
         "truncated_share": (~rollout.sampled.ended).float().mean().item(),
         "uniform_group_share": filled.uniform_share,
         "sampling_rounds": filled.rounds,
@@ -298,6 +300,15 @@ def describe(gathered: Gathered, algorithm: Algorithm, state: PolicyState) -> di
     if algorithm.kl_penalty_coef:
         metrics["kl_penalty_coef"] = state.kl_penalty_coef
     return metrics
+
+
+def _divergence(log_ratios: Tensor, lengths: Tensor) -> dict[str, float]:
+    """Return the KL to the reference of responses with these sums of log-ratios (B,), in nats, and lengths (B,)."""
+    divergence = log_ratios.mean().item()
+    return {
+        "kl_to_reference": divergence,
+        "kl_to_reference_per_token": divergence / lengths.float().mean().item(),
+    }
 
 
 def _moments_of(advantages: Tensor) -> dict[str, float]:

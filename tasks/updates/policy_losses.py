@@ -152,7 +152,15 @@ def accumulate_losses(
     for name, loss_value in totals.items():
         if not isfinite(loss_value):
             raise TrainingDiverged(f"{name} is {loss_value}; lower the learning rate, or look at the rollout")
-    return {**sums.means(), **totals}
+    return {**with_effective_share(sums.means()), **totals}
+
+
+def with_effective_share(means: dict[str, float]) -> dict[str, float]:
+    """Return the means with the effective sample size of the ratios in place of their mean square."""
+    squared = means.pop("ratio_squared", None)
+    if squared:
+        means["effective_sample_share"] = means["ratio"] ** 2 / squared
+    return means
 
 
 def _accumulate_policy_loss(

@@ -1,0 +1,143 @@
+"""Guards of a training stage: bounds on its curves, and what happens when a curve leaves them."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
+
+from vantage.schemas.frozen import Frozen, rule
+from vantage.schemas.recipe.fields import (
+    MAX_NAMED,
+    MAX_NUMBER,
+    Number,
+    Positive,
+    read_switch,
+)
+
+Relation = Literal["above", "below", "rises_by", "falls_by"]
+RELATIONS: tuple[Relation, ...] = ("above", "below", "rises_by", "falls_by")
+Action = Literal["warn", "stop", "restore_best", "finish", "freeze_policy"]
+
+OFF: Literal["off"] = "off"
+MAX_OVER = 1000
+"""Most reports of a curve that a guard looks at; it remembers twice as many."""
+
+
+class RelativeChange(Frozen):
+    """A change relative to what it starts from."""
+
+    share: Positive
+
+    def __str__(self) -> str:
+        return f"{100 * self.share:g}%"
+
+
+def _read_share(value: Any) -> Any:
+    """Return ``"50%"`` as a share of 0.5; anything else as it is."""
+    if isinstance(value, str) and value.strip().endswith("%"):
+        try:
+            return {"share": float(value.strip().removesuffix("%")) / 100}
+        except ValueError:
+            return value
+    return value
+
+
+def _form_of_change(value: Any) -> str:
+    return "share" if isinstance(value, dict | RelativeChange) else "amount"
+
+
+Change = Annotated[
+    Annotated[Positive, Tag("amount")] | Annotated[RelativeChange, Tag("share")],
+    Discriminator(_form_of_change),
+    BeforeValidator(_read_share),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_NUMBER},
+                {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?%\s*$"},
+            ]
+        }
+    ),
+]
+"""How far a curve moves: a number in its unit, or a share of what it starts from (``50%``)."""
+
+
+class Guard(Frozen):
+    """A bound on a curve of the stage, and what happens when the curve leaves it."""
+
+    metric: str
+    """A curve of the stage (docs/metrics.md)."""
+    above: Number | None = None
+    """The guard fires when each of the newest ``over`` reports is above this value."""
+    below: Number | None = None
+    """The guard fires when each of the newest ``over`` reports is below this value."""
+    rises_by: Change | None = None
+    """The guard fires when the mean of the newest ``over`` reports exceeds the mean of the ``over`` reports before them by
+    more than this: a number in the metric's unit, or a share (``50%``) of the earlier mean."""
+    falls_by: Change | None = None
+    """The same for a fall."""
+    over: Annotated[int, Field(ge=1, le=MAX_OVER, strict=True)] = 3
+    """Number of reports that must agree."""
+    action: Action = "warn"
+    """``warn``: only the record changes. ``stop``: the stage fails, with its state saved. ``restore_best``: the stage ends with
+    the weights that measured best on validation data. ``finish``: the stage ends after one more iteration as if it were its
+    last. ``freeze_policy``: only the critic learns until the newest report is within the bound again."""
+
+    @rule
+    def _one_condition(self) -> None:
+        given = [name for name in RELATIONS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"a guard has one of {', '.join(RELATIONS)}, and this one has {' and '.join(given) or 'none'}; "
+                "give exactly one of them"
+            )
+
+    @rule
+    def _a_freeze_has_an_end(self) -> None:
+        if self.action == "freeze_policy" and self.relation not in ("above", "below"):
+            raise ValueError(
+                f"action=freeze_policy lasts until the metric is within a bound again, and {self.relation} has none; "
+                "use above or below"
+            )
+
+    @property
+    def relation(self) -> Relation:
+        """Which of its conditions is given."""
+        return next(name for name in RELATIONS if getattr(self, name) is not None)
+
+    @property
+    def amount(self) -> float:
+        """The bound, or the size of the change; a share as a plain number."""
+        value = getattr(self, self.relation)
+        return value.share if isinstance(value, RelativeChange) else float(value)
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether ``amount`` is a share."""
+        return isinstance(getattr(self, self.relation), RelativeChange)
+
+    @property
+    def condition(self) -> str:
+        """``kl_to_reference above 20, 3 reports in a row``."""
+        value = getattr(self, self.relation)
+        shown = str(value) if isinstance(value, RelativeChange) else f"{value:g}"
+        reports = "1 report" if self.over == 1 else f"{self.over} reports"
+        window = f"{reports} in a row" if self.relation in ("above", "below") else f"over {reports}"
+        return f"{self.metric} {self.relation.replace('_', ' ')} {shown}, {window}"
+
+    def __str__(self) -> str:
+        return f"{self.condition}: {self.action}"
+
+
+def _read_guards(value: Any) -> Any:
+    if isinstance(value, dict | Guard):
+        return (value,)
+    return OFF if read_switch(value) is False else value
+
+
+Guards = Annotated[
+    Annotated[tuple[Guard, ...], Field(max_length=MAX_NAMED), Tag("guards")]
+    | Annotated[Literal["off"], Tag("off")],
+    Discriminator(lambda given: "off" if given == OFF else "guards"),
+    BeforeValidator(_read_guards),
+]
+"""A guard, a list of guards, or ``off``."""

@@ -1,0 +1,66 @@
+"""What the guards of a stage saw: each firing with its evidence, and whether the stage ended early."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from vantage.schemas.frozen import Frozen
+from vantage.schemas.recipe.fields import is_unset
+from vantage.schemas.recipe.guards import Guard
+
+SHOWN_VALUES = 6
+
+
+class Firing(Frozen):
+    """One firing of a guard: its curve has left the bound."""
+
+    guard: Guard
+    step: int
+    """Steps (iterations) done."""
+    values: tuple[float, ...]
+    """The reports of the metric that the guard looked at, oldest first."""
+
+    def __str__(self) -> str:
+        newest = self.values[-SHOWN_VALUES:]
+        shown = ", ".join(f"{value:.4g}" for value in newest)
+        before = "… " if len(newest) < len(self.values) else ""
+        return f"guard {self.guard.condition}: fired after step {self.step} ({before}{shown}); {_DONE[self.guard.action]}"
+
+
+_DONE = {
+    "warn": "nothing was changed",
+    "stop": "the stage was stopped",
+    "restore_best": "the stage ended with the weights that measured best",
+    "finish": "the stage was finished early",
+    "freeze_policy": "the policy was frozen while the critic learned",
+}
+
+
+class EndedEarly(Frozen):
+    """A stage that ended before its last step, with an artifact."""
+
+    step: int
+    """Steps (iterations) done."""
+    total: int
+    """Steps that the recipe asks for."""
+    by: Literal["guard", "hand"]
+    reason: str
+    """The metric of the guard, or what the person wrote."""
+
+    def __str__(self) -> str:
+        who = (
+            f"by guard {self.reason}"
+            if self.by == "guard"
+            else f"by hand{f' ({self.reason})' if self.reason else ''}"
+        )
+        return f"finished at {self.step} of {self.total} {who}"
+
+
+class Watched(Frozen):
+    """What an attempt's guards have seen so far: a file in the stage's scratch folder."""
+
+    firings: tuple[Firing, ...] = ()
+    ended_early: EndedEarly | None = Field(None, exclude_if=is_unset)
+
+    def __bool__(self) -> bool:
+        return bool(self.firings) or self.ended_early is not None
