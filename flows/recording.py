@@ -110,6 +110,7 @@ class Recording:
             remark=remark_on(artifact, inputs),
             left_out=dropped_summary(artifact.metrics, outcome.dropped),
             warnings=warnings_about(artifact),
+            firings=artifact.firings,
             verdicts=verdicts,
             loosened=loosened,
             seconds=0.0 if reused else outcome.seconds,
@@ -225,6 +226,7 @@ class Recording:
             status=retry.status,
             reason=reason,
             exit_code=outcome.failure.exit_code,
+            firings=outcome.firings,
             seconds=outcome.seconds,
         )
 

@@ -82,8 +82,8 @@ class PlannedStep:
     """Whether steps that depend on the reused artifact may start."""
     pool: str | None = None
     """The work pool that computes it; None: the process that orders the run."""
-    guards: str = ""
-    """The guards of the stage, in one line; empty: it has none, or nothing is computed."""
+    guards: tuple[str, ...] = ()
+    """The guards of the stage in words; empty: it has none, or nothing is computed."""
     nodes: int | None = None
     """Nodes of a Ray cluster that compute it together."""
 
@@ -144,7 +144,7 @@ def plan(
             step,
             pool=pool_of(recipe, name),
             nodes=resources_of(recipe, name).nodes,
-            guards=_guards(recipe, name) if step.action in ("run", "resume", "wait") else "",
+            guards=_guards(recipe, name) if step.action in ("run", "resume", "wait") else (),
         )
     return list(steps.values())
 
@@ -279,9 +279,9 @@ def _earlier_record(recipe: ResolvedRecipe, name: str, runs: Sequence[RunRecord]
     return next((stage for stage in stages if stage and stage.key_parts), None)
 
 
-def _guards(recipe: ResolvedRecipe, name: str) -> str:
+def _guards(recipe: ResolvedRecipe, name: str) -> tuple[str, ...]:
     work = work_of(recipe, name)
-    return described_guards(work) if isinstance(work, Training) else ""
+    return described_guards(work) if isinstance(work, Training) else ()
 
 
 def _obstacle(step: PlannedStep) -> str | None:

@@ -108,21 +108,21 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
 
     # 6. What the best policy is like
     measured = selection.measure(test, num_samples=work.test_samples or work.validation_samples)
-    return result_of(job, networks, measured, attempt.state, encoding=encoding)
+    return result_of(job, networks, measured, attempt, encoding=encoding)
 
 
 def result_of(
     job: StageJob[ResolvedPolicyOptimization],
     networks: ActorCritic,
     measured: Measured,
-    state: PolicyState,
+    attempt: Attempt[PolicyState],
     *,
     encoding: Mapping[str, float],
 ) -> StageResult:
     """Write the kept policy; its metrics are those of its responses and of the iterations that led to it."""
     written = write_policy(job, networks.policy.causal_lm, networks.models.codec.tokenizer)
     return StageResult(
-        metrics={**headline_metrics(measured, state, job.work), **encoding},
+        metrics={**headline_metrics(measured, attempt, job.work), **encoding},
         uncertainty=uncertainty_of(measured.estimates),
         tokenizer_digest=tokenizer_digest(job.output),
         base=written.base,
@@ -161,20 +161,21 @@ def log_critic(estimates: Estimates, algorithm: Algorithm, *, was_used: bool) ->
 
 
 def headline_metrics(
-    measured: Measured, state: PolicyState, work: ResolvedPolicyOptimization
+    measured: Measured, attempt: Attempt[PolicyState], work: ResolvedPolicyOptimization
 ) -> dict[str, float | None]:
     """Return the metrics of the kept policy, and of the iterations that led to it."""
+    state = attempt.state
     return {
         **values_of(measured.estimates),
         "reward_spread": measured.reward_spread,
         "validation_score": state.best,
         "best_iteration": state.best_iteration,
-        **mean_critic_weight(state, work),
+        **mean_critic_weight(attempt, work),
     }
 
 
-def mean_critic_weight(state: PolicyState, work: ResolvedPolicyOptimization) -> dict[str, float]:
+def mean_critic_weight(attempt: Attempt[PolicyState], work: ResolvedPolicyOptimization) -> dict[str, float]:
     """Return how far the advantages of all iterations were the critic's, where that can vary."""
     if not work.algorithm.weighs_critic:
         return {}
-    return {"critic_weight_mean": state.critic_weight_sum / work.iterations}
+    return {"critic_weight_mean": attempt.state.critic_weight_sum / attempt.length}

@@ -18,6 +18,9 @@ _SWITCH_FORMS = {
     form: value for word, value in _SWITCH_WORDS.items() for form in (word, word.title(), word.upper())
 }
 
+SWITCHED_OFF = tuple(form for form, value in _SWITCH_FORMS.items() if not value)
+"""Words of YAML 1.1 for false."""
+
 
 def read_switch(value: Any) -> Any:
     """Return a word of YAML 1.1 for true or false as its value; anything else as it is."""

@@ -2,12 +2,12 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
+from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, Tag, WithJsonSchema
 
 from vantage.schemas.frozen import Frozen, rule
 from vantage.schemas.recipe.fields import (
     MAX_NAMED,
-    MAX_NUMBER,
+    SWITCHED_OFF,
     Number,
     Positive,
     read_switch,
@@ -22,43 +22,15 @@ MAX_OVER = 1000
 """Most reports of a curve that a guard looks at; it remembers twice as many."""
 
 
-class RelativeChange(Frozen):
-    """A change relative to what it starts from."""
-
-    share: Positive
-
-    def __str__(self) -> str:
-        return f"{100 * self.share:g}%"
-
-
-def _read_share(value: Any) -> Any:
-    """Return ``"50%"`` as a share of 0.5; anything else as it is."""
-    if isinstance(value, str) and value.strip().endswith("%"):
-        try:
-            return {"share": float(value.strip().removesuffix("%")) / 100}
-        except ValueError:
-            return value
-    return value
-
-
-def _form_of_change(value: Any) -> str:
-    return "share" if isinstance(value, dict | RelativeChange) else "amount"
-
-
-Change = Annotated[
-    Annotated[Positive, Tag("amount")] | Annotated[RelativeChange, Tag("share")],
-    Discriminator(_form_of_change),
-    BeforeValidator(_read_share),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_NUMBER},
-                {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?%\s*$"},
-            ]
-        }
-    ),
+Share = Annotated[
+    str, StringConstraints(pattern=r"^([1-9][0-9]{0,5}(\.[0-9]{1,6})?|0\.[0-9]{0,5}[1-9])%$", strict=True)
 ]
-"""How far a curve moves: a number in its unit, or a share of what it starts from (``50%``)."""
+"""A share above 0, as it is written: ``50%``."""
+Change = Annotated[
+    Annotated[Positive, Tag("amount")] | Annotated[Share, Tag("share")],
+    Discriminator(lambda given: "share" if isinstance(given, str) else "amount"),
+]
+"""How far a curve moves: a number in its unit, or a share of what it starts from."""
 
 
 class Guard(Frozen):
@@ -108,18 +80,18 @@ class Guard(Frozen):
     def amount(self) -> float:
         """The bound, or the size of the change; a share as a plain number."""
         value = getattr(self, self.relation)
-        return value.share if isinstance(value, RelativeChange) else float(value)
+        return float(value.removesuffix("%")) / 100 if isinstance(value, str) else float(value)
 
     @property
     def is_relative(self) -> bool:
         """Whether ``amount`` is a share."""
-        return isinstance(getattr(self, self.relation), RelativeChange)
+        return isinstance(getattr(self, self.relation), str)
 
     @property
     def condition(self) -> str:
         """``kl_to_reference above 20, 3 reports in a row``."""
         value = getattr(self, self.relation)
-        shown = str(value) if isinstance(value, RelativeChange) else f"{value:g}"
+        shown = value if isinstance(value, str) else f"{value:g}"
         reports = "1 report" if self.over == 1 else f"{self.over} reports"
         window = f"{reports} in a row" if self.relation in ("above", "below") else f"over {reports}"
         return f"{self.metric} {self.relation.replace('_', ' ')} {shown}, {window}"
@@ -136,8 +108,8 @@ def _read_guards(value: Any) -> Any:
 
 Guards = Annotated[
     Annotated[tuple[Guard, ...], Field(max_length=MAX_NAMED), Tag("guards")]
-    | Annotated[Literal["off"], Tag("off")],
-    Discriminator(lambda given: "off" if given == OFF else "guards"),
+    | Annotated[Literal["off"], WithJsonSchema({"enum": [False, *SWITCHED_OFF]}), Tag("off")],
+    Discriminator(lambda given: "off" if isinstance(given, str) else "guards"),
     BeforeValidator(_read_guards),
 ]
 """A guard, a list of guards, or ``off``."""

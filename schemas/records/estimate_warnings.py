@@ -1,6 +1,7 @@
 """Warnings about estimates: what the interval of one headline metric, or of two together, shows of a model."""
 
 from vantage.schemas.records.artifacts import StoredArtifact
+from vantage.schemas.records.firings import in_words
 from vantage.schemas.records.metric_warnings import warnings_of
 from vantage.schemas.records.uncertainty import bracketed, interval_among
 from vantage.schemas.records.verdicts import DEFAULT_CONFIDENCE
@@ -13,7 +14,7 @@ def warnings_about(artifact: StoredArtifact) -> tuple[str, ...]:
     found = (judges_by_chance(artifact), score_against_accuracy(artifact))
     return (
         *(() if artifact.ended_early is None else (str(artifact.ended_early),)),
-        *map(str, artifact.firings),
+        *in_words(artifact.firings),
         *warnings_of(artifact.metrics),
         *(text for text in found if text is not None),
     )

@@ -1,5 +1,6 @@
 """What the guards of a stage saw: each firing with its evidence, and whether the stage ended early."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import Field
@@ -54,6 +55,22 @@ class EndedEarly(Frozen):
             else f"by hand{f' ({self.reason})' if self.reason else ''}"
         )
         return f"finished at {self.step} of {self.total} {who}"
+
+
+def in_words(firings: Iterable[Firing]) -> list[str]:
+    """Return a line for each guard that fired: its first firing, and how often it fired again."""
+    by_guard: dict[Guard, list[Firing]] = {}
+    for firing in firings:
+        by_guard.setdefault(firing.guard, []).append(firing)
+    return [
+        f"{first}{f'; it fired again after step {_listed([each.step for each in later])}' if later else ''}"
+        for first, *later in by_guard.values()
+    ]
+
+
+def _listed(steps: list[int]) -> str:
+    *most, last = map(str, steps)
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 class Watched(Frozen):

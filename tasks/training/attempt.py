@@ -87,6 +87,8 @@ class Attempt(Generic[State]):
         self.best: dict[str, Tensor] = {}
         self.step = 0
         self._total = total
+        self.length = total
+        """The steps that the loop does: fewer than its total where a guard or a person ends it early."""
         self._keeps_best, self._ahead = keeps_best, ahead
         self._carried: dict[str, Tensor] = {} if ahead is None else ahead.tensors()
         self._stopped = False
@@ -239,7 +241,7 @@ class Attempt(Generic[State]):
         was_last = self._is_last
         self._is_last = finish and self._keeps_best  # what is best is measured in one more step
         if not stopped and self.step and (end or was_last or (finish and not self._keeps_best)):
-            stopped = True
+            stopped, self.length = True, self.step
             if self._journal is not None:
                 self._ended_early = ended_early(
                     self._guarding, by_hand=by_hand, step=self.step, total=self._total
@@ -297,6 +299,7 @@ class Attempt(Generic[State]):
         stopped = loaded.state["stopped"]
         if isinstance(stopped, dict):
             self._ended_early = EndedEarly.model_validate(stopped)
+            self.length = loaded.step
         self._stopped = bool(stopped)
         self._truncate_journal(loaded.state["journal_offset"])
         self.step = loaded.step

@@ -1,6 +1,7 @@
 """Guards of a loop: what they do to it, and that a kill at any step changes nothing of it."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,9 @@ def guard(action: str, *, over: int = 2) -> Guard:
     return Guard.model_validate({"metric": "loss", "above": 5.0, "over": over, "action": action})
 
 
-def test_a_warning_changes_nothing_and_is_recorded_once_for_each_time_the_curve_leaves(tmp_path: Path) -> None:
+def test_a_warning_changes_nothing_and_is_recorded_once_for_each_time_the_curve_leaves(
+    tmp_path: Path,
+) -> None:
     def curve(step: int) -> float:
         return 9.0 if step in (3, 4, 5, 8, 9) else 1.0
 
@@ -126,9 +129,7 @@ def test_a_stop_saves_the_step_and_holds_for_the_next_attempt_too(tmp_path: Path
             loop(job, rising_from(4))
         assert [each.step for each in read_watched(tmp_path).firings] == [6]
     network = nn.Linear(1, 1)
-    with Attempt(
-        job, total=TOTAL, modules={"network": network}, optimizers={}, state=NoState()
-    ) as attempt:
+    with Attempt(job, total=TOTAL, modules={"network": network}, optimizers={}, state=NoState()) as attempt:
         assert (attempt.step, network.weight.item()) == (6, 6.0)
 
 
@@ -185,10 +186,8 @@ def test_killed_in_any_step_the_guards_see_and_do_the_same(
         return read_watched(folder), attempt.step
 
     whole = ended(tmp_path / "whole")
-    try:
+    with suppress(Killed, GuardFired):
         loop(job_in(tmp_path / "cut", guard(action)), rising_from(4), kill_in=kill_in, keeps_best=keeps_best)
-    except (Killed, GuardFired):
-        pass
     assert ended(tmp_path / "cut") == whole
 
 
