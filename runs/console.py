@@ -130,6 +130,8 @@ class Screen:
         )
         self._bar_of: dict[str, TaskID] = {}
         self._last_lines: dict[str, tuple[float, str]] = {}
+        self._fired: dict[str, tuple[str, ...]] = {}
+        """Stage → the firings of its guards that are printed already."""
         self._changing = threading.Lock()
 
     @contextmanager
@@ -163,6 +165,16 @@ class Screen:
                 self._last_lines[step] = (time.monotonic(), facts)
         if due and not self.console.is_terminal:
             self.say(f"  {step}: {facts}")
+        self._say_fired(step, report.firings)
+
+    def _say_fired(self, step: str, firings: tuple[str, ...]) -> None:
+        """Print the firings that are new; a resumed stage may see one again, which is no news."""
+        with self._changing:
+            known = self._fired.get(step, ())
+            new = [firing for firing in firings if firing not in known]
+            self._fired[step] = (*known, *new)
+        for firing in new:
+            self.say(f"  {step}: {firing}", "bold yellow")
 
     def ended(self, step: str, stage: StageRecord) -> None:
         """Show that a stage has ended, with or without an artifact."""

@@ -53,7 +53,7 @@ def write_measured(folder: Path, artifact: StoredArtifact) -> None:
     measured = Measured(
         metrics=artifact.metrics,
         uncertainty=artifact.uncertainty,
-        firings=artifact.firings,
+        firings=_sealed(artifact.firings),
         ended_early=artifact.ended_early,
     )
     # Not sorted: the first metrics are the ones to show.
@@ -106,7 +106,12 @@ def contradictions(artifact: StoredArtifact, sealed: Sealed) -> list[str]:
 
 def _watched(measured: Measured | StoredArtifact) -> dict[str, object]:
     """Return what the guards saw, by the name that a difference is reported under."""
-    return {"firings": measured.firings, "ended_early": measured.ended_early}
+    return {"firings": _sealed(measured.firings), "ended_early": measured.ended_early}
+
+
+def _sealed(firings: tuple[Firing, ...]) -> tuple[Firing, ...]:
+    """Return the firings of the guards that the recipe writes, which are in the stage's key too."""
+    return tuple(firing for firing in firings if not firing.is_default)
 
 
 def differences(field: str, said: Mapping[str, object], measured: Mapping[str, object]) -> Iterator[str]:

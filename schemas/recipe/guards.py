@@ -10,6 +10,7 @@ from vantage.schemas.recipe.fields import (
     SWITCHED_OFF,
     Number,
     Positive,
+    is_unset,
     read_switch,
 )
 
@@ -38,14 +39,14 @@ class Guard(Frozen):
 
     metric: str
     """A curve of the stage (docs/metrics.md)."""
-    above: Number | None = None
+    above: Number | None = Field(None, exclude_if=is_unset)
     """The guard fires when each of the newest ``over`` reports is above this value."""
-    below: Number | None = None
+    below: Number | None = Field(None, exclude_if=is_unset)
     """The guard fires when each of the newest ``over`` reports is below this value."""
-    rises_by: Change | None = None
+    rises_by: Change | None = Field(None, exclude_if=is_unset)
     """The guard fires when the mean of the newest ``over`` reports exceeds the mean of the ``over`` reports before them by
     more than this: a number in the metric's unit, or a share (``50%``) of the earlier mean."""
-    falls_by: Change | None = None
+    falls_by: Change | None = Field(None, exclude_if=is_unset)
     """The same for a fall."""
     over: Annotated[int, Field(ge=1, le=MAX_OVER, strict=True)] = 3
     """Number of reports that must agree."""

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from vantage.schemas.frozen import Frozen
-from vantage.schemas.recipe.fields import is_unset
+from vantage.schemas.recipe.fields import is_off, is_unset
 from vantage.schemas.recipe.guards import Guard
 
 SHOWN_VALUES = 6
@@ -20,6 +20,8 @@ class Firing(Frozen):
     """Steps (iterations) done."""
     values: tuple[float, ...]
     """The reports of the metric that the guard looked at, oldest first."""
+    is_default: bool = Field(False, exclude_if=is_off)
+    """Whether the recipe did not write the guard. Such a firing is in no digest: the artifact is what it is without guards."""
 
     def __str__(self) -> str:
         newest = self.values[-SHOWN_VALUES:]

@@ -107,8 +107,7 @@ class Attempt(Generic[State]):
         self._scratch.mkdir(parents=True, exist_ok=True)
         self._journal = Journal(self._scratch / JOURNAL) if writes_files() else None
         self._restore()
-        guards = guards_of(job.work) if isinstance(job.work, Training) and self._journal is not None else ()
-        self._guarding = Guarding(guards, read(self._scratch / JOURNAL) if guards else ())
+        self._guarding = self._guarding_of(job)
         self._saved_at = self.step
         self._summary: str = ""
         self._describe()
@@ -250,6 +249,15 @@ class Attempt(Generic[State]):
         self._stopped = stopped
         if preempted:
             self._save_and_stop()
+
+    def _guarding_of(self, job: StageJob) -> Guarding:
+        """Return the guards with what they have seen up to the checkpoint; the first rank's alone, which has the journal."""
+        if self._journal is None or not isinstance(job.work, Training):
+            return Guarding(())
+        guards = guards_of(job.work)
+        own = job.work.guards if isinstance(job.work.guards, tuple) else ()
+        journal = read(self._scratch / JOURNAL) if guards else ()
+        return Guarding(guards, journal, defaults=set(guards) - set(own))
 
     def _describe(self) -> None:
         """Write what is trained and where it begins into the stage's log."""

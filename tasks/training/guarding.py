@@ -1,7 +1,7 @@
 """The guards of a running stage: a pure function of its metric journal, so that a resumed stage sees what it saw before."""
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 
@@ -27,9 +27,17 @@ class Asked:
 class Guarding:
     """Follows the curves that the guards name."""
 
-    def __init__(self, guards: Iterable[Guard], journal: Iterable[Entry] = ()) -> None:
-        """Begin with what the journal holds already."""
-        self._guards = tuple(guards)
+    def __init__(
+        self, guards: Iterable[Guard], journal: Iterable[Entry] = (), *, defaults: Collection[Guard] = ()
+    ) -> None:
+        """Begin with what the journal holds already.
+
+        Args:
+            guards: all of the stage.
+            journal: what an earlier attempt measured, up to the checkpoint.
+            defaults: those of ``guards`` that the recipe does not write.
+        """
+        self._guards, self._defaults = tuple(guards), frozenset(defaults)
         longest: Counter[str] = Counter()
         for guard in self._guards:
             longest[guard.metric] = max(longest[guard.metric], 2 * guard.over)
@@ -92,7 +100,9 @@ class Guarding:
         self._outside.add(guard)
         self._fired[guard] += 1
         looked_at = guard.over if guard.relation in ("above", "below") else 2 * guard.over
-        firing = Firing(guard=guard, step=step, values=values[-looked_at:])
+        firing = Firing(
+            guard=guard, step=step, values=values[-looked_at:], is_default=guard in self._defaults
+        )
         if self._fired[guard] <= FIRINGS_KEPT:
             self._recorded.append(firing)
         return firing

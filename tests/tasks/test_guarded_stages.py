@@ -14,7 +14,11 @@ from vantage.schemas.recipe.default_guards import guards_of
 from vantage.schemas.recipe.guards import Guard
 from vantage.schemas.recipe.stage import Training
 from vantage.schemas.records.firings import EndedEarly
+from vantage.schemas.records.job import StageResult
+from vantage.storage.measured_file import write_measured
+from vantage.storage.refs import describe
 from vantage.tasks.stages import run_stage
+from vantage.tasks.training import attempt as attempt_module
 from vantage.tasks.training.scratch import JOURNAL
 
 Contents = Callable[[Path], dict[str, bytes]]
@@ -145,3 +149,45 @@ def test_the_defaults_only_warn_and_are_about_curves_of_the_stage(pipeline: Any,
     run_stage(job)
     reported = {metric for entry in read(job.scratch / JOURNAL) for metric in entry.metrics}
     assert {guard.metric for guard in guards} <= reported
+
+
+def test_a_default_that_fires_is_recorded_and_seals_nothing(
+    pipeline: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The digest of an artifact does not depend on defaults, which later versions may change; a recipe's own guard is in it."""
+    guard = fires_at("grad_norm", "warn", over=1)
+    silent = run_stage(pipeline.job("sft", guards="off"))
+    own = run_stage(pipeline.job("sft", guards=(guard,)))
+    monkeypatch.setattr(attempt_module, "guards_of", lambda work: (guard,))
+    default = run_stage(pipeline.job("sft"))
+    assert [[firing.is_default for firing in each.firings] for each in (silent, default, own)] == [
+        [],
+        [True],
+        [False],
+    ]
+    sealed = [
+        measured_bytes(each, tmp_path / str(number)) for number, each in enumerate((silent, default, own))
+    ]
+    assert sealed[0] == sealed[1] != sealed[2]
+
+
+def measured_bytes(result: StageResult, folder: Path) -> bytes:
+    """``metrics.json`` as it is sealed with an artifact."""
+    folder.mkdir()
+    (folder / "weights").write_text("x")
+    placeholder = "0" * 64
+    artifact = describe(
+        {
+            "kind": "policy",
+            "parents": {},
+            "metrics": result.metrics,
+            "uncertainty": result.uncertainty,
+            "firings": result.firings,
+            "tokenizer_digest": placeholder,
+        },
+        stage_key=placeholder,
+        digest=placeholder,
+        files_digest=placeholder,
+    )
+    write_measured(folder, artifact)
+    return (folder / "metrics.json").read_bytes()
