@@ -32,20 +32,20 @@ def run_stage(job: StageJob) -> StageResult:
             result: StageResult = run(own)
     finally:
         progress.end()
-    watched = read_watched(job.scratch)
-    result = result.model_copy(
-        update={
-            "metrics": {**result.metrics, **compile_outcome.metrics_of(noted)},
-            "firings": watched.firings,
-            "ended_early": watched.ended_early,
-        }
-    )
+    metrics = {**result.metrics, **compile_outcome.metrics_of(noted)}
+    result = with_guards(job, result.model_copy(update={"metrics": metrics}))
     for name, value in result.metrics.items():
         log.info("%s: %s", name, "undefined" if value is None else f"{value:.6g}")
     if writes_files():  # another rank would look at files that the first is still renaming
         files = [path for path in job.output.rglob("*") if path.is_file()]
         log.info("made %d files, %.1f MB", len(files), sum(path.stat().st_size for path in files) / 1e6)
     return result
+
+
+def with_guards(job: StageJob, result: StageResult) -> StageResult:
+    """Return the result with what the guards of the attempt have seen."""
+    watched = read_watched(job.scratch)
+    return result.model_copy(update={"firings": watched.firings, "ended_early": watched.ended_early})
 
 
 @contextmanager

@@ -9,9 +9,13 @@ from vantage.schemas.records.verdicts import DEFAULT_CONFIDENCE
 _CHANCE = 0.5
 
 
-def warnings_about(artifact: StoredArtifact) -> tuple[str, ...]:
-    """Return all warnings about an artifact: how its stage went, those of its metrics alone, then those of its estimates."""
-    found = (judges_by_chance(artifact), score_against_accuracy(artifact))
+def warnings_about(artifact: StoredArtifact, *, of_estimates: bool = True) -> tuple[str, ...]:
+    """Return all warnings about an artifact: how its stage went, those of its metrics alone, then those of its estimates.
+
+    Args:
+        of_estimates: False: leave the last ones out, as earlier versions did.
+    """
+    found = (judges_by_chance(artifact), score_against_accuracy(artifact)) if of_estimates else ()
     return (
         *(() if artifact.ended_early is None else (str(artifact.ended_early),)),
         *in_words(artifact.firings),
