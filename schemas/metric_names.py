@@ -15,7 +15,7 @@ SPEED = ("tokens_per_second", "peak_memory")
 COMPILED = ("graphs_compiled",)
 UNCOMPILED = ("uncompiled_share",)
 """Where a stage says ``compile: true``; of its steps, and at its end."""
-STEP = ("learning_rate", *SPEED, *PASSES, *COMPILED, "grad_norm")
+STEP = ("learning_rate", *SPEED, *PASSES, *COMPILED, "grad_norm", "nonfinite_steps")
 SAMPLER = ("sampler_gap", "sampler_gap_k3", "sampler_gap_worst")
 SAMPLED_POLICY = ("test_score", "mean_response_length", "truncated_share")
 CHOSEN_POLICY = ("best_iteration", "validation_score", "reward_spread")

@@ -11,6 +11,7 @@ from vantage.schemas.recipe.guards import OFF, Guard
 from vantage.schemas.recipe.stage import Training
 from vantage.schemas.recipe.stages import PolicyOptimization
 
+_FINITE = (Guard(metric="nonfinite_steps", above=0.0, over=1),)
 _RESPONSES = (
     # PPO-max, arXiv 2307.04964 §5.1: length moves with the collapse
     Guard(metric="response_length_mean", rises_by="50%", over=5),
@@ -53,11 +54,11 @@ _OF_KIND: Mapping[str, tuple[Guard, ...]] = {
 def default_guards(work: Training) -> tuple[Guard, ...]:
     """Return the guards of a stage that writes none; each only warns."""
     if not isinstance(work, PolicyOptimization):
-        return _OF_KIND.get(work.kind, ())
+        return (*_FINITE, *_OF_KIND.get(work.kind, ()))
     switches: Algorithm = work.algorithm
     critic = _CRITIC if switches.reads_critic else ()
     groups = _GROUPS if switches.samples_per_prompt > 1 else ()
-    return (*_POLICY, *_RESPONSES, *critic, *groups)
+    return (*_FINITE, *_POLICY, *_RESPONSES, *critic, *groups)
 
 
 DEFAULT = " (default)"

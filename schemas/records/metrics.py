@@ -158,6 +158,10 @@ METRICS: tuple[Metric, ...] = (
         "Share of the same tokens that are single bytes (<0x41>), which a tokenizer uses for text that it has no "
         "pieces for.",
     ),
+    Metric(
+        "nonfinite_steps", "steps",
+        "Optimiser steps that were left out because a loss or gradient was not finite; reported only where there is one.",
+    ),
     # -- sft
     Metric(
         "validation_nll", "nats/token",

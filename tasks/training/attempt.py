@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from math import isfinite
 from types import TracebackType
@@ -15,12 +15,12 @@ from torch.optim import Optimizer
 
 from vantage.ledger.journal import Journal, read
 from vantage.schemas.recipe.default_guards import guards_of
+from vantage.schemas.recipe.guards import OFF
 from vantage.schemas.recipe.stage import Training
 from vantage.schemas.records.firings import EndedEarly, Watched
 from vantage.schemas.records.job import StageJob
-from vantage.tasks.training import checkpoints, preemption, ranks
+from vantage.tasks.training import checkpoints, nonfinite, preemption, ranks
 from vantage.tasks.training.guarding import Asked, Guarding, ended_early
-from vantage.tasks.training.optimization import TrainingDiverged
 from vantage.tasks.training.progress import RUNNING, Progress
 from vantage.tasks.training.scratch import (
     CHECKPOINTS,
@@ -108,6 +108,8 @@ class Attempt(Generic[State]):
         self._journal = Journal(self._scratch / JOURNAL) if writes_files() else None
         self._restore()
         self._guarding = self._guarding_of(job)
+        self._tolerance = nonfinite.Tolerance(self._scratch, allowed=self._allowed(job))
+        self._open = ExitStack()
         self._saved_at = self.step
         self._summary: str = ""
         self._describe()
@@ -118,11 +120,13 @@ class Attempt(Generic[State]):
             self._show_watched()  # without what was seen after the checkpoint
 
     def __enter__(self) -> Self:
+        self._open.enter_context(nonfinite.tolerating(self._tolerance))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._open.close()
         if self._journal is not None:
             self._journal.close()
 
@@ -137,6 +141,7 @@ class Attempt(Generic[State]):
         pass_metrics()  # what was computed before is none of the first step
         self._heed(begins=True)
         while self.step < self._total and not self._stopped:
+            self._tolerance.begin(self.step)
             yield self.step
             self.step += 1
             self._heed()
@@ -179,15 +184,13 @@ class Attempt(Generic[State]):
             headline: the metric that a person wants to see beside the progress bar.
 
         Raises:
-            TrainingDiverged: the headline metric is not finite.
+            TrainingDiverged: the headline metric is not finite, and that is not tolerated.
         """
         if self._ahead is not None:
             self._carried = self._ahead.tensors()
         if not isfinite(metrics[headline]):
-            raise TrainingDiverged(
-                f"{headline} is {metrics[headline]} at step {self.step}; lower the learning rate, or look at the data"
-            )
-        metrics = {**metrics, **pass_metrics()}
+            nonfinite.meet(headline, metrics[headline], remedy="lower the learning rate, or look at the data")
+        metrics = {**metrics, **self._tolerance.metrics(), **pass_metrics()}
         tokens_per_second, memory = self._speed.after(num_tokens), peak_memory()
         self._summary = f"{headline} {metrics[headline]:.4g}, {tokens_per_second:,.0f} tokens/s"
         if self._journal is not None:
@@ -258,6 +261,13 @@ class Attempt(Generic[State]):
         own = job.work.guards if isinstance(job.work.guards, tuple) else ()
         journal = read(self._scratch / JOURNAL) if guards else ()
         return Guarding(guards, journal, defaults=set(guards) - set(own))
+
+    def _allowed(self, job: StageJob) -> int:
+        """Return how many steps may still meet what is not finite: one of a whole stage that has guards."""
+        if not isinstance(job.work, Training) or job.work.guards == OFF:
+            return 0
+        was_met = self._guarding.has_seen(nonfinite.METRIC)
+        return int(ranks.agreed(int(not was_met)))
 
     def _describe(self) -> None:
         """Write what is trained and where it begins into the stage's log."""

@@ -83,6 +83,10 @@ class Guarding:
             freeze_policy=any(guard.action == "freeze_policy" for guard in self._outside),
         )
 
+    def has_seen(self, metric: str) -> bool:
+        """Return whether a guarded metric was ever reported."""
+        return bool(self._values.get(metric))
+
     def first(self, *actions: str) -> Firing | None:
         """Return the first firing of a guard with one of these actions."""
         return next((each for each in self._recorded if each.guard.action in actions), None)

@@ -128,7 +128,9 @@ def test_what_a_person_ended_is_that_runs_alone(workspace: Workspace, recipe_fil
     assert third.stages["policy"].status == "reused"
     assert third.stages["policy"].digest == second.stages["policy"].digest
     for record, code in ((first, 2), (second, 0), (third, 0)):
-        audit = CliRunner().invoke(app, ["audit", f"{record.run_id}/policy", "--workspace", workspace.address])
+        audit = CliRunner().invoke(
+            app, ["audit", f"{record.run_id}/policy", "--workspace", workspace.address]
+        )
         assert audit.exit_code == code, audit.output
         assert ("has made it again with other bits" in audit.output) is (code == 2)
 
