@@ -90,6 +90,11 @@ class Resources(Frozen):
     hang_seconds: Positive | None = 21600.0
     """Seconds without a progress report after which the stage counts as hung: it is killed and started again once.
     Every optimiser step, sampled token and micro-batch is a report. None: never."""
+    max_seconds: Positive | None = Field(None, exclude_if=is_unset)
+    """Seconds of one attempt, from the start of its computation, after which the stage saves its state and ends with exit code
+    75; the same command goes on from there. None: no limit."""
+    max_gpu_hours: Positive | None = Field(None, exclude_if=is_unset)
+    """The same in GPU hours: with 8 GPUs, 4 are half an hour. Without GPUs it is no limit."""
     memory: Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*(Mi|Gi|Ti)$")] | None = Field(
         None, exclude_if=is_unset
     )

@@ -25,6 +25,7 @@ Cause = Literal[
     "refused",
     "diverged",
     "guard",
+    "time",
     "preempted",
     "memory",
     "storage",

@@ -338,7 +338,7 @@ class Attempt(Generic[State]):
     def _save_and_stop(self) -> NoReturn:
         if self.step > self._saved_at:
             self._save()
-        raise preemption.Preempted(f"stopped on request after step {self.step} of {self._total}") from None
+        raise preemption.preempted(f"step {self.step} of {self._total}") from None
 
     def _save(self) -> None:
         tensors: dict[str, Tensor] = {f"best/{name}": tensor for name, tensor in self.best.items()}
