@@ -14,7 +14,7 @@ from vantage.schemas.recipe.resolved import ResolvedBestOfN, ResolvedPolicyOptim
 from vantage.schemas.recipe.stage import Stage, Training
 from vantage.schemas.recipe.stages import Rollouts
 from vantage.schemas.recipe.terms import ModelTerm
-from vantage.schemas.steps import dependencies, reward_of
+from vantage.schemas.steps import dependencies, rewards_read
 
 
 @dataclass(frozen=True)
@@ -184,9 +184,6 @@ def language_model(subject: Subject, role: str, *, trained: bool = False) -> Net
 
 def reward_networks(subject: Subject) -> list[Network]:
     """Return the models of the stage's reward or judge."""
-    reward = reward_of(subject.stage)
-    if reward is None:
-        return []
     return [
         Network(
             role=term.stage,
@@ -194,6 +191,7 @@ def reward_networks(subject: Subject) -> list[Network]:
             is_scalar=True,
             is_bfloat16=getattr(subject.stage, "precision", "float32") == "bfloat16",
         )
+        for reward in rewards_read(subject.stage)
         for term in subject.recipe.rewards[reward].terms
         if isinstance(term, ModelTerm)
     ]

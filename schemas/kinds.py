@@ -248,10 +248,11 @@ _TABLE = (
         learning_rate=1e-6,  # VAPO, arXiv 2504.05118
         critic_learning_rate=2e-6,  # VAPO
         estimates=(*SAMPLED_POLICY, "kl_to_reference"),
-        numbers=(*PROMPTS_READ, *CHOSEN_POLICY, "critic_weight_mean", *UNCOMPILED),
+        numbers=(*PROMPTS_READ, *CHOSEN_POLICY, "validation_watch_score", "critic_weight_mean", *UNCOMPILED),
         curves=(
             *ROLLOUT,
             *RESPONSE_SHAPE,
+            *("validation_watch_score", "watch_change", "watch_falls"),
             *SAMPLER,
             *(*SPEED, *PASSES, *COMPILED, *SAMPLING),
             *("importance_weight", "importance_capped"),

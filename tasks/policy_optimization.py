@@ -15,7 +15,8 @@ from vantage.schemas.records.job import StageJob, StageResult
 from vantage.tasks.data.encoding_counts import encoding_metrics
 from vantage.tasks.data.examples import read_prompts
 from vantage.tasks.data.splits import SPLITS
-from vantage.tasks.rollout.selection import Measured, Selection
+from vantage.tasks.rollout.selection import VALIDATION_SCORE, Measured, Selection
+from vantage.tasks.rollout.watching import WATCH_SCORE, load_watching
 from vantage.tasks.training.attempt import Attempt
 from vantage.tasks.training.measured import uncertainty_of, values_of
 from vantage.tasks.training.networks import write_policy
@@ -49,7 +50,14 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
     encoding = encoding_metrics(job, "prompts", [train, validation, test])
     ptx = read_ptx(job, codec)
     source = load_source(job, networks, train)
-    selection = Selection(models, validation, num_samples=work.validation_samples, seed=stage_seed(job))
+    selection = Selection(
+        models,
+        validation,
+        num_samples=work.validation_samples,
+        seed=stage_seed(job),
+        watching=load_watching(job, device=models.policy.device),
+        keeps_by_watch=work.keeps_by_watch,
+    )
 
     with (
         Attempt(
@@ -100,7 +108,7 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
             attempt.state = after_rollout(state, gathered)
 
             # 5. Keep the policy that scores best on validation prompts
-            if attempt.is_due(work.validate_every):
+            if any(map(attempt.is_due, work.validations)):
                 metrics |= selection.keep_if_best(attempt, iteration=iteration + 1)
             num_tokens = int(gathered.rollout.sequences.attention_mask.sum())
             attempt.finish_step(metrics, num_tokens=num_tokens, headline="score_mean")
@@ -168,10 +176,17 @@ def headline_metrics(
     return {
         **values_of(measured.estimates),
         "reward_spread": measured.reward_spread,
-        "validation_score": state.best,
+        **kept_by(state, work),
         "best_iteration": state.best_iteration,
         **mean_critic_weight(attempt, work),
     }
+
+
+def kept_by(state: PolicyState, work: ResolvedPolicyOptimization) -> dict[str, float | None]:
+    """Return what chose the kept policy, and where that is the watch's judge, the reward's score beside it."""
+    if work.keeps_by_watch:
+        return {VALIDATION_SCORE: state.validation_score, WATCH_SCORE: state.best}
+    return {VALIDATION_SCORE: state.best}
 
 
 def mean_critic_weight(attempt: Attempt[PolicyState], work: ResolvedPolicyOptimization) -> dict[str, float]:

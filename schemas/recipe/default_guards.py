@@ -6,10 +6,12 @@ Which of them a policy stage has follows from the switches of its algorithm, and
 from dataclasses import dataclass
 from typing import Literal
 
-from vantage.schemas.recipe.guards import OFF, Guard
+from vantage.schemas.recipe.guards import OFF, WATCH_FALLS, Guard
 from vantage.schemas.recipe.stage import Training
 from vantage.schemas.recipe.stages import PolicyOptimization
 
+FALLS_BORNE = 1.0
+"""Measurements of a watch that may find a fall before it acts: one alone may be chance."""
 OURS = "ours: beyond what healthy small runs reached (docs/log/guards.md)"
 POLICY, VALUE, BEST = "policy_optimization", "value_pretraining", "best_of_n"
 TRAINED = ("sft", "reward_model", "dpo", VALUE, POLICY, BEST)
@@ -101,14 +103,23 @@ def described_guards(work: Training) -> tuple[str, ...]:
     """Return the guards of a stage in words, those of the recipe first; ``off`` alone where the recipe has none looked at."""
     if work.guards == OFF:
         return (OFF,)
-    own = len(work.guards or ())
+    own = len(own_guards(work))
     return tuple(f"{guard}{DEFAULT if number >= own else ''}" for number, guard in enumerate(guards_of(work)))
+
+
+def own_guards(work: Training) -> tuple[Guard, ...]:
+    """Return the guards that the recipe writes, and that by which its watch acts."""
+    written = () if work.guards == OFF else work.guards or ()
+    watch = work.watch if isinstance(work, PolicyOptimization) else None
+    if watch is None:
+        return written
+    return (Guard(metric=WATCH_FALLS, above=FALLS_BORNE, over=1, action=watch.on_fall), *written)
 
 
 def guards_of(work: Training) -> tuple[Guard, ...]:
     """Return all guards of a stage: those that its recipe writes, then the defaults of the metrics that these do not name."""
     if work.guards == OFF:
         return ()
-    own: tuple[Guard, ...] = work.guards or ()
+    own = own_guards(work)
     named = {guard.metric for guard in own}
     return (*own, *(guard for guard in default_guards(work) if guard.metric not in named))

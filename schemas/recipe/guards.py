@@ -19,6 +19,8 @@ RELATIONS: tuple[Relation, ...] = ("above", "below", "rises_by", "falls_by")
 Action = Literal["warn", "stop", "restore_best", "finish", "freeze_policy"]
 
 OFF: Literal["off"] = "off"
+WATCH_FALLS = "watch_falls"
+"""The curve by which a watch acts: measurements in a row at which the reward had risen and the judge's score fallen."""
 MAX_OVER = 1000
 """Most reports of a curve that a guard looks at; it remembers twice as many."""
 
@@ -91,6 +93,8 @@ class Guard(Frozen):
     @property
     def condition(self) -> str:
         """``kl_to_reference above 20, 3 reports in a row``."""
+        if self.metric == WATCH_FALLS:
+            return f"watch: the reward rose and the judge's score fell, at {self.amount + 1:g} measurements in a row"
         value = getattr(self, self.relation)
         shown = value if isinstance(value, str) else f"{value:g}"
         reports = "1 report" if self.over == 1 else f"{self.over} reports"

@@ -468,6 +468,20 @@ METRICS: tuple[Metric, ...] = (
         "validation_score", "reward",
         "Mean score of responses to the validation prompts, which selects the kept policy; gates cannot use it.",
     ),
+    Metric(
+        "validation_watch_score", "1",
+        "Mean score of the same responses by the watch's judge: the share that a verifier finds right, or another reward's mean; "
+        "with keep.by=watch it selects the kept policy. Only with watch; gates cannot use it.",
+    ),
+    Metric(
+        "watch_change", "1",
+        "Mean difference of the judge's scores to those at the measurement that it liked best, on the same prompts. Only with watch.",
+    ),
+    Metric(
+        "watch_falls", "measurements",
+        "Measurements in a row at which the reward had risen since the one that the judge liked best, and the judge's score fallen, "
+        "each by more than its 95 % interval, clustered by prompt. At 2 the watch acts. Only with watch.",
+    ),
     Metric("test_score", "reward", "Mean score of the kept policy's responses to the test prompts."),
     Metric(
         "reward_spread", "reward",

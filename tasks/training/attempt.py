@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from vantage.ledger.journal import Journal, read
-from vantage.schemas.recipe.default_guards import guards_of
+from vantage.schemas.recipe.default_guards import guards_of, own_guards
 from vantage.schemas.recipe.guards import OFF
 from vantage.schemas.recipe.stage import Training
 from vantage.schemas.records.firings import EndedEarly, Watched
@@ -258,9 +258,8 @@ class Attempt(Generic[State]):
         if self._journal is None or not isinstance(job.work, Training):
             return Guarding(())
         guards = guards_of(job.work)
-        own = job.work.guards if isinstance(job.work.guards, tuple) else ()
         journal = read(self._scratch / JOURNAL) if guards else ()
-        return Guarding(guards, journal, defaults=set(guards) - set(own))
+        return Guarding(guards, journal, defaults=set(guards) - set(own_guards(job.work)))
 
     def _allowed(self, job: StageJob) -> int:
         """Return how many steps may still meet what is not finite: one of a whole stage that has guards."""

@@ -84,6 +84,8 @@ RULES = {
     "Algorithm._critic_switches_need_gae": "what a preset's name stands for",
     "Algorithm._a_critic_of_its_own_is_frozen_or_learns_apart": "what a preset's name stands for",
     "Algorithm._the_critic_is_switched_or_blended": "what a preset's name stands for",
+    "Watch._one_response_is_judged": "a field of a part that other parts may have",
+    "PolicyOptimization._the_watch_is_independent": "one name equals another",
     "Guard._a_freeze_has_an_end": "one field against another's value",
     "Algorithm._k1_is_not_a_loss": "what a preset's name stands for",
     "Algorithm._kl_targets_need_coefficients": "what a preset's name stands for",
