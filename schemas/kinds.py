@@ -20,6 +20,8 @@ from vantage.schemas.metric_names import (
     CRITIC_SLICES,
     DISTINCT,
     LENGTH_GROUPS,
+    MONITORS,
+    NONFINITE,
     PAIRS,
     PASS_AT,
     PASSES,
@@ -34,6 +36,7 @@ from vantage.schemas.metric_names import (
     SPEED,
     STEP,
     UNCOMPILED,
+    WATCHED,
     compared,
     judge_metrics,
 )
@@ -252,7 +255,8 @@ _TABLE = (
         curves=(
             *ROLLOUT,
             *RESPONSE_SHAPE,
-            *("validation_watch_score", "watch_change", "watch_falls"),
+            *MONITORS,
+            *WATCHED,
             *SAMPLER,
             *(*SPEED, *PASSES, *COMPILED, *SAMPLING),
             *("importance_weight", "importance_capped"),
@@ -280,7 +284,8 @@ _TABLE = (
             ),
             *("approx_kl", "clip_fraction", "dual_clip_fraction", "kl_loss", "old_kl", "kl_penalty_coef"),
             *(
-                "nonfinite_steps",
+                *NONFINITE,
+                "reference_nll",
                 "trust_region_undone",
                 "positive_nll",
                 "ptx_nll",
@@ -304,7 +309,7 @@ _TABLE = (
         learning_rate=2e-5,  # the same loss as SFT
         estimates=SAMPLED_POLICY,
         numbers=(*PROMPTS_READ, *CHOSEN_POLICY, *UNCOMPILED),
-        curves=(*STEP, *ROLLOUT, *RESPONSE_SHAPE, *SAMPLER, *SAMPLING, "best_score_mean", "nll"),
+        curves=(*STEP, *ROLLOUT, *RESPONSE_SHAPE, *MONITORS, *SAMPLER, *SAMPLING, "best_score_mean", "nll"),
     ),
     Kind(
         work=PreferenceCollection,

@@ -6,7 +6,7 @@
 from collections.abc import Iterable
 
 from vantage.schemas.kinds import KINDS
-from vantage.schemas.metric_names import DOUBLING_TOKENS, LENGTH_PERCENTILES
+from vantage.schemas.metric_names import DOUBLING_TOKENS, LENGTH_PERCENTILES, SCORE_PERCENTILES
 from vantage.schemas.records.evaluation_metrics import BENCHMARK_METRICS, EVALUATION_METRICS, REWARD_METRICS
 from vantage.schemas.records.metric import NEEDS, Metric, Settings
 
@@ -468,6 +468,30 @@ METRICS: tuple[Metric, ...] = (
         "validation_score", "reward",
         "Mean score of responses to the validation prompts, which selects the kept policy; gates cannot use it.",
     ),
+    *(
+        Metric(
+            f"validation_score_p{percent}", "reward",
+            f"{percent} % of the responses to the validation prompts score no more than this.",
+        )
+        for percent in SCORE_PERCENTILES
+    ),
+    Metric(
+        "validation_score_drift", "1",
+        "How far the distribution of these scores has moved since before the first iteration: Wasserstein-1 distance in standard "
+        "deviations of the scores then.",
+    ),
+    Metric(
+        "reference_nll", "nats/token",
+        "Negative log-likelihood of the rollout's responses under the reference, per response token; its exponential is their "
+        "perplexity. Only where the reference's log-probabilities are computed.",
+    ),
+    Metric(
+        "watch_pair_accuracy", "1",
+        "Share of all pairs of a right and a wrong validation response, of any prompts, in which the right one has the higher reward "
+        "(ties count half): 0.5 is chance. Only with a verifier as the watch's judge.",
+    ),
+    Metric("watch_right_length", "tokens", "Mean length of the validation responses that the watch's verifier finds right."),
+    Metric("watch_wrong_length", "tokens", "The same of the wrong ones."),
     Metric(
         "validation_watch_score", "1",
         "Mean score of the same responses by the watch's judge: the share that a verifier finds right, or another reward's mean; "

@@ -2,7 +2,12 @@
 
 from dataclasses import dataclass, replace
 
+import torch
+from torch import Tensor
+
+from vantage.algorithms.score_distribution import drift, quantiles
 from vantage.algorithms.uncertainty import Estimate, clustered_mean
+from vantage.schemas.metric_names import SCORE_PERCENTILES, VALIDATION_PERCENTILES
 from vantage.schemas.recipe.algorithm import Returns
 from vantage.tasks.data.examples import Prompts
 from vantage.tasks.rollout.rollout_models import RolloutModels
@@ -68,12 +73,20 @@ class Selection:
             reward_spread=(scored.scores.total.max() - scored.scores.total.min()).item(),
         )
 
+    def score(self, scored: Scored) -> float:
+        """Return the mean score of responses to the validation prompts."""
+        return scored.scores.total.mean().item()
+
     def keep_if_best(self, attempt: Attempt[Best], *, iteration: int) -> dict[str, float]:
         """Score the policy; remember its weights when it scores best so far. Returns what to log."""
         scored = self._respond(
             self.prompts, self.num_samples, stream="validation sampling", phase="validation"
         )
-        metrics = {VALIDATION_SCORE: scored.scores.total.mean().item(), **self._watch(attempt, scored)}
+        metrics = {
+            VALIDATION_SCORE: self.score(scored),
+            **_distribution(attempt, scored.scores.total, is_first=iteration == 0),
+            **self._watch(attempt, scored),
+        }
         metric = WATCH_SCORE if self.keeps_by_watch else VALIDATION_SCORE
         policy = self.models.policy.causal_lm
         is_best = keep_if_best(attempt, policy, metrics[metric], metric=metric, iteration=iteration)
@@ -99,3 +112,14 @@ class Selection:
         indices = [index % len(prompts) for index in range(num_samples)]
         with progress.within(phase):
             return sample_and_score(self.models, prompts, indices, seed=derive_seed(self.seed, stream))
+
+
+def _distribution(attempt: Attempt[Best], scores: Tensor, *, is_first: bool) -> dict[str, float]:
+    """Return how the scores (B,) are spread, and how far they have moved from those of the first measurement."""
+    if is_first:
+        attempt.state = replace(attempt.state, first_scores=tuple(scores.double().tolist()))
+    shares = [percent / 100 for percent in SCORE_PERCENTILES]
+    spread = dict(zip(VALIDATION_PERCENTILES, quantiles(scores, shares), strict=True))
+    first = torch.tensor(attempt.state.first_scores, dtype=torch.float64)
+    moved = {"validation_score_drift": drift(scores, first)} if len(first) else {}
+    return {name: value for name, value in {**spread, **moved}.items() if value == value}

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from vantage.algorithms.divergence_of_judges import change_of
+from vantage.algorithms.score_distribution import pair_accuracy
 from vantage.schemas.recipe.guards import WATCH_FALLS
 from vantage.schemas.recipe.resolved import ResolvedPolicyOptimization
 from vantage.schemas.records.job import StageJob
@@ -23,6 +24,8 @@ class Watching:
     """The judge of a watch, loaded."""
 
     judge: Judgement
+    is_verifier: bool = False
+    """Whether it says right (1) or wrong (0)."""
 
     def look(self, scored: Scored, before: WatchedSoFar) -> tuple[WatchedSoFar, dict[str, float]]:
         """Return what the watch has seen with these responses, and its metrics.
@@ -32,6 +35,14 @@ class Watching:
             before: what it had seen before.
         """
         judged, rewards = self.judge(scored.sampled).cpu().double(), scored.scores.total.cpu().double()
+        monitors = self._monitors(scored, judged, rewards) if self.is_verifier else {}
+        seen, metrics = self._compare(scored, judged, rewards, before)
+        return seen, metrics | monitors
+
+    def _compare(
+        self, scored: Scored, judged: Tensor, rewards: Tensor, before: WatchedSoFar
+    ) -> tuple[WatchedSoFar, dict[str, float]]:
+        """Compare with the measurement that the judge liked best."""
         mean = ranks.agreed(judged.mean().item())
         if not before.judged:
             return _best(judged, rewards), {WATCH_SCORE: mean, WATCH_CHANGE: 0.0, WATCH_FALLS: 0.0}
@@ -47,6 +58,16 @@ class Watching:
         falls = 0 if is_better or not change.is_fall else before.falls + 1
         seen = _best(judged, rewards) if is_better else replace(before, falls=falls)
         return seen, {WATCH_SCORE: mean, WATCH_CHANGE: change.judge.value, WATCH_FALLS: float(falls)}
+
+    def _monitors(self, scored: Scored, judged: Tensor, rewards: Tensor) -> dict[str, float]:
+        """Return how well the reward tells right from wrong responses, and how long they are; what is undefined is left out."""
+        is_right, lengths = judged > 0.5, scored.sampled.sequences.lengths.cpu().double()
+        found = {
+            "watch_pair_accuracy": pair_accuracy(rewards, is_right),
+            "watch_right_length": lengths[is_right].mean().item(),
+            "watch_wrong_length": lengths[~is_right].mean().item(),
+        }
+        return {name: value for name, value in found.items() if value == value}
 
 
 def _best(judged: Tensor, rewards: Tensor) -> WatchedSoFar:
@@ -64,5 +85,6 @@ def load_watching(job: StageJob[ResolvedPolicyOptimization], *, device: torch.de
         return None
     limits = job.work.pass_limits
     return Watching(
-        load_judge(job, watch.judge, role="watch", policies=("init",), device=device, limits=limits)
+        load_judge(job, watch.judge, role="watch", policies=("init",), device=device, limits=limits),
+        is_verifier=watch.judge.verifier is not None,
     )

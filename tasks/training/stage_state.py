@@ -39,6 +39,8 @@ class BestSoFar:
     """The reward's mean score at that measurement, where another judge made it."""
     watched: WatchedSoFar = field(default_factory=WatchedSoFar, metadata=ADDED_LATER)
     """What the watch has seen."""
+    first_scores: tuple[float, ...] = field(default=(), metadata=ADDED_LATER)
+    """The scores of the first measurement's responses; empty where it was made by a version that kept none."""
 
 
 def state_from_json(initial: State, saved: Mapping[str, Any], *, path: str) -> State:

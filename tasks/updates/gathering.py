@@ -278,6 +278,7 @@ def describe(gathered: Gathered, algorithm: Algorithm, state: PolicyState) -> di
         "positive_share": estimates.is_positive.float().mean().item(),
         "response_length_mean": rollout.sequences.lengths.float().mean().item(),
         **response_shape(rollout.sequences),
+        **_reference_nll(rollout),
         "truncated_share": (~rollout.sampled.ended).float().mean().item(),
         "uniform_group_share": filled.uniform_share,
         "sampling_rounds": filled.rounds,
@@ -309,6 +310,14 @@ def _divergence(log_ratios: Tensor, lengths: Tensor) -> dict[str, float]:
         "kl_to_reference": divergence,
         "kl_to_reference_per_token": divergence / lengths.float().mean().item(),
     }
+
+
+def _reference_nll(rollout: Rollout) -> dict[str, float]:
+    """Return the responses' NLL under the reference (nats per token), where its log-probabilities are there."""
+    if rollout.ref_logprobs is None:
+        return {}
+    mask = rollout.sequences.response_mask
+    return {"reference_nll": -sequence_sums(rollout.ref_logprobs, mask).sum().item() / int(mask.sum())}
 
 
 def _moments_of(advantages: Tensor) -> dict[str, float]:
