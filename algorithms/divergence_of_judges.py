@@ -18,12 +18,14 @@ class Change:
     judge: Estimate
 
     @property
+    def is_worse(self) -> bool:
+        """Whether the judge's score fell by more than its 95 % interval."""
+        return self.judge.value + Z * self.judge.standard_error < 0
+
+    @property
     def is_fall(self) -> bool:
         """Whether the reward rose and the judge's score fell, each by more than its 95 % interval."""
-        return (
-            self.reward.value - Z * self.reward.standard_error > 0
-            and self.judge.value + Z * self.judge.standard_error < 0
-        )
+        return self.is_worse and self.reward.value - Z * self.reward.standard_error > 0
 
 
 def change_of(

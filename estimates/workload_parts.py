@@ -116,11 +116,20 @@ class Responses:
         return [forward(role, times, scored) for role in ("policy", *(["reference"] if reference else []))]
 
 
+def validations(work: ResolvedPolicyOptimization | ResolvedBestOfN) -> int:
+    """Return how often the policy is measured on validation prompts after an iteration, the last one included."""
+    own = work.validations if isinstance(work, ResolvedPolicyOptimization) else (work.validate_every,)
+    together = math.lcm(*own)
+    due = sum(work.iterations // every for every in own)
+    due -= work.iterations // together if len(own) > 1 else 0
+    return due + all(work.iterations % every for every in own)
+
+
 def selection(
     work: ResolvedPolicyOptimization | ResolvedBestOfN, rollouts: Responses, *, reference: bool
 ) -> tuple[list[Sampling], list[Pass]]:
     """Return the measurements on held-out prompts: before the first iteration, every few iterations, and at the end."""
-    measured = 1 + math.ceil(work.iterations / work.validate_every)
+    measured = 1 + validations(work)
     tests = work.test_samples or work.validation_samples
     samplings = [
         rollouts.sampling("policy", measured, work.validation_samples),

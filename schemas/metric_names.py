@@ -30,8 +30,8 @@ SCORE_PERCENTILES = (10, 50, 90)
 VALIDATION_PERCENTILES = tuple(f"validation_score_p{percent}" for percent in SCORE_PERCENTILES)
 MONITORS = (*VALIDATION_PERCENTILES, "validation_score_drift")
 WATCHED = (
-    *("validation_watch_score", "watch_change", "watch_falls", "watch_pair_accuracy"),
-    *("watch_right_length", "watch_wrong_length"),
+    *("validation_watch_score", "watch_change", "watch_falls", "watch_worse"),
+    *("watch_pair_accuracy", "watch_right_length", "watch_wrong_length"),
 )
 RESPONSE_SHAPE = (
     *(f"response_length_p{percent}" for percent in LENGTH_PERCENTILES),

@@ -16,7 +16,7 @@ OURS = "ours: beyond what healthy small runs reached (docs/log/guards.md)"
 POLICY, VALUE, BEST = "policy_optimization", "value_pretraining", "best_of_n"
 TRAINED = ("sft", "reward_model", "dpo", VALUE, POLICY, BEST)
 
-Need = Literal["a critic", "groups"]
+Need = Literal["a critic", "groups", "a watch"]
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,10 @@ DEFAULTS: tuple[Default, ...] = (
         Guard(metric="uniform_group_share", above=0.95, over=5), (POLICY,),
         "groups without contrast teach nothing (DAPO, arXiv 2503.14476 §3.2)", needs="groups",
     ),
+    Default(
+        Guard(metric="watch_worse", above=1.0, over=1), (POLICY,),
+        "the judge's score fell by more than its 95 % interval, twice in a row", needs="a watch",
+    ),
 )  # fmt: skip
 
 
@@ -89,7 +93,11 @@ def default_guards(work: Training) -> tuple[Guard, ...]:
     """Return the guards of a stage that writes none; each only warns."""
     has: dict[Need | None, bool] = {None: True}
     if isinstance(work, PolicyOptimization):
-        has |= {"a critic": work.algorithm.reads_critic, "groups": work.algorithm.samples_per_prompt > 1}
+        has |= {
+            "a critic": work.algorithm.reads_critic,
+            "groups": work.algorithm.samples_per_prompt > 1,
+            "a watch": work.watch is not None,
+        }
     return tuple(
         default.guard for default in DEFAULTS if work.kind in default.kinds and has.get(default.needs, False)
     )

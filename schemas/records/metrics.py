@@ -506,6 +506,11 @@ METRICS: tuple[Metric, ...] = (
         "Measurements in a row at which the reward had risen since the one that the judge liked best, and the judge's score fallen, "
         "each by more than its 95 % interval, clustered by prompt. At 2 the watch acts. Only with watch.",
     ),
+    Metric(
+        "watch_worse", "measurements",
+        "Measurements in a row at which the judge's score had fallen since the one that it liked best, by more than its 95 % interval, "
+        "whatever the reward did. Only with watch.",
+    ),
     Metric("test_score", "reward", "Mean score of the kept policy's responses to the test prompts."),
     Metric(
         "reward_spread", "reward",

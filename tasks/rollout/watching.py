@@ -16,7 +16,7 @@ from vantage.tasks.training import ranks
 from vantage.tasks.training.measured import clusters_of
 from vantage.tasks.training.stage_state import WatchedSoFar
 
-WATCH_SCORE, WATCH_CHANGE = "validation_watch_score", "watch_change"
+WATCH_SCORE, WATCH_CHANGE, WATCH_WORSE = "validation_watch_score", "watch_change", "watch_worse"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class Watching:
         """Compare with the measurement that the judge liked best."""
         mean = ranks.agreed(judged.mean().item())
         if not before.judged:
-            return _best(judged, rewards), {WATCH_SCORE: mean, WATCH_CHANGE: 0.0, WATCH_FALLS: 0.0}
+            seen = _best(judged, rewards)
+            return seen, {WATCH_SCORE: mean, WATCH_CHANGE: 0.0, WATCH_FALLS: 0.0, WATCH_WORSE: 0.0}
         best = torch.tensor(before.judged, dtype=torch.float64)
         change = change_of(
             rewards,
@@ -55,9 +56,15 @@ class Watching:
             clusters=clusters_of(scored.sampled.prompts),
         )
         is_better = mean > best.mean().item()
-        falls = 0 if is_better or not change.is_fall else before.falls + 1
-        seen = _best(judged, rewards) if is_better else replace(before, falls=falls)
-        return seen, {WATCH_SCORE: mean, WATCH_CHANGE: change.judge.value, WATCH_FALLS: float(falls)}
+        falls = before.falls + 1 if change.is_fall else 0
+        worse = before.worse + 1 if change.is_worse else 0
+        seen = _best(judged, rewards) if is_better else replace(before, falls=falls, worse=worse)
+        return seen, {
+            WATCH_SCORE: mean,
+            WATCH_CHANGE: change.judge.value,
+            WATCH_FALLS: float(seen.falls),
+            WATCH_WORSE: float(seen.worse),
+        }
 
     def _monitors(self, scored: Scored, judged: Tensor, rewards: Tensor) -> dict[str, float]:
         """Return how well the reward tells right from wrong responses, and how long they are; what is undefined is left out."""

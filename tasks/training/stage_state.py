@@ -25,6 +25,8 @@ class WatchedSoFar:
     """Their rewards."""
     falls: int = 0
     """Measurements in a row at which the reward had risen since then and the judge's score had fallen."""
+    worse: int = 0
+    """Measurements in a row at which the judge's score had fallen since then, whatever the reward did."""
 
 
 @dataclass(frozen=True)

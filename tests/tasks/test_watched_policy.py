@@ -26,7 +26,7 @@ from vantage.tasks.training.stage_state import WatchedSoFar
 Contents = Callable[[Path], dict[str, bytes]]
 ARITHMETIC = Judge(verifier="arithmetic")
 WATCHED = {"watch": Watch(judge=ARITHMETIC, every=1)}
-JOURNALLED = ("validation_watch_score", "watch_change", "watch_falls")
+JOURNALLED = ("validation_watch_score", "watch_change", "watch_falls", "watch_worse")
 
 
 def scored(prompts: list[str], rewards: list[float]) -> Scored:
@@ -47,7 +47,7 @@ def falls_by_hand(now: list[float], before: list[float], sign: int) -> bool:
 def test_falls_are_counted_against_the_measurement_that_the_judge_liked_best(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     prompts = [str(k) for k in range(12)]
-    seen, best, falls = WatchedSoFar(), None, 0
+    seen, best, falls, worse = WatchedSoFar(), None, 0, 0
     for step in range(10):
         rewards = (torch.rand(12, generator=generator) + 0.12 * step).tolist()
         judged = (torch.rand(12, generator=generator) - 0.12 * max(step - 3, 0)).tolist()
@@ -57,12 +57,13 @@ def test_falls_are_counted_against_the_measurement_that_the_judge_liked_best(see
         rewards = torch.tensor(rewards).double().tolist()  # as the reward's single precision has them
         assert metrics["validation_watch_score"] == pytest.approx(sum(judged) / 12)
         if best is None or sum(judged) > sum(best[1]):
-            best, falls = (rewards, judged), 0
+            best, falls, worse = (rewards, judged), 0, 0
         else:
+            worse = worse + 1 if falls_by_hand(judged, best[1], -1) else 0
             falls = (
                 falls + 1 if falls_by_hand(rewards, best[0], 1) and falls_by_hand(judged, best[1], -1) else 0
             )
-        assert metrics["watch_falls"] == falls
+        assert (metrics["watch_falls"], metrics["watch_worse"]) == (falls, worse)
         assert seen.judged == tuple(best[1])
     assert falls > 1, "the data are made so that the last measurements are a fall"
 
@@ -143,7 +144,8 @@ def test_after_two_falls_the_stage_ends_with_the_policy_that_the_judge_liked_bes
         job = pipeline.job("policy", checkpoint_every=1, folder=tmp_path, **WATCHED)
     result = run_stage(job)
     assert str(result.ended_early) == "finished at 2 of 4 by guard watch_falls"
-    [firing] = result.firings
+    firing, worse = result.firings
+    assert (worse.guard.metric, worse.is_default) == ("watch_worse", True)
     assert str(firing) == (
         "guard watch: the reward rose and the judge's score fell, at 2 measurements in a row: fired after step 2 (2); "
         "the stage ended with the weights that measured best"
@@ -158,4 +160,7 @@ def test_a_fall_can_stop_or_only_warn(pipeline: Any, monkeypatch: pytest.MonkeyP
     falling(monkeypatch)
     warned = run_stage(pipeline.job("policy", watch=Watch(judge=ARITHMETIC, every=1, on_fall="warn")))
     assert warned.ended_early is None
-    assert [firing.step for firing in warned.firings] == [2]
+    assert [(firing.step, firing.guard.metric) for firing in warned.firings] == [
+        (2, "watch_falls"),
+        (2, "watch_worse"),
+    ]
