@@ -29,6 +29,7 @@ SCORE_PERCENTILES = (10, 50, 90)
 """Percentiles of the validation responses' scores that a measurement reports."""
 VALIDATION_PERCENTILES = tuple(f"validation_score_p{percent}" for percent in SCORE_PERCENTILES)
 MONITORS = (*VALIDATION_PERCENTILES, "validation_score_drift")
+ENSEMBLE = ("reward_disagreement",)
 WATCHED = (
     *("validation_watch_score", "watch_change", "watch_falls", "watch_worse"),
     *("watch_pair_accuracy", "watch_right_length", "watch_wrong_length"),

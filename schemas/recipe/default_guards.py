@@ -83,6 +83,10 @@ DEFAULTS: tuple[Default, ...] = (
         "groups without contrast teach nothing (DAPO, arXiv 2503.14476 §3.2)", needs="groups",
     ),
     Default(
+        Guard(metric="reward_disagreement", rises_by="200%", over=3), (POLICY,),
+        "members of an ensemble differ most where they know least (arXiv 2310.02743); the bound is ours",
+    ),
+    Default(
         Guard(metric="watch_worse", above=1.0, over=1), (POLICY,),
         "the judge's score fell by more than its 95 % interval, twice in a row", needs="a watch",
     ),

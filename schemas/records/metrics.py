@@ -325,6 +325,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("score_mean_TERM", "1", "The same of one term of the reward, unweighted; TERM is its model or verifier."),
     Metric("best_score_mean", "reward", "Mean score of the kept responses: each prompt's best."),
     Metric(
+        "reward_disagreement", "reward",
+        "Mean over the rollout's responses of the standard deviation of the scores of the reward's models. Only with an ensemble.",
+    ),
+    Metric(
         "scaled_score_mean", "1",
         "Mean score of the rollout's responses after scaling, clipping and overlong shaping, as used in the tokens' "
         "rewards.",

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
+from vantage.algorithms.ensembles import disagreement
 from vantage.algorithms.importance import ImportanceWeights, truncated_importance_weights
 from vantage.algorithms.rewards import RunningMoments
 from vantage.schemas.recipe.algorithm import Algorithm
@@ -77,6 +79,8 @@ class Gathered:
     estimates: Estimates
     gap: dict[str, float]
     """Between the policy's log-probabilities and the sampler's."""
+    members: tuple[str, ...] = ()
+    """The reward's terms that an ensemble combines."""
 
 
 def gather(source: Source, state: PolicyState, *, has_moved: bool) -> Gathered:
@@ -121,7 +125,8 @@ def gather(source: Source, state: PolicyState, *, has_moved: bool) -> Gathered:
         greedy_scores=greedy_scores,
         prompt_baselines=of_prompts,
     )
-    return Gathered(filled, moments, rollout, greedy, of_prompts, estimates, gap)
+    members = () if models.scorer is None else models.scorer.members
+    return Gathered(filled, moments, rollout, greedy, of_prompts, estimates, gap, members)
 
 
 def estimated_anew(source: Source, gathered: Gathered, state: PolicyState) -> Gathered:
@@ -268,6 +273,7 @@ def describe(gathered: Gathered, algorithm: Algorithm, state: PolicyState) -> di
     mask = rollout.sequences.response_mask
     terms = {f"score_mean_{name}": term.mean().item() for name, term in rollout.scores.by_term.items()}
     metrics = {
+        **_disagreement(rollout, gathered.members),
         "score_mean": rollout.scores.total.mean().item(),
         **terms,
         "scaled_score_mean": rollout.scaled_scores.mean().item(),
@@ -310,6 +316,14 @@ def _divergence(log_ratios: Tensor, lengths: Tensor) -> dict[str, float]:
         "kl_to_reference": divergence,
         "kl_to_reference_per_token": divergence / lengths.float().mean().item(),
     }
+
+
+def _disagreement(rollout: Rollout, members: tuple[str, ...]) -> dict[str, float]:
+    """Return how far the models of an ensemble disagree about a response, on average; nothing without an ensemble."""
+    if not members:
+        return {}
+    scores = torch.stack([rollout.scores.by_term[name] for name in members])
+    return {"reward_disagreement": disagreement(scores).mean().item()}
 
 
 def _reference_nll(rollout: Rollout) -> dict[str, float]:

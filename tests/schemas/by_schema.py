@@ -86,6 +86,8 @@ RULES = {
     "Algorithm._the_critic_is_switched_or_blended": "what a preset's name stands for",
     "Watch._one_response_is_judged": "a field of a part that other parts may have",
     "PolicyOptimization._the_watch_is_independent": "one name equals another",
+    "Ensemble._k_is_of_one_combination": "one field against another's value",
+    "Reward._an_ensemble_has_members": "a number of items of one kind, and a field of them",
     "Guard._a_freeze_has_an_end": "one field against another's value",
     "Algorithm._k1_is_not_a_loss": "what a preset's name stands for",
     "Algorithm._kl_targets_need_coefficients": "what a preset's name stands for",

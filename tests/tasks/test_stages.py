@@ -8,7 +8,7 @@ import pytest
 
 from tests.tasks.kills import killed_in, same_weights_in_half_the_micro_batch
 from vantage.ledger.journal import read
-from vantage.schemas.metric_names import COMPILED, GRAPHS, NONFINITE, UNCOMPILED, WATCHED
+from vantage.schemas.metric_names import COMPILED, ENSEMBLE, GRAPHS, NONFINITE, UNCOMPILED, WATCHED
 from vantage.schemas.records.metrics import curve_metric_names, estimated_metric_names, headline_metric_names
 from vantage.tasks.data import examples
 from vantage.tasks.data.rows import read_rows
@@ -136,7 +136,7 @@ def test_a_stage_reports_exactly_the_metrics_of_the_page(name: str, pipeline: An
         assert not written & OF_OTHER_SWITCHES
         written |= {"positive_nll", *OF_OTHER_SWITCHES}  # no response may have been held to be right
     named = {metric.replace("score_mean_reward", "score_mean_TERM") for metric in written}
-    assert named == curve_metric_names(kind) - {*GRAPHS, *COMPILED, *NONFINITE, *WATCHED}, (
+    assert named == curve_metric_names(kind) - {*GRAPHS, *COMPILED, *NONFINITE, *WATCHED, *ENSEMBLE}, (
         "a GPU's, and of compile: true"
     )
 
