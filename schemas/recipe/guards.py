@@ -59,7 +59,7 @@ class Guard(Frozen):
 
     @rule
     def _one_condition(self) -> None:
-        given = [name for name in RELATIONS if getattr(self, name) is not None]
+        given = [name for name, value in self._conditions.items() if value is not None]
         if len(given) != 1:
             raise ValueError(
                 f"a guard has one of {', '.join(RELATIONS)}, and this one has {' and '.join(given) or 'none'}; "
@@ -77,25 +77,35 @@ class Guard(Frozen):
     @property
     def relation(self) -> Relation:
         """Which of its conditions is given."""
-        return next(name for name in RELATIONS if getattr(self, name) is not None)
+        return next(name for name, value in self._conditions.items() if value is not None)
+
+    @property
+    def _conditions(self) -> dict[Relation, float | str | None]:
+        return {
+            "above": self.above,
+            "below": self.below,
+            "rises_by": self.rises_by,
+            "falls_by": self.falls_by,
+        }
 
     @property
     def amount(self) -> float:
         """The bound, or the size of the change; a share as a plain number."""
-        value = getattr(self, self.relation)
+        value = self._conditions[self.relation]
+        assert value is not None, "that is what makes it the relation"
         return float(value.removesuffix("%")) / 100 if isinstance(value, str) else float(value)
 
     @property
     def is_relative(self) -> bool:
         """Whether ``amount`` is a share."""
-        return isinstance(getattr(self, self.relation), str)
+        return isinstance(self._conditions[self.relation], str)
 
     @property
     def condition(self) -> str:
         """``kl_to_reference above 20, 3 reports in a row``."""
         if self.metric == WATCH_FALLS:
             return f"watch: the reward rose and the judge's score fell, at {self.amount + 1:g} measurements in a row"
-        value = getattr(self, self.relation)
+        value = self._conditions[self.relation]
         shown = value if isinstance(value, str) else f"{value:g}"
         reports = "1 report" if self.over == 1 else f"{self.over} reports"
         window = f"{reports} in a row" if self.relation in ("above", "below") else f"over {reports}"

@@ -267,6 +267,8 @@ def _reader_of_kl_to_old(algorithm: Algorithm) -> str | None:
     """Return the switch by which KL(old‖new) of one rollout's updates decides something."""
     if algorithm.trust_region_kl is not None:
         return f"trust_region_kl={algorithm.trust_region_kl}"
+    if algorithm.epoch_kl_target is not None:
+        return f"epoch_kl_target={algorithm.epoch_kl_target}"
     if algorithm.kl_penalty_coef:
         return f"kl_penalty_coef={algorithm.kl_penalty_coef}"
     return "advantage=tracked_mean" if algorithm.advantage == "tracked_mean" else None
@@ -324,17 +326,19 @@ class PolicyOptimization(Rollouts):
     @property
     def validations(self) -> tuple[int, ...]:
         """Every how many iterations the policy is measured on validation prompts."""
-        return (self.validate_every, *(() if self.watch is None else (self.watch.every,)))
+        return (
+            (self.validate_every,) if self.watch is None else self.watch.measured_beside(self.validate_every)
+        )
 
     @property
     def keeps_by_watch(self) -> bool:
         """Whether the policy that the watch's judge scores best is handed on."""
-        return self.watch is not None and (self.keep is None or self.keep.by == "watch")
+        return self.watch is not None and (self.keep is None or self.keep.is_by_watch)
 
     @rule
     def _the_watch_is_independent(self) -> None:
         if self.watch is None:
-            if self.keep is not None and self.keep.by == "watch":
+            if self.keep is not None and self.keep.is_by_watch:
                 raise ValueError("keep.by=watch, and the stage has no watch; add watch, or leave keep out")
             return
         if self.watch.judge.reward == self.reward:

@@ -21,6 +21,10 @@ class Watch(Frozen):
     on_fall: Literal["warn", "stop", "restore_best", "finish"] = "restore_best"
     """What happens then, as the actions of ``guards``."""
 
+    def measured_beside(self, validate_every: int) -> tuple[int, int]:
+        """Return every how many iterations the policy is measured: by the reward alone, and by the judge too."""
+        return validate_every, self.every
+
     @rule
     def _one_response_is_judged(self) -> None:
         if self.judge.model is not None:
@@ -36,3 +40,8 @@ class Keep(Frozen):
     by: Literal["validation", "watch"]
     """``validation``: the one whose responses to the validation prompts the reward scores best. ``watch``: the one that the watch's
     judge scores best."""
+
+    @property
+    def is_by_watch(self) -> bool:
+        """Whether the watch's judge chooses."""
+        return self.by == "watch"
