@@ -21,6 +21,7 @@ EVERYTHING = (
     "schemas/recipe/resolved.py",
     "schemas/steps.py",
     "schemas/recipe/guards.py",
+    "schemas/recipe/default_guards.py",
     "schemas/recipe/watch.py",
 )
 """Gates are judged, what a recipe may leave open is read, and guards and watches are understood in these of the schemas."""
