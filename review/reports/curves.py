@@ -25,11 +25,13 @@ ORDER = (
         "score_mean",
         "best_score_mean",
         "validation_score",
+        "validation_watch_score",
         "validation_explained_variance",
         "explained_variance",
     ),
     *("loss", "validation_nll", "train_pair_accuracy", "score_gap", "reward_gap", "validation_pair_accuracy"),
     *("kl_to_reference", "entropy", "response_length_mean", "clip_fraction", "approx_kl", "truncated_share"),
+    *("watch_pair_accuracy", "validation_score_drift", "reward_disagreement", "repeated_trigrams"),
     *(
         "value_loss",
         "return_mean",
@@ -51,6 +53,12 @@ ORDER = (
     *("grad_norm_critic", "grad_norm", "learning_rate_policy", "learning_rate"),
 )
 """Metrics whose curves are drawn, those that say most first: reward, held-out score, loss, KL, entropy, length, clipping."""
+
+MARKED_ON: Mapping[str, tuple[str, ...]] = {
+    "watch_falls": ("validation_watch_score", "validation_score"),
+    "watch_worse": ("validation_watch_score",),
+}
+"""Metric of a guard that counts what other curves did → those curves, which show it."""
 
 _WITHOUT_NOISE = ("learning_rate", "learning_rate_policy", "kl_coef")
 _TABLE: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
@@ -74,7 +82,8 @@ def stage_curves(
     """
     fired: dict[str, list[int]] = {}
     for firing in firings:
-        fired.setdefault(firing.guard.metric, []).append(firing.step)
+        for metric in MARKED_ON.get(firing.guard.metric, (firing.guard.metric,)):
+            fired.setdefault(metric, []).append(firing.step)
     found = [name for name in dict.fromkeys((*fired, *ORDER)) if measured.get(name)]
     by = KINDS[kind].curves_by if kind in KINDS else "optimiser step"
     if by == "optimiser step":  # of a reward model, the mean score says little
