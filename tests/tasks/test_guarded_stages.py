@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from tests.tasks.kills import killed_in
 from vantage.ledger.journal import read
-from vantage.schemas.metric_names import NONFINITE
+from vantage.schemas.metric_names import ENSEMBLE, NONFINITE
 from vantage.schemas.recipe.default_guards import guards_of
 from vantage.schemas.recipe.guards import Guard
 from vantage.schemas.recipe.stage import Training
@@ -149,7 +149,7 @@ def test_the_defaults_only_warn_and_are_about_curves_of_the_stage(pipeline: Any,
     assert {guard.action for guard in guards} == {"warn"}
     run_stage(job)
     reported = {metric for entry in read(job.scratch / JOURNAL) for metric in entry.metrics}
-    assert {guard.metric for guard in guards} - {*NONFINITE} <= reported
+    assert {guard.metric for guard in guards} - {*NONFINITE, *ENSEMBLE} <= reported
 
 
 def test_a_default_that_fires_is_recorded_and_seals_nothing(
