@@ -305,7 +305,8 @@ def rewards_read(stage: Stage) -> tuple[str, ...]:
 
 def judges_of(stage: Stage) -> dict[str, Judge]:
     """Field → judge, for the judges of a stage: at most one of them is a reward."""
-    judges = {field: reduce(_part, path, stage) for field, path in JUDGES.items()}
+    whole: object = stage
+    judges = {field: reduce(_part, path, whole) for field, path in JUDGES.items()}
     return {field: judge for field, judge in judges.items() if isinstance(judge, Judge)}
 
 
