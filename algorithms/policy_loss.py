@@ -29,7 +29,7 @@ class PolicyLoss:
     `dual_clip_fraction`: tokens on which the dual clip does; none is counted in both. `approx_kl`: KL(old‖new)
     in nats by e^ℓ − 1 − ℓ with ℓ = logprobs − old_logprobs, samples from old. `ratio`: ρ = e^ℓ, and
     `ratio_deviation`: |ρ − 1|. At a rollout's first update they are 1 and 0; the second alone says so, since the
-    expectation of the first is 1 for any policy.
+    expectation of the first is 1 for any policy. `ratio_squared`: ρ², for the effective sample size (Σρ)²/Σρ².
     """
 
     loss: Tensor
@@ -38,6 +38,7 @@ class PolicyLoss:
     approx_kl: SumCount
     ratio: SumCount
     ratio_deviation: SumCount
+    ratio_squared: SumCount
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,7 @@ def _policy_loss(
         approx_kl=sum_count(log_ratio.expm1() - log_ratio, response_mask),
         ratio=sum_count(log_ratio.exp(), response_mask),
         ratio_deviation=sum_count(log_ratio.expm1().abs(), response_mask),
+        ratio_squared=sum_count((2 * log_ratio).exp(), response_mask),
     )
 
 

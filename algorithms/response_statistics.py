@@ -10,6 +10,9 @@ from math import comb
 import torch
 from torch import Tensor
 
+_BITS_OF_ID = 21
+"""Bits of a token's id in the number of an n-gram; the largest vocabularies have fewer than 2²⁰ entries."""
+
 
 def pass_at_k(num_right: Tensor, *, num_samples: int, k: int) -> Tensor:
     """Return chance that at least one of k responses is right, by prompt: 1 − C(n − c, k)/C(n, k), unbiased.
@@ -46,3 +49,52 @@ def distinct_ngrams(responses_of_prompts: Sequence[Sequence[Sequence[int]]], *, 
         ngrams = [tuple(ids[i : i + n]) for ids in responses for i in range(len(ids) - n + 1)]
         shares.append(len(set(ngrams)) / len(ngrams) if ngrams else float("nan"))
     return torch.tensor(shares, dtype=torch.float64)
+
+
+def repeated_trigrams(ids: Tensor, response_mask: Tensor) -> Tensor:
+    """Share of each response's 3-grams that occur earlier in the same response (B,); NaN for fewer than 3 tokens.
+
+    `ids` (B,T) are those of the responses' tokens, `response_mask` (B,T) is True on a contiguous stretch of each row. Near 0
+    in ordinary text, near 1 in a loop: seq-rep-n of Welleck et al., arXiv 1908.04319 eq. 8, with n = 3.
+
+    Raises ValueError for unequal shapes, or an id of 2²¹ or more: three of them must fit into 63 bits.
+    """
+    grams, is_whole = _ngrams(ids, response_mask, n=3)
+    ordered = torch.where(is_whole, grams, -1).sort(dim=1).values
+    is_new = torch.ones_like(is_whole)
+    is_new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    count = is_whole.sum(dim=1)
+    distinct = (is_new & (ordered >= 0)).sum(dim=1)
+    return 1 - distinct.double() / count.double()
+
+
+def distinct_bigrams(ids: Tensor, response_mask: Tensor) -> float:
+    """Distinct 2-grams / 2-grams over all responses at once; NaN where there is none.
+
+    distinct-2 of Li et al., arXiv 1510.03055 §5.3, over one rollout as its corpus. Arguments as in `repeated_trigrams`.
+    """
+    grams, is_whole = _ngrams(ids, response_mask, n=2)
+    found = grams[is_whole]
+    return found.unique().numel() / found.numel() if found.numel() else float("nan")
+
+
+def _ngrams(ids: Tensor, response_mask: Tensor, *, n: int) -> tuple[Tensor, Tensor]:
+    """Return every n-gram as one integer (B, T − n + 1), and which of them lie within a response."""
+    if ids.shape != response_mask.shape:
+        raise ValueError(
+            f"ids are {tuple(ids.shape)} and response_mask is {tuple(response_mask.shape)}; both are (B,T)"
+        )
+    if ids.numel() and int(ids.max()) >= 1 << _BITS_OF_ID:
+        raise ValueError(
+            f"id {int(ids.max())} is not below 2^{_BITS_OF_ID}, so that {n} of them have no number of their own"
+        )
+    ids, mask = ids.detach().cpu().long(), response_mask.cpu()
+    width = max(ids.shape[1] - n + 1, 0)
+    grams, is_whole = (
+        torch.zeros(len(ids), width, dtype=torch.long),
+        torch.ones(len(ids), width, dtype=torch.bool),
+    )
+    for offset in range(n):
+        grams = (grams << _BITS_OF_ID) | ids[:, offset : offset + width]
+        is_whole &= mask[:, offset : offset + width]
+    return grams, is_whole

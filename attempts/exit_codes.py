@@ -24,7 +24,7 @@ class ExitCode(IntEnum):
     WAITING_APPROVAL = 77
     """A person has to approve of a gate or of an alias: ``vantage approve`` (``sysexits.h``: no permission)."""
     GATE_CLOSED = 78
-    """A gate did not pass; its verdict is recorded."""
+    """A gate did not pass, or a guard stopped a stage; the verdict or the firing is recorded."""
     HUNG = 124
     """No progress for too long, twice; the log has the stacks of all threads (124 is what ``timeout`` leaves)."""
     INTERRUPTED = 130
@@ -43,7 +43,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.STORAGE: "the disk",
     ExitCode.RESUME: "run the same command again",
     ExitCode.WAITING_APPROVAL: "waits for a person (vantage approve)",
-    ExitCode.GATE_CLOSED: "a gate is closed",
+    ExitCode.GATE_CLOSED: "a gate is closed, or a guard stopped a stage",
     ExitCode.HUNG: "a stage hung twice",
     ExitCode.INTERRUPTED: "interrupted before anything could be saved",
     ExitCode.OUT_OF_MEMORY: "out of memory",

@@ -61,7 +61,7 @@ from vantage.schemas.steps import (
     in_order,
     other_test_sets,
     pool_of,
-    reward_of,
+    rewards_read,
     sources_of,
 )
 
@@ -345,9 +345,9 @@ def seed_of(recipe: ResolvedRecipe, step: str) -> int:
 
 
 def rewards_of(recipe: ResolvedRecipe, step: str) -> dict[str, Reward]:
-    """Return name → reward, for the reward of the step; empty if it has none."""
-    name = reward_of(recipe.stages[step]) if step in recipe.stages else None
-    return {} if name is None else {name: recipe.rewards[name]}
+    """Return name → reward, for the rewards that the step scores with."""
+    names = rewards_read(recipe.stages[step]) if step in recipe.stages else ()
+    return {name: recipe.rewards[name] for name in names}
 
 
 def max_dropped_of(recipe: ResolvedRecipe, reads: Mapping[str, str]) -> dict[str, float]:

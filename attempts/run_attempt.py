@@ -43,6 +43,7 @@ from vantage.storage.refs import Ref
 from vantage.storage.storage import Storage, open_storage
 from vantage.storage.store import Locked
 from vantage.tasks.training.scratch import REPORTS, RESUMED_FROM, forget_found, read_committed, read_found
+from vantage.tasks.training.watched import read_watched
 
 _PATIENCE_SECONDS = 1.0
 """How long to wait for the stage key before checking whether a stop was requested."""
@@ -139,6 +140,7 @@ def reused(request: AttemptRequest, ref: Ref, storage: Storage) -> AttemptOutcom
         artifact=ref.artifact,
         provenance=ref.provenance,
         made_by=ref.run_id,
+        firings=ref.artifact.firings,
         unreported=ref.run_id == request.run_id and storage.has_scratch(request.stage_key),
     )
 
@@ -193,7 +195,7 @@ class _Attempt:
         for problem in found.damage:
             self.observer.damaged(problem)
         ref = found.ref
-        if ref is None:
+        if ref is None or not ref.serves(self.request.run_id):
             return AttemptOutcome(status="absent") if self.request.only_reuse else None
         outcome = reused(self.request, ref, self.storage)
         result = (
@@ -263,6 +265,7 @@ class _Attempt:
             artifact=artifact,
             provenance=made_with,
             made_by=request.run_id,
+            firings=result.firings,
             samples=result.samples,
             dropped=self._dropped(artifact),
         )
@@ -282,6 +285,7 @@ class _Attempt:
             attempt=self.begun.attempt,
             provenance=self._found_provenance(self.begun),
             committed_step=committed_step,
+            firings=read_watched(self.begun.scratch).firings,
             failure=failure,
         )
 
@@ -374,5 +378,7 @@ def _description(request: AttemptRequest, result: StageResult) -> dict[str, Any]
         "parents": parents,
         "metrics": result.metrics,
         "uncertainty": result.uncertainty,
+        "firings": result.firings,
+        "ended_early": result.ended_early,
         **own,
     }

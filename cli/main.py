@@ -17,6 +17,7 @@ from vantage.cli.diff import diff
 from vantage.cli.doctor import doctor
 from vantage.cli.estimate import estimate
 from vantage.cli.export import export
+from vantage.cli.finish import finish
 from vantage.cli.gc import gc
 from vantage.cli.init import init
 from vantage.cli.keys import keys_app
@@ -58,6 +59,7 @@ for command in (
     audit,
     logs,
     cancel,
+    finish,
     gc,
     deploy,
     deployments,

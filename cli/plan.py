@@ -19,8 +19,9 @@ def plan(
     with explained(verbose):
         from vantage.attempts.machine import check_extras
         from vantage.ledger.tracking import check_configured
-        from vantage.runs.console import open_console, show_plan
+        from vantage.runs.console import open_console
         from vantage.runs.names import recipe_source
+        from vantage.runs.plan_table import show_plan
         from vantage.runs.planning import check_drift, damage, plan_warnings
         from vantage.runs.planning import plan as plan_steps
         from vantage.runs.resolving import load_resolved

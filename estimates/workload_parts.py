@@ -14,7 +14,7 @@ from vantage.schemas.recipe.resolved import ResolvedBestOfN, ResolvedPolicyOptim
 from vantage.schemas.recipe.stage import Stage, Training
 from vantage.schemas.recipe.stages import Rollouts
 from vantage.schemas.recipe.terms import ModelTerm
-from vantage.schemas.steps import dependencies, reward_of
+from vantage.schemas.steps import dependencies, rewards_read
 
 
 @dataclass(frozen=True)
@@ -116,11 +116,20 @@ class Responses:
         return [forward(role, times, scored) for role in ("policy", *(["reference"] if reference else []))]
 
 
+def validations(work: ResolvedPolicyOptimization | ResolvedBestOfN) -> int:
+    """Return how often the policy is measured on validation prompts after an iteration, the last one included."""
+    own = work.validations if isinstance(work, ResolvedPolicyOptimization) else (work.validate_every,)
+    together = math.lcm(*own)
+    due = sum(work.iterations // every for every in own)
+    due -= work.iterations // together if len(own) > 1 else 0
+    return due + all(work.iterations % every for every in own)
+
+
 def selection(
     work: ResolvedPolicyOptimization | ResolvedBestOfN, rollouts: Responses, *, reference: bool
 ) -> tuple[list[Sampling], list[Pass]]:
     """Return the measurements on held-out prompts: before the first iteration, every few iterations, and at the end."""
-    measured = 1 + math.ceil(work.iterations / work.validate_every)
+    measured = 1 + validations(work)
     tests = work.test_samples or work.validation_samples
     samplings = [
         rollouts.sampling("policy", measured, work.validation_samples),
@@ -184,9 +193,6 @@ def language_model(subject: Subject, role: str, *, trained: bool = False) -> Net
 
 def reward_networks(subject: Subject) -> list[Network]:
     """Return the models of the stage's reward or judge."""
-    reward = reward_of(subject.stage)
-    if reward is None:
-        return []
     return [
         Network(
             role=term.stage,
@@ -194,6 +200,7 @@ def reward_networks(subject: Subject) -> list[Network]:
             is_scalar=True,
             is_bfloat16=getattr(subject.stage, "precision", "float32") == "bfloat16",
         )
+        for reward in rewards_read(subject.stage)
         for term in subject.recipe.rewards[reward].terms
         if isinstance(term, ModelTerm)
     ]

@@ -44,6 +44,8 @@ class _Notifying:
         self._notify = notify
         self._messenger = Messenger(notify.urls, lambda text: watcher.say(f"  {text}", "yellow"))
         self._computed: set[str] = set()
+        self._fired: dict[str, int] = {}
+        """Stage → how many firings of its guards were sent."""
         self._is_news = notify.reused
         """Whether anything happened that a run of stored artifacts alone does not have."""
         self._known = {question.id for question in run.record.questions.values()}
@@ -60,6 +62,10 @@ class _Notifying:
 
     def progressed(self, step: str, report: StageProgress) -> None:
         self._watcher.progressed(step, report)
+        if len(report.firings) > self._fired.get(step, 0) and "gate_closed" in self._notify.on:
+            new = report.firings[self._fired.get(step, 0) :]
+            self._send(f"{step} guard fired", *new, self._status())
+        self._fired[step] = max(len(report.firings), self._fired.get(step, 0))
 
     def ended(self, step: str, stage: StageRecord) -> None:
         self._watcher.ended(step, stage)

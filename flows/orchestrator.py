@@ -369,7 +369,7 @@ class Orchestrator:
         """Reuse the artifact, or have a worker of the pool make it."""
         # What is there is not fetched to this machine; workers verify what they read.
         found = self.store.inspect(request.stage_key)
-        if found.ref is not None:
+        if found.ref is not None and found.ref.serves(request.run_id):
             return reused(request, found.ref, self.store)
         if request.only_reuse:
             return AttemptOutcome(status="absent")

@@ -30,7 +30,7 @@ from vantage.schemas.records.verdicts import Verdict
 from vantage.schemas.safe_text import safe_text
 from vantage.storage.storage import Storage
 from vantage.storage.store import Locked
-from vantage.tasks.training.scratch import FETCHED, REPORTS
+from vantage.tasks.training.scratch import FETCHED, REPORTS, read_committed
 
 LONGEST_READING_SECONDS = 10.0
 """How long a run waits to remove a scratch folder, while another holds the stage's key."""
@@ -110,6 +110,7 @@ class Recording:
             remark=remark_on(artifact, inputs),
             left_out=dropped_summary(artifact.metrics, outcome.dropped),
             warnings=warnings_about(artifact),
+            firings=artifact.firings,
             verdicts=verdicts,
             loosened=loosened,
             seconds=0.0 if reused else outcome.seconds,
@@ -212,6 +213,7 @@ class Recording:
             self.run.update_stage(step, microbatch_tokens=retry.microbatch_tokens)
         reason = safe_text(f"{outcome.failure.message}; {retry.remedy} ({log})")
         if stage.status == "running":
+            self._send_committed(step, stage)
             self.ledger.finish_stage(
                 step,
                 retry.status,
@@ -225,8 +227,16 @@ class Recording:
             status=retry.status,
             reason=reason,
             exit_code=outcome.failure.exit_code,
+            firings=outcome.firings,
             seconds=outcome.seconds,
         )
+
+    def _send_committed(self, step: str, stage: StageRecord) -> None:
+        """Record the metrics up to the last checkpoint: they show why a guard stopped the stage."""
+        assert stage.stage_key is not None, "known of a stage that has begun"
+        scratch = self._scratch.get(stage.stage_key) or self.store.reports(stage.stage_key, REPORTS)
+        with suppress(ValueError, OSError):  # a damaged journal is the next attempt's to report
+            self.ledger.send_metrics(step, journal_entries(scratch, end=read_committed(scratch)[1]))
 
     def ended(self, step: str, **changes: Any) -> StageRecord:
         """Record the end of a step without an artifact."""

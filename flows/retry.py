@@ -68,7 +68,7 @@ class Retries:
         """
         failure = outcome.failure
         assert failure is not None, "asked only of an attempt that failed"
-        if failure.cause == "cancelled":
+        if failure.cause in ("cancelled", "time"):
             return Retry("failed", failure.remedy, microbatch_tokens)
         next_attempt = _next_attempt(outcome, attempt)
         if may_be_retried(failure.exit_code):

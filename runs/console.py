@@ -32,9 +32,7 @@ from rich.text import Text
 from vantage.attempts.identity.shown import describe
 from vantage.attempts.jobs import gates_of
 from vantage.runs.detached_streams import Attended, detach_reader
-from vantage.runs.planning import PlannedStep
 from vantage.runs.record import SUCCEEDED, RunRecord, StageRecord
-from vantage.runs.resolving import ChosenRates
 from vantage.runs.status import RunState
 from vantage.runs.summary import comparison, headline_of, reasons, short_number
 from vantage.schemas.records.verdicts import Verdict
@@ -132,6 +130,8 @@ class Screen:
         )
         self._bar_of: dict[str, TaskID] = {}
         self._last_lines: dict[str, tuple[float, str]] = {}
+        self._fired: dict[str, tuple[str, ...]] = {}
+        """Stage → the firings of its guards that are printed already."""
         self._changing = threading.Lock()
 
     @contextmanager
@@ -165,6 +165,16 @@ class Screen:
                 self._last_lines[step] = (time.monotonic(), facts)
         if due and not self.console.is_terminal:
             self.say(f"  {step}: {facts}")
+        self._say_fired(step, report.firings)
+
+    def _say_fired(self, step: str, firings: tuple[str, ...]) -> None:
+        """Print the firings that are new; a resumed stage may see one again, which is no news."""
+        with self._changing:
+            known = self._fired.get(step, ())
+            new = [firing for firing in firings if firing not in known]
+            self._fired[step] = (*known, *new)
+        for firing in new:
+            self.say(f"  {step}: {firing}", "bold yellow")
 
     def ended(self, step: str, stage: StageRecord) -> None:
         """Show that a stage has ended, with or without an artifact."""
@@ -221,37 +231,6 @@ class Screen:
                 )
             self.console.print(table)
             self.console.print()
-
-
-def show_plan(
-    console: Console,
-    steps: Iterable[PlannedStep],
-    *,
-    heading: str,
-    warnings: Iterable[str] = (),
-    chosen: ChosenRates | None = None,
-) -> None:
-    """Print the plan as a table: action and reason for each stage; below it the default learning rates."""
-    console.print(Text(heading, style="bold"))
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("stage", no_wrap=True)
-    table.add_column("plan", no_wrap=True)
-    steps = list(steps)
-    if elsewhere := any(step.pool or step.nodes for step in steps):
-        table.add_column("where", no_wrap=True)
-    table.add_column("why", overflow="fold")
-    for step in steps:
-        where = [step.where] if elsewhere else []
-        why = Text("\n").join([Text(reason) for reason in step.reasons])
-        for difference in step.drift:
-            why.append(f"\ndrift: {difference}", "yellow")
-        table.add_row(step.name, Text(step.label, style=STYLES[step.action]), *where, why)
-    console.print(table)
-    for name, rates in (chosen or {}).items():
-        text = ", ".join(f"{field} {rate:g}" for field, rate in rates.items())
-        console.print(Text(f"{name}: {text}, by the width of the model", style="dim"), soft_wrap=True)
-    for warning in warnings:
-        console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
 
 
 def show_table(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -14,11 +14,14 @@ from vantage.attempts.provenance import drift, provenance
 from vantage.ledger.operations import Input
 from vantage.ledger.remarks import compared_with_itself, remark_on
 from vantage.runs.gates import Standing, standing
-from vantage.runs.record import RunRecord, StageRecord
+from vantage.runs.record import UNFINISHED, RunRecord, StageRecord
 from vantage.runs.registered_models import missing_models, registered_version
 from vantage.schemas.checks.few_prompts import few_prompts
 from vantage.schemas.checks.warnings import warnings
+from vantage.schemas.recipe.default_guards import described_guards
 from vantage.schemas.recipe.recipe import ResolvedRecipe
+from vantage.schemas.recipe.stage import Training
+from vantage.schemas.recipe.work import Work
 from vantage.schemas.records.approvals import Approval
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.attempt import Share
@@ -75,6 +78,8 @@ class PlannedStep:
     """Whether steps that depend on the reused artifact may start."""
     pool: str | None = None
     """The work pool that computes it; None: the process that orders the run."""
+    guards: tuple[str, ...] = ()
+    """The guards of the stage in words; empty: it has none, or nothing is computed."""
     nodes: int | None = None
     """Nodes of a Ray cluster that compute it together."""
 
@@ -116,13 +121,15 @@ def plan(
     Raises:
         OSError, ValueError: a source cannot be read, or does not match the recipe.
     """
+    unfinished = (run.run_id for run in runs if run.recipe == recipe and run.status in UNFINISHED)
+    going_on = next(unfinished, None)
     earlier_runs = [run for run in runs if run.recipe.recipe == recipe.recipe]
     planned: dict[str, PlannedStep] = {}
     for name, step in steps_of(recipe).items():
         present = _provenance(step)  # for all steps: the code is read now, while there is only one thread
         earlier = _earlier_record(name, earlier_runs)
         read = {role: planned[other] for role, other in step.reads.items()}
-        found = _plan_step(step, read, store, earlier, present)
+        found = _plan_step(step, read, store, earlier, present, going_on)
         if found.artifact is not None:
             stands = standing(name, found.artifact, found.verdicts, approvals)
             found = replace(found, stands=stands)
@@ -132,6 +139,7 @@ def plan(
             reads=step.reads,
             pool=step.pool,
             nodes=step.resources.nodes,
+            guards=_guards(step.work) if found.action in ("run", "resume", "wait") else (),
         )
     return list(planned.values())
 
@@ -179,6 +187,7 @@ def _plan_step(
     store: Storage | None,
     earlier: StageRecord | None,
     present: Mapping[str, str],
+    going_on: str | None,
 ) -> PlannedStep:
     name, kind = step.name, step.work.kind
     obstacles = dict.fromkeys(obstacle for each in read.values() if (obstacle := _obstacle(each)))
@@ -196,6 +205,9 @@ def _plan_step(
 
     key = stage_key(parts)
     found = store.inspect(key) if store else Lookup(None)
+    if found.ref is not None and not found.ref.serves(going_on or ""):
+        ended = f"run {found.ref.run_id} {found.ref.artifact.ended_early}; a run of its own does all steps"
+        return PlannedStep(name, kind, "run", reasons=(ended,), stage_key=key)
     if found.ref is not None:
         artifact = found.ref.artifact
         inputs = {
@@ -211,6 +223,7 @@ def _plan_step(
             "reuse",
             reasons=(
                 f"made by run {found.ref.run_id}",
+                *([] if artifact.ended_early is None else [str(artifact.ended_early)]),
                 *([remark] if remark else []),
                 *(f"gate {verdict}" for verdict in verdicts),
             ),
@@ -263,6 +276,10 @@ def _earlier_record(name: str, runs: Sequence[RunRecord]) -> StageRecord | None:
     """Return the step's record in the newest of the runs that has its key."""
     stages = (run.stages.get(name) for run in runs)
     return next((stage for stage in stages if stage and stage.key_parts), None)
+
+
+def _guards(work: Work) -> tuple[str, ...]:
+    return described_guards(work) if isinstance(work, Training) else ()
 
 
 def _obstacle(step: PlannedStep) -> str | None:

@@ -5,9 +5,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from vantage.schemas.frozen import Frozen
-from vantage.schemas.recipe.fields import is_unset
+from vantage.schemas.recipe.fields import is_default, is_unset
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.records.approvals import Approval, Question, answer_to
+from vantage.schemas.records.firings import Firing
 from vantage.schemas.records.loosened_gates import LoosenedGate
 from vantage.schemas.records.verdicts import Verdict
 
@@ -44,7 +45,9 @@ class StageRecord(Frozen):
     left_out: str | None = None
     """Data that the stage dropped or truncated, by reason."""
     warnings: tuple[str, ...] = ()
-    """Warnings about its headline metrics."""
+    """Warnings about how it went, and about its headline metrics."""
+    firings: tuple[Firing, ...] = Field((), exclude_if=is_default(()))
+    """The firings of the stage's guards, of a failed stage too."""
     verdicts: tuple[Verdict, ...] = ()
     loosened: tuple[LoosenedGate, ...] = Field((), exclude_if=lambda loosened: not loosened)
     """Gates that closed on this artifact in an earlier run, and of which this run asks less."""

@@ -15,11 +15,29 @@ SPEED = ("tokens_per_second", "peak_memory")
 COMPILED = ("graphs_compiled",)
 UNCOMPILED = ("uncompiled_share",)
 """Where a stage says ``compile: true``; of its steps, and at its end."""
-STEP = ("learning_rate", *SPEED, *PASSES, *COMPILED, "grad_norm")
+NONFINITE = ("nonfinite_steps",)
+"""Of steps that met what is not finite."""
+STEP = ("learning_rate", *SPEED, *PASSES, *COMPILED, "grad_norm", *NONFINITE)
 SAMPLER = ("sampler_gap", "sampler_gap_k3", "sampler_gap_worst")
 SAMPLED_POLICY = ("test_score", "mean_response_length", "truncated_share")
 CHOSEN_POLICY = ("best_iteration", "validation_score", "reward_spread")
 ROLLOUT = ("score_mean", "score_mean_TERM", "response_length_mean", "truncated_share", "validation_score")
+
+LENGTH_PERCENTILES = (10, 50, 90)
+"""Percentiles of the response length that a rollout reports."""
+SCORE_PERCENTILES = (10, 50, 90)
+"""Percentiles of the validation responses' scores that a measurement reports."""
+VALIDATION_PERCENTILES = tuple(f"validation_score_p{percent}" for percent in SCORE_PERCENTILES)
+MONITORS = (*VALIDATION_PERCENTILES, "validation_score_drift")
+ENSEMBLE = ("reward_disagreement",)
+WATCHED = (
+    *("validation_watch_score", "watch_change", "watch_falls", "watch_worse"),
+    *("watch_pair_accuracy", "watch_right_length", "watch_wrong_length"),
+)
+RESPONSE_SHAPE = (
+    *(f"response_length_p{percent}" for percent in LENGTH_PERCENTILES),
+    *("repeated_trigrams", "distinct_bigrams"),
+)
 
 
 DOUBLING_TOKENS = ("1", *(f"{2**low}_{2 ** (low + 1) - 1}" for low in range(1, 16)), f"{2**16}")

@@ -1,6 +1,7 @@
 """The dependencies between the steps of a recipe, and the order that follows from them."""
 
 from collections.abc import Mapping
+from functools import reduce
 
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.inputs import MODEL, Content, Data
@@ -84,8 +85,8 @@ BUILTIN_VERIFIERS = ("arithmetic", "arithmetic_long", "arithmetic_habit")
 Inputs = Mapping[str, Mapping[str, str]]
 """Step → role → step whose artifact it reads."""
 
-JUDGES = ("judge", "also")
-"""Fields of stages that name a judge of responses."""
+JUDGES: dict[str, tuple[str, ...]] = {"judge": ("judge",), "also": ("also",), "watch": ("watch", "judge")}
+"""Field of a stage that names a judge of responses → where the judge is."""
 
 
 def stage_reference(stage: Stage) -> str | None:
@@ -277,8 +278,7 @@ def _inputs(recipe: Recipe, stage: Stage) -> dict[str, str]:
     for field in kind.benchmarks:
         named[field] = f"{BENCHMARK_PREFIX}{getattr(stage, field)}"
     inputs: dict[str, str] = {role: step for role, step in named.items() if step is not None}
-    reward = reward_of(stage)
-    if reward is not None:
+    for reward in rewards_read(stage):
         for i, term in enumerate(recipe.rewards[reward].terms):
             if term.stage is not None:
                 inputs[f"reward.{reward}.{i}"] = term.stage
@@ -291,8 +291,7 @@ def _inputs(recipe: Recipe, stage: Stage) -> dict[str, str]:
 def verifiers_of(recipe: Recipe, stage: Stage) -> dict[str, str]:
     """Return role → name of every verifier that a stage reads, built-in ones included."""
     named: dict[str, str | None] = {}
-    reward = reward_of(stage)
-    if reward is not None:
+    for reward in rewards_read(stage):
         terms = enumerate(recipe.rewards[reward].terms)
         named |= {f"reward.{reward}.{i}": term.verifier_name for i, term in terms}
     named |= {field: judge.verifier for field, judge in judges_of(stage).items()}
@@ -301,17 +300,22 @@ def verifiers_of(recipe: Recipe, stage: Stage) -> dict[str, str]:
     return {role: name for role, name in named.items() if name is not None}
 
 
-def reward_of(stage: Stage) -> str | None:
-    """Return name of the reward with which a stage scores responses; None: none."""
-    judging = [judge.reward for judge in judges_of(stage).values() if judge.reward is not None]
-    reward: str | None = next(iter(judging), getattr(stage, "reward", None))
-    return reward
+def rewards_read(stage: Stage) -> tuple[str, ...]:
+    """Return the names of the rewards with which a stage scores responses, its own first, then those of its judges."""
+    judging = [judge.reward for judge in judges_of(stage).values()]
+    named = (getattr(stage, "reward", None), *judging)
+    return tuple(dict.fromkeys(name for name in named if name is not None))
 
 
 def judges_of(stage: Stage) -> dict[str, Judge]:
     """Field → judge, for the judges of a stage: at most one of them is a reward."""
-    judges = {field: getattr(stage, field, None) for field in JUDGES}
-    return {field: judge for field, judge in judges.items() if judge is not None}
+    whole: object = stage
+    judges = {field: reduce(_part, path, whole) for field, path in JUDGES.items()}
+    return {field: judge for field, judge in judges.items() if isinstance(judge, Judge)}
+
+
+def _part(whole: object, field: str) -> object:
+    return getattr(whole, field, None)
 
 
 def ordered_steps(recipe: Recipe) -> list[str]:

@@ -61,7 +61,7 @@ from vantage.schemas.steps import (
     OTHER_MODEL_PREFIX,
     dependencies,
     ordered_steps,
-    reward_of,
+    rewards_read,
 )
 
 NOT_COMPARED = NOT_IN_KEY - {"kind", "seed"}
@@ -375,7 +375,7 @@ def _restricted_to(recipe: Recipe, measured: Iterable[str]) -> Recipe:
             found += inputs.get(step, {}).values()  # a model that nothing else reads is no step
             found += [other for other in [stand_ins.get(step)] if other is not None]
     stages = {name: stage for name, stage in recipe.stages.items() if name in needed}
-    rewards = {reward_of(stage) for stage in stages.values()}
+    rewards = {name for stage in stages.values() for name in rewards_read(stage)}
     return recipe.model_copy(
         update={
             "stages": stages,

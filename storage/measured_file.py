@@ -13,7 +13,9 @@ from pydantic import Field
 
 from vantage.schemas.canonical_json import canonical_json
 from vantage.schemas.frozen import Frozen
+from vantage.schemas.recipe.fields import is_default, is_unset
 from vantage.schemas.records.artifacts import StoredArtifact
+from vantage.schemas.records.firings import EndedEarly, Firing
 from vantage.schemas.records.uncertainty import Uncertainty
 from vantage.storage.durable_files import write_file
 from vantage.storage.sealed_folders import read_manifest
@@ -27,6 +29,8 @@ class Measured(Frozen):
 
     metrics: dict[str, float | None] = Field(default_factory=dict)
     uncertainty: dict[str, Uncertainty] = Field(default_factory=dict)
+    firings: tuple[Firing, ...] = Field((), exclude_if=is_default(()))
+    ended_early: EndedEarly | None = Field(None, exclude_if=is_unset)
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,12 @@ def write_measured(folder: Path, artifact: StoredArtifact) -> None:
         ValueError: the stage has written no file, or a file with this name.
     """
     path = folder / METRICS_FILE
-    measured = Measured(metrics=artifact.metrics, uncertainty=artifact.uncertainty)
+    measured = Measured(
+        metrics=artifact.metrics,
+        uncertainty=artifact.uncertainty,
+        firings=_sealed(artifact.firings),
+        ended_early=artifact.ended_early,
+    )
     # Not sorted: the first metrics are the ones to show.
     data = json.dumps(measured.model_dump(mode="json"), separators=(",", ":"), allow_nan=False).encode()
     if not any(other.is_file() and other != path for other in folder.rglob("*")):
@@ -89,9 +98,20 @@ def contradictions(artifact: StoredArtifact, sealed: Sealed) -> list[str]:
     """Return differences between an artifact's description and its own files, one line each."""
     found = list(differences("metrics", artifact.metrics, sealed.measured.metrics))
     found += differences("uncertainty", artifact.uncertainty, sealed.measured.uncertainty)
+    found += differences("guards", _watched(artifact), _watched(sealed.measured))
     if artifact.files_digest != sealed.files_digest:
         found.append(f"files_digest is {artifact.files_digest}, the manifest says {sealed.files_digest}")
     return found
+
+
+def _watched(measured: Measured | StoredArtifact) -> dict[str, object]:
+    """Return what the guards saw, by the name that a difference is reported under."""
+    return {"firings": _sealed(measured.firings), "ended_early": measured.ended_early}
+
+
+def _sealed(firings: tuple[Firing, ...]) -> tuple[Firing, ...]:
+    """Return the firings of the guards that the recipe writes, which are in the stage's key too."""
+    return tuple(firing for firing in firings if not firing.is_default)
 
 
 def differences(field: str, said: Mapping[str, object], measured: Mapping[str, object]) -> Iterator[str]:

@@ -38,6 +38,11 @@ class Ref(Frozen):
     provenance: dict[str, Any]
     """Recorded but not in the stage key: code, library versions, device, threads."""
 
+    def serves(self, run_id: str) -> bool:
+        """Return whether a run may take the artifact for the whole stage: one that a person ended early is only its own run's."""
+        ended = self.artifact.ended_early
+        return ended is None or ended.by != "hand" or run_id == self.run_id
+
 
 @dataclass(frozen=True)
 class Lookup:

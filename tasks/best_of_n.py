@@ -12,6 +12,7 @@ from vantage.tasks.data.examples import Codec, Prompts, read_prompts
 from vantage.tasks.data.splits import SPLITS, TRAIN
 from vantage.tasks.rollout.collected import Collected, read_collected
 from vantage.tasks.rollout.minibatches import OptimizerSteps
+from vantage.tasks.rollout.response_shape import response_shape
 from vantage.tasks.rollout.rollout_models import RolloutModels, load_rollout_models
 from vantage.tasks.rollout.rollouts import (
     Sampled,
@@ -197,4 +198,5 @@ def describe(scored: Scored, best: Tensor) -> dict[str, float]:
         "response_length_mean": lengths.float(),
         "truncated_share": (~ended).float(),
     }
-    return {name: values.mean().item() for name, values in measured.items()}
+    means = {name: values.mean().item() for name, values in measured.items()}
+    return means | response_shape(scored.sampled.sequences)

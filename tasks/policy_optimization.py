@@ -15,7 +15,8 @@ from vantage.schemas.records.job import StageJob, StageResult
 from vantage.tasks.data.encoding_counts import encoding_metrics
 from vantage.tasks.data.examples import read_prompts
 from vantage.tasks.data.splits import SPLITS
-from vantage.tasks.rollout.selection import Measured, Selection
+from vantage.tasks.rollout.selection import VALIDATION_SCORE, Measured, Selection
+from vantage.tasks.rollout.watching import WATCH_SCORE, load_watching
 from vantage.tasks.training.attempt import Attempt
 from vantage.tasks.training.measured import uncertainty_of, values_of
 from vantage.tasks.training.networks import write_policy
@@ -49,7 +50,14 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
     encoding = encoding_metrics(job, "prompts", [train, validation, test])
     ptx = read_ptx(job, codec)
     source = load_source(job, networks, train)
-    selection = Selection(models, validation, num_samples=work.validation_samples, seed=stage_seed(job))
+    selection = Selection(
+        models,
+        validation,
+        num_samples=work.validation_samples,
+        seed=stage_seed(job),
+        watching=load_watching(job, device=models.policy.device),
+        keeps_by_watch=work.keeps_by_watch,
+    )
 
     with (
         Attempt(
@@ -67,7 +75,8 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
             selection.keep_if_best(attempt, iteration=0)
         for iteration in attempt.remaining():
             # 2. Responses, their rewards, and what the update learns from them
-            state, policy_learns = attempt.state, iteration >= algorithm.policy_starts_at
+            state = attempt.state
+            policy_learns = iteration >= algorithm.policy_starts_at and not attempt.policy_is_frozen
             with attempt.unmoved():
                 gathered = gather(source, state, has_moved=iteration > algorithm.policy_starts_at)
             begin_next(source, gathered, state, iteration=iteration)
@@ -99,7 +108,7 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
             attempt.state = after_rollout(state, gathered)
 
             # 5. Keep the policy that scores best on validation prompts
-            if attempt.is_due(work.validate_every):
+            if any(map(attempt.is_due, work.validations)):
                 metrics |= selection.keep_if_best(attempt, iteration=iteration + 1)
             num_tokens = int(gathered.rollout.sequences.attention_mask.sum())
             attempt.finish_step(metrics, num_tokens=num_tokens, headline="score_mean")
@@ -107,21 +116,21 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
 
     # 6. What the best policy is like
     measured = selection.measure(test, num_samples=work.test_samples or work.validation_samples)
-    return result_of(job, networks, measured, attempt.state, encoding=encoding)
+    return result_of(job, networks, measured, attempt, encoding=encoding)
 
 
 def result_of(
     job: StageJob[ResolvedPolicyOptimization],
     networks: ActorCritic,
     measured: Measured,
-    state: PolicyState,
+    attempt: Attempt[PolicyState],
     *,
     encoding: Mapping[str, float],
 ) -> StageResult:
     """Write the kept policy; its metrics are those of its responses and of the iterations that led to it."""
     written = write_policy(job, networks.policy.causal_lm, networks.models.codec.tokenizer)
     return StageResult(
-        metrics={**headline_metrics(measured, state, job.work), **encoding},
+        metrics={**headline_metrics(measured, attempt, job.work), **encoding},
         uncertainty=uncertainty_of(measured.estimates),
         tokenizer_digest=tokenizer_digest(job.output),
         base=written.base,
@@ -160,20 +169,28 @@ def log_critic(estimates: Estimates, algorithm: Algorithm, *, was_used: bool) ->
 
 
 def headline_metrics(
-    measured: Measured, state: PolicyState, work: ResolvedPolicyOptimization
+    measured: Measured, attempt: Attempt[PolicyState], work: ResolvedPolicyOptimization
 ) -> dict[str, float | None]:
     """Return the metrics of the kept policy, and of the iterations that led to it."""
+    state = attempt.state
     return {
         **values_of(measured.estimates),
         "reward_spread": measured.reward_spread,
-        "validation_score": state.best,
+        **kept_by(state, work),
         "best_iteration": state.best_iteration,
-        **mean_critic_weight(state, work),
+        **mean_critic_weight(attempt, work),
     }
 
 
-def mean_critic_weight(state: PolicyState, work: ResolvedPolicyOptimization) -> dict[str, float]:
+def kept_by(state: PolicyState, work: ResolvedPolicyOptimization) -> dict[str, float | None]:
+    """Return what chose the kept policy, and where that is the watch's judge, the reward's score beside it."""
+    if work.keeps_by_watch:
+        return {VALIDATION_SCORE: state.validation_score, WATCH_SCORE: state.best}
+    return {VALIDATION_SCORE: state.best}
+
+
+def mean_critic_weight(attempt: Attempt[PolicyState], work: ResolvedPolicyOptimization) -> dict[str, float]:
     """Return how far the advantages of all iterations were the critic's, where that can vary."""
     if not work.algorithm.weighs_critic:
         return {}
-    return {"critic_weight_mean": state.critic_weight_sum / work.iterations}
+    return {"critic_weight_mean": attempt.state.critic_weight_sum / attempt.length}

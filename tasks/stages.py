@@ -1,6 +1,7 @@
 """From a job to the stage that does it, by the table of kinds."""
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -8,10 +9,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from vantage.schemas.kinds import KINDS
+from vantage.schemas.recipe.stage import Resources, Stage
 from vantage.schemas.records.job import StageJob, StageResult
-from vantage.tasks.training import compile_outcome, progress
+from vantage.tasks.training import compile_outcome, preemption, progress
 from vantage.tasks.training.progress import Progress
 from vantage.tasks.training.scratch import PROGRESS
+from vantage.tasks.training.watched import read_watched
 from vantage.tasks.training.writer import writes_files
 
 log = logging.getLogger(__name__)
@@ -27,17 +30,52 @@ def run_stage(job: StageJob) -> StageResult:
     log.info("%s (%s), attempt %d, seed %d", job.name, job.work.kind, job.attempt, job.seed)
     run = import_module(KINDS[job.work.kind].module).run
     try:
-        with _output_of_this_process(job) as own, compile_outcome.noting() as noted:
+        with (
+            _output_of_this_process(job) as own,
+            compile_outcome.noting() as noted,
+            preemption.within_time(*_time_of(job)),
+        ):
             result: StageResult = run(own)
     finally:
         progress.end()
-    result = result.model_copy(update={"metrics": {**result.metrics, **compile_outcome.metrics_of(noted)}})
+    metrics = {**result.metrics, **compile_outcome.metrics_of(noted)}
+    result = with_guards(job, result.model_copy(update={"metrics": metrics}))
     for name, value in result.metrics.items():
         log.info("%s: %s", name, "undefined" if value is None else f"{value:.6g}")
     if writes_files():  # another rank would look at files that the first is still renaming
         files = [path for path in job.output.rglob("*") if path.is_file()]
         log.info("made %d files, %.1f MB", len(files), sum(path.stat().st_size for path in files) / 1e6)
     return result
+
+
+def _time_of(job: StageJob) -> tuple[float | None, str]:
+    """Return the seconds that the recipe gives an attempt at the stage, and by which limit; None: as many as it needs."""
+    resources = job.work.resources if isinstance(job.work, Stage) else Resources()
+    limits = []
+    if resources.max_seconds is not None:
+        limits.append((resources.max_seconds, f"resources.max_seconds={resources.max_seconds:g}"))
+    if resources.max_gpu_hours is not None and (gpus := _gpus()):
+        seconds = 3600 * resources.max_gpu_hours / gpus
+        limits.append((seconds, f"resources.max_gpu_hours={resources.max_gpu_hours:g} on {gpus} GPUs"))
+    return min(limits, default=(None, ""))
+
+
+def _gpus() -> int:
+    """Return the GPUs that compute the stage: one for each of its processes, or none."""
+    torch = sys.modules.get(
+        "torch"
+    )  # a stage that trains has loaded it, and preparing data has no use for it
+    if torch is None or not torch.cuda.is_available():
+        return 0
+    from vantage.tasks.training import ranks
+
+    return ranks.world_size()
+
+
+def with_guards(job: StageJob, result: StageResult) -> StageResult:
+    """Return the result with what the guards of the attempt have seen."""
+    watched = read_watched(job.scratch)
+    return result.model_copy(update={"firings": watched.firings, "ended_early": watched.ended_early})
 
 
 @contextmanager

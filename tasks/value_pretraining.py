@@ -108,7 +108,7 @@ def run(job: StageJob[ResolvedValuePretraining]) -> StageResult:
         carried_optimizer.write_state(job.output, attempt.best)
     if moments.count:
         write_moments(job.output, moments)
-    return result_of(job, critic, test, models, attempt.state, encoding=encoding, base=base)
+    return result_of(job, critic, test, models, attempt, encoding=encoding, base=base)
 
 
 def result_of(
@@ -116,7 +116,7 @@ def result_of(
     critic: ScalarModel,
     test: Returned,
     models: RolloutModels,
-    state: ValueState,
+    attempt: Attempt[ValueState],
     *,
     encoding: Mapping[str, float],
     base: str | None,
@@ -128,16 +128,16 @@ def result_of(
         test.returns,
         test.rollout.sequences.response_mask,
         test.rollout.sampled.prompts,
-        iterations=job.work.iterations,
-        best_iteration=state.best_iteration,
+        iterations=attempt.length,
+        best_iteration=attempt.state.best_iteration,
     )
     write_diagnosis(job.output, diagnosis)
     return StageResult(
         metrics={
             **diagnosis_metrics(diagnosis),
             **headline_metrics(measured),
-            "validation_explained_variance": state.best,
-            "best_iteration": state.best_iteration,
+            "validation_explained_variance": attempt.state.best,
+            "best_iteration": attempt.state.best_iteration,
             **encoding,
         },
         uncertainty=uncertainty_of_diagnosis(diagnosis),

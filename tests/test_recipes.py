@@ -88,6 +88,7 @@ class Case:
 CASES = {
     "quickstart": Case(),
     "long_dial": Case(),
+    "reward_hacking": Case(),
     "smollm2": Case(OWN),
     "instruct": Case(OWN),
     "dpo": Case(OWN),

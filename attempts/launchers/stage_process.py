@@ -127,6 +127,13 @@ def end(code: int) -> NoReturn:
 def explain(error: BaseException) -> Failure:
     """Return the failure for an error of a stage; pure."""
     message = without_secrets(str(error).strip() or type(error).__name__)
+    if isinstance(error, preemption.TimeIsUp):
+        return Failure(
+            exit_code=ExitCode.RESUME,
+            cause="time",
+            message=message,
+            remedy="run the same command again to go on from there, or raise the limit (it is in no stage key)",
+        )
     if isinstance(error, preemption.Preempted):
         return Failure(
             exit_code=ExitCode.RESUME, cause="preempted", message=message, remedy="run the same command again"
@@ -167,6 +174,13 @@ def explain(error: BaseException) -> Failure:
             cause="diverged",
             message=message,
             remedy="lower the stage's learning_rate, or look at the batch that the message names",
+        )
+    if kind == "GuardFired":
+        return Failure(
+            exit_code=ExitCode.GATE_CLOSED,
+            cause="guard",
+            message=message,
+            remedy="look at the curve; change the recipe, or that guard in it",
         )
     if isinstance(
         error, ValueError | FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError

@@ -28,6 +28,7 @@ from vantage.schemas.records.attempt import AttemptBegun, AttemptOutcome, Attemp
 from vantage.storage.messages import Messages, messages_of
 from vantage.storage.storage import Storage, open_storage
 from vantage.storage.store import Locked
+from vantage.tasks.training.watched import ask_to_finish
 
 BEAT_SECONDS = 5.0
 LOG_BYTES = 2**20
@@ -63,7 +64,8 @@ def _make(request: AttemptRequest, number: int, stop: threading.Event) -> Attemp
     messages = messages_of(storage.remote, request.stage_key, number)
     with tempfile.TemporaryDirectory(prefix="vantage-attempt-") as folder:
         log = Path(folder) / "log.txt"
-        with _Reporter(messages, log, stop):
+        scratch = storage.scratch_folder(request.stage_key)
+        with _Reporter(messages, log, stop, scratch=scratch, run_id=request.run_id):
             try:
                 with share_of_this_machine(request.resources, stop=stop) as share:
                     outcome = run_attempt(
@@ -104,10 +106,13 @@ class _Observer(Unobserved):
 
 
 class _Reporter:
-    """A thread that tells the storage every few seconds that the attempt lives and what it printed, and hears of stops."""
+    """A thread that tells the storage every few seconds that the attempt lives and what it printed, and hears requests to stop or finish."""
 
-    def __init__(self, messages: Messages, log: Path, stop: threading.Event) -> None:
+    def __init__(
+        self, messages: Messages, log: Path, stop: threading.Event, *, scratch: Path, run_id: str
+    ) -> None:
         self._messages = messages
+        self._scratch, self._run_id = scratch, run_id
         self._log = log
         self._stop = stop
         self._sent = 0
@@ -135,6 +140,8 @@ class _Reporter:
                     self._send_at = time.monotonic() + BEAT_SECONDS * self._sent / LOG_BYTES
                 if self._messages.read("stop") is not None:
                     self._stop.set()
+                if (reason := self._messages.read("finish")) is not None:
+                    ask_to_finish(self._scratch, run_id=self._run_id, reason=reason.decode(errors="replace"))
             if self._done.wait(BEAT_SECONDS):
                 return
 

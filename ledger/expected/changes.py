@@ -45,6 +45,7 @@ from vantage.schemas.kinds import KINDS
 from vantage.schemas.records.approvals import Approval
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.facts import fact_tags
+from vantage.schemas.records.firings import in_words
 from vantage.schemas.records.metric_warnings import warnings_of
 
 RUNNING = "RUNNING"
@@ -279,6 +280,10 @@ def _shown(entry: RunEntry, name: str, artifact: Artifact, *, is_reused: bool) -
     tags = {"vantage.digest": artifact.digest, "vantage.uri": artifact.uri}
     if warnings := warnings_of(artifact.metrics):
         tags["vantage.warnings"] = fit_tag("\n".join(warnings))
+    if artifact.ended_early is not None:
+        tags["vantage.ended_early"] = fit_tag(str(artifact.ended_early))
+    if artifact.firings:
+        tags["vantage.guards"] = fit_tag("\n".join(in_words(artifact.firings)))
     if tokenizer := getattr(artifact, "tokenizer_digest", None):
         tags["vantage.tokenizer_digest"] = tokenizer
     # A headline metric is of the kept weights: its step is one after the last of the curve with its name.

@@ -161,6 +161,8 @@ def _against_ref(stage: StageRecord, digest: str, ref: Ref | None) -> Iterator[s
     if stage.key_parts and stage.key_parts != ref.key_parts:
         changed = key_differences(ref.key_parts, stage.key_parts)
         yield f"key_parts differ from the ref's: {'; '.join(changed)}"
+    if stage.firings != ref.artifact.firings:
+        yield f"it has {len(stage.firings)} firings of guards, and the ref has {len(ref.artifact.firings)} or others"
     if stage.provenance != ref.provenance:
         yield _provenance_said("it says", stage.provenance, ref.provenance)
 

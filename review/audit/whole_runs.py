@@ -20,7 +20,6 @@ from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.sources import Registered
 from vantage.schemas.records.audit import AuditedRun, Check
 from vantage.schemas.records.estimate_warnings import warnings_about
-from vantage.schemas.records.metric_warnings import warnings_of
 from vantage.schemas.records.stage_key import differences
 
 
@@ -93,7 +92,7 @@ def _stage_problems(record: RunRecord, replay: Replay) -> Iterator[str]:
         if stage.remark != (remark := remark_on(told.artifact, told.inputs)):
             yield f"run.json remarks on {step}: {stage.remark or 'nothing'}; by its metrics and files it is: {remark or 'nothing'}"
         # An earlier version recorded no intervals, and warned of no estimate.
-        warnings = warnings_about(told.artifact) if stage.intervals else warnings_of(told.artifact.metrics)
+        warnings = warnings_about(told.artifact, of_estimates=bool(stage.intervals))
         if stage.warnings != warnings:
             shown = "; ".join(warnings) or "none"
             yield f"run.json has other warnings about {step} than its metrics give: {shown}"

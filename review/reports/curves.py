@@ -7,6 +7,7 @@ from statistics import fmean
 from vantage.review.reports.gathered import Curve, Point, StageCurves
 from vantage.runs.history import Row
 from vantage.schemas.kinds import KINDS
+from vantage.schemas.records.firings import Firing
 from vantage.schemas.records.metric import Metric
 from vantage.schemas.records.metrics import METRICS
 
@@ -24,11 +25,13 @@ ORDER = (
         "score_mean",
         "best_score_mean",
         "validation_score",
+        "validation_watch_score",
         "validation_explained_variance",
         "explained_variance",
     ),
     *("loss", "validation_nll", "train_pair_accuracy", "score_gap", "reward_gap", "validation_pair_accuracy"),
     *("kl_to_reference", "entropy", "response_length_mean", "clip_fraction", "approx_kl", "truncated_share"),
+    *("watch_pair_accuracy", "validation_score_drift", "reward_disagreement", "repeated_trigrams"),
     *(
         "value_loss",
         "return_mean",
@@ -51,19 +54,42 @@ ORDER = (
 )
 """Metrics whose curves are drawn, those that say most first: reward, held-out score, loss, KL, entropy, length, clipping."""
 
+MARKED_ON: Mapping[str, tuple[str, ...]] = {
+    "watch_falls": ("validation_watch_score", "validation_score"),
+    "watch_worse": ("validation_watch_score",),
+}
+"""Metric of a guard that counts what other curves did → those curves, which show it."""
+
 _WITHOUT_NOISE = ("learning_rate", "learning_rate_policy", "kl_coef")
 _TABLE: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
 
 
 def stage_curves(
-    step: str, kind: str, measured: Mapping[str, Sequence[Row]], *, most: int, made_by: str | None = None
+    step: str,
+    kind: str,
+    measured: Mapping[str, Sequence[Row]],
+    *,
+    most: int,
+    made_by: str | None = None,
+    firings: Sequence[Firing] = (),
 ) -> StageCurves | None:
-    """Return the curves of one stage, or None if it has none. ``measured``: metric → its rows."""
-    found = [name for name in ORDER if measured.get(name)]
+    """Return the curves of one stage, or None if it has none.
+
+    Args:
+        measured: metric → its rows.
+        most: curves that are drawn.
+        firings: those of the stage's guards; their metrics are drawn first, with a mark.
+    """
+    fired: dict[str, list[int]] = {}
+    for firing in firings:
+        for metric in MARKED_ON.get(firing.guard.metric, (firing.guard.metric,)):
+            fired.setdefault(metric, []).append(firing.step)
+    found = [name for name in dict.fromkeys((*fired, *ORDER)) if measured.get(name)]
     by = KINDS[kind].curves_by if kind in KINDS else "optimiser step"
     if by == "optimiser step":  # of a reward model, the mean score says little
         found.sort(key="score_mean".__eq__)
-    drawn = tuple(filter(None, (_curve(name, measured[name]) for name in found[:most])))
+    curves = (_curve(name, measured[name], fired.get(name, ())) for name in found[:most])
+    drawn = tuple(filter(None, curves))
     if not drawn:
         return None
     shown = {each.metric for each in drawn}
@@ -136,7 +162,7 @@ def tokens_of(measured: Mapping[str, Sequence[Row]], starts: Iterable[int]) -> f
     return total
 
 
-def _curve(name: str, rows: Sequence[Row]) -> Curve | None:
+def _curve(name: str, rows: Sequence[Row], fired: Sequence[int]) -> Curve | None:
     finite = [(step, value) for step, _, value in rows if isfinite(value)]
     if not finite:
         return None
@@ -149,4 +175,5 @@ def _curve(name: str, rows: Sequence[Row]) -> Curve | None:
         total=len(finite),
         undefined=len(rows) - len(finite),
         trend=() if name in _WITHOUT_NOISE else trend(finite),
+        fired=tuple(sorted(set(fired))),
     )

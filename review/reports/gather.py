@@ -230,7 +230,12 @@ class _Gathering:
             if not measured and maker:
                 measured = self.history(maker.run).curves.get(maker.step)
             if curves := stage_curves(
-                name, kinds[name], measured or {}, most=most, made_by=maker.run.run_id if maker else None
+                name,
+                kinds[name],
+                measured or {},
+                most=most,
+                made_by=maker.run.run_id if maker else None,
+                firings=self.steps[name].firings,
             ):
                 found.append(curves)
             elif self.steps[name].digest:

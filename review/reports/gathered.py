@@ -71,6 +71,8 @@ class Curve:
     """Points that are left out because they are not finite."""
     trend: tuple[Point, ...] = ()
     """Of a curve of many points: the mean of each of equal parts, at the mean of its steps."""
+    fired: tuple[int, ...] = ()
+    """Steps after which a guard on this metric fired."""
 
 
 @dataclass(frozen=True)

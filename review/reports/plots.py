@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
-from vantage.ledger.pages.svg_plots import INK, LOW, ONE, OTHER, TWO, Plot, svg
+from vantage.ledger.pages.svg_plots import BAD, INK, LOW, ONE, OTHER, TWO, Plot, svg
 from vantage.review.reports.curve_words import title_and_note
 from vantage.review.reports.gathered import Comparison, Curve, Distribution, StageCurves
 from vantage.review.reports.words import number
@@ -80,6 +80,8 @@ def _curve(stage: StageCurves, curve: Curve) -> Plot:
             axes.plot(*zip(*curve.trend, strict=True), color=ONE, linewidth=1.8)
         else:
             axes.plot(steps, values, color=ONE, linewidth=1.2, marker="o" if marked else None, markersize=3)
+        for step in curve.fired:
+            axes.axvline(step, color=BAD, linewidth=1.2, linestyle="--")
         axes.set_xlabel(stage.by, labelpad=2)
         axes.locator_params(axis="x", integer=True, nbins=6)
         axes.locator_params(axis="y", nbins=6)
@@ -87,16 +89,20 @@ def _curve(stage: StageCurves, curve: Curve) -> Plot:
     unit = f", {curve.unit}" if curve.unit not in ("", "1") else ""
     ends = f"{number(values[0])} → {number(values[-1])}"
     title, note = title_and_note(curve.metric, stage.kind)
-    said = ", ".join(filter(None, [note, _left_out(curve)]))
+    said = ", ".join(filter(None, [note, _fired(curve), _left_out(curve)]))
     label = (
         f"{stage.step}: {title} ({curve.metric}{unit}) by {stage.by}, from {ends}, lowest {number(min(values))}, "
-        f"highest {number(max(values))}"
+        f"highest {number(max(values))}{f'; {_fired(curve)}' if curve.fired else ''}"
     )
     return Plot(
         title=f"{title} ({curve.metric}{unit})",
         note=f"{ends}{f'; {said}' if said else ''}",
         svg=svg(draw, label=label, size=LOW, fitted=False),
     )
+
+
+def _fired(curve: Curve) -> str:
+    return f"a guard fired after step {', '.join(map(str, curve.fired))} (dashed)" if curve.fired else ""
 
 
 def _left_out(curve: Curve) -> str:

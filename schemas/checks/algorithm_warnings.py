@@ -158,7 +158,8 @@ def _uncentred_threshold(recipe: Recipe, name: str, stage: PolicyOptimization) -
 def _unclipped_ratio(name: str, stage: PolicyOptimization) -> Iterator[str]:
     switches = stage.algorithm
     updates = stage.epochs * stage.batch_size // stage.minibatch_size
-    has_kl_bound = switches.kl_penalty_coef or switches.trust_region_kl is not None
+    bounds = (switches.trust_region_kl, switches.epoch_kl_target)
+    has_kl_bound = switches.kl_penalty_coef or any(bound is not None for bound in bounds)
     if (
         switches.clip_range_low is None
         and switches.clip_range_high is None

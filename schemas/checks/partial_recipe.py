@@ -54,6 +54,7 @@ class PartialTerm:
 class PartialJudge:
     """A judge of responses."""
 
+    path: Path
     verifier: str | None
     reward: str | None
     model: str | None

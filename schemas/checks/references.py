@@ -164,7 +164,7 @@ class _Names:
     def judging_models(self, name: str, stage: PartialStage, kind: Kind) -> Iterator[Reference]:
         """Yield the references to models that judge in the stage: policies, or other models."""
         for field, judge in stage.judges.items():
-            path = ("stages", name, field, "model")
+            path = (*judge.path, "model")
             if judge.model is None or field not in kind.work.model_fields:
                 continue
             if judge.model in self._recipe.models:
@@ -175,7 +175,7 @@ class _Names:
     def rewards(self, name: str, stage: PartialStage, kind: Kind) -> Iterator[Reference]:
         """Yield the references to rewards, where the kind of stage has such a field."""
         named: dict[Path, str | None] = {("stages", name, "reward"): stage.texts.get("reward")}
-        named |= {("stages", name, field, "reward"): judge.reward for field, judge in stage.judges.items()}
+        named |= {(*judge.path, "reward"): judge.reward for judge in stage.judges.values()}
         for path, reward in named.items():
             if reward is not None and path[2] in kind.work.model_fields:
                 remedy = "define it under rewards"
@@ -211,7 +211,7 @@ class _Names:
     def stage_verifiers(self, name: str, stage: PartialStage) -> Iterator[Reference]:
         """Yield the references to verifiers in the stage's own fields, whatever its kind."""
         named: dict[Path, str | None] = {
-            ("stages", name, field, "verifier"): judge.verifier for field, judge in stage.judges.items()
+            (*judge.path, "verifier"): judge.verifier for judge in stage.judges.values()
         }
         named["stages", name, "algorithm", "positive_verifier"] = stage.positive_verifier
         for path, verifier in named.items():

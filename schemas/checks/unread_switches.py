@@ -48,6 +48,7 @@ def _unread(switches: Algorithm) -> dict[str, tuple[str, str]]:
     if not switches.importance_ratio:
         clips = ("clip_range_low", "clip_range_high", "dual_clip", "ratio_mask", "ratio_mask_gradient")
         found |= dict.fromkeys(clips, ("without a ratio to clip", "set importance_ratio: true"))
+        found["epoch_kl_target"] = ("while a rollout has one step", "set importance_ratio: true")
     elif switches.ratio_mask:
         found["dual_clip"] = ("while ratio_mask leaves out what it would clip", "set ratio_mask: false")
     else:

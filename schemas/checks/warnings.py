@@ -10,7 +10,7 @@ from vantage.schemas.recipe.stages import (
     PolicyOptimization,
     ValuePretraining,
 )
-from vantage.schemas.steps import Inputs, in_order, reward_of, sources_of
+from vantage.schemas.steps import Inputs, in_order, rewards_read, sources_of
 
 
 def warnings(recipe: Recipe, inputs: Inputs) -> list[str]:
@@ -37,7 +37,7 @@ def _unread(recipe: Recipe, inputs_of: Inputs) -> Iterator[str]:
     trained_from = {
         step for name, inputs in inputs_of.items() if name not in shown for step in inputs.values()
     }
-    scored = {reward_of(stage) for stage in recipe.stages.values()}
+    scored = {name for stage in recipe.stages.values() for name in rewards_read(stage)}
     yield from (f"data.{name}: no stage reads it" for name in recipe.data if f"data.{name}" not in read)
     yield from (
         f"mixtures.{name}: no stage reads it" for name in recipe.mixtures if f"mixtures.{name}" not in read

@@ -18,6 +18,7 @@ from vantage.schemas.loading.source_paths import (
     BUILTIN_DATA,
     BUILTIN_MODELS,
 )
+from vantage.schemas.recipe.guards import RELATIONS, Guard
 from vantage.schemas.recipe.inputs import (
     EXACT_MATCH,
     Data,
@@ -40,6 +41,7 @@ DRAFT = "http://json-schema.org/draft-07/schema#"
 EXACTLY_ONE: dict[type[Frozen], tuple[str, ...]] = {
     MissingEos: ("subtract", "replace"),
     Gate: ("at_least", "at_most"),
+    Guard: RELATIONS,
     RewardModelling: ("data", "rankings"),
     DirectPreferenceOptimization: ("data", "rollouts"),
     Judge: ("verifier", "reward", "model"),
@@ -53,7 +55,7 @@ REQUIRES: tuple[tuple[type[Frozen], str, str], ...] = (
     (PreferenceCollection, "judge", "prompts"),
 )
 """Class, a field, and another field that it requires."""
-ONE_OR_LIST = ("gate", "measure")
+ONE_OR_LIST = ("gate", "measure", "guards")
 """Lists that may be written without brackets when they have one item."""
 
 
@@ -91,8 +93,9 @@ def _schema(model: type[Frozen]) -> Schema:
     for name, definition in [(model.__name__, printed), *definitions.items()]:
         _describe(definition, classes[name])
         for field, described in definition.get("properties", {}).items():
-            if field in ONE_OR_LIST and described["type"] == "array":
-                _allow_one_item(described)
+            if field in ONE_OR_LIST:
+                for described_list in _lists_in(described):
+                    _allow_one_item(described_list)
     _to_draft_07(printed)
     _to_draft_07(definitions)
     return {
@@ -136,6 +139,13 @@ def _docstrings(model: type[BaseModel]) -> dict[str, str]:
                     ):
                         found[name] = inspect.cleandoc(text)
     return found
+
+
+def _lists_in(described: Schema) -> list[Schema]:
+    """Return the schema, or those of its alternatives, that accept a list."""
+    alternatives = [inner for key in ("anyOf", "oneOf") for inner in described.get(key, ())]
+    found = [described] if described.get("type") == "array" else []
+    return [*found, *(each for inner in alternatives for each in _lists_in(inner))]
 
 
 def _allow_one_item(described: Schema) -> None:

@@ -1,6 +1,7 @@
 """Reads a plain mapping as a ``PartialRecipe``; what has another shape than a recipe's is left out."""
 
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any
 
 from vantage.schemas.checks.partial_recipe import (
@@ -85,13 +86,16 @@ def _terms(reward: str, plain: Plain) -> tuple[PartialTerm, ...]:
 def _stage(name: str, plain: Plain) -> PartialStage:
     texts, gate = _texts(plain), plain.get("gate")
     gates = [(i, _mapping(each)) for i, each in enumerate(_items(gate))]
-    judges = {each: _mapping(plain.get(each)) for each in JUDGES if each in plain}
+    judges = {each: reduce(_inner, path, plain) for each, path in JUDGES.items() if each in plain}
     return PartialStage(
         kind=STAGES.get(texts.get("kind", "")),
         texts=texts,
         judges={
             each: PartialJudge(
-                verifier=_text(judge, "verifier"), reward=_text(judge, "reward"), model=_text(judge, "model")
+                path=("stages", name, *JUDGES[each]),
+                verifier=_text(judge, "verifier"),
+                reward=_text(judge, "reward"),
+                model=_text(judge, "model"),
             )
             for each, judge in judges.items()
         },
@@ -108,6 +112,10 @@ def _stage(name: str, plain: Plain) -> PartialStage:
         has_gate=bool(gate),
         settings=settings_of(plain),
     )
+
+
+def _inner(plain: Plain, field: str) -> Plain:
+    return _mapping(plain.get(field))
 
 
 def _publication(plain: Plain) -> PartialPublication:

@@ -171,6 +171,9 @@ class Algorithm(Returns):
     per token, or the surrogate is worse than before; None: never."""
     trust_region_halvings: Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)] = 3
     """Halvings after which the step is skipped and the epoch ends."""
+    epoch_kl_target: Positive | None = Field(None, exclude_if=is_default(None))
+    """End an epoch of a rollout's updates after a minibatch whose KL(old‖new), as ``approx_kl`` measures it before the step, exceeds
+    1.5 times this many nats per token; None: never."""
 
     # -- other terms of the loss
     value_clip_range: Positive | None = None

@@ -18,8 +18,12 @@ _SWITCH_FORMS = {
     form: value for word, value in _SWITCH_WORDS.items() for form in (word, word.title(), word.upper())
 }
 
+SWITCHED_OFF = tuple(form for form, value in _SWITCH_FORMS.items() if not value)
+"""Words of YAML 1.1 for false."""
 
-def _read_switch(value: Any) -> Any:
+
+def read_switch(value: Any) -> Any:
+    """Return a word of YAML 1.1 for true or false as its value; anything else as it is."""
     return _SWITCH_FORMS.get(value, value) if isinstance(value, str) else value
 
 
@@ -51,7 +55,7 @@ AboveOne = Annotated[float, Field(gt=1.0, strict=True, json_schema_extra=_LARGES
 Switch = Annotated[
     bool,
     Field(strict=True),
-    BeforeValidator(_read_switch),
+    BeforeValidator(read_switch),
     WithJsonSchema({"anyOf": [{"type": "boolean"}, {"enum": list(_SWITCH_FORMS)}]}),
 ]
 """``true`` or ``false``, or a word of YAML 1.1 for one of them, which our parser leaves as text."""

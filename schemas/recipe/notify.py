@@ -9,7 +9,7 @@ from vantage.schemas.frozen import Frozen
 from vantage.schemas.recipe.fields import MAX_NAMED, Switch, is_off
 
 NotifyEvent = Literal["gate_closed", "failed", "waiting_approval", "ended"]
-"""``gate_closed``, ``failed``: a stage's gate closed, or a stage failed for good. ``waiting_approval``: a gate or an alias
+"""``gate_closed``: a stage's gate closed, or a guard of it fired. ``failed``: a stage failed for good. ``waiting_approval``: a gate or an alias
 waits for a person. ``ended``: the run ended, however."""
 
 _VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]{0,126}$"

@@ -8,6 +8,7 @@ from vantage.schemas.frozen import Frozen, rule
 from vantage.schemas.recipe.fields import (
     MAX_NAMED,
     Name,
+    NonNegative,
     Number,
     Positive,
     is_default,
@@ -32,6 +33,24 @@ class MissingEos(Frozen):
             raise ValueError("missing_eos takes either subtract or replace; give exactly one of them")
 
 
+class Ensemble(Frozen):
+    """How the reward models of a reward become one score, in place of their sum."""
+
+    combine: Literal["mean", "min", "mean_minus_std"]
+    """``mean``, ``min``imum, or mean − k · standard deviation over the models."""
+    k: NonNegative = 1.0
+    """Standard deviations that ``mean_minus_std`` subtracts."""
+    weight: Number = 1.0
+    """The factor of the combined score in the sum of terms."""
+
+    @rule
+    def _k_is_of_one_combination(self) -> None:
+        if self.k != 1.0 and self.combine != "mean_minus_std":
+            raise ValueError(
+                f"k={self.k:g} is read by combine: mean_minus_std alone, and combine is {self.combine}; leave k out"
+            )
+
+
 class Reward(Frozen):
     """A reward, which stages use by name to score responses."""
 
@@ -39,6 +58,30 @@ class Reward(Frozen):
     """The terms of the weighted sum."""
     missing_eos: MissingEos | None = None
     """Penalty of a response without an end-of-sequence token; None: no penalty."""
+    ensemble: Ensemble | None = Field(None, exclude_if=is_unset)
+    """The terms that are models are combined to one score; verifiers are added as ever. None: the weighted sum of all terms."""
+
+    @rule
+    def _an_ensemble_has_members(self) -> None:
+        if self.ensemble is None:
+            return
+        members = [term for term in self.terms if term.stage is not None]
+        if len(members) < 2:
+            raise ValueError(
+                f"an ensemble combines two reward models or more, and terms have {len(members)}; add models"
+            )
+        if weighted := next((term for term in members if term.weight != 1.0), None):
+            raise ValueError(
+                f"the models of an ensemble count equally, and {weighted.name} has weight={weighted.weight:g}; "
+                "leave it out, and set ensemble.weight"
+            )
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The names of the terms that an ensemble combines; none without one."""
+        return (
+            () if self.ensemble is None else tuple(term.name for term in self.terms if term.stage is not None)
+        )
 
     @rule
     def _term_names_are_unique(self) -> None:

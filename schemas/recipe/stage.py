@@ -20,6 +20,7 @@ from vantage.schemas.recipe.fields import (
     is_off,
     is_unset,
 )
+from vantage.schemas.recipe.guards import Guards
 from vantage.schemas.recipe.lora import Lora
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.work import Work
@@ -89,6 +90,11 @@ class Resources(Frozen):
     hang_seconds: Positive | None = 21600.0
     """Seconds without a progress report after which the stage counts as hung: it is killed and started again once.
     Every optimiser step, sampled token and micro-batch is a report. None: never."""
+    max_seconds: Positive | None = Field(None, exclude_if=is_unset)
+    """Seconds of one attempt, from the start of its computation, after which the stage saves its state and ends with exit code
+    75; the same command goes on from there. None: no limit."""
+    max_gpu_hours: Positive | None = Field(None, exclude_if=is_unset)
+    """The same in GPU hours: with 8 GPUs, 4 are half an hour. Without GPUs it is no limit."""
     memory: Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*(Mi|Gi|Ti)$")] | None = Field(
         None, exclude_if=is_unset
     )
@@ -174,6 +180,10 @@ class Training(Stage):
     lora: LoraOrNot | None = Field(None, exclude_if=is_unset)
     """Train adapters on frozen weights: the artifact holds the adapters, and the digest of what they stand on. ``false``:
     train all weights; adapters that the stage starts from are merged first. None: ``model.lora``."""
+    guards: Guards | None = Field(None, exclude_if=is_unset)
+    """Bounds on the stage's curves, and what happens when a curve leaves them; one guard, or a list. None: the defaults of
+    the stage's kind, which only warn (docs/guards.md). A list comes in addition to the defaults of the metrics that it does
+    not name. ``off``: no guard at all."""
     gradient_checkpointing: Switch = Field(False, exclude_if=is_off)
     """Keep only the inputs of each layer for the backward pass, and compute the rest again there: less memory, a third
     more time, the same gradients. Prompts that several responses have are read once for each of them then."""

@@ -18,9 +18,11 @@ from vantage.schemas.recipe.fields import (
     is_off,
     is_unset,
 )
+from vantage.schemas.recipe.guards import OFF
 from vantage.schemas.recipe.inputs import MODEL
 from vantage.schemas.recipe.rewards import Judge
 from vantage.schemas.recipe.stage import Resources, Stage, Training
+from vantage.schemas.recipe.watch import Keep, Watch
 
 TrainOn = Literal["all_responses", "last_response"]
 
@@ -265,6 +267,8 @@ def _reader_of_kl_to_old(algorithm: Algorithm) -> str | None:
     """Return the switch by which KL(old‖new) of one rollout's updates decides something."""
     if algorithm.trust_region_kl is not None:
         return f"trust_region_kl={algorithm.trust_region_kl}"
+    if algorithm.epoch_kl_target is not None:
+        return f"epoch_kl_target={algorithm.epoch_kl_target}"
     if algorithm.kl_penalty_coef:
         return f"kl_penalty_coef={algorithm.kl_penalty_coef}"
     return "advantage=tracked_mean" if algorithm.advantage == "tracked_mean" else None
@@ -314,6 +318,43 @@ class PolicyOptimization(Rollouts):
     """Responses to validation prompts in one such measurement."""
     test_samples: Count | None = None
     """Responses to test prompts, for the gates on the kept policy. None: as many as to validation prompts."""
+    watch: Watch | None = Field(None, exclude_if=is_unset)
+    """A judge other than the reward, which looks at the policy while it trains."""
+    keep: Keep | None = Field(None, exclude_if=is_unset)
+    """Which policy the stage hands on. None: the one that ``watch`` likes best, or without a watch the best by ``validation``."""
+
+    @property
+    def validations(self) -> tuple[int, ...]:
+        """Every how many iterations the policy is measured on validation prompts."""
+        return (
+            (self.validate_every,) if self.watch is None else self.watch.measured_beside(self.validate_every)
+        )
+
+    @property
+    def keeps_by_watch(self) -> bool:
+        """Whether the policy that the watch's judge scores best is handed on."""
+        return self.watch is not None and (self.keep is None or self.keep.is_by_watch)
+
+    @rule
+    def _the_watch_is_independent(self) -> None:
+        if self.watch is None:
+            if self.keep is not None and self.keep.is_by_watch:
+                raise ValueError("keep.by=watch, and the stage has no watch; add watch, or leave keep out")
+            return
+        if self.watch.judge.reward == self.reward:
+            raise ValueError(
+                f"watch.judge.reward={self.reward} is the reward that trains the policy, so it would see what that sees; "
+                "name a verifier or another reward"
+            )
+        if self.guards == OFF:
+            raise ValueError(
+                "guards=off has no guard act, and a watch acts by one; leave guards out, or remove watch"
+            )
+        if self.watch.on_fall == "restore_best" and not self.keeps_by_watch:
+            raise ValueError(
+                "watch.on_fall=restore_best restores the best policy by the judge, and keep.by=validation keeps another; "
+                "leave keep out, or use on_fall: stop, finish or warn"
+            )
 
     @rule
     def _groups_divide_the_batch(self) -> None:

@@ -5,8 +5,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from vantage.schemas.frozen import Frozen
-from vantage.schemas.recipe.fields import is_off, is_unset
+from vantage.schemas.recipe.fields import is_default, is_off, is_unset
 from vantage.schemas.recipe.inputs import Content
+from vantage.schemas.records.firings import EndedEarly, Firing
 from vantage.schemas.records.uncertainty import Uncertainty
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -30,6 +31,10 @@ class StoredArtifact(Frozen):
     """Headline metrics; None is a metric that is undefined for this stage's data."""
     uncertainty: dict[str, Uncertainty] = Field(default_factory=dict)
     """Metric → its uncertainty, for the estimates over held-out prompts."""
+    firings: tuple[Firing, ...] = Field((), exclude_if=is_default(()))
+    """The firings of the guards of the stage that made it."""
+    ended_early: EndedEarly | None = Field(None, exclude_if=is_unset)
+    """Of a stage that ended before its last step; None: it did all of them."""
 
     @property
     def stands_for(self) -> Digest:

@@ -15,13 +15,24 @@ from vantage.schemas.recipe.stage import Resources
 from vantage.schemas.records.artifacts import Artifact, Digest
 from vantage.schemas.records.energy import Energy
 from vantage.schemas.records.facts import Facts
+from vantage.schemas.records.firings import Firing
 from vantage.schemas.records.usage import Usage
 
 RUN_STAGE = "vantage.tasks.stages.run_stage"
 """The function ``StageJob -> StageResult`` that computes every stage."""
 
 Cause = Literal[
-    "refused", "diverged", "preempted", "memory", "storage", "killed", "cancelled", "hung", "internal"
+    "refused",
+    "diverged",
+    "guard",
+    "time",
+    "preempted",
+    "memory",
+    "storage",
+    "killed",
+    "cancelled",
+    "hung",
+    "internal",
 ]
 
 
@@ -109,6 +120,8 @@ class AttemptOutcome(Frozen):
     before everything was recorded in the ledger."""
     samples: tuple[dict[str, Any], ...] = ()
     """A few texts to show; for a reused artifact only if they are still in scratch."""
+    firings: tuple[Firing, ...] = Field((), exclude_if=is_default(()))
+    """The firings of the stage's guards, also of an attempt that failed."""
     dropped: dict[str, int] = Field(default_factory=dict)
     """For a dataset: reason why rows were dropped → number of rows."""
     committed_step: int = 0

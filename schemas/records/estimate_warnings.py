@@ -1,6 +1,7 @@
 """Warnings about estimates: what the interval of one headline metric, or of two together, shows of a model."""
 
 from vantage.schemas.records.artifacts import StoredArtifact
+from vantage.schemas.records.firings import in_words
 from vantage.schemas.records.metric_warnings import warnings_of
 from vantage.schemas.records.uncertainty import bracketed, interval_among
 from vantage.schemas.records.verdicts import DEFAULT_CONFIDENCE
@@ -8,10 +9,19 @@ from vantage.schemas.records.verdicts import DEFAULT_CONFIDENCE
 _CHANCE = 0.5
 
 
-def warnings_about(artifact: StoredArtifact) -> tuple[str, ...]:
-    """Return all warnings about an artifact: those of its metrics alone, then those of its estimates."""
-    found = (judges_by_chance(artifact), score_against_accuracy(artifact))
-    return (*warnings_of(artifact.metrics), *(text for text in found if text is not None))
+def warnings_about(artifact: StoredArtifact, *, of_estimates: bool = True) -> tuple[str, ...]:
+    """Return all warnings about an artifact: how its stage went, those of its metrics alone, then those of its estimates.
+
+    Args:
+        of_estimates: False: leave the last ones out, as earlier versions did.
+    """
+    found = (judges_by_chance(artifact), score_against_accuracy(artifact)) if of_estimates else ()
+    return (
+        *(() if artifact.ended_early is None else (str(artifact.ended_early),)),
+        *in_words(artifact.firings),
+        *warnings_of(artifact.metrics),
+        *(text for text in found if text is not None),
+    )
 
 
 def judges_by_chance(artifact: StoredArtifact) -> str | None:

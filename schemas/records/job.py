@@ -9,11 +9,12 @@ from typing_extensions import TypeVar
 
 from vantage.schemas.frozen import Frozen
 from vantage.schemas.kinds import AnyWork
-from vantage.schemas.recipe.fields import is_default
+from vantage.schemas.recipe.fields import is_default, is_unset
 from vantage.schemas.recipe.inputs import DEFAULT_DATE, Generation
 from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.work import Work
 from vantage.schemas.records.artifacts import Digest
+from vantage.schemas.records.firings import EndedEarly, Firing
 from vantage.schemas.records.model_files import ModelFiles
 from vantage.schemas.records.uncertainty import Uncertainty
 
@@ -85,3 +86,7 @@ class StageResult(Frozen):
     """Of such a policy: whether the adapters change nothing."""
     samples: tuple[dict[str, Any], ...] = ()
     """A few before/after texts to show."""
+    firings: tuple[Firing, ...] = Field((), exclude_if=is_default(()))
+    """The firings of its guards."""
+    ended_early: EndedEarly | None = Field(None, exclude_if=is_unset)
+    """Where it ended before its last step."""

@@ -6,7 +6,7 @@
 from collections.abc import Iterable
 
 from vantage.schemas.kinds import KINDS
-from vantage.schemas.metric_names import DOUBLING_TOKENS
+from vantage.schemas.metric_names import DOUBLING_TOKENS, LENGTH_PERCENTILES, SCORE_PERCENTILES
 from vantage.schemas.records.evaluation_metrics import BENCHMARK_METRICS, EVALUATION_METRICS, REWARD_METRICS
 from vantage.schemas.records.metric import NEEDS, Metric, Settings
 
@@ -157,6 +157,10 @@ METRICS: tuple[Metric, ...] = (
         "single_byte_share", "1",
         "Share of the same tokens that are single bytes (<0x41>), which a tokenizer uses for text that it has no "
         "pieces for.",
+    ),
+    Metric(
+        "nonfinite_steps", "steps",
+        "Optimiser steps that were left out because a loss or gradient was not finite; reported only where there is one.",
     ),
     # -- sft
     Metric(
@@ -321,6 +325,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("score_mean_TERM", "1", "The same of one term of the reward, unweighted; TERM is its model or verifier."),
     Metric("best_score_mean", "reward", "Mean score of the kept responses: each prompt's best."),
     Metric(
+        "reward_disagreement", "reward",
+        "Mean over the rollout's responses of the standard deviation of the scores of the reward's models. Only with an ensemble.",
+    ),
+    Metric(
         "scaled_score_mean", "1",
         "Mean score of the rollout's responses after scaling, clipping and overlong shaping, as used in the tokens' "
         "rewards.",
@@ -343,7 +351,24 @@ METRICS: tuple[Metric, ...] = (
         "Mean over responses of Σ_t (log π(a_t) − log π_ref(a_t)), sampled from π: of the rollout (curve), and of "
         "the kept policy on the validation prompts (headline).",
     ),
+    Metric(
+        "kl_to_reference_per_token", "nats/token",
+        "kl_to_reference of the rollout / its mean response length.",
+    ),
     Metric("response_length_mean", "tokens", "Mean length of the rollout's responses, EOS included."),
+    *(
+        Metric(f"response_length_p{percent}", "tokens", f"{percent} % of the rollout's responses are no longer than this.")
+        for percent in LENGTH_PERCENTILES
+    ),
+    Metric(
+        "repeated_trigrams", "1",
+        "Share of a response's 3-grams that occur earlier in the same response, mean over the rollout's responses of three "
+        "tokens or more: near 1 where responses are loops.",
+    ),
+    Metric(
+        "distinct_bigrams", "1",
+        "Distinct 2-grams / 2-grams over all responses of the rollout (distinct-2): near 0 where all responses are alike.",
+    ),
     Metric(
         "truncated_share", "1",
         "Share of responses cut off at max_response_tokens, without EOS: of the rollout (curve), of the kept policy "
@@ -410,6 +435,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("ratio", "1", "Mean over valid tokens of ρ = π/π_old."),
     Metric("ratio_deviation", "1", "Mean over valid tokens of |ρ − 1|."),
     Metric(
+        "effective_sample_share", "1",
+        "(mean ρ)² / mean ρ² over valid tokens: the effective sample size of the ratios as a share of the tokens. 1 where all "
+        "are equal, near 0 where a few tokens have all the weight.",
+    ),
+    Metric(
         "ratio_deviation_first", "1",
         "The same at the first optimiser step after the rollout: 0 except for rounding. Above 0.001 in float32, or 0.1 "
         "in bfloat16, the stage stops before that step. Not of a rollout that was sampled ahead, with old_logprobs: sampler.",
@@ -441,6 +471,49 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "validation_score", "reward",
         "Mean score of responses to the validation prompts, which selects the kept policy; gates cannot use it.",
+    ),
+    *(
+        Metric(
+            f"validation_score_p{percent}", "reward",
+            f"{percent} % of the responses to the validation prompts score no more than this.",
+        )
+        for percent in SCORE_PERCENTILES
+    ),
+    Metric(
+        "validation_score_drift", "1",
+        "How far the distribution of these scores has moved since before the first iteration: Wasserstein-1 distance in standard "
+        "deviations of the scores then.",
+    ),
+    Metric(
+        "reference_nll", "nats/token",
+        "Negative log-likelihood of the rollout's responses under the reference, per response token; its exponential is their "
+        "perplexity. Only where the reference's log-probabilities are computed.",
+    ),
+    Metric(
+        "watch_pair_accuracy", "1",
+        "Share of all pairs of a right and a wrong validation response, of any prompts, in which the right one has the higher reward "
+        "(ties count half): 0.5 is chance. Only with a verifier as the watch's judge.",
+    ),
+    Metric("watch_right_length", "tokens", "Mean length of the validation responses that the watch's verifier finds right."),
+    Metric("watch_wrong_length", "tokens", "The same of the wrong ones."),
+    Metric(
+        "validation_watch_score", "1",
+        "Mean score of the same responses by the watch's judge: the share that a verifier finds right, or another reward's mean; "
+        "with keep.by=watch it selects the kept policy. Only with watch; gates cannot use it.",
+    ),
+    Metric(
+        "watch_change", "1",
+        "Mean difference of the judge's scores to those at the measurement that it liked best, on the same prompts. Only with watch.",
+    ),
+    Metric(
+        "watch_falls", "measurements",
+        "Measurements in a row at which the reward had risen since the one that the judge liked best, and the judge's score fallen, "
+        "each by more than its 95 % interval, clustered by prompt. At 2 the watch acts. Only with watch.",
+    ),
+    Metric(
+        "watch_worse", "measurements",
+        "Measurements in a row at which the judge's score had fallen since the one that it liked best, by more than its 95 % interval, "
+        "whatever the reward did. Only with watch.",
     ),
     Metric("test_score", "reward", "Mean score of the kept policy's responses to the test prompts."),
     Metric(

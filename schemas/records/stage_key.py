@@ -178,7 +178,7 @@ def _take(digests: dict[str, str], role: str, kind: str) -> str:
 
 def _reward_names(configuration: Mapping[str, Any]) -> dict[str, str]:
     """Field → name of each reward that a stage reads; the field is in the key, the name is not."""
-    judging = {field: (configuration.get(field) or {}).get("reward") for field in JUDGES}
+    judging = {field: judge.get("reward") for field, judge in _judges(configuration)}
     places = {"reward": configuration.get("reward"), **judging}
     return {place: name for place, name in places.items() if name is not None}
 
@@ -216,13 +216,21 @@ def _source_by_content(work: Work, imported: dict[str, Any], digests: dict[str, 
 
 def _judges_by_content(configuration: dict[str, Any], digests: dict[str, str], kind: str) -> None:
     """Replace the names in each judge by content digests; its reward is in the key by content already."""
-    for role in JUDGES:
-        judge = configuration.get(role)
+    for role, judge in _judges(configuration):
+        _verifier_by_content(judge, "verifier", digests, role, kind)
+        if judge.get("model"):
+            judge["model"] = _take(digests, role, kind)
+        judge.pop("reward")
+
+
+def _judges(configuration: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the field and the configuration of each judge."""
+    for role, path in JUDGES.items():
+        judge: Any = configuration
+        for field in path:
+            judge = judge.get(field) if judge else None
         if judge:
-            _verifier_by_content(judge, "verifier", digests, role, kind)
-            if judge.get("model"):
-                judge["model"] = _take(digests, role, kind)
-            judge.pop("reward")
+            yield role, judge
 
 
 def _verifier_by_content(

@@ -1,16 +1,17 @@
 """What a response is worth under a recipe's reward: the weighted sum of its terms."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
 import torch
 from torch import Tensor
 
+from vantage.algorithms.ensembles import combined
 from vantage.algorithms.rewards import replace_missing_eos, subtract_missing_eos
 from vantage.models.sequences import Sequences
 from vantage.schemas.recipe.pass_limits import PassLimits
-from vantage.schemas.recipe.rewards import MissingEos
+from vantage.schemas.recipe.rewards import Ensemble, MissingEos
 from vantage.schemas.recipe.terms import RewardTerm, row_of
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.rewards.term_scores import Responses, Source, TermScores
@@ -31,6 +32,9 @@ class Scorer:
 
     terms: tuple[Term, ...]
     missing_eos: MissingEos | None
+    ensemble: Ensemble | None = None
+    members: tuple[str, ...] = ()
+    """The terms that the ensemble combines."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,8 @@ def load_scorer(
             dtype,
         )
         terms.append(Term(name=term.name, weight=term.weight, scores=_load(term, source)))
-    return Scorer(terms=tuple(terms), missing_eos=job.rewards[reward].missing_eos)
+    whole = job.rewards[reward]
+    return Scorer(tuple(terms), whole.missing_eos, ensemble=whole.ensemble, members=whole.members)
 
 
 def _load(term: RewardTerm, source: Source) -> TermScores:
@@ -101,10 +106,20 @@ def score(
     total = torch.zeros(len(prompts), device=ended.device)
     for term in scorer.terms:
         by_term[term.name] = term.scores(given)
-        total = total + term.weight * by_term[term.name]
+        if term.name not in scorer.members:
+            total = total + term.weight * by_term[term.name]
+    if scorer.ensemble is not None:
+        total = total + scorer.ensemble.weight * of_members(by_term, scorer)
     return Scores(
         total=apply_missing_eos(total, ended, scorer.missing_eos), weighted_sum=total, by_term=by_term
     )
+
+
+def of_members(by_term: Mapping[str, Tensor], scorer: Scorer) -> Tensor:
+    """Return the one score (B,) of the ensemble's models."""
+    assert scorer.ensemble is not None
+    scores = torch.stack([by_term[name] for name in scorer.members])
+    return combined(scores, scorer.ensemble.combine, k=scorer.ensemble.k)
 
 
 def apply_missing_eos(total: Tensor, ended: Tensor, rule: MissingEos | None) -> Tensor:

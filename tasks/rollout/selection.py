@@ -1,8 +1,13 @@
 """Which policy a stage keeps: the one whose responses to the validation prompts score best."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
+from torch import Tensor
+
+from vantage.algorithms.score_distribution import drift, quantiles
 from vantage.algorithms.uncertainty import Estimate, clustered_mean
+from vantage.schemas.metric_names import SCORE_PERCENTILES, VALIDATION_PERCENTILES
 from vantage.schemas.recipe.algorithm import Returns
 from vantage.tasks.data.examples import Prompts
 from vantage.tasks.rollout.rollout_models import RolloutModels
@@ -12,12 +17,15 @@ from vantage.tasks.rollout.rollouts import (
     sequence_sums,
     shape,
 )
+from vantage.tasks.rollout.watching import WATCH_SCORE, Watching
 from vantage.tasks.training import progress
 from vantage.tasks.training.attempt import Attempt
 from vantage.tasks.training.best_weights import Best, keep_if_best
-from vantage.tasks.training.measured import clusters_of
+from vantage.tasks.training.measured import clusters_of, defined
 from vantage.tasks.training.networks import put_back
 from vantage.tasks.training.seeds import derive_seed
+
+VALIDATION_SCORE = "validation_score"
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,10 @@ class Selection:
     """Of the validation split."""
     num_samples: int
     seed: int
+    watching: Watching | None = None
+    """Another judge of the same responses."""
+    keeps_by_watch: bool = False
+    """Whether the policy that this judge scores best is kept."""
 
     def measure(self, test: Prompts, *, num_samples: int) -> Measured:
         """Return score, length (tokens), cut-off share and, against a reference, KL (nats) of the policy as it is now.
@@ -61,18 +73,35 @@ class Selection:
             reward_spread=(scored.scores.total.max() - scored.scores.total.min()).item(),
         )
 
-    def score(self) -> float:
+    def score(self, scored: Scored) -> float:
         """Return the mean score of responses to the validation prompts."""
-        scored = self._respond(
-            self.prompts, self.num_samples, stream="validation sampling", phase="validation"
-        )
         return scored.scores.total.mean().item()
 
     def keep_if_best(self, attempt: Attempt[Best], *, iteration: int) -> dict[str, float]:
         """Score the policy; remember its weights when it scores best so far. Returns what to log."""
-        metric, measured = "validation_score", self.score()
-        keep_if_best(attempt, self.models.policy.causal_lm, measured, metric=metric, iteration=iteration)
-        return {metric: measured}
+        scored = self._respond(
+            self.prompts, self.num_samples, stream="validation sampling", phase="validation"
+        )
+        metrics = {
+            VALIDATION_SCORE: self.score(scored),
+            **_distribution(attempt, scored.scores.total, is_first=iteration == 0),
+            **self._watch(attempt, scored),
+        }
+        metric = WATCH_SCORE if self.keeps_by_watch else VALIDATION_SCORE
+        policy = self.models.policy.causal_lm
+        is_best = keep_if_best(attempt, policy, metrics[metric], metric=metric, iteration=iteration)
+        if is_best and self.keeps_by_watch:
+            attempt.state = replace(attempt.state, validation_score=defined(metrics[VALIDATION_SCORE]))
+        return metrics
+
+    def _watch(self, attempt: Attempt[Best], scored: Scored) -> dict[str, float]:
+        """Ask the other judge, if there is one, and remember what it has seen with the attempt's state."""
+        if self.watching is None:
+            return {}
+        with progress.within("watch"):
+            seen, metrics = self.watching.look(scored, attempt.state.watched)
+        attempt.state = replace(attempt.state, watched=seen)
+        return metrics
 
     def put_back_best(self, attempt: Attempt[Best]) -> None:
         """Give the policy and the engine the weights that scored best."""
@@ -83,3 +112,14 @@ class Selection:
         indices = [index % len(prompts) for index in range(num_samples)]
         with progress.within(phase):
             return sample_and_score(self.models, prompts, indices, seed=derive_seed(self.seed, stream))
+
+
+def _distribution(attempt: Attempt[Best], scores: Tensor, *, is_first: bool) -> dict[str, float]:
+    """Return how the scores (B,) are spread, and how far they have moved from those of the first measurement."""
+    if is_first:
+        attempt.state = replace(attempt.state, first_scores=tuple(scores.double().tolist()))
+    shares = [percent / 100 for percent in SCORE_PERCENTILES]
+    spread = dict(zip(VALIDATION_PERCENTILES, quantiles(scores, shares), strict=True))
+    first = torch.tensor(attempt.state.first_scores, dtype=torch.float64)
+    moved = {"validation_score_drift": drift(scores, first)} if len(first) else {}
+    return {name: value for name, value in {**spread, **moved}.items() if value == value}

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from math import isfinite
 from types import TracebackType
@@ -13,22 +13,32 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from vantage.ledger.journal import Journal
+from vantage.ledger.journal import Journal, read
+from vantage.schemas.recipe.default_guards import guards_of, own_guards
+from vantage.schemas.recipe.guards import OFF
+from vantage.schemas.recipe.stage import Training
+from vantage.schemas.records.firings import EndedEarly, Watched
 from vantage.schemas.records.job import StageJob
-from vantage.tasks.training import checkpoints, preemption, ranks
-from vantage.tasks.training.optimization import TrainingDiverged
+from vantage.tasks.training import checkpoints, nonfinite, preemption, ranks
+from vantage.tasks.training.guarding import Asked, Guarding, ended_early
 from vantage.tasks.training.progress import RUNNING, Progress
 from vantage.tasks.training.scratch import (
     CHECKPOINTS,
     JOURNAL,
     PROGRESS,
+    WATCHED,
     write_committed,
 )
 from vantage.tasks.training.stage_state import State, state_from_json
 from vantage.tasks.training.step_metrics import Speed, pass_metrics, peak_memory
+from vantage.tasks.training.watched import asked_to_finish, write_watched
 from vantage.tasks.training.writer import writes_files
 
 log = logging.getLogger(__name__)
+
+
+class GuardFired(Exception):
+    """A guard of the recipe stopped the stage; its state is saved."""
 
 
 class Ahead(Protocol):
@@ -77,9 +87,14 @@ class Attempt(Generic[State]):
         self.best: dict[str, Tensor] = {}
         self.step = 0
         self._total = total
+        self.length = total
+        """The steps that the loop does: fewer than its total where a guard or a person ends it early."""
         self._keeps_best, self._ahead = keeps_best, ahead
         self._carried: dict[str, Tensor] = {} if ahead is None else ahead.tensors()
         self._stopped = False
+        self._is_last = False
+        self._ended_early: EndedEarly | None = None
+        self.policy_is_frozen = False
         self._modules, self._optimizers = modules, optimizers
         self._sharded = {
             name
@@ -88,23 +103,30 @@ class Attempt(Generic[State]):
             if isinstance(tensor, DTensor)
         }
         self._every = getattr(job.work, "checkpoint_every", total)
-        self._scratch = job.scratch
+        self._scratch, self._run_id = job.scratch, job.run_id
         self._scratch.mkdir(parents=True, exist_ok=True)
         self._journal = Journal(self._scratch / JOURNAL) if writes_files() else None
         self._restore()
+        self._guarding = self._guarding_of(job)
+        self._tolerance = nonfinite.Tolerance(self._scratch, allowed=self._allowed(job))
+        self._open = ExitStack()
         self._saved_at = self.step
         self._summary: str = ""
         self._describe()
         self._progress = Progress(self._scratch / PROGRESS, total=total, phase=RUNNING)
         self._progress.update(self.step)
         self._speed = Speed()
+        if self._guarding.firings or (self._journal is not None and (self._scratch / WATCHED).exists()):
+            self._show_watched()  # without what was seen after the checkpoint
 
     def __enter__(self) -> Self:
+        self._open.enter_context(nonfinite.tolerating(self._tolerance))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._open.close()
         if self._journal is not None:
             self._journal.close()
 
@@ -113,15 +135,16 @@ class Attempt(Generic[State]):
 
         Raises:
             Preempted: the process was asked to stop; everything up to the finished step is saved.
+            GuardFired: a guard stops the stage; everything up to the finished step is saved.
         """
         self._progress.update(self.step)  # the first step begins now, not when the stage did
         pass_metrics()  # what was computed before is none of the first step
+        self._heed(begins=True)
         while self.step < self._total and not self._stopped:
+            self._tolerance.begin(self.step)
             yield self.step
             self.step += 1
-            self._stopped = ranks.any_rank(self._stopped)
-            if ranks.any_rank(preemption.requested()):
-                self._save_and_stop()
+            self._heed()
             is_last = self._stopped or self.step == self._total
             if is_last or self.step - self._saved_at >= self._every:
                 self._save()
@@ -146,7 +169,7 @@ class Attempt(Generic[State]):
 
     def is_due(self, every: int) -> bool:
         """Return whether the step that runs now is one of each ``every``, or the last of all."""
-        return (self.step + 1) % every == 0 or self.step + 1 == self._total
+        return (self.step + 1) % every == 0 or self.step + 1 == self._total or self._is_last
 
     def stop(self) -> None:
         """End the loop after this step, before its total."""
@@ -161,15 +184,13 @@ class Attempt(Generic[State]):
             headline: the metric that a person wants to see beside the progress bar.
 
         Raises:
-            TrainingDiverged: the headline metric is not finite.
+            TrainingDiverged: the headline metric is not finite, and that is not tolerated.
         """
         if self._ahead is not None:
             self._carried = self._ahead.tensors()
         if not isfinite(metrics[headline]):
-            raise TrainingDiverged(
-                f"{headline} is {metrics[headline]} at step {self.step}; lower the learning rate, or look at the data"
-            )
-        metrics = {**metrics, **pass_metrics()}
+            nonfinite.meet(headline, metrics[headline], remedy="lower the learning rate, or look at the data")
+        metrics = {**metrics, **self._tolerance.metrics(), **pass_metrics()}
         tokens_per_second, memory = self._speed.after(num_tokens), peak_memory()
         self._summary = f"{headline} {metrics[headline]:.4g}, {tokens_per_second:,.0f} tokens/s"
         if self._journal is not None:
@@ -178,9 +199,74 @@ class Attempt(Generic[State]):
                 {**metrics, "tokens_per_second": tokens_per_second, "peak_memory": memory},
                 time=time.time(),
             )
+            self._guard(metrics)
         self._progress.update(
             self.step + 1, metrics=metrics, headline=headline, tokens_per_second=tokens_per_second
         )
+
+    def _guard(self, metrics: Mapping[str, float]) -> None:
+        """Let the guards read a step's metrics, and record those that fire."""
+        fired = self._guarding.observe(self.step + 1, metrics)
+        for firing in fired:
+            log.warning("%s", firing)
+        if fired:
+            self._show_watched()
+
+    def _show_watched(self) -> None:
+        watched = Watched(firings=self._guarding.firings, ended_early=self._ended_early)
+        write_watched(self._scratch, watched)
+        self._progress.watched(tuple(map(str, watched.firings)))
+
+    def _heed(self, *, begins: bool = False) -> None:
+        """Agree with the other ranks on what is asked of the loop, and do it; the first rank asks the guards.
+
+        Args:
+            begins: no step has been done yet, so a request to stop waits for the end of one.
+        """
+        asked, by_hand = Asked(), None
+        if self._journal is not None:
+            asked, by_hand = self._guarding.asked(), asked_to_finish(self._scratch, run_id=self._run_id)
+        stopped, preempted, stop, end, finish, self.policy_is_frozen = ranks.any_of(
+            self._stopped,
+            not begins and preemption.requested(),
+            asked.stop,
+            asked.end,
+            asked.finish or by_hand is not None,
+            asked.freeze_policy,
+        )
+        if stop:
+            if self.step > self._saved_at:
+                self._save()
+            raise GuardFired(
+                str(self._guarding.first("stop") or "a guard of the first rank stopped the stage")
+            )
+        was_last = self._is_last
+        self._is_last = finish and self._keeps_best  # what is best is measured in one more step
+        if not stopped and self.step and (end or was_last or (finish and not self._keeps_best)):
+            stopped, self.length = True, self.step
+            if self._journal is not None:
+                self._ended_early = ended_early(
+                    self._guarding, by_hand=by_hand, step=self.step, total=self._total
+                )
+                self._show_watched()
+        self._stopped = stopped
+        if preempted:
+            self._save_and_stop()
+
+    def _guarding_of(self, job: StageJob) -> Guarding:
+        """Return the guards with what they have seen up to the checkpoint; the first rank's alone, which has the journal."""
+        if self._journal is None or not isinstance(job.work, Training):
+            return Guarding(())
+        guards = guards_of(job.work)
+        journal = read(self._scratch / JOURNAL) if guards else ()
+        return Guarding(guards, journal, defaults=set(guards) - set(own_guards(job.work)))
+
+    def _allowed(self, job: StageJob) -> int:
+        """Return how many steps may still meet what is not finite: one of a whole stage that has guards."""
+        if not isinstance(job.work, Training) or job.work.guards == OFF:
+            return 0
+        was_met = self._guarding.has_seen(nonfinite.METRIC)
+        return int(ranks.agreed(int(not was_met)))
 
     def _describe(self) -> None:
         """Write what is trained and where it begins into the stage's log."""
@@ -227,7 +313,11 @@ class Attempt(Generic[State]):
             self._carried = carried
             self._ahead.restore(carried)
         self.state = state
-        self._stopped = loaded.state["stopped"]
+        stopped = loaded.state["stopped"]
+        if isinstance(stopped, dict):
+            self._ended_early = EndedEarly.model_validate(stopped)
+            self.length = loaded.step
+        self._stopped = bool(stopped)
         self._truncate_journal(loaded.state["journal_offset"])
         self.step = loaded.step
 
@@ -247,7 +337,7 @@ class Attempt(Generic[State]):
     def _save_and_stop(self) -> NoReturn:
         if self.step > self._saved_at:
             self._save()
-        raise preemption.Preempted(f"stopped on request after step {self.step} of {self._total}") from None
+        raise preemption.preempted(f"step {self.step} of {self._total}") from None
 
     def _save(self) -> None:
         tensors: dict[str, Tensor] = {f"best/{name}": tensor for name, tensor in self.best.items()}
@@ -260,7 +350,9 @@ class Attempt(Generic[State]):
         offset = 0 if self._journal is None else self._journal.sync()
         state = {
             "stage": asdict(cast(Any, self.state)),
-            "stopped": self._stopped,
+            "stopped": self._stopped
+            if self._ended_early is None
+            else self._ended_early.model_dump(mode="json"),
             "journal_offset": offset,
         }
         folder = self._scratch / CHECKPOINTS

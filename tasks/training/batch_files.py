@@ -71,9 +71,7 @@ class BatchFiles:
         while len(self.finished) < self._total:
             yield len(self.finished)
             if ranks.any_rank(preemption.requested()):
-                raise preemption.Preempted(
-                    f"stopped on request after batch {len(self.finished)} of {self._total}"
-                )
+                raise preemption.preempted(f"batch {len(self.finished)} of {self._total}")
 
     def finish(
         self,

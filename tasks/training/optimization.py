@@ -8,16 +8,12 @@ import torch
 from torch import nn
 
 from vantage.schemas.recipe.resolved import ResolvedTraining
-from vantage.tasks.training import ranks
+from vantage.tasks.training import nonfinite, ranks
 
 Schedule = Literal["constant", "linear", "cosine"]
 Precision = Literal["float32", "bfloat16"]
 BETAS = (0.9, 0.95)
 EPS = 1e-8
-
-
-class TrainingDiverged(Exception):
-    """A loss or gradient that is not finite, seen before it could touch the weights."""
 
 
 def training_device() -> torch.device:
@@ -73,7 +69,7 @@ def update_weights(
         ``grad_norm`` (before clipping) and ``learning_rate``.
 
     Raises:
-        TrainingDiverged: the gradient is not finite; weights and optimiser are as they were.
+        TrainingDiverged: the gradient is not finite, and that is not tolerated; weights and optimiser are as they were.
     """
     peak = work.learning_rate if peak is None else peak
     learning_rate = learning_rate_at(
@@ -92,16 +88,18 @@ def take_step(
 ) -> float:
     """Add the ranks' gradients, clip the sum to ``max_grad_norm`` (L2), step, and clear it; returns the norm before.
 
+    If the norm is not finite, the step is left out: weights and optimiser stay as they were.
+
     Raises:
-        TrainingDiverged: the gradient is not finite; weights and optimiser are as they were.
+        TrainingDiverged: the norm is not finite, and that is not tolerated.
     """
     ranks.add_gradients(module.parameters())
     norm = float(ranks.whole(nn.utils.clip_grad_norm_(module.parameters(), max_grad_norm, foreach=True)))
     if not math.isfinite(norm):
         optimizer.zero_grad(set_to_none=True)
-        raise TrainingDiverged(
-            f"the gradient's norm is {norm}; lower the learning rate, or look at the batch"
-        )
+        nonfinite.meet("the gradient's norm", norm, remedy="lower the learning rate, or look at the batch")
+        nonfinite.leave_out_step()
+        return norm
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
     optimizer.step()

@@ -11,7 +11,7 @@ from vantage.models.packing import first_fit_decreasing, pack
 from vantage.models.parts import Cuts, in_parts
 from vantage.models.sequences import Sequences
 from vantage.schemas.recipe.pass_limits import PassLimits
-from vantage.tasks.training import progress, ranks
+from vantage.tasks.training import nonfinite, progress, ranks
 from vantage.tasks.training.cuts import (
     READ_AGAIN,
     Lengths,
@@ -43,6 +43,7 @@ class Pass:
 
     def select(self, batch: Sequences) -> Sequences:
         """Return these rows, laid out."""
+        nonfinite.remember(batch)
         found = batch.select(self.rows)
         if self.cuts is not None:
             return in_parts(found, self.cuts)
@@ -194,6 +195,7 @@ def laid_out(sequences: Sequences, limits: PassLimits) -> Sequences:
     Of all parts what the backward pass needs is kept, which is no more than that of one padded pass. Sharded weights are
     gathered by all ranks in each pass, so there it is one pass.
     """
+    nonfinite.remember(sequences)
     if ranks.are_sharded():
         return sequences
     lengths = Lengths(sequences)

@@ -7,16 +7,23 @@ is heard at once.
 """
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 _signals_received = 0
 _at_once = False
+_limit: str | None = None
+"""The limit of time that has passed, in words."""
 
 
 class Preempted(Exception):
     """The stage was asked to stop, saved its state and can be resumed from there."""
+
+
+class TimeIsUp(Preempted):
+    """The stage has had the time that its recipe gives it; it saved its state and can be resumed from there."""
 
 
 class Requested(BaseException):
@@ -41,6 +48,43 @@ def request() -> None:
     """Ask this process to stop, from any of its threads; ``at_once`` does not hear it."""
     global _signals_received
     _signals_received += 1
+
+
+def preempted(after: str) -> Preempted:
+    """Return the error of a stage that has saved its state after ``after``, for the reason that it was asked to stop for."""
+    if _limit is not None:
+        return TimeIsUp(f"{_limit} has passed; stopped after {after}")
+    return Preempted(f"stopped on request after {after}")
+
+
+@contextmanager
+def within_time(seconds: float | None, limit: str) -> Iterator[None]:
+    """Ask this process to stop when the block has taken so many seconds; None: never.
+
+    Args:
+        limit: the limit in words, for the message.
+    """
+    global _limit
+    if seconds is None:
+        yield
+        return
+
+    def pass_limit() -> None:
+        global _limit
+        _limit = limit
+        request()
+        if signal.getsignal(signal.SIGTERM) is _remember:  # so that sampling hears it at once
+            signal.pthread_kill(main, signal.SIGTERM)
+
+    main = threading.main_thread().ident or 0
+    timer = threading.Timer(seconds, pass_limit)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        _limit = None
 
 
 @contextmanager

@@ -12,7 +12,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from pydantic import Field
+
 from vantage.schemas.frozen import Frozen
+from vantage.schemas.recipe.fields import is_default
 from vantage.storage.durable_files import replace_file_unsynced
 from vantage.tasks.training.writer import writes_files
 
@@ -48,6 +51,8 @@ class StageProgress(Frozen):
     tokens_per_second: float | None = None
     seconds_left: float | None = None
     """Until ``total``, at the pace of the newest steps; None before the first step and after the last."""
+    firings: tuple[str, ...] = Field((), exclude_if=is_default(()))
+    """The firings of the stage's guards, in words."""
     started: float
     """Seconds since 1970, of this attempt."""
     updated: float
@@ -114,6 +119,7 @@ class Progress:
             tokens_per_second=before.tokens_per_second if tokens_per_second is None else tokens_per_second,
             pass_rows=before.pass_rows,
             pass_tokens=before.pass_tokens,
+            firings=before.firings,
             started=self._started,
             updated=before.updated,
         )
@@ -127,6 +133,10 @@ class Progress:
             update={"phase": name, "phase_done": done, "phase_total": total, "phase_note": note}
         )
         self._show_soon()
+
+    def watched(self, firings: tuple[str, ...]) -> None:
+        """Tell which guards have fired; shown with the step's end."""
+        self._report = self._report.model_copy(update={"firings": firings})
 
     def computing(self, rows: int, tokens: int) -> None:
         """Tell how many rows and positions the next pass has.

@@ -140,6 +140,12 @@ def any_rank(flag: bool) -> bool:
     return total(int(flag)) > 0
 
 
+def any_of(*flags: bool) -> list[bool]:
+    """Return for each of several questions whether it is so on any rank, with one message for all of them."""
+    asked = torch.tensor([float(flag) for flag in flags], dtype=torch.float64)
+    return [count > 0 for count in total(asked).tolist()]
+
+
 def agreed(value: Agreed) -> Agreed:
     """Return the first rank's number, on all ranks: what decides how a loop goes on must not differ by a rounding."""
     if world_size() == 1:

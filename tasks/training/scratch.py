@@ -14,15 +14,18 @@ CHECKPOINTS = "checkpoints"
 BATCHES = "batches"
 JOURNAL = "journal.jsonl"
 PROGRESS = "progress.json"
+WATCHED = "watched.json"
+FINISH = "finish.json"
+DIVERGED_BATCH, DIVERGED_FACTS = "diverged.safetensors", "diverged.json"
 _COMMITTED = "committed.json"
 _FOUND = "found_limits.json"
 FETCHED = "fetched"
 """The folder of a registered model, which whoever orders the run has fetched for the step that imports it."""
 
-REPORTS = (PROGRESS, JOURNAL, _COMMITTED)
+REPORTS = (PROGRESS, JOURNAL, _COMMITTED, WATCHED)
 """What those who watch an attempt read."""
 
-RESUMED_FROM = (CHECKPOINTS, BATCHES, JOURNAL, _COMMITTED, _FOUND)
+RESUMED_FROM = (CHECKPOINTS, BATCHES, JOURNAL, _COMMITTED, _FOUND, FINISH)
 """What the next attempt goes on from, on whichever machine."""
 
 _Count = Annotated[int, Field(ge=0, le=2**62, strict=True)]

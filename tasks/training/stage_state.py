@@ -1,7 +1,7 @@
 """The numbers that move with a stage's checkpoints, beside weights and optimisers: one frozen dataclass for each kind."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar, cast
 
 State = TypeVar("State")
@@ -16,6 +16,20 @@ class NoState:
 
 
 @dataclass(frozen=True)
+class WatchedSoFar:
+    """What a watch has seen: the responses that its judge liked best, and for how long it has not."""
+
+    judged: tuple[float, ...] = ()
+    """The judge's score of each response at the measurement that it liked best."""
+    rewards: tuple[float, ...] = ()
+    """Their rewards."""
+    falls: int = 0
+    """Measurements in a row at which the reward had risen since then and the judge's score had fallen."""
+    worse: int = 0
+    """Measurements in a row at which the judge's score had fallen since then, whatever the reward did."""
+
+
+@dataclass(frozen=True)
 class BestSoFar:
     """Of a stage that hands on the weights that measured best."""
 
@@ -23,6 +37,12 @@ class BestSoFar:
     """The highest measurement; None before the first, and where that was undefined."""
     best_iteration: int = 0
     """Iterations done when it was made."""
+    validation_score: float | None = field(default=None, metadata=ADDED_LATER)
+    """The reward's mean score at that measurement, where another judge made it."""
+    watched: WatchedSoFar = field(default_factory=WatchedSoFar, metadata=ADDED_LATER)
+    """What the watch has seen."""
+    first_scores: tuple[float, ...] = field(default=(), metadata=ADDED_LATER)
+    """The scores of the first measurement's responses; empty where it was made by a version that kept none."""
 
 
 def state_from_json(initial: State, saved: Mapping[str, Any], *, path: str) -> State:

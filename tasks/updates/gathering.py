@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
+from vantage.algorithms.ensembles import disagreement
 from vantage.algorithms.importance import ImportanceWeights, truncated_importance_weights
 from vantage.algorithms.rewards import RunningMoments
 from vantage.schemas.recipe.algorithm import Algorithm
@@ -13,6 +15,7 @@ from vantage.tasks.data.examples import Prompts
 from vantage.tasks.rewards.verifier_file import VerifierFunction
 from vantage.tasks.rewards.verifiers import load_verifier
 from vantage.tasks.rollout.group_sampling import Filled, fill, uniform_groups
+from vantage.tasks.rollout.response_shape import response_shape
 from vantage.tasks.rollout.rollout_models import RolloutModels
 from vantage.tasks.rollout.rollouts import (
     Rollout,
@@ -76,6 +79,8 @@ class Gathered:
     estimates: Estimates
     gap: dict[str, float]
     """Between the policy's log-probabilities and the sampler's."""
+    members: tuple[str, ...] = ()
+    """The reward's terms that an ensemble combines."""
 
 
 def gather(source: Source, state: PolicyState, *, has_moved: bool) -> Gathered:
@@ -120,7 +125,8 @@ def gather(source: Source, state: PolicyState, *, has_moved: bool) -> Gathered:
         greedy_scores=greedy_scores,
         prompt_baselines=of_prompts,
     )
-    return Gathered(filled, moments, rollout, greedy, of_prompts, estimates, gap)
+    members = () if models.scorer is None else models.scorer.members
+    return Gathered(filled, moments, rollout, greedy, of_prompts, estimates, gap, members)
 
 
 def estimated_anew(source: Source, gathered: Gathered, state: PolicyState) -> Gathered:
@@ -267,15 +273,18 @@ def describe(gathered: Gathered, algorithm: Algorithm, state: PolicyState) -> di
     mask = rollout.sequences.response_mask
     terms = {f"score_mean_{name}": term.mean().item() for name, term in rollout.scores.by_term.items()}
     metrics = {
+        **_disagreement(rollout, gathered.members),
         "score_mean": rollout.scores.total.mean().item(),
         **terms,
         "scaled_score_mean": rollout.scaled_scores.mean().item(),
         "reward_mean": sequence_sums(rollout.rewards, mask).mean().item(),
-        "kl_to_reference": sequence_sums(rollout.log_ratios, mask).mean().item(),
+        **_divergence(sequence_sums(rollout.log_ratios, mask), rollout.sequences.lengths),
         "kl_coef": state.kl_coef,
         **_moments_of(estimates.advantages[estimates.policy_mask]),
         "positive_share": estimates.is_positive.float().mean().item(),
         "response_length_mean": rollout.sequences.lengths.float().mean().item(),
+        **response_shape(rollout.sequences),
+        **_reference_nll(rollout),
         "truncated_share": (~rollout.sampled.ended).float().mean().item(),
         "uniform_group_share": filled.uniform_share,
         "sampling_rounds": filled.rounds,
@@ -298,6 +307,31 @@ def describe(gathered: Gathered, algorithm: Algorithm, state: PolicyState) -> di
     if algorithm.kl_penalty_coef:
         metrics["kl_penalty_coef"] = state.kl_penalty_coef
     return metrics
+
+
+def _divergence(log_ratios: Tensor, lengths: Tensor) -> dict[str, float]:
+    """Return the KL to the reference of responses with these sums of log-ratios (B,), in nats, and lengths (B,)."""
+    divergence = log_ratios.mean().item()
+    return {
+        "kl_to_reference": divergence,
+        "kl_to_reference_per_token": divergence / lengths.float().mean().item(),
+    }
+
+
+def _disagreement(rollout: Rollout, members: tuple[str, ...]) -> dict[str, float]:
+    """Return how far the models of an ensemble disagree about a response, on average; nothing without an ensemble."""
+    if not members:
+        return {}
+    scores = torch.stack([rollout.scores.by_term[name] for name in members])
+    return {"reward_disagreement": disagreement(scores).mean().item()}
+
+
+def _reference_nll(rollout: Rollout) -> dict[str, float]:
+    """Return the responses' NLL under the reference (nats per token), where its log-probabilities are there."""
+    if rollout.ref_logprobs is None:
+        return {}
+    mask = rollout.sequences.response_mask
+    return {"reference_nll": -sequence_sums(rollout.ref_logprobs, mask).sum().item() / int(mask.sum())}
 
 
 def _moments_of(advantages: Tensor) -> dict[str, float]:

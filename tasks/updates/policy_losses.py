@@ -27,9 +27,10 @@ from vantage.models.sequences import Sequences
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.stages import PolicyOptimization
 from vantage.tasks.rollout.rollouts import Rollout
+from vantage.tasks.training import nonfinite
 from vantage.tasks.training.likelihood import accumulate_nll
 from vantage.tasks.training.metric_sums import LossSums, MetricSums
-from vantage.tasks.training.optimization import TrainingDiverged, autocast
+from vantage.tasks.training.optimization import autocast
 from vantage.tasks.training.passes import passes_of
 from vantage.tasks.updates.actor_critic import ActorCritic
 from vantage.tasks.updates.estimates import Estimates, minibatch_advantages
@@ -122,7 +123,7 @@ def accumulate_losses(
         ptx: demonstrations whose NLL is added with ``ptx_coef``.
 
     Raises:
-        TrainingDiverged: a loss is not finite.
+        TrainingDiverged: a loss is not finite, and that is not tolerated.
     """
     sums, policy_learns = MetricSums(), "policy" in learning
     losses = LossSums(*(("policy_loss", "surrogate_loss", "entropy") if policy_learns else ()))
@@ -151,8 +152,18 @@ def accumulate_losses(
     totals = losses.totals() | ptx_nll
     for name, loss_value in totals.items():
         if not isfinite(loss_value):
-            raise TrainingDiverged(f"{name} is {loss_value}; lower the learning rate, or look at the rollout")
-    return {**sums.means(), **totals}
+            nonfinite.meet(name, loss_value, remedy="lower the learning rate, or look at the rollout")
+            for network in learning:
+                nonfinite.spoil_gradient(networks.modules[network])
+    return {**with_effective_share(sums.means()), **totals}
+
+
+def with_effective_share(means: dict[str, float]) -> dict[str, float]:
+    """Return the means with the effective sample size of the ratios in place of their mean square."""
+    squared = means.pop("ratio_squared", None)
+    if squared:
+        means["effective_sample_share"] = means["ratio"] ** 2 / squared
+    return means
 
 
 def _accumulate_policy_loss(

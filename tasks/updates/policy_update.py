@@ -1,6 +1,6 @@
 """All optimiser steps of one rollout."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -90,7 +90,7 @@ def update(
         described.append(metrics)
         if "critic" in learning:
             described += more_critic_steps(networks, minibatch, work, step=step)
-        if taken_back.stops_epoch:
+        if taken_back.stops_epoch or is_too_far(metrics, work):
             steps.end_epoch()
     means = means_of(described)
     if "policy" in learning:  # else no ratio was computed
@@ -99,6 +99,16 @@ def update(
         if work.algorithm.trust_region_kl is not None:
             means["trust_region_undone"] = undone
     return means
+
+
+EPOCH_KL_FACTOR = 1.5
+"""Times its target that KL(old‖new) may be before the epoch ends, as in public implementations of PPO."""
+
+
+def is_too_far(metrics: Mapping[str, float], work: ResolvedPolicyOptimization) -> bool:
+    """Return whether the policy had moved so far before this step that the recipe ends the epoch."""
+    target = work.algorithm.epoch_kl_target
+    return target is not None and metrics.get("approx_kl", 0.0) > EPOCH_KL_FACTOR * target
 
 
 def more_critic_steps(

@@ -6,7 +6,12 @@ import math
 import pytest
 import torch
 
-from vantage.algorithms.response_statistics import distinct_ngrams, pass_at_k
+from vantage.algorithms.response_statistics import (
+    distinct_bigrams,
+    distinct_ngrams,
+    pass_at_k,
+    repeated_trigrams,
+)
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 7])
@@ -53,3 +58,48 @@ def test_distinct_ngrams_by_hand() -> None:
     assert distinct_ngrams(prompts, n=3).isnan().tolist() == [False, True, True]
     with pytest.raises(ValueError, match="n=0"):
         distinct_ngrams(prompts, n=0)
+
+
+def padded(responses: list[list[int]], *, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids (B,T) with a padding id that is a token of the responses too, and the mask of the responses."""
+    ids = torch.tensor([[*each, *[7] * (width - len(each))] for each in responses])
+    return ids, torch.tensor([[k < len(each) for k in range(width)] for each in responses])
+
+
+def ngrams(response: list[int], n: int) -> list[tuple[int, ...]]:
+    return [tuple(response[i : i + n]) for i in range(len(response) - n + 1)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_repetition_is_as_counted_with_sets(seed: int) -> None:
+    """Against Python's sets, with ids up to the largest that is allowed and padding that looks like tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    known = [0, 7, 2**21 - 1]
+    responses = [
+        [known[int(i)] for i in torch.randint(3, (int(length),), generator=generator)]
+        for length in torch.randint(1, 13, (20,), generator=generator)
+    ]
+    ids, mask = padded(responses, width=14)
+    for found, response in zip(repeated_trigrams(ids, mask).tolist(), responses, strict=True):
+        grams = ngrams(response, 3)
+        if grams:
+            assert found == pytest.approx(1 - len(set(grams)) / len(grams))
+        else:
+            assert math.isnan(found)
+    pairs = [gram for response in responses for gram in ngrams(response, 2)]
+    assert distinct_bigrams(ids, mask) == pytest.approx(len(set(pairs)) / len(pairs))
+
+
+def test_a_loop_repeats_and_a_text_without_repetition_does_not() -> None:
+    ids, mask = padded([[1, 2] * 6, list(range(10, 22))], width=12)
+    assert repeated_trigrams(ids, mask).tolist() == pytest.approx([0.8, 0.0])  # 2 of 10 are new
+
+
+def test_no_ngram_is_undefined_and_a_huge_id_is_refused() -> None:
+    ids, mask = padded([[1]], width=1)
+    assert math.isnan(distinct_bigrams(ids, mask))
+    assert math.isnan(repeated_trigrams(ids, mask).item())
+    with pytest.raises(ValueError, match=r"id 2097152 is not below 2\^21"):
+        distinct_bigrams(torch.tensor([[2**21, 1]]), torch.ones(1, 2, dtype=torch.bool))
+    with pytest.raises(ValueError, match="both are"):
+        distinct_bigrams(ids, mask.T.repeat(2, 1))

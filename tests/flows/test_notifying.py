@@ -23,6 +23,7 @@ from vantage.flows.messages import Message, Messenger
 from vantage.runs.approving import answer
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
+from vantage.tasks.training.progress import StageProgress
 
 CANARY = "canary-in-an-address"
 HOSTILE = """\
@@ -312,3 +313,26 @@ def test_data_mentions_nobody_and_links_nowhere(
     assert re.search(r"(?<!\w)@(everyone|here)", text) is None
     assert "ada@all.example.org" in text, "an address is no mention"
     assert "channel" in text
+
+
+@pytest.mark.parametrize(
+    ("on", "titles"), [("[gate_closed]", ["fake: policy guard fired"] * 2), ("[failed]", [])]
+)
+def test_a_guard_that_fires_is_told_once(
+    workspace: Workspace, recipe_file: Path, webhook: Webhook, on: str, titles: list[str]
+) -> None:
+    """A stage reports all of its firings again and again; a resumed one begins with fewer."""
+    first, second = (
+        f"guard entropy below 0.1, 3 reports in a row: fired after step {step}" for step in (4, 9)
+    )
+    with orchestrated(workspace, recipe_file, f"notify={{urls: [HOOK], on: {on}}}") as orchestrator:
+        for firings in ((), (first,), (first,), (first, second), (first,), (first, second)):
+            report = StageProgress(
+                phase="running", step=4, total=9, metrics={}, firings=firings, started=0.0, updated=0.0
+            )
+            orchestrator.watcher.progressed("policy", report)
+        orchestrator.end()
+    assert [title for title in webhook.titles if "guard" in title] == titles
+    for sent, firing in zip(webhook.received, (first, second), strict=False):
+        assert firing in sent["message"]
+        assert "look at it: " in sent["message"]

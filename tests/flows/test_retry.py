@@ -1,6 +1,7 @@
 """The consequence of a failed attempt, and what its message asks a person to do."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,21 @@ def after(
         pass_rows=None,
         pass_tokens=None,
     )
+
+
+@pytest.mark.parametrize("cause", ["time", "cancelled"])
+def test_what_was_ended_on_purpose_is_not_tried_again_by_itself(retries: Retries, cause: Any) -> None:
+    failure = Failure(exit_code=ExitCode.RESUME, cause=cause, message="its time has passed", remedy=AGAIN)
+    retry = retries.after(
+        "sft",
+        AttemptOutcome(status="failed", failure=failure, attempt=1, committed_step=3),
+        attempt=1,
+        goes_on=True,
+        microbatch_tokens=None,
+        pass_rows=None,
+        pass_tokens=None,
+    )
+    assert (retry.status, retry.remedy) == ("failed", AGAIN)
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,11 @@ EVERYTHING = (
     "schemas/records/verdicts.py",
     "schemas/recipe/resolved.py",
     "schemas/steps.py",
+    "schemas/recipe/guards.py",
+    "schemas/recipe/default_guards.py",
+    "schemas/recipe/watch.py",
 )
-"""Gates are judged, and what a recipe may leave open is read, in these two of the schemas."""
+"""Gates are judged, what a recipe may leave open is read, and guards and watches are understood in these of the schemas."""
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -17,7 +17,7 @@ from vantage.schemas.steps import (
     content_of,
     dependencies,
     ordered_steps,
-    reward_of,
+    rewards_read,
     stage_reference,
 )
 
@@ -91,7 +91,7 @@ def test_the_best_of_several_is_chosen_by_a_reward(plain: dict[str, Any]) -> Non
     plain["stages"]["best"] = {"kind": "best_of_n", "init": "sft", "reward": "main", "prompts": "tasks"}
     recipe = Recipe.model_validate(plain)
     assert dependencies(recipe)["best"] == {"init": "sft", "prompts": "data.tasks", "reward.main.0": "reward"}
-    assert reward_of(recipe.stages["best"]) == "main"
+    assert rewards_read(recipe.stages["best"]) == ("main",)
 
 
 def test_what_no_stage_reads_is_no_step(plain: dict[str, Any]) -> None:
@@ -133,14 +133,14 @@ def test_data_holds_what_its_readers_read_it_as(plain: dict[str, Any]) -> None:
         content_of(recipe, "spare")
 
 
-def test_the_reward_of_a_stage(plain: dict[str, Any]) -> None:
+def test_the_rewards_of_a_stage(plain: dict[str, Any]) -> None:
     stages = Recipe.model_validate(plain).stages
-    assert {name: reward_of(stage) for name, stage in stages.items()} == {
-        "sft": None,
-        "reward": None,
-        "value": "main",
-        "policy": "main",
-        "evaluation": None,
+    assert {name: rewards_read(stage) for name, stage in stages.items()} == {
+        "sft": (),
+        "reward": (),
+        "value": ("main",),
+        "policy": ("main",),
+        "evaluation": (),
     }
 
 

@@ -36,6 +36,8 @@ class Outcome:
     best_iteration: int
     undone_because: set[str]
     """Why the trust-region guard took steps back; ``given up`` where no shorter one was good either."""
+    epochs_ended: int = 0
+    """Epochs that ended because the policy had moved too far."""
     measured: dict[str, float] = field(default_factory=dict)
     steered: dict[str, float] = field(default_factory=dict)
     """Both coefficients as a further iteration would find them."""
@@ -90,6 +92,7 @@ class PolicyStage:
             rolls.questions(job, split) for split in ("train", "validation", "test")
         )
         self.undone_because: set[str] = set()
+        self.epochs_ended = 0
         self.collected: dict[tuple[int, ...], Batch] = {}
         self.kl_sum = 0.0
         self.memories: list[float] = []
@@ -524,6 +527,10 @@ class PolicyStage:
                 steps.append(metrics)
                 for _ in range(0 if critic_first else self.switches.critic_steps - 1):
                     steps.append(self.critic_step(r, rows, number, total))
+                target = self.switches.epoch_kl_target
+                if target is not None and metrics.get("approx_kl", 0.0) > 1.5 * target:
+                    self.epochs_ended += 1
+                    break
                 if not kept:
                     break
         means = _means(steps)
@@ -649,6 +656,7 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> Outcome:
         journal,
         best_iteration,
         stage.undone_because,
+        stage.epochs_ended,
         measured,
         steered,
         stage.tracked,

@@ -15,7 +15,7 @@ from tests.tasks.small_models import load
 from vantage.ledger.journal import read
 from vantage.models.heads import load_scalar, scores
 from vantage.models.sequences import collate
-from vantage.schemas.metric_names import COMPILED, GRAPHS, UNCOMPILED
+from vantage.schemas.metric_names import COMPILED, GRAPHS, NONFINITE, UNCOMPILED
 from vantage.schemas.recipe.pass_limits import UNLIMITED
 from vantage.schemas.recipe.rewards import MissingEos, Reward
 from vantage.schemas.recipe.stages import BestOfN
@@ -174,7 +174,7 @@ def test_the_policy_that_scores_best_on_validation_prompts_is_the_artifact(
 ) -> None:
     def weights_and_best(name: str, scripted: list[float], iterations: int) -> tuple[Any, float]:
         told = iter(scripted)
-        monkeypatch.setattr(Selection, "score", lambda _: next(told))
+        monkeypatch.setattr(Selection, "score", lambda *_: next(told))
         job = job_in(pipeline, tmp_path / name, iterations=iterations, validate_every=1)
         result = run(job)
         return load_file(job.output / "model.safetensors"), result.metrics["best_iteration"]
@@ -221,4 +221,4 @@ def test_it_reports_exactly_the_metrics_of_the_page(pipeline: Any, tmp_path: Pat
     assert set(result.metrics) == headline_metric_names("best_of_n") - {*UNCOMPILED}
     written = {name for entry in read(job.scratch / JOURNAL) for name in entry.metrics}
     named = {name.replace("score_mean_reward", "score_mean_TERM") for name in written}
-    assert named == curve_metric_names("best_of_n") - {*GRAPHS, *COMPILED}
+    assert named == curve_metric_names("best_of_n") - {*GRAPHS, *COMPILED, *NONFINITE}

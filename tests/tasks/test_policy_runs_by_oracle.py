@@ -112,6 +112,12 @@ CASES = {
         ),
         seed=8,
     ),
+    "epochs that end where the policy has moved too far": Case(
+        {**ACTOR_CRITIC, "epoch_kl_target": 0.15},
+        {"epochs": 3, "learning_rate": 0.01},
+        happens=lambda o: 0 < o.epochs_ended < 9,
+        seed=8,
+    ),
     "shared trunk, a penalty by k1, advantages of a minibatch clipped": Case(
         {
             **ACTOR_CRITIC,

@@ -13,7 +13,7 @@ from vantage.ledger.journal import read
 from vantage.models.folders import load_policy
 from vantage.models.heads import fresh_value_head, load_critic
 from vantage.schemas.kinds import resolve_work
-from vantage.schemas.metric_names import COMPILED, GRAPHS, SPEED, UNCOMPILED
+from vantage.schemas.metric_names import COMPILED, ENSEMBLE, GRAPHS, NONFINITE, SPEED, UNCOMPILED, WATCHED
 from vantage.schemas.recipe.algorithm import Algorithm
 from vantage.schemas.recipe.inputs import Generation
 from vantage.schemas.recipe.presets import PresetName
@@ -152,6 +152,9 @@ def expected_metrics(case: Case, *, reward_term: str) -> set[str]:
         "importance_weight": False,  # tests/tasks/test_ahead.py
         "importance_capped": False,
         **dict.fromkeys(GRAPHS, False),  # tests/tasks/test_replayed_stage.py
+        **dict.fromkeys(ENSEMBLE, False),  # tests/tasks/test_reward_ensemble.py
+        **dict.fromkeys(WATCHED, False),  # tests/tasks/test_watched_policy.py
+        **dict.fromkeys(NONFINITE, False),  # tests/tasks/test_nonfinite_steps.py
         **dict.fromkeys(COMPILED, False),  # tests/tasks/test_compile.py
         **dict.fromkeys(
             ("sampler_gap", "sampler_gap_k3", "sampler_gap_worst"), switches.old_logprobs == "policy"
@@ -227,7 +230,7 @@ def test_two_iterations_report_what_they_should_and_resume_exactly(
         assert {metric for metric, value in step.items() if not isfinite(value)} == set()
     reported = set().union(*steps) | set(SPEED)
     assert reported == expected_metrics(case, reward_term="arithmetic" if case.reward else "reward")
-    headline = headline_metric_names("policy_optimization") - {*UNCOMPILED}
+    headline = headline_metric_names("policy_optimization") - {*UNCOMPILED, "validation_watch_score"}
     weighs_critic = Algorithm.model_validate(case.algorithm).weighs_critic
     assert set(result.metrics) == headline - ({"critic_weight_mean"} if not weighs_critic else set())
     waits = Algorithm.model_validate(case.algorithm).policy_starts_at

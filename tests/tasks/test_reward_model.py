@@ -22,7 +22,7 @@ from vantage.models.heads import (
     scores,
 )
 from vantage.models.logprobs import response_logprobs
-from vantage.schemas.metric_names import COMPILED, UNCOMPILED
+from vantage.schemas.metric_names import COMPILED, NONFINITE, UNCOMPILED
 from vantage.schemas.recipe.inputs import Data, Split
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.stages import RewardModelling
@@ -362,6 +362,7 @@ def test_a_reward_model_learns_a_ranking_and_a_kill_leaves_no_trace(
     assert {name for entry in entries for name in entry.metrics} == curve_metric_names("reward_model") - {
         "chosen_nll",
         *COMPILED,
+        *NONFINITE,
     }
 
     with killed_in(23, monkeypatch):

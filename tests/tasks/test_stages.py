@@ -8,7 +8,7 @@ import pytest
 
 from tests.tasks.kills import killed_in, same_weights_in_half_the_micro_batch
 from vantage.ledger.journal import read
-from vantage.schemas.metric_names import COMPILED, GRAPHS, UNCOMPILED
+from vantage.schemas.metric_names import COMPILED, ENSEMBLE, GRAPHS, NONFINITE, UNCOMPILED, WATCHED
 from vantage.schemas.records.metrics import curve_metric_names, estimated_metric_names, headline_metric_names
 from vantage.tasks.data import examples
 from vantage.tasks.data.rows import read_rows
@@ -122,7 +122,13 @@ OF_OTHER_SWITCHES = {
 @pytest.mark.parametrize("name", ["demonstrations", "sft", "reward", "value", "policy"])
 def test_a_stage_reports_exactly_the_metrics_of_the_page(name: str, pipeline: Any) -> None:
     kind = pipeline.job(name).work.kind
-    of_switches = {"critic_weight_mean", "contaminated_rows", "near_duplicate_rows", *UNCOMPILED}
+    of_switches = {
+        "critic_weight_mean",
+        "validation_watch_score",
+        "contaminated_rows",
+        "near_duplicate_rows",
+        *UNCOMPILED,
+    }
     assert set(pipeline.metrics(name)) == headline_metric_names(kind) - of_switches
     journal = pipeline.root / name / "scratch" / JOURNAL
     written = {metric for entry in read(journal) for metric in entry.metrics} if journal.exists() else set()
@@ -130,7 +136,9 @@ def test_a_stage_reports_exactly_the_metrics_of_the_page(name: str, pipeline: An
         assert not written & OF_OTHER_SWITCHES
         written |= {"positive_nll", *OF_OTHER_SWITCHES}  # no response may have been held to be right
     named = {metric.replace("score_mean_reward", "score_mean_TERM") for metric in written}
-    assert named == curve_metric_names(kind) - {*GRAPHS, *COMPILED}, "a GPU's, and of compile: true"
+    assert named == curve_metric_names(kind) - {*GRAPHS, *COMPILED, *NONFINITE, *WATCHED, *ENSEMBLE}, (
+        "a GPU's, and of compile: true"
+    )
 
 
 @pytest.mark.parametrize("name", ["demonstrations", "sft", "reward", "value", "policy", "evaluation"])

@@ -20,6 +20,7 @@ from tests.tasks.alike import ADAM_EPS, assert_alike, assert_alike_weights, run_
 from vantage.ledger.journal import read
 from vantage.schemas.kinds import resolve_work
 from vantage.schemas.metric_names import PASSES, SAMPLING, SPEED
+from vantage.schemas.recipe.guards import Guard
 from vantage.schemas.recipe.rewards import Judge, Reward
 from vantage.schemas.recipe.stages import Ahead, PreferenceCollection
 from vantage.schemas.recipe.terms import ModelTerm
@@ -55,6 +56,11 @@ def of_preset(name: str, **changes: Any) -> Job:
         return found.model_copy(update={"work": found.work.model_copy(update=changes)})
 
     return job
+
+
+def always(metric: str, action: str) -> Guard:
+    """A guard that fires in the first iteration: the metric is never negative."""
+    return Guard.model_validate({"metric": metric, "above": -1.0, "over": 1, "action": action})
 
 
 def pairs(pipeline: Any, folder: Path) -> StageJob:
@@ -94,7 +100,12 @@ def dpo(pipeline: Any, folder: Path) -> StageJob:
 
 CASES: dict[int, dict[str, Job]] = {
     2: {name: of_preset(name) for name in test_presets_run.PRESET_CASES}
-    | {"sampled ahead": of_preset("grpo", rollout=Ahead(ahead=1))},
+    | {
+        "sampled ahead": of_preset("grpo", rollout=Ahead(ahead=1)),
+        # the first rank asks the guards, and the other does what it hears
+        "ended by a guard": of_kind("policy", iterations=3, guards=(always("grad_norm_policy", "finish"),)),
+        "frozen by a guard": of_kind("policy", iterations=2, guards=(always("value_loss", "freeze_policy"),)),
+    },
     # neither 16 nor 8 nor 4 rows divide by 3, and micro-batches of 2 give the ranks unequal numbers of passes
     3: {
         "sft": of_kind("sft", microbatch_size=3),

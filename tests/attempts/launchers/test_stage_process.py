@@ -8,7 +8,7 @@ from vantage.attempts.exit_codes import ExitCode
 from vantage.attempts.launchers.stage_process import _import_function, explain
 from vantage.schemas.records.job import StageResult
 from vantage.tasks.stages import run_stage
-from vantage.tasks.training.optimization import TrainingDiverged
+from vantage.tasks.training.nonfinite import TrainingDiverged
 from vantage.tasks.training.preemption import Preempted
 
 

@@ -16,6 +16,8 @@ from vantage.review.reports.curves import (
     trend,
 )
 from vantage.review.reports.gathered import Curve, StageCurves
+from vantage.schemas.recipe.guards import Guard
+from vantage.schemas.records.firings import Firing
 from vantage.schemas.records.metrics import METRICS
 
 
@@ -121,3 +123,31 @@ def test_a_curve_is_drawn_once_and_again_when_it_has_grown(monkeypatch: pytest.M
     assert len(drawn) == 2
     assert pages[0] == pages[1] != pages[2] == pages[3]
     assert "3 → 1" in pages[3][0].note
+
+
+def test_a_curve_shows_where_its_guard_fired() -> None:
+    """It is drawn first; what a watch saw is drawn on the curves that it compared, not as the number of falls."""
+    told = {
+        name: [(step, 0, float(step)) for step in range(1, 6)]
+        for name in (
+            "score_mean",
+            "validation_score",
+            "validation_watch_score",
+            "watch_falls",
+            "entropy",
+            "ratio",
+        )
+    }
+    firings = [
+        Firing(guard=Guard(metric="ratio", above=1.0), step=3, values=(1.0,)),
+        Firing(guard=Guard(metric="ratio", above=2.0), step=3, values=(1.0,)),
+        Firing(guard=Guard(metric="watch_falls", above=1.0, over=1), step=5, values=(2.0,)),
+    ]
+    found = stage_curves("x", "policy_optimization", told, most=4, firings=firings)
+    assert found is not None
+    assert [(curve.metric, curve.fired) for curve in found.curves] == [
+        ("ratio", (3,)),
+        ("validation_watch_score", (5,)),
+        ("validation_score", (5,)),
+        ("score_mean", ()),
+    ]

@@ -13,7 +13,7 @@ from vantage.schemas.steps import (
     content_of,
     dependencies,
     ordered_steps,
-    reward_of,
+    rewards_read,
 )
 
 
@@ -61,14 +61,14 @@ def test_demonstrations_against_the_policys_own_answers(plain: dict[str, Any]) -
     assert said(plain) == []
     recipe = Recipe.model_validate(plain)
     assert dependencies(recipe)["sampled"] == {"policy": "sft", "demonstrations": "data.demos"}
-    assert reward_of(recipe.stages["sampled"]) is None
+    assert rewards_read(recipe.stages["sampled"]) == ()
 
 
 def test_the_reward_that_judges_is_read_and_a_verifier_is_none(plain: dict[str, Any]) -> None:
-    assert reward_of(Recipe.model_validate(plain).stages["sampled"]) == "main"
+    assert rewards_read(Recipe.model_validate(plain).stages["sampled"]) == ("main",)
     plain["stages"]["sampled"]["judge"] = {"verifier": "arithmetic"}
     recipe = Recipe.model_validate(plain)
-    assert reward_of(recipe.stages["sampled"]) is None
+    assert rewards_read(recipe.stages["sampled"]) == ()
     assert dependencies(recipe)["sampled"] == {"policy": "policy", "prompts": "data.tasks"}
 
 

@@ -138,8 +138,10 @@ PLACES: dict[str, tuple[str | int, ...]] = {
     "PreferenceCollection": ("stages", "pairs"),
     "Publication": ("publish", 0),
     "Signing": ("sign",),
+    "Guard": ("stages", "sft", "guards"),
 }
 VALUES: dict[str, Any] = {"subtract": 1.0, "replace": 1.0, "at_least": 1.0, "at_most": 1.0,
+                          "above": 1.0, "below": 1.0, "rises_by": "50%", "falls_by": 2.0,
                           "judge": {"verifier": "arithmetic"}}  # fmt: skip
 
 
@@ -160,6 +162,7 @@ def test_fields_that_exclude_or_need_each_other(model: str, fields: tuple[str, .
     recipe["stages"]["reward"].pop("centre_coef")
     recipe["stages"]["reward"].pop("lm_coef")
     recipe["stages"]["evaluation"].pop("also")
+    recipe["stages"]["sft"]["guards"] = {"metric": "loss"} if model == "Guard" else "off"
     outcomes = set()
     for chosen in itertools.product(("left out", "null", "given"), repeat=len(fields)):
         plain = copy.deepcopy(recipe)

@@ -311,7 +311,10 @@ def gradient_of(network: nn.Module) -> torch.Tensor:
 def agreements(scratch: Path, rank: int) -> dict[str, Any]:
     """What the ranks make of a loop in which each has a say of its own."""
     network = nn.Linear(1, 1)
-    job = cast(StageJob, SimpleNamespace(scratch=scratch, work=SimpleNamespace(checkpoint_every=2)))
+    job = cast(
+        StageJob,
+        SimpleNamespace(run_id="0001-test", scratch=scratch, work=SimpleNamespace(checkpoint_every=2)),
+    )
     steps: list[int] = []
     with Attempt(
         job,

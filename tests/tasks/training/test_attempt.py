@@ -20,7 +20,8 @@ from vantage.tasks.training import preemption
 from vantage.tasks.training.attempt import Attempt
 from vantage.tasks.training.checkpoints import IncompleteCheckpoint
 from vantage.tasks.training.networks import weights_of
-from vantage.tasks.training.optimization import TrainingDiverged, make_optimizer, take_step
+from vantage.tasks.training.nonfinite import TrainingDiverged
+from vantage.tasks.training.optimization import make_optimizer, take_step
 from vantage.tasks.training.scratch import CHECKPOINTS, JOURNAL, read_committed
 from vantage.tasks.training.seeds import generator
 from vantage.tasks.training.stage_state import NoState
@@ -215,11 +216,15 @@ def test_every_value_of_the_stages_state_is_needed(tmp_path: Path) -> None:
         train(job)
 
 
-def test_a_metric_that_is_not_finite_ends_the_attempt(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("guards", "step"), [("off", 0), (None, 1)])
+def test_a_metric_that_is_not_finite_ends_the_attempt_at_the_second_time(
+    tmp_path: Path, guards: str | None, step: int
+) -> None:
     job = sft_job(tmp_path, checkpoint_every=1)
+    job = job.model_copy(update={"work": job.work.model_copy(update={"guards": guards})})
     with (
         Attempt(job, total=3, modules={}, optimizers={}, state=NoState()) as attempt,
-        pytest.raises(TrainingDiverged, match="loss is nan at step 0; lower the learning rate"),
+        pytest.raises(TrainingDiverged, match=f"loss is nan at step {step}; lower the learning rate"),
     ):
         for _ in attempt.remaining():
             attempt.finish_step({"loss": float("nan")}, num_tokens=1, headline="loss")

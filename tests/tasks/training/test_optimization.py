@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from vantage.tasks.training.nonfinite import TrainingDiverged
 from vantage.tasks.training.optimization import (
-    TrainingDiverged,
     learning_rate_at,
     make_optimizer,
     take_step,

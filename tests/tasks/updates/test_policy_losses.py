@@ -22,7 +22,7 @@ from vantage.tasks.rollout.rollouts import (
     sample_and_score,
     shape,
 )
-from vantage.tasks.training.optimization import TrainingDiverged
+from vantage.tasks.training.nonfinite import TrainingDiverged
 from vantage.tasks.updates.actor_critic import ActorCritic, load_actor_critic
 from vantage.tasks.updates.estimates import estimate
 from vantage.tasks.updates.policy_losses import (

@@ -1,0 +1,56 @@
+"""How a set of scores is spread, and how far it has moved from another set: float64 on the CPU."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def quantiles(scores: Tensor, shares: Sequence[float]) -> list[float]:
+    """Quantiles of `scores` (N,), interpolated linearly between order statistics.
+
+    Raises ValueError for no score.
+    """
+    wanted = torch.tensor(list(shares), dtype=torch.float64)
+    return torch.quantile(_sorted(scores, "scores"), wanted).tolist()
+
+
+def drift(scores: Tensor, before: Tensor) -> float:
+    """Wasserstein-1 distance of two sets of scores (N,), in standard deviations of the earlier one.
+
+    The mean difference of the sorted scores: how far they have moved if each moves as little as it can. NaN if the earlier
+    scores are all equal.
+
+    Raises ValueError for no score, or unequal numbers of them.
+    """
+    now, then = _sorted(scores, "scores"), _sorted(before, "before")
+    if len(now) != len(then):
+        raise ValueError(
+            f"there are {len(now)} scores now and {len(then)} before; they are of the same prompts"
+        )
+    spread = then.std(correction=0).item()
+    return (now - then).abs().mean().item() / spread if spread else float("nan")
+
+
+def pair_accuracy(scores: Tensor, is_right: Tensor) -> float:
+    """Share of all pairs of a right and a wrong row in which the right one scores higher, ties as a half; NaN without a pair.
+
+    `scores` (N,), `is_right` (N,) booleans. The area under the ROC curve (Mann-Whitney U / number of pairs).
+
+    Raises ValueError for unequal shapes.
+    """
+    if scores.shape != is_right.shape:
+        raise ValueError(
+            f"scores have shape {tuple(scores.shape)}, is_right {tuple(is_right.shape)}; both are (N,)"
+        )
+    values, right = scores.detach().cpu().double(), is_right.cpu().bool()
+    above = values[right][:, None] - values[~right][None, :]
+    return (
+        ((above > 0).double() + 0.5 * (above == 0).double()).mean().item() if above.numel() else float("nan")
+    )
+
+
+def _sorted(scores: Tensor, name: str) -> Tensor:
+    if not scores.numel():
+        raise ValueError(f"{name} is empty; a distribution has one score or more")
+    return scores.detach().cpu().double().flatten().sort().values

@@ -1,0 +1,55 @@
+"""Checks of the guards of a stage: their metrics are curves of it, and it can do what they ask for."""
+
+from collections.abc import Iterator
+
+from vantage.schemas.kinds import KINDS
+from vantage.schemas.problems import Path, Problem, quote, suggest
+from vantage.schemas.recipe.guards import OFF, Guard
+from vantage.schemas.recipe.stage import Stage, Training
+from vantage.schemas.recipe.stages import PolicyOptimization
+from vantage.schemas.records.metrics import curve_metric_names
+
+SELECTS = "best_iteration"
+"""The headline metric of kinds that hand on the weights that measured best."""
+
+
+def guard_problems(name: str, stage: Stage) -> Iterator[Problem]:
+    """Yield a problem for each guard on a curve that the stage does not report, or with an action that it cannot take."""
+    if not isinstance(stage, Training) or stage.guards is None or stage.guards == OFF:
+        return
+    seen: set[Guard] = set()
+    for number, guard in enumerate(stage.guards):
+        path: Path = ("stages", name, "guards", number)
+        yield from _metric_problems(path, guard, stage)
+        yield from _action_problems(path, guard, stage)
+        if guard in seen:
+            yield Problem(path, f"this guard is written twice: {guard}", "leave one of them out")
+        seen.add(guard)
+
+
+def _metric_problems(path: Path, guard: Guard, stage: Training) -> Iterator[Problem]:
+    curves = curve_metric_names(stage.kind)
+    term = guard.metric.removeprefix("score_mean_")
+    if guard.metric in curves - {"score_mean_TERM"} or (term != guard.metric and "score_mean_TERM" in curves):
+        return
+    message = f"a {stage.kind} stage has no curve {quote(guard.metric)}"
+    yield Problem((*path, "metric"), message, suggest(guard.metric, sorted(curves)))
+
+
+def _action_problems(path: Path, guard: Guard, stage: Training) -> Iterator[Problem]:
+    if guard.action == "restore_best" and SELECTS not in KINDS[stage.kind].numbers:
+        message = (
+            f"a {stage.kind} stage measures no best weights while it trains, so there are none to restore"
+        )
+        yield Problem((*path, "action"), message, "use finish, stop or warn")
+    if guard.action == "freeze_policy" and not _has_own_critic(stage):
+        message = "freeze_policy lets the critic learn alone, and this stage has no critic of its own"
+        yield Problem((*path, "action"), message, "use stop, restore_best, finish or warn")
+
+
+def _has_own_critic(stage: Training) -> bool:
+    return (
+        isinstance(stage, PolicyOptimization)
+        and stage.algorithm.reads_critic
+        and not stage.algorithm.shared_trunk
+    )

@@ -1,0 +1,122 @@
+"""The guards of a running stage: a pure function of its metric journal, so that a resumed stage sees what it saw before."""
+
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from math import isfinite
+
+from vantage.algorithms.guards import is_outside
+from vantage.ledger.journal import Entry
+from vantage.schemas.recipe.guards import Guard
+from vantage.schemas.records.firings import EndedEarly, Firing
+
+FIRINGS_KEPT = 5
+"""A guard's first firings are recorded; one that fires for ever must not fill the record."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the guards, or a person, ask of the stage's loop now."""
+
+    stop: bool = False
+    end: bool = False
+    finish: bool = False
+    freeze_policy: bool = False
+
+
+class Guarding:
+    """Follows the curves that the guards name."""
+
+    def __init__(
+        self, guards: Iterable[Guard], journal: Iterable[Entry] = (), *, defaults: Collection[Guard] = ()
+    ) -> None:
+        """Begin with what the journal holds already.
+
+        Args:
+            guards: all of the stage.
+            journal: what an earlier attempt measured, up to the checkpoint.
+            defaults: those of ``guards`` that the recipe does not write.
+        """
+        self._guards, self._defaults = tuple(guards), frozenset(defaults)
+        longest: Counter[str] = Counter()
+        for guard in self._guards:
+            longest[guard.metric] = max(longest[guard.metric], 2 * guard.over)
+        self._values = {metric: deque[float](maxlen=count) for metric, count in longest.items()}
+        self._outside: set[Guard] = set()
+        self._fired: Counter[Guard] = Counter()
+        self._recorded: list[Firing] = []
+        for entry in journal:
+            self.observe(entry.step, entry.metrics)
+
+    @property
+    def firings(self) -> tuple[Firing, ...]:
+        """The recorded firings, in order."""
+        return tuple(self._recorded)
+
+    def observe(self, step: int, metrics: Mapping[str, float | None]) -> list[Firing]:
+        """Read a step's metrics, and return the guards that fire at it.
+
+        A guard fires when its curve leaves the bound, and again only after the curve has come back.
+
+        Args:
+            step: steps done.
+            metrics: those of the step; a value that is undefined or not finite is no report.
+        """
+        reported = {
+            name for name in self._values if (value := metrics.get(name)) is not None and isfinite(value)
+        }
+        for name in reported:
+            self._values[name].append(float(metrics[name] or 0.0))
+        return [
+            firing
+            for guard in self._guards
+            if guard.metric in reported and (firing := self._look(guard, step)) is not None
+        ]
+
+    def asked(self) -> Asked:
+        """Return what the guards that have fired ask of the loop."""
+        actions = {guard.action for guard in self._fired}
+        return Asked(
+            stop="stop" in actions,
+            end="restore_best" in actions,
+            finish="finish" in actions,
+            freeze_policy=any(guard.action == "freeze_policy" for guard in self._outside),
+        )
+
+    def has_seen(self, metric: str) -> bool:
+        """Return whether a guarded metric was ever reported."""
+        return bool(self._values.get(metric))
+
+    def first(self, *actions: str) -> Firing | None:
+        """Return the first firing of a guard with one of these actions."""
+        return next((each for each in self._recorded if each.guard.action in actions), None)
+
+    def _look(self, guard: Guard, step: int) -> Firing | None:
+        values = tuple(self._values[guard.metric])
+        is_beyond = is_outside(
+            values, guard.relation, guard.amount, over=guard.over, is_relative=guard.is_relative
+        )
+        if not is_beyond:
+            self._outside.discard(guard)
+            return None
+        if guard in self._outside:
+            return None
+        self._outside.add(guard)
+        self._fired[guard] += 1
+        looked_at = guard.over if guard.relation in ("above", "below") else 2 * guard.over
+        firing = Firing(
+            guard=guard, step=step, values=values[-looked_at:], is_default=guard in self._defaults
+        )
+        if self._fired[guard] <= FIRINGS_KEPT:
+            self._recorded.append(firing)
+        return firing
+
+
+def ended_early(guarding: Guarding, *, by_hand: str | None, step: int, total: int) -> EndedEarly | None:
+    """Return who ended a stage after ``step`` of ``total``; None: nobody, it was the last."""
+    if step >= total:
+        return None
+    firing = guarding.first("restore_best", "finish")
+    if firing is not None:
+        return EndedEarly(step=step, total=total, by="guard", reason=firing.guard.metric)
+    return None if by_hand is None else EndedEarly(step=step, total=total, by="hand", reason=by_hand)

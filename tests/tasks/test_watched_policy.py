@@ -1,0 +1,166 @@
+"""A watch beside a policy stage: what it measures, which policy it keeps, and what a fall does."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.tasks.kills import killed_in
+from vantage.algorithms import divergence_of_judges
+from vantage.algorithms.divergence_of_judges import Change, change_of
+from vantage.algorithms.uncertainty import Estimate
+from vantage.ledger.journal import read
+from vantage.schemas.recipe.rewards import Judge
+from vantage.schemas.recipe.watch import Keep, Watch
+from vantage.tasks.rollout import watching
+from vantage.tasks.rollout.rollouts import Scored
+from vantage.tasks.rollout.watching import Watching
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training.scratch import JOURNAL
+from vantage.tasks.training.stage_state import WatchedSoFar
+
+Contents = Callable[[Path], dict[str, bytes]]
+ARITHMETIC = Judge(verifier="arithmetic")
+WATCHED = {"watch": Watch(judge=ARITHMETIC, every=1)}
+JOURNALLED = ("validation_watch_score", "watch_change", "watch_falls", "watch_worse")
+
+
+def scored(prompts: list[str], rewards: list[float]) -> Scored:
+    """Responses as far as a watch looks at them."""
+    sampled = SimpleNamespace(prompts=prompts)
+    return cast(Scored, SimpleNamespace(sampled=sampled, scores=SimpleNamespace(total=torch.tensor(rewards))))
+
+
+def falls_by_hand(now: list[float], before: list[float], sign: int) -> bool:
+    """Whether the mean difference of independent prompts lies beyond 0 by more than 1.96 standard errors, in plain Python."""
+    differences = [sign * (a - b) for a, b in zip(now, before, strict=True)]
+    mean = sum(differences) / len(differences)
+    variance = sum((each - mean) ** 2 for each in differences) / (len(differences) - 1)
+    return mean - 1.959963984540054 * (variance / len(differences)) ** 0.5 > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_falls_are_counted_against_the_measurement_that_the_judge_liked_best(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    prompts = [str(k) for k in range(12)]
+    seen, best, falls, worse = WatchedSoFar(), None, 0, 0
+    for step in range(10):
+        rewards = (torch.rand(12, generator=generator) + 0.12 * step).tolist()
+        judged = (torch.rand(12, generator=generator) - 0.12 * max(step - 3, 0)).tolist()
+        seen, metrics = Watching(lambda _, judged=judged: torch.tensor(judged, dtype=torch.float64)).look(  # type: ignore[misc]
+            scored(prompts, rewards), seen
+        )
+        rewards = torch.tensor(rewards).double().tolist()  # as the reward's single precision has them
+        assert metrics["validation_watch_score"] == pytest.approx(sum(judged) / 12)
+        if best is None or sum(judged) > sum(best[1]):
+            best, falls, worse = (rewards, judged), 0, 0
+        else:
+            worse = worse + 1 if falls_by_hand(judged, best[1], -1) else 0
+            falls = (
+                falls + 1 if falls_by_hand(rewards, best[0], 1) and falls_by_hand(judged, best[1], -1) else 0
+            )
+        assert (metrics["watch_falls"], metrics["watch_worse"]) == (falls, worse)
+        assert seen.judged == tuple(best[1])
+    assert falls > 1, "the data are made so that the last measurements are a fall"
+
+
+def test_responses_to_one_prompt_are_one_cluster() -> None:
+    """Four rows of two prompts: the error is that of two differences, not of four."""
+    change = change_of(
+        torch.tensor([1.0, 1.0, 0.0, 0.0]),
+        torch.tensor([0.0, 0.0, 0.2, 0.2]),
+        rewards_before=torch.zeros(4),
+        judged_before=torch.ones(4),
+        clusters=torch.tensor([0, 0, 1, 1]),
+    )
+    assert (change.reward.value, change.reward.num_clusters) == (0.5, 2)
+    assert change.reward.standard_error == pytest.approx(0.5)  # of 1 and 0
+    assert not change.is_fall
+
+
+def test_one_prompt_tells_nothing() -> None:
+    change = Change(*(Estimate(value, float("nan"), 1, 4) for value in (1.0, -1.0)))
+    assert not change.is_fall
+    assert pytest.approx(1.96, abs=1e-4) == divergence_of_judges.Z
+
+
+def test_a_watch_that_only_looks_changes_no_bit(pipeline: Any, contents: Contents) -> None:
+    plain = pipeline.job("policy", guards="off", validate_every=1)
+    looking = pipeline.job(
+        "policy",
+        watch=Watch(judge=ARITHMETIC, every=2, on_fall="warn"),
+        keep=Keep(by="validation"),
+        validate_every=1,
+    )
+    expected, found = run_stage(plain), run_stage(looking)
+    assert found.metrics == expected.metrics
+    assert contents(looking.output) == contents(plain.output)
+
+
+def test_the_policy_that_the_judge_likes_best_is_kept(pipeline: Any) -> None:
+    job = pipeline.job("policy", validate_every=100, **WATCHED)
+    result = run_stage(job)
+    curve = [entry.metrics["validation_watch_score"] for entry in read(job.scratch / JOURNAL)]
+    assert len(curve) == 4
+    assert all(set(JOURNALLED) <= entry.metrics.keys() for entry in read(job.scratch / JOURNAL))
+    best = result.metrics["validation_watch_score"]
+    assert best is not None and best >= max(curve)
+    iteration = int(result.metrics["best_iteration"] or 0)
+    assert iteration == 0 or curve[iteration - 1] == best
+    validation = [entry.metrics["validation_score"] for entry in read(job.scratch / JOURNAL)]
+    if iteration:
+        assert result.metrics["validation_score"] == validation[iteration - 1]
+
+
+def falling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every measurement after the first be a fall."""
+    counted = []
+
+    def load(*_: Any, **__: Any) -> Callable[[Any], torch.Tensor]:
+        def judge(sampled: Any) -> torch.Tensor:
+            counted.append(len(counted))
+            return torch.full((len(sampled.prompts),), -float(len(counted)))
+
+        return judge
+
+    rose = Estimate(1.0, 0.1, 8, 16)
+    monkeypatch.setattr(watching, "load_judge", load)
+    monkeypatch.setattr(watching, "change_of", lambda *_, **__: Change(rose, Estimate(-1.0, 0.1, 8, 16)))
+
+
+@pytest.mark.parametrize("kill_in", [None, 0, 1])
+def test_after_two_falls_the_stage_ends_with_the_policy_that_the_judge_liked_best(
+    pipeline: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kill_in: int | None
+) -> None:
+    falling(monkeypatch)
+    job = pipeline.job("policy", checkpoint_every=1, folder=tmp_path, **WATCHED)
+    if kill_in is not None:
+        with killed_in(kill_in, monkeypatch):
+            run_stage(job)
+        job = pipeline.job("policy", checkpoint_every=1, folder=tmp_path, **WATCHED)
+    result = run_stage(job)
+    assert str(result.ended_early) == "finished at 2 of 4 by guard watch_falls"
+    firing, worse = result.firings
+    assert (worse.guard.metric, worse.is_default) == ("watch_worse", True)
+    assert str(firing) == (
+        "guard watch: the reward rose and the judge's score fell, at 2 measurements in a row: fired after step 2 (2); "
+        "the stage ended with the weights that measured best"
+    )
+    assert result.metrics["best_iteration"] == 0
+    init = load_file(pipeline.folder("sft") / "model.safetensors")
+    kept = load_file(job.output / "model.safetensors")
+    assert all(torch.equal(kept[name], tensor) for name, tensor in init.items())
+
+
+def test_a_fall_can_stop_or_only_warn(pipeline: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    falling(monkeypatch)
+    warned = run_stage(pipeline.job("policy", watch=Watch(judge=ARITHMETIC, every=1, on_fall="warn")))
+    assert warned.ended_early is None
+    assert [(firing.step, firing.guard.metric) for firing in warned.firings] == [
+        (2, "watch_falls"),
+        (2, "watch_worse"),
+    ]
