@@ -76,7 +76,8 @@ class Walk:
         """Return the path of a file of the product inside the checkout; None for any other code."""
         if name not in self._ours:
             path = Path(name).resolve()
-            ours = path.is_relative_to(ROOT) and path.is_file() and not path.is_relative_to(ROOT / "tests")
+            others = any(part in ("tests", "site-packages") for part in path.parts)
+            ours = path.is_relative_to(ROOT) and path.is_file() and not others
             self._ours[name] = str(path.relative_to(ROOT)) if ours else None
         return self._ours[name]
 
