@@ -16,10 +16,10 @@ from vantage.runs.console import (
     facts_of,
     headline_of,
     open_console,
-    show_plan,
     show_result,
     show_run,
 )
+from vantage.runs.plan_table import show_plan
 from vantage.runs.planning import PlannedStep
 from vantage.runs.record import RunRecord, RunStatus, StageRecord, StageStatus
 from vantage.runs.resolving import load_resolved

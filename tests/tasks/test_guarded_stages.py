@@ -59,12 +59,18 @@ def curve_of(name: str) -> str:
 def test_a_policy_stage_that_a_guard_finishes_is_the_stage_with_fewer_iterations(
     pipeline: Any, contents: Contents
 ) -> None:
-    """The guard fires in the first iteration of four; the second is the last and is validated, as if there were two."""
-    shorter = pipeline.job("policy", iterations=2, guards="off")
-    ended = pipeline.job("policy", guards=(fires_at("grad_norm_policy", "finish", over=1),))
+    """The guard fires in the first iteration of four; the second is the last and is validated, as if there were two.
+
+    The critic is weighed, whose mean weight is over the iterations that there were.
+    """
+    algorithm = pipeline.job("policy").work.algorithm.model_copy(update={"critic_ev_threshold": -100.0})
+    shorter = pipeline.job("policy", algorithm=algorithm, iterations=2, guards="off")
+    guards = (fires_at("grad_norm_policy", "finish", over=1),)
+    ended = pipeline.job("policy", algorithm=algorithm, guards=guards)
     expected, found = run_stage(shorter), run_stage(ended)
     assert found.ended_early == EndedEarly(step=2, total=4, by="guard", reason="grad_norm_policy")
     assert found.metrics == expected.metrics
+    assert found.metrics["critic_weight_mean"] == 1.0
     assert contents(ended.output) == contents(shorter.output)
     assert str(found.firings[0]).startswith(
         "guard grad_norm_policy above -1e+09, 1 report in a row: fired after step 1"
