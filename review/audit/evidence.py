@@ -182,6 +182,12 @@ class Evidence:
         """The ids of all runs of the workspace."""
         return run_ids(self.workspace)
 
+    def view(self, run_id: str) -> RunView:
+        """Return a run whose record can be read."""
+        run = self._run(run_id)
+        assert isinstance(run, RunView), "its record was read"
+        return run
+
     def record(self, run_id: str) -> RunRecord | Missing | Broken:
         """Return ``run.json`` of a run."""
         run = self._run(run_id)
