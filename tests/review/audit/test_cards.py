@@ -1,5 +1,6 @@
 """Cards of models: an audit derives them again, and names the first sentence that differs."""
 
+import json
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -15,7 +16,8 @@ from vantage.ledger import model_card
 from vantage.review.audit import card_texts
 from vantage.review.exports.exporting import export
 from vantage.runs.approving import answer
-from vantage.runs.named_models import model_of
+from vantage.runs.meanings import MADE, Command
+from vantage.runs.named_models import model_of, open_named_model
 from vantage.runs.record import RunRecord
 from vantage.schemas.records.audit import AuditReport, Check
 from vantage.schemas.records.sampling import ModelOpened
@@ -242,6 +244,21 @@ class TestExported:
             assert any(
                 "README.md: it has “| evaluation" in each for each in found(case.audit(str(card.parent)))
             )
+
+    def test_a_registered_model_is_exported_with_what_its_run_recorded(
+        self, case: Case, tmp_path: Path
+    ) -> None:
+        """It comes from MLflow's copy; its gates, metrics and provenance are the run's."""
+        target, kinds = tmp_path / "exported", ("reward_model",)
+        with open_named_model(case.workspace, "fake-reward/1", Command("export", MADE), kinds=kinds) as model:
+            assert model.origin is not None
+            export(model, None, target, entry=_entry_of(case.workspace, model.origin))
+        told = json.loads((target / "vantage.json").read_text())
+        stage = case.record.stages["reward"]
+        assert told["gates"] == [str(verdict) for verdict in stage.verdicts] != []
+        assert (told["metrics"], told["provenance"]) == (stage.metrics, stage.provenance)
+        report = case.audit(str(target))
+        assert (found(report), found(report, "unchecked")) == ([], [])
 
     def test_what_another_run_made_is_said_to_be_made_by_it(
         self, case: Case, tmp_path: Path, again: Callable[[Case], RunRecord]
