@@ -1,5 +1,6 @@
 """``vantage approve`` and ``vantage reject``: a person's answer to a run that waits for one."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,6 +21,15 @@ By = Annotated[
     str | None,
     typer.Option("--by", metavar="NAME", help="Who decides, if it is not the one who is logged in."),
 ]
+DecisionKey = Annotated[
+    Path | None,
+    typer.Option(
+        "--key",
+        metavar="FILE",
+        help="The private key that signs the decision, if it is not that of the recipe's `sign:`; its password is in "
+        "VANTAGE_KEY_PASSWORD.",
+    ),
+]
 
 
 def approve(
@@ -27,6 +37,7 @@ def approve(
     subject: Subject,
     reason: Reason,
     by: By = None,
+    key: DecisionKey = None,
     workspace: Place = DEFAULT_WORKSPACE,
     as_json: AsJson = False,
     verbose: Verbose = False,
@@ -38,6 +49,7 @@ def approve(
         approved=True,
         by=by,
         reason=reason,
+        key=key,
         workspace=workspace,
         as_json=as_json,
         verbose=verbose,
@@ -49,6 +61,7 @@ def reject(
     subject: Subject,
     reason: Reason,
     by: By = None,
+    key: DecisionKey = None,
     workspace: Place = DEFAULT_WORKSPACE,
     as_json: AsJson = False,
     verbose: Verbose = False,
@@ -60,6 +73,7 @@ def reject(
         approved=False,
         by=by,
         reason=reason,
+        key=key,
         workspace=workspace,
         as_json=as_json,
         verbose=verbose,
@@ -73,23 +87,30 @@ def _answer(
     approved: bool,
     by: str | None,
     reason: str,
+    key: Path | None,
     workspace: str,
     as_json: bool,
     verbose: bool,
 ) -> None:
     with explained(verbose):
-        from vantage.runs.approving import answer
         from vantage.runs.names import named_run
         from vantage.runs.own_commands import own_command
         from vantage.runs.run import is_active
+        from vantage.signing.deciding import how_to_sign, sign_and_answer
 
         place = workspace_at(workspace)
         run_id = named_run(place, run_id, "approve" if approved else "reject")
-        given, sent = answer(place, run_id, subject, approved=approved, by=by, reason=reason)
+        done = sign_and_answer(place, run_id, subject, approved=approved, by=by, reason=reason, key=key)
+        given, sent = done.approval, done.sent
         if as_json:
-            print_json({"run_id": run_id, "in_mlflow": sent, **given.model_dump(mode="json")})
+            signed = {"signed_by": done.key_id, "unsigned": done.unsigned or None}
+            print_json({"run_id": run_id, "in_mlflow": sent, **signed, **given.model_dump(mode="json")})
             return
         typer.echo(f"{given.question.subject} of run {run_id} is {given}")
+        if done.key_id is not None:
+            typer.echo(f"signed by key {done.key_id}")
+        elif done.unsigned:
+            typer.echo(f"NOT SIGNED: {done.unsigned}; sign it later: {how_to_sign(place, run_id)}", err=True)
         if is_active(place, run_id):
             typer.echo("a process executes the run, and takes it up")
             return

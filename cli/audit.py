@@ -2,12 +2,15 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vantage.cli.app import DEFAULT_WORKSPACE, AsJson, Place, Verbose, complete_run
 from vantage.cli.output import explained, print_json, workspace_at
+
+if TYPE_CHECKING:
+    from vantage.signing.keys import PublicKey
 
 
 def audit(
@@ -26,7 +29,17 @@ def audit(
         typer.Option(
             "--require-signature",
             metavar="KEY",
-            help="A public key's file, or its id, by which every artifact must be signed. Repeatable.",
+            help="A public key's file, or its id, by which every artifact must be signed. Repeatable. One of these keys must have "
+            "signed each decision of a person.",
+        ),
+    ] = None,
+    decision_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--decision-key",
+            metavar="KEY",
+            help="A further public key that may have signed what people decided (answers, loosened gates, moved aliases). "
+            "Repeatable. With this option or --require-signature, one of the keys must have signed each decision.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -48,23 +61,18 @@ def audit(
         from vantage.review.audit.target import audit as audit_target
         from vantage.runs.console import open_console
 
-        if html is not None and html.is_dir():
-            raise IsADirectoryError(f"--html {html} is a folder; name a file in it")
-        if html is not None and not html.absolute().parent.is_dir():
-            raise FileNotFoundError(
-                f"--html {html}: there is no folder {html.absolute().parent}; make it first"
-            )
+        _check_place(html)
 
         def tell(num_objects: int) -> None:
             if num_objects and not as_json and sys.stderr.isatty():
                 print(f"reading every byte of {num_objects} artifacts …", file=sys.stderr)
 
-        keys = []
-        if require_signature:
-            from vantage.signing.keys import required_key
-
-            keys = [required_key(named, Path.cwd()) for named in require_signature]
-        with Evidence(workspace_at(workspace), required_keys=keys, hashed=tell) as evidence:
+        with Evidence(
+            workspace_at(workspace),
+            required_keys=_keys(require_signature),
+            decision_keys=_keys(decision_key),
+            hashed=tell,
+        ) as evidence:
             report = audit_target(evidence, target)
         if html is not None:
             from vantage.cli.audit_page import audit_page
@@ -81,3 +89,20 @@ def audit(
             show_audit(open_console(), report)
         if report.exit_code:
             raise typer.Exit(report.exit_code)
+
+
+def _check_place(html: Path | None) -> None:
+    """Refuse a place where no page can be written."""
+    if html is not None and html.is_dir():
+        raise IsADirectoryError(f"--html {html} is a folder; name a file in it")
+    if html is not None and not html.absolute().parent.is_dir():
+        raise FileNotFoundError(f"--html {html}: there is no folder {html.absolute().parent}; make it first")
+
+
+def _keys(named: list[str] | None) -> "list[PublicKey]":
+    """Return the public keys that an option names."""
+    if not named:
+        return []
+    from vantage.signing.keys import required_key
+
+    return [required_key(each, Path.cwd()) for each in named]

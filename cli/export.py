@@ -12,6 +12,7 @@ from vantage.cli.output import explained, print_json, workspace_at
 
 if TYPE_CHECKING:
     from vantage.ledger.entries import RunEntry
+    from vantage.review.exports.model_card import MadeBy
     from vantage.runs.named_models import Origin
     from vantage.runs.workspace import Workspace
     from vantage.schemas.kind import ArtifactKind
@@ -71,8 +72,15 @@ def export(
                 stored = [] if storage is None else read_signatures(storage, model.origin.stage_key)
                 signatures = [each for each in stored if is_about(each.statement, model.origin.digest)]
                 entry = _entry_of(place, model.origin)
+                made_by = _maker_of(place, model.origin)
                 written = export_model(
-                    model, opened, target, merged=merged, signatures=signatures, entry=entry
+                    model,
+                    opened,
+                    target,
+                    merged=merged,
+                    signatures=signatures,
+                    entry=entry,
+                    made_by=made_by,
                 )
         if as_json:
             print_json(written | {"folder": str(target)})
@@ -96,6 +104,17 @@ def _entry_of(place: "Workspace", origin: "Origin") -> "RunEntry | None":
     stage = entry.stages.get(origin.stage)
     known = stage is not None and stage.artifact is not None and stage.artifact.stage_key == origin.stage_key
     return entry if known else None
+
+
+def _maker_of(place: "Workspace", origin: "Origin") -> "MadeBy | None":
+    """Return the run that made the model, if the named run has found it in the store."""
+    from vantage.review.exports.model_card import MadeBy
+    from vantage.runs.view import Maker, RunView
+
+    maker = RunView(place, origin.run_id).maker(origin.stage)
+    if not isinstance(maker, Maker) or maker.run.run_id == origin.run_id:
+        return None
+    return MadeBy(maker.run.run_id, maker.step)
 
 
 def _print_check(folder: Path, signed: str) -> None:

@@ -7,7 +7,7 @@ import typer
 
 from vantage.attempts.exit_codes import ExitCode
 from vantage.cli.app import DEFAULT_WORKSPACE, RUN_HELP, AsJson, Place, Verbose, complete_run
-from vantage.cli.approve import By, Reason
+from vantage.cli.approve import By, DecisionKey, Reason
 from vantage.cli.output import explained, print_json, workspace_at
 
 
@@ -19,6 +19,7 @@ def publish(
     alias: Annotated[
         str | None, typer.Option("--alias", metavar="ALIAS", help="Move this alias in place of the recipe's.")
     ] = None,
+    key: DecisionKey = None,
     workspace: Place = DEFAULT_WORKSPACE,
     as_json: AsJson = False,
     verbose: Verbose = False,
@@ -35,7 +36,7 @@ def publish(
         place = workspace_at(workspace)
         run_id = named_run(place, run_id, "publish")
         screen = Screen(open_console(sys.stderr if as_json else sys.stdout))
-        outcomes = publish_again(place, run_id, screen, model=model, alias=alias)
+        outcomes = publish_again(place, run_id, screen, model=model, alias=alias, key=key)
         if as_json:
             print_json({"run_id": run_id, "publications": outcomes})
         if "waiting_approval" in outcomes.values():
@@ -59,6 +60,7 @@ def rollback(
         ),
     ] = None,
     by: By = None,
+    key: DecisionKey = None,
     workspace: Place = DEFAULT_WORKSPACE,
     as_json: AsJson = False,
     verbose: Verbose = False,
@@ -81,6 +83,7 @@ def rollback(
             by=None if by is None else text_of("--by", by, longest=200),
             reason=said,
             watcher=screen,
+            key=key,
         )
         if as_json:
             print_json({**moved._asdict(), "reason": said})

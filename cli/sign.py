@@ -27,16 +27,21 @@ def sign(
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Read every byte of a model and of all that it was made from, compare it with its digests, and sign it."""
+    """Read every byte of a model and of all that it was made from, compare it with its digests, and sign it.
+
+    What people decided about it (answers, loosened gates, aliases that they moved) is signed as it is recorded.
+    """
     with explained(verbose):
         from vantage.signing.keys import path_of, signing_key
         from vantage.signing.signing import sign_all
+        from vantage.signing.signing_decisions import sign_decisions_of
         from vantage.signing.targets import find_target
 
         place = workspace_at(workspace)
         loaded = signing_key(path_of(key))
         target = find_target(place, named)
         signed = sign_all(place, target.record, target.steps, loaded)
+        num_decisions = sign_decisions_of(place, target.record, target.steps, loaded)
         if as_json:
             print_json(
                 {
@@ -51,6 +56,7 @@ def sign(
                         }
                         for each in signed
                     ],
+                    "new_decisions": num_decisions,
                 }
             )
             return
@@ -63,6 +69,8 @@ def sign(
         print(
             f"run {target.record.run_id}: {new} signed, {len(signed) - new} signed before, by key {loaded.public.key_id}"
         )
+        if num_decisions:
+            print(f"decisions of people about them: {num_decisions} signed")
         print(
             f"statements and signatures: {signed[-1].place.rsplit('/', 2)[0]}"
         )  # PLACE/<stage key>/<key id>

@@ -131,13 +131,17 @@ class Recording:
 
     def _sign(self, step: str) -> None:
         """Sign the step's artifact with the verdicts just recorded. It is kept whatever happens to the key."""
+        from vantage.signing.decisions import loosened_decisions
         from vantage.signing.keys import key_of
         from vantage.signing.signing import sign_step
+        from vantage.signing.signing_decisions import sign_decisions
 
         try:
             key = key_of(self.recipe)
             assert key is not None, "the recipe names one"
-            sign_step(self.run.workspace, self.run.record, step, key)
+            workspace, record = self.run.workspace, self.run.record
+            sign_step(workspace, record, step, key)
+            sign_decisions(workspace, record, list(loosened_decisions(record, step)), key)
         except Exception as error:  # a lost key, a full disk: the stage is worth more than its signature
             reason = safe_text(str(error) or type(error).__name__)
             self.run.set_unsigned(step, reason)

@@ -4,6 +4,7 @@ The same text stands on MLflow's pages of the model and in an exported folder. I
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 
 from vantage.ledger.entries import RunEntry, StageEntry
 from vantage.ledger.page_links import ArtifactKey, Link, artifact_key, linked, linked_run, words
@@ -15,6 +16,10 @@ from vantage.schemas.records.metrics import METRICS
 from vantage.schemas.records.uncertainty import interval_among
 from vantage.schemas.records.verdicts import DEFAULT_CONFIDENCE
 from vantage.schemas.safe_text import markdown_text, without_secrets
+
+CARD = 1
+"""Number of the wording of cards. Raise it when a sentence or a number is written in another way: an audit holds only
+cards of its own number to their sentences."""
 
 _OUR_LICENCE = "Apache-2.0"
 _MOST_ROWS = 16
@@ -29,6 +34,15 @@ _SPLITS = ("train_rows", "validation_rows", "test_rows")
 _FAMILIES = {metric.name: metric.family for metric in METRICS if metric.family}
 
 NO_LICENCE = "not recorded"
+
+
+def written_by() -> str:
+    """Return the line of a card that names the version of its wording."""
+    try:
+        vantage = version("vantage-rlhf")
+    except PackageNotFoundError:
+        vantage = "unknown"
+    return f"Card {CARD} of Vantage {vantage}."
 
 
 def card_sections(entry: RunEntry, name: str, producers: Mapping[ArtifactKey, Link]) -> dict[str, list[str]]:

@@ -5,7 +5,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from vantage.ledger.entries import RunEntry, StageEntry
-from vantage.ledger.model_card import answers, card_sections, in_markdown, parents_table, readers
+from vantage.ledger.model_card import (
+    answers,
+    card_sections,
+    in_markdown,
+    parents_table,
+    readers,
+    written_by,
+)
 from vantage.ledger.operations import Input
 from vantage.ledger.page_links import ArtifactKey, Link, artifact_key, linked, linked_run, words
 from vantage.ledger.remarks import remark_on
@@ -134,7 +141,7 @@ def model_note(entry: RunEntry, name: str, pages: ModelPages, producers: Mapping
         head.append(f"**Read by:** {_readers_line(read_by, pages.readers)}")
     if remark := _remark(stage):
         head.append(remark)
-    head += _warnings(stage)
+    head += [*_warnings(stage), written_by()]
     sections = card_sections(entry, name, producers)
     use = _use(entry, stage, pages)
     parents = _titled("Parents", parents_table(stage, producers))

@@ -1,6 +1,7 @@
 """Approving and rejecting: a person's answer to a question of a run, recorded in the run and in its ledger."""
 
 import time
+from collections.abc import Callable
 
 from vantage.ledger.run_ledger import Ledger
 from vantage.runs.answers import add_answer, already_answered
@@ -21,6 +22,7 @@ def answer(
     approved: bool,
     by: str | None,
     reason: str,
+    prepare: Callable[[Approval], Callable[[], None]] = lambda approval: lambda: None,
 ) -> tuple[Approval, bool]:
     """Record a person's answer; returns it, and whether MLflow has received it already.
 
@@ -31,13 +33,14 @@ def answer(
         approved: False: it is rejected.
         by: who decides; None: the login name.
         reason: why.
+        prepare: called before the answer is stored; what it returns is called when it is, before MLflow receives it.
 
     Raises:
         RunError: nothing waits for an answer there, it has one already, or the reason is empty or too long.
     """
     record = read_run(workspace, run_id)
     given = Approval(
-        question=_question(record, subject),
+        question=open_question(record, subject),
         run_id=run_id,
         approved=approved,
         by=text_of("--by", by, longest=200) if by is not None else user(),
@@ -45,7 +48,9 @@ def answer(
         reason=text_of("--reason", reason),
         time=time.time_ns() // 1_000_000,
     )
+    complete = prepare(given)
     add_answer(workspace, run_id, given)
+    complete()
     try:
         with Ledger(None, workspace.root, record.recipe.recipe) as ledger:
             with hold_run(workspace, run_id) as run:
@@ -78,8 +83,8 @@ def text_of(option: str, text: str, *, longest: int = MAX_REASON) -> str:
     return stripped
 
 
-def _question(record: RunRecord, subject: str) -> Question:
-    """Return the open question about the subject."""
+def open_question(record: RunRecord, subject: str) -> Question:
+    """Return the open question about the subject; RunError: there is none, or it is answered."""
     found = record.questions.get(subject) or _only_alias_of(record, subject)
     if found is not None:
         if given := answer_to(found, record.approvals):

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date as date_type
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -40,6 +40,9 @@ from vantage.schemas.recipe.inputs import DEFAULT_DATE, MODEL, Generation
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.records.artifacts import Artifact, StoredModel
 from vantage.schemas.steps import OTHER_MODEL_PREFIX, dependencies
+
+if TYPE_CHECKING:
+    from vantage.ledger.to_mlflow.published_models import PublishedVersion
 
 PROVENANCE_FILE = "vantage.json"
 """In an exported folder: where it came from, and how it is sampled from."""
@@ -360,8 +363,26 @@ def _published(
                 digest=found.digest,
                 base=None,
                 parents=found.parents,
+                **_recorded(workspace, found),
             ),
         )
+
+
+def _recorded(workspace: Workspace, found: "PublishedVersion") -> dict[str, Any]:
+    """Return what the run that made a version recorded of it; empty: the run is not in this workspace."""
+    try:
+        record = read_run(workspace, found.run_id)
+    except RunError:
+        return {}
+    stage = record.stages.get(found.stage)
+    if stage is None or (stage.stage_key, stage.digest) != (found.stage_key, found.digest):
+        return {}
+    return {
+        "stages": dependencies(record.recipe)[found.stage],
+        "metrics": stage.metrics,
+        "verdicts": tuple(map(str, stage.verdicts)),
+        "provenance": stage.provenance,
+    }
 
 
 def _nothing_found(

@@ -253,6 +253,7 @@ def _stage_entry(
         source=work.model.source if isinstance(work, ImportModel) else source,
         source_sha256=done.key_parts.get("inputs", {}).get("source"),
         verdicts=done.verdicts,
+        loosened=done.loosened,
     )
 
 

@@ -1,4 +1,4 @@
-"""The policy on publishing: which keys must have signed a model, and who may move an alias to it.
+"""The policy on publishing: which keys must have signed a model, who may move an alias to it, and when keys are valid.
 
 It belongs to whoever runs the workspace, not to a recipe, whose author must not choose it.
 """
@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, StringConstraints
 
 from vantage.schemas.frozen import Frozen, rule
+from vantage.schemas.key_rules import KeyRule
 
 Key = Annotated[str, Field(min_length=1, max_length=4096)]
 """A key's id, or the file of a public key, from the policy's folder on."""
@@ -43,6 +44,9 @@ class AliasRule(Frozen):
 
     keys: tuple[Key, ...] | None = None
     """Each of these keys must have signed the model and everything that it was made from; None: no key is asked for."""
+    decision_keys: Annotated[tuple[Key, ...], Field(min_length=1)] | None = None
+    """One of these keys must have signed each answer of a person and each loosened gate that the alias depends on, and
+    each movement by a person; None: decisions need no signature."""
     users: tuple[User, ...] | None = None
     """Users of the operating system who may move it; empty: nobody; None: everybody."""
 
@@ -52,10 +56,11 @@ class AliasRule(Frozen):
 
     @rule
     def _holds_something_back(self) -> None:
-        if self.users is None and not self.keys and self.loosened_gates == "allow":
+        asks = self.users is not None or self.keys or self.decision_keys
+        if not asks and self.loosened_gates == "allow":
             raise ValueError(
-                "none of keys, users and loosened_gates: refuse is there, so it would hold nothing back; give one, or "
-                "leave it out"
+                "none of keys, decision_keys, users and loosened_gates: refuse is there, so it would hold nothing back; "
+                "give one, or leave it out"
             )
 
 
@@ -71,6 +76,9 @@ class PublishPolicy(Frozen):
 
     models: dict[ModelPattern, ModelRules]
     """Registered model or pattern → its rules. A model that fits none is free; ``"*"`` fits all."""
+
+    keys: dict[Key, KeyRule] = Field(default_factory=dict)
+    """A key, as in ``keys`` of a rule → when it is valid, and whether it was revoked. Other keys are always valid."""
 
     def rules_for(self, model: str, alias: str) -> list[tuple[str, AliasRule]]:
         """Return path of the rule in the file → the rule, for each that the alias fits."""

@@ -12,10 +12,15 @@ from pathlib import Path
 from vantage.runs.loosened import earlier_verdicts, known_loosened
 from vantage.runs.record import RunRecord
 from vantage.runs.workspace import Workspace
+from vantage.schemas.key_rules import KeyRule
 from vantage.schemas.loading import plain_yaml
 from vantage.schemas.loading.field_errors import validated
 from vantage.schemas.problems import Problem, RecipeError
 from vantage.schemas.publish_policy import AliasRule, PublishPolicy
+from vantage.schemas.records.approvals import PUBLISH_PREFIX
+from vantage.signing.decision_checks import Trust
+from vantage.signing.decision_policy import unsigned_decision
+from vantage.signing.key_validity import ALWAYS_VALID, KeyValidity
 from vantage.signing.keys import PublicKey, required_key
 from vantage.signing.lineage import lineage, refs_of
 from vantage.signing.statements import judged_by
@@ -47,7 +52,10 @@ def check_publish_policy(
         if policy is None:
             return None
         for path, rule in policy.rules.rules_for(model, alias):
-            why = _why_not(workspace, record, step, after, rule, policy.folder)
+            subject = f"{PUBLISH_PREFIX}{model}@{alias}"
+            why = _why_not(workspace, record, step, after, rule, policy) or _undecided(
+                workspace, record, [step] if after is None else [step, after], subject, rule, policy
+            )
             if why is not None:
                 return f"{policy.name}, {path}: {why}"
     except (
@@ -61,11 +69,12 @@ def check_publish_policy(
 class Policy:
     """A policy that was read, and where from."""
 
-    def __init__(self, rules: PublishPolicy, name: str, folder: Path) -> None:
+    def __init__(self, rules: PublishPolicy, name: str, folder: Path, validity: KeyValidity) -> None:
         """Hold the rules. Keys are files from ``folder`` on; ``name`` names the policy in messages."""
         self.rules = rules
         self.name = name
         self.folder = folder
+        self.validity = validity
 
 
 def read_policy(workspace: Workspace) -> Policy | None:
@@ -127,7 +136,27 @@ def _parsed(data: bytes, name: str, folder: Path) -> Policy:
     for rules in found.value.models.values():
         for rule in rules.aliases.values():
             keys_of(rule, folder)  # one that is gone is told now, and not when a model is to be published
-    return Policy(found.value, name, folder)
+            decision_keys_of(rule, folder)
+    return Policy(found.value, name, folder, _validity(found.value, name, folder))
+
+
+def _validity(rules: PublishPolicy, name: str, folder: Path) -> KeyValidity:
+    """Return key id → rule; BadPolicy: two entries are about one key, which has one rule."""
+    found: dict[str, KeyRule] = {}
+    for named, rule in rules.keys.items():
+        key = required_key(named, folder)
+        if key.key_id in found:
+            raise BadPolicy(
+                f"{name}: keys.{named}: key {key.short} has an entry already; write one for each key"
+            )
+        found[key.key_id] = rule
+    return KeyValidity(found)
+
+
+def key_validity(workspace: Workspace) -> KeyValidity:
+    """Return when keys are valid by the policy of this workspace; BadPolicy, BadKey: it cannot be read."""
+    policy = read_policy(workspace)
+    return ALWAYS_VALID if policy is None else policy.validity
 
 
 def _told(name: str, problems: "list[Problem] | tuple[Problem, ...]") -> str:
@@ -135,7 +164,7 @@ def _told(name: str, problems: "list[Problem] | tuple[Problem, ...]") -> str:
 
 
 def _why_not(
-    workspace: Workspace, record: RunRecord, step: str, after: str | None, rule: AliasRule, folder: Path
+    workspace: Workspace, record: RunRecord, step: str, after: str | None, rule: AliasRule, policy: Policy
 ) -> str | None:
     if rule.users is not None and (user := present_user()) not in rule.users:
         allowed = ", ".join(rule.users) or "nobody"
@@ -143,23 +172,54 @@ def _why_not(
     judged_steps = [step] if after is None else [step, after]
     if rule.loosened_gates == "refuse" and (why := _loosened(workspace, record, judged_steps)):
         return why
-    required = keys_of(rule, folder)
+    return _unsigned(workspace, record, step, judged_steps, rule, policy)
+
+
+def _unsigned(
+    workspace: Workspace,
+    record: RunRecord,
+    step: str,
+    judged_steps: list[str],
+    rule: AliasRule,
+    policy: Policy,
+) -> str | None:
+    """Return the first artifact that one of the rule's keys has not signed."""
+    required = keys_of(rule, policy.folder)
     if not required:
         return None
     made_from = lineage(record, step)
     for name, ref in refs_of(workspace, record, lineage(record, *judged_steps)).items():
         judged = judged_by(record, name)
         checks = signature_checks(
-            workspace.storage, ref, required=required, judged=judged, with_verdicts=True
+            workspace.storage,
+            ref,
+            required=required,
+            judged=judged,
+            with_verdicts=True,
+            validity=policy.validity,
         )
         for check in checks:
-            if check.outcome != "ok":
+            if check.outcome not in ("ok", "note"):
                 target = record.run_id if name not in made_from else f"{record.run_id}/{step}"
                 return (
                     f"keys: {name} of run {record.run_id}: {check.detail}; sign it (`vantage sign {target} --key FILE`), then "
                     f"`vantage publish {record.run_id}`"
                 )
     return None
+
+
+def _undecided(
+    workspace: Workspace, record: RunRecord, steps: list[str], subject: str, rule: AliasRule, policy: Policy
+) -> str | None:
+    """Return the first decision on the steps, or on what they were made from, that none of the rule's keys has signed."""
+    keys = decision_keys_of(rule, policy.folder)
+    if not keys:
+        return None
+    trust = Trust(tuple(keys), policy.validity)
+    why = unsigned_decision(workspace, record, lineage(record, *steps), subject=subject, trust=trust)
+    if why is None:
+        return None
+    return f"decision_keys: {why}; once it is signed: `vantage publish {record.run_id}`"
 
 
 def _loosened(workspace: Workspace, record: RunRecord, steps: list[str]) -> str | None:
@@ -176,6 +236,11 @@ def _loosened(workspace: Workspace, record: RunRecord, steps: list[str]) -> str 
 def keys_of(rule: AliasRule, folder: Path) -> list[PublicKey]:
     """Return the keys that a rule asks for; BadKey: one of them cannot be read."""
     return [required_key(named, folder) for named in rule.keys or ()]
+
+
+def decision_keys_of(rule: AliasRule, folder: Path) -> list[PublicKey]:
+    """Return the keys of which one must have signed each decision; BadKey: one of them cannot be read."""
+    return [required_key(named, folder) for named in rule.decision_keys or ()]
 
 
 def present_user() -> str:

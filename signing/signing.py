@@ -13,7 +13,7 @@ from vantage.signing.lineage import refs_of
 from vantage.signing.statements import files_in, judged_by, statement
 from vantage.storage.refs import Ref
 from vantage.storage.signatures import add_signature, place_of, read_signatures, read_stored_manifest
-from vantage.storage.storage import Storage
+from vantage.storage.storage import Readable, Storage
 
 
 @dataclass(frozen=True)
@@ -68,16 +68,21 @@ def sign_all(
     return [_sign(record, step, ref, storage, key) for step, ref in refs.items()]
 
 
-def _sign(record: RunRecord, step: str, ref: Ref, storage: Storage, key: SigningKey) -> Signed:
-    digest, stage_key = ref.artifact.digest, ref.artifact.stage_key
-    manifest = read_stored_manifest(storage, digest)
+def statement_of(storage: Readable, record: RunRecord, step: str, ref: Ref) -> bytes:
+    """Return the statement about the artifact of a step, from what is stored now; DamagedModel: its manifest is damaged."""
+    digest = ref.artifact.digest
     try:
-        files = files_in(manifest or b"", digest=digest)
+        files = files_in(read_stored_manifest(storage, digest) or b"", digest=digest)
     except ValueError as error:
         raise DamagedModel(
             f"{step} of run {record.run_id} is damaged ({error}); run the recipe again"
         ) from error
-    said = statement(ref, files, judged_by(record, step))
+    return statement(ref, files, judged_by(record, step))
+
+
+def _sign(record: RunRecord, step: str, ref: Ref, storage: Storage, key: SigningKey) -> Signed:
+    digest, stage_key = ref.artifact.digest, ref.artifact.stage_key
+    said = statement_of(storage, record, step, ref)
     pem = key.public.pem
     assert pem is not None, "of a private key"
     is_new = not any(

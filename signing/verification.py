@@ -4,11 +4,13 @@ A check makes the statement again from what is stored now (the manifest, the ref
 whatever was edited in one of them after signing shows, also where digests were made to agree with one another.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from vantage.signing.bundles import problem_of
+from vantage.signing.key_validity import ALWAYS_VALID, Invalid, KeyValidity
 from vantage.signing.keys import (
     BadKey,
     MissingPackages,
@@ -34,7 +36,7 @@ from vantage.storage.refs import Ref
 from vantage.storage.signatures import SignedStatement, read_signatures, read_stored_manifest
 from vantage.storage.storage import Readable
 
-Outcome = Literal["ok", "wrong", "unchecked"]
+Outcome = Literal["ok", "wrong", "unchecked", "note"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class SignatureCheck:
     """The result of one check."""
 
     outcome: Outcome
-    """``unchecked``: nothing speaks against it, but what was asked for could not be looked at, or was not signed."""
+    """``unchecked``: nothing speaks against it, but what was asked for could not be looked at, or was not signed.
+    ``note``: a signature that nobody asked for does not count."""
     detail: str
     """What was found, in one sentence."""
     key_id: str | None = None
@@ -65,6 +68,7 @@ def signature_checks(
     required: Sequence[PublicKey] = (),
     judged: Judged | None = None,
     with_verdicts: bool = False,
+    validity: KeyValidity = ALWAYS_VALID,
 ) -> list[SignatureCheck]:
     """Check every signature of an artifact; empty: there is none, and none was required.
 
@@ -78,6 +82,7 @@ def signature_checks(
         judged: what a run's record says (``judged_by``): compared with what that run signed; None: not compared.
         with_verdicts: a signature of the same artifact with other verdicts is not enough, where the run has none either:
             its recipe may have dropped the gate that closed. Else a run without a gate is content with any.
+        validity: when keys are valid, by the policy.
     """
     stage_key = ref.artifact.stage_key
     stored = read_signatures(storage, stage_key)
@@ -96,10 +101,31 @@ def signature_checks(
     checks: list[SignatureCheck] = []
     for key_id in dict.fromkeys((*wanted, *sorted(each.key_id for each in stored))):
         of_key = [each for each in stored if each.key_id == key_id]
+        invalid = {
+            each.name: validity.problem(key_id, statement=_sha256(each), signed_at=None) for each in of_key
+        }
+        counting = [each for each in of_key if invalid[each.name] is None]
+        if of_key and not counting:
+            checks.append(_refused(invalid[of_key[0].name], key_id, is_required=key_id in wanted))
+            continue
         checks += _checks_of(
-            of_key, key_id, wanted.get(key_id), bool(wanted), ref, files, judged, with_verdicts
+            counting, key_id, wanted.get(key_id), bool(wanted), ref, files, judged, with_verdicts
         )
     return checks
+
+
+def _refused(invalid: Invalid | None, key_id: str, *, is_required: bool) -> SignatureCheck:
+    """Return the check of a key that does not count by the policy."""
+    assert invalid is not None, "the key's statements do not count"
+    if not is_required:
+        return SignatureCheck("note", f"is signed, which does not count: {invalid.detail}", key_id)
+    detail = f"is not signed by key {key_id[:16]}, which is required: {invalid.detail}"
+    # When a key that is out of its period signed an artifact is not known.
+    return SignatureCheck("wrong" if invalid.why == "revoked" else "unchecked", detail, key_id)
+
+
+def _sha256(stored: SignedStatement) -> str:
+    return hashlib.sha256(stored.statement).hexdigest()
 
 
 def _checks_of(
@@ -157,7 +183,7 @@ def _look_at(
 ) -> _Found:
     """Return what one signed statement says of an artifact: first who signed it, then what it says."""
     try:
-        pem = _pem_of(stored, required)
+        pem = key_to_check_with(stored, required)
     except BadKey as error:
         return _Found("wrong", str(error))
     problem = problem_of(stored.statement, stored.signature, pem)
@@ -197,7 +223,7 @@ def _look_at(
     return _Found("ok", judged=signed)
 
 
-def _pem_of(stored: SignedStatement, required: PublicKey | None) -> bytes:
+def key_to_check_with(stored: SignedStatement, required: PublicKey | None) -> bytes:
     """Return the public key to check with: the one that was asked for, else the stored one if it is of the id.
 
     Raises:

@@ -1,16 +1,17 @@
-"""Signatures of artifacts, beside the objects and refs and in no digest.
+"""Signatures of artifacts and of decisions about them, beside the objects and refs and in no digest.
 
     signatures/<stage key>/<key id>/key.pub                                    the public key
     signatures/<stage key>/<key id>/<sha256 of statement>/statement.json         what was signed
     signatures/<stage key>/<key id>/<sha256 of statement>/signature.sigstore.json
 
-A statement without a signature was cut off before it was whole, and counts as none. Nothing here is removed with its
+Decisions of people about an artifact are in ``decisions/``, in the same way. A statement without a signature was cut off before it was whole, and counts as none. Nothing here is removed with its
 artifact: a signed statement says what was removed.
 """
 
 import hashlib
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from vantage.storage.durable_files import locked, make_folder, replace_file
 from vantage.storage.storage import Readable, Storage
@@ -22,7 +23,8 @@ SIGNATURE = "signature.sigstore.json"
 MAX_BYTES = 64 * 2**20
 """Of one file; larger ones are not read."""
 
-_FOLDER = "signatures"
+About = Literal["signatures", "decisions"]
+"""Folder of statements: ``signatures`` are about artifacts, ``decisions`` about what people decided on them."""
 _DIGEST = "[0-9a-f]{64}"
 _NAME = re.compile(rf"({_DIGEST})/(?:key\.pub|({_DIGEST})/(statement\.json|signature\.sigstore\.json))")
 
@@ -41,11 +43,11 @@ class SignedStatement:
     """PEM, as it is stored beside them."""
 
 
-def read_signatures(storage: Readable, stage_key: str) -> list[SignedStatement]:
+def read_signatures(storage: Readable, stage_key: str, about: About = "signatures") -> list[SignedStatement]:
     """Return all signed statements of a stage key, in the order of their names."""
     import obstore  # takes a moment to load, and most runs have no use for it
 
-    prefix = f"{_FOLDER}/{checked_digest(stage_key)}/"
+    prefix = f"{about}/{checked_digest(stage_key)}/"
     remote = storage.remote
     listed = [
         (str(each["path"]).partition(prefix)[2], each["size"])
@@ -75,6 +77,7 @@ def add_signature(
     public_key: bytes,
     statement: bytes,
     signature: bytes,
+    about: About = "signatures",
 ) -> None:
     """Store a signed statement in place of a damaged one; the signature comes last, so that what is there is whole.
 
@@ -89,16 +92,15 @@ def add_signature(
         (f"{folder}/{STATEMENT}", statement),
         (f"{folder}/{SIGNATURE}", signature),
     ):
-        _write(storage, stage_key, name, data)
+        _write(storage, stage_key, f"{about}/{checked_digest(stage_key)}/{name}", data)
 
 
 def place_of(storage: Storage, stage_key: str, key_id: str) -> str:
     """Return where the statements of a key are, as a path or an address."""
-    return f"{storage.address}/{_FOLDER}/{stage_key}/{key_id}"
+    return f"{storage.address}/signatures/{stage_key}/{key_id}"
 
 
-def _write(storage: Storage, stage_key: str, name: str, data: bytes) -> None:
-    path = f"{_FOLDER}/{checked_digest(stage_key)}/{name}"
+def _write(storage: Storage, stage_key: str, path: str, data: bytes) -> None:
     if isinstance(storage, Store):
         file = storage.root / path
         make_folder(file.parent)

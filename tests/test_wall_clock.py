@@ -14,6 +14,7 @@ KNOWN = {
     "flows/garbage_collection.py": 1,  # when something was removed, for people
     "flows/prefect_server/approval_form.py": 1,  # when a person answered, for people
     "runs/approving.py": 1,
+    "signing/key_validity.py": 1,  # when a decision was signed, and whether a key is valid now: periods are civil times
     "schemas/records/approvals.py": 1,  # the same, written out
     "attempts/usage.py": 1,  # the times of readings of the machine, which MLflow draws
     "models/pinned_date.py": 1,  # none: the recipe's date, written out

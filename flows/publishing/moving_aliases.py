@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from vantage.flows.publishing.ended_run import EndedRun, ended_run
@@ -24,6 +25,14 @@ from vantage.runs.watching import Watcher
 from vantage.runs.workspace import RunError, Workspace
 from vantage.schemas.recipe.recipe import Publication
 from vantage.schemas.reserved_aliases import RESERVED_ALIAS
+from vantage.signing.deciding import (
+    Signer,
+    how_to_sign,
+    movements_of,
+    sign_movements,
+    signer_of_movement,
+)
+from vantage.signing.decisions import Decision
 
 if TYPE_CHECKING:
     from vantage.ledger.to_mlflow.published_models import PublishedVersion
@@ -48,7 +57,13 @@ class RolledBack(NamedTuple):
 
 
 def publish_again(
-    workspace: Workspace, run_id: str, watcher: Watcher, *, model: str | None, alias: str | None
+    workspace: Workspace,
+    run_id: str,
+    watcher: Watcher,
+    *,
+    model: str | None,
+    alias: str | None,
+    key: Path | None = None,
 ) -> dict[str, Outcome]:
     """Publish what the recipe of an ended run says; ``NAME@ALIAS`` → outcome.
 
@@ -58,17 +73,26 @@ def publish_again(
         watcher: shows what was done.
         model: this registered model alone; None: all of the recipe.
         alias: in place of the recipe's.
+        key: file of the private key that signs the movements; None: the recipe's, if it can be used.
 
     Raises:
         RunError: the recipe publishes nothing of that name, the alias is none, an artifact is damaged or differs from the
-            run's record, or a process executes the run. Then nothing is published.
+            run's record, the policy asks for another key, or a process executes the run. Then nothing is published.
+        vantage.signing.keys.BadKey, vantage.signing.policy.BadPolicy: the named key, or the policy. Then nothing is published.
     """
     record = read_run(workspace, run_id)
     if record.status == REMOVED:
         raise RunError(f"run {run_id} was removed by `vantage gc`; run its recipe again")
     wanted = _publications(record, model, alias)
     outcomes: dict[str, Outcome] = {}
+    signer = Signer(None)
+    for publication in wanted:
+        if publication.alias is not None:
+            signer = signer_of_movement(
+                workspace, record, publication.registered_model, publication.alias, key
+            )
     with ended_run(workspace, run_id, watcher) as ended:
+        moved_before = movements_of(workspace, run_id)
         for publication in wanted:
             if why_not_published(publication, ended) is None:
                 _require_intact(publication, ended)
@@ -80,6 +104,7 @@ def publish_again(
         ended.run.update(status=outcome)
         if before != outcome:
             ended.ledger.finish_run(outcome)
+        _sign(ended, moved_before, signer)
     return outcomes
 
 
@@ -92,6 +117,7 @@ def roll_back(
     by: str | None,
     reason: str,
     watcher: Watcher,
+    key: Path | None = None,
 ) -> RolledBack:
     """Move an alias to the version that it pointed to before, after the checks of every publication.
 
@@ -102,9 +128,12 @@ def roll_back(
         by: who does; None: the login name.
         reason: why; not empty.
         watcher: shows warnings.
+        key: file of the private key that signs the movement; None: the recipe's, if it can be used.
 
     Raises:
-        RunError: there is no earlier version, a check fails, MLflow's copy of it is damaged, or the alias was moved meanwhile.
+        RunError: there is no earlier version, a check fails, MLflow's copy of it is damaged, the alias was moved meanwhile, or
+            the policy asks for another key.
+        vantage.signing.keys.BadKey, vantage.signing.policy.BadPolicy: the named key, or the policy.
         vantage.ledger.to_mlflow.published_models.RegistryUnavailable: MLflow does not answer.
     """
     if to is not None and not _VERSION.fullmatch(to):
@@ -123,6 +152,7 @@ def roll_back(
     with ended_run(workspace, _publishing_run(workspace, target, history), watcher) as ended:
         publication = _publication_of(ended, target, history, alias)
         _require_publishable(publication, ended, target.version)
+        signer = signer_of_movement(workspace, ended.run.record, name, alias, key)
         _require_borne_out(publication, ended)
         _require_intact_copy(address, target)
         if (now := _present_version(address, name, alias)) != present:
@@ -130,6 +160,7 @@ def roll_back(
                 f"{name}@{alias} was moved from version {present} to {now} meanwhile, and not by this command; run it again "
                 "if it still has to go back"
             )
+        moved_before = movements_of(workspace, ended.run.record.run_id)
         ended.ledger.move_alias(
             publication.stage,
             target.digest,
@@ -144,9 +175,18 @@ def roll_back(
         sent = ended.ledger.flush()
         if why := ended.ledger.why_not_moved(name, alias):
             raise RunError(f"{name}@{alias} was not moved: {why}")
+        _sign(ended, moved_before, signer)
         run_id = ended.run.record.run_id
     stage = publication.stage
     return RolledBack(name, alias, present, target.version, stage, run_id, by or user(), sent)
+
+
+def _sign(ended: EndedRun, moved_before: Collection[Decision], signer: Signer) -> None:
+    """Sign the aliases that were just moved; they stay moved where that fails."""
+    run = ended.run
+    for why in sign_movements(run.workspace, run.record.run_id, moved_before, signer):
+        remedy = how_to_sign(run.workspace, run.record.run_id)
+        ended.watcher.say(f"  the movement is NOT SIGNED: {why}; sign it later: {remedy}", "red")
 
 
 def _publications(record: RunRecord, model: str | None, alias: str | None) -> list[Publication]:

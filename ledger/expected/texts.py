@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-_PARAM_LENGTH, _TAG_LENGTH, _DESCRIPTION_LENGTH = 6000, 8000, 5000
+_PARAM_LENGTH, TAG_LENGTH, DESCRIPTION_LENGTH = 6000, 8000, 5000
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, str]:
@@ -32,12 +32,12 @@ def flatten(value: Any, prefix: str = "") -> dict[str, str]:
 
 def fit_tag(text: str) -> str:
     """Return a tag's value, truncated to MLflow's limit after a whole line if there are several."""
-    return _fit(text, _TAG_LENGTH)
+    return _fit(text, TAG_LENGTH)
 
 
 def fit_description(text: str) -> str:
     """Return the description of a model's version: MLflow's column is shorter, and PostgreSQL refuses what is longer."""
-    return _fit(text, _DESCRIPTION_LENGTH)
+    return _fit(text, DESCRIPTION_LENGTH)
 
 
 def _fit(text: str, length: int) -> str:

@@ -102,3 +102,5 @@ class MlflowVersion:
     """MLflow's own, by which ``models:/NAME/STAGE`` loads it. Vantage gives none."""
     run_link: str = ""
     status_message: str = ""
+    description: str = ""
+    """The text of its page: the card, and what people added to it."""

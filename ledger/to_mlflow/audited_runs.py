@@ -264,6 +264,7 @@ class AuditedServer:
             status=str(found.status),
             stage=str(found.current_stage or "None"),
             run_link=str(found.run_link or ""),
+            description=str(found.description or ""),
             status_message=str(found.status_message or ""),
         )
 

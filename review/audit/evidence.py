@@ -23,6 +23,7 @@ from vantage.storage.removed import Removal, find_removed
 if TYPE_CHECKING:
     from vantage.ledger.to_mlflow.audited_entries import MlflowRun
     from vantage.ledger.to_mlflow.audited_runs import AuditedServer
+    from vantage.signing.key_validity import KeyValidity
     from vantage.signing.keys import PublicKey
 
 _Found = TypeVar("_Found")
@@ -43,16 +44,19 @@ class Evidence:
         workspace: Workspace,
         *,
         required_keys: "Sequence[PublicKey]" = (),
+        decision_keys: "Sequence[PublicKey]" = (),
         hashed: Callable[[int], None] = lambda count: None,
     ) -> None:
         """
         Args:
             workspace: what is audited; nothing in it is written.
             required_keys: keys by which every artifact must be signed.
+            decision_keys: further keys that may have signed decisions. With either, one key must have signed each.
             hashed: called with the number of objects that are about to be hashed.
         """
         self.workspace = workspace
         self.required_keys = tuple(required_keys)
+        self.decision_keys = (*self.required_keys, *decision_keys)
         self.clock = HashClock()
         self._report_hashing = hashed
         self._refs: dict[str, Ref | Broken | None] = {}
@@ -161,12 +165,28 @@ class Evidence:
         except (ValueError, OSError) as error:
             return Broken(error)
 
+    @cached_property
+    def key_validity(self) -> "KeyValidity | str":
+        """When keys are valid, by the policy of the workspace; a text: it cannot be read."""
+        from vantage.signing.policy import key_validity
+
+        try:
+            return key_validity(self.workspace)
+        except (ValueError, OSError) as error:
+            return f"when keys are valid is not known: {error}"
+
     # Runs
 
     @cached_property
     def run_ids(self) -> list[str]:
         """The ids of all runs of the workspace."""
         return run_ids(self.workspace)
+
+    def view(self, run_id: str) -> RunView:
+        """Return a run whose record can be read."""
+        run = self._run(run_id)
+        assert isinstance(run, RunView), "its record was read"
+        return run
 
     def record(self, run_id: str) -> RunRecord | Missing | Broken:
         """Return ``run.json`` of a run."""

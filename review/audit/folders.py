@@ -10,6 +10,7 @@ from typing import Any
 
 from vantage.ledger.published_copies import EXAMPLES, TOKENIZER, WEIGHTS, belongs_to_tokenizer
 from vantage.review.audit.evidence import Evidence
+from vantage.review.audit.exported_cards import exported_card_checks
 from vantage.review.audit.exported_signatures import exported_signature_checks, signature_files
 from vantage.review.audit.mlflow_copies import problems_of_folder
 from vantage.review.audit.mlflow_descriptions import (
@@ -116,7 +117,7 @@ def _exported(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Che
     detail = "; ".join(problems) or f"{len(files)} files as {PROVENANCE_FILE} lists them"
     checks = [Check(subject="folder", outcome="wrong" if problems else "ok", detail=detail)]
     checks += exported_signature_checks(path, told, digest)
-    checks += _against_artifact(evidence, told, files, digest, parents)
+    checks += _against_artifact(evidence, path, told, files, digest, parents)
     return f"exported folder {path}", [*checks, *_go_on(evidence, walk, digest)]
 
 
@@ -183,6 +184,7 @@ def _is_plain(path: Path) -> bool:
 
 def _against_artifact(
     evidence: Evidence,
+    path: Path,
     told: Mapping[str, Any],
     files: Mapping[str, str],
     digest: str,
@@ -207,6 +209,7 @@ def _against_artifact(
     else:
         said = f"its files are the artifact merged into {base[:12]}, compared with its own list alone"
         problems.append(Missing(said))
+    yield from exported_card_checks(evidence, path, told, ref.artifact)
     missing = [each for each in problems if isinstance(each, Missing)]
     if wrong := [each for each in problems if not isinstance(each, Missing)]:
         yield Check(subject=PROVENANCE_FILE, outcome="wrong", detail="; ".join(wrong))

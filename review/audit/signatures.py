@@ -12,12 +12,23 @@ def signature_checks(evidence: Evidence, ref: Ref, step: str) -> list[Check]:
     """Return a check for each key that has signed the artifact or must have; none where nothing is signed nor required."""
     if evidence.store is None:
         return []
+    from vantage.signing.key_validity import ALWAYS_VALID
     from vantage.signing.statements import judged_by
+    from vantage.signing.verification import SignatureCheck
     from vantage.signing.verification import signature_checks as checks_of
 
     record = evidence.record(ref.run_id)
     judged = judged_by(record, step) if isinstance(record, RunRecord) and step in record.stages else None
-    found = checks_of(evidence.store, ref, required=evidence.required_keys, judged=judged)
+    validity = evidence.key_validity
+    found = checks_of(
+        evidence.store,
+        ref,
+        required=evidence.required_keys,
+        judged=judged,
+        validity=ALWAYS_VALID if isinstance(validity, str) else validity,
+    )
+    if evidence.required_keys and isinstance(validity, str):
+        found.append(SignatureCheck("unchecked", validity))
     return [Check(subject=SUBJECT, outcome=each.outcome, detail=each.detail) for each in found]
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from vantage.ledger import tracking
 from vantage.ledger.replay import Replay
 from vantage.review.audit.aliases import moved_away
+from vantage.review.audit.decisions import deciding_runs, decision_checks
 from vantage.review.audit.evidence import Evidence
 from vantage.review.audit.folders import add_folder
 from vantage.review.audit.publications import publications, required_steps
@@ -216,7 +217,20 @@ def _registered(evidence: Evidence, walk: Walk, named: RegisteredNamed) -> tuple
         walk.add_digest(digest)
     walk.first = {next(iter(walk.found.values())).id}  # what was asked for, before what decided on its alias
     _add_what_held_it_back(evidence, walk, name, digest)
-    return described, [*version_checks(evidence, version), *_loosened_for(evidence, name, digest)]
+    return described, [
+        *version_checks(evidence, version),
+        *_loosened_for(evidence, name, digest),
+        *_decisions_for(evidence, walk, named, digest),
+    ]
+
+
+def _decisions_for(evidence: Evidence, walk: Walk, named: RegisteredNamed, digest: str) -> Iterator[Check]:
+    """Yield the decisions of the runs that published a version or moved its alias; the others are checked with their runs."""
+    walked = walk.runs()
+    for run_id in deciding_runs(evidence, named.name, digest, named.alias):
+        if run_id not in walked:
+            for check in decision_checks(evidence, run_id):
+                yield check.model_copy(update={"subject": f"{check.subject} of run {run_id}"})
 
 
 def _loosened_for(evidence: Evidence, name: str, digest: str) -> Iterator[Check]:

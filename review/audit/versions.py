@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from vantage.ledger.expected.answer_tags import ALIAS
 from vantage.ledger.replay import Replay
 from vantage.review.audit.aliases import alias_check
+from vantage.review.audit.cards import version_card_checks
 from vantage.review.audit.evidence import Evidence
 from vantage.review.audit.mlflow_tags import PREFIX, shown
 from vantage.review.audit.publications import Recorded, gone, movements, publications
@@ -44,6 +45,7 @@ def version_checks(evidence: Evidence, version: "MlflowVersion") -> Iterator[Che
     else:
         yield Check(subject=subject, detail=f"published by run {ours[-1].run_id}")
     yield copy_check(evidence, version)
+    yield from version_card_checks(evidence, version)
     for alias in version.aliases:
         yield alias_check(evidence, version, alias)
 

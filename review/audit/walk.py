@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from vantage.attempts.jobs import BASE_SUFFIX
 from vantage.ledger.replay import Replay
 from vantage.review.audit.artifact_claims import environment_checks, files_check, ref_check
+from vantage.review.audit.cards import model_card_checks
 from vantage.review.audit.evidence import Evidence, check_of
 from vantage.review.audit.mlflow_claims import check_without_outbox, mlflow_check
 from vantage.review.audit.run_claims import ENDED, edge_problems, outbox_check, record_checks, steps_of
@@ -256,6 +257,7 @@ class Walk:
         record = evidence.record(run_id)
         if isinstance(replay, Replay):
             checks.append(mlflow_check(evidence, run_id, step))
+            checks += model_card_checks(evidence, run_id, step)
         elif isinstance(record, RunRecord) and artifact is not None:
             checks.append(check_without_outbox(evidence, record, step, artifact))
         for check in checks:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vantage.ledger.entries import RunEntry
-from vantage.review.exports.model_card import model_card
+from vantage.review.exports.model_card import MadeBy, model_card
 from vantage.runs.named_models import PROVENANCE_FILE, DamagedModel, NamedModel
 from vantage.schemas.records.sampling import ModelOpened
 from vantage.storage.durable_files import make_folder, move_folder, sync_file, sync_folder
@@ -60,6 +60,7 @@ def export(
     merged: Path | None = None,
     signatures: Sequence[SignedStatement] = (),
     entry: RunEntry | None = None,
+    made_by: MadeBy | None = None,
 ) -> dict[str, Any]:
     """Write the folder, which appears whole under its name or not at all; returns what ``vantage.json`` holds.
 
@@ -69,7 +70,8 @@ def export(
         target: a new or an empty folder.
         merged: of adapters, the whole model that ``check_adapters`` and ``SamplingProcess.merge`` have made.
         signatures: of the artifact; they are copied as they are, to ``signatures/``.
-        entry: the run that made it, for the card; None: it is not in this workspace.
+        entry: the run that made or found it, for the card; None: it is not in this workspace.
+        made_by: the run that made it, if it is another one.
 
     Raises:
         ExportRefused: see ``check_target``; or a reward model of a form of our own.
@@ -98,7 +100,7 @@ def export(
         signed = _copy_signatures(signatures, staging)
         told = provenance(model, opened, files) | ({"signatures": signed} if signed else {})
         _write(staging / PROVENANCE_FILE, json.dumps(told, indent=2, ensure_ascii=False) + "\n")
-        _write(staging / CARD, model_card(model, opened, folder=target, entry=entry))
+        _write(staging / CARD, model_card(model, opened, folder=target, entry=entry, made_by=made_by))
         for root, _, names in os.walk(staging):
             for name in names:
                 sync_file(Path(root, name))

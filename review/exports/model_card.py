@@ -3,27 +3,42 @@
 import json
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vantage.attempts.identity.shown import describe
 from vantage.ledger.entries import RunEntry
-from vantage.ledger.model_card import card_sections, in_markdown, parents_table
+from vantage.ledger.model_card import card_sections, in_markdown, parents_table, written_by
 from vantage.runs.named_models import PROVENANCE_FILE, NamedModel
 from vantage.schemas.records.sampling import ModelOpened
 
 _TASKS = {"policy": "text-generation", "reward_model": "text-classification"}
 
 
+@dataclass(frozen=True)
+class MadeBy:
+    """The run that made a model which another run has found in the store."""
+
+    run_id: str
+    stage: str
+
+
 def model_card(
-    model: NamedModel, opened: ModelOpened | None, *, folder: Path, entry: RunEntry | None = None
+    model: NamedModel,
+    opened: ModelOpened | None,
+    *,
+    folder: Path,
+    entry: RunEntry | None = None,
+    made_by: MadeBy | None = None,
 ) -> str:
     """Markdown with the front matter of a model card.
 
     Args:
         opened: how a policy is asked; None: a reward model.
         folder: where the model will be, for the commands.
-        entry: the run that made it; None: it is not in this workspace.
+        entry: the run that made or found it; None: it is not in this workspace.
+        made_by: the run that made it, if it is another one.
     """
     origin = model.origin
     assert origin is not None, "made by a run"
@@ -35,8 +50,12 @@ def model_card(
         *_license_of(model, entry),
         "---",
     ]
+    maker = made_by or MadeBy(origin.run_id, origin.stage)
+    found = (
+        "" if made_by is None else f", and found in the store by `{origin.stage}` of run `{origin.run_id}`"
+    )
     made = (
-        f"Made by the stage `{origin.stage}` of run `{origin.run_id}` (recipe `{origin.recipe}`) with Vantage. "
+        f"Made by the stage `{maker.stage}` of run `{maker.run_id}`{found} (recipe `{origin.recipe}`) with Vantage. "
         f"`{PROVENANCE_FILE}` has its digest, what it was made of, and the sha256 of its files."
     )
     parts = [
@@ -45,6 +64,8 @@ def model_card(
         f"# {origin.recipe}: {origin.stage}",
         "",
         made,
+        "",
+        written_by(),
         "",
         *(_reward_use(folder) if opened is None else _policy_use(model, opened, folder)),
         *_card(model, entry),

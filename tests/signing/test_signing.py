@@ -29,7 +29,7 @@ from vantage.signing.statements import is_about
 from vantage.signing.targets import find_target
 from vantage.signing.verification import signature_checks
 from vantage.storage.removed import Cause
-from vantage.storage.signatures import SIGNATURE, STATEMENT, read_signatures
+from vantage.storage.signatures import SIGNATURE, STATEMENT, add_signature, read_signatures
 from vantage.storage.store_garbage import StoreGarbage
 
 
@@ -307,3 +307,19 @@ def test_targets_are_runs_stages_and_registered_models(ended: Ended, monkeypatch
     monkeypatch.setattr(tracking, "is_missing_database", lambda address: True)
     with pytest.raises(RunError, match="there is no run nothing"):
         find_target(workspace, "nothing")
+
+
+@pytest.mark.parametrize("place", ["folder", "bucket"])
+def test_statements_about_decisions_are_kept_apart(
+    place: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """An earlier version refuses a statement of a kind that it does not know, among those about artifacts."""
+    at = str(tmp_path / "workspace") if place == "folder" else request.getfixturevalue("bucket")
+    storage, stage_key, key_id = Workspace.at(at).storage, "a" * 64, "b" * 64
+    given = {"key_id": key_id, "public_key": b"key", "signature": b"signature"}
+    add_signature(storage, stage_key, statement=b"artifact", **given)  # type: ignore[arg-type]
+    add_signature(storage, stage_key, statement=b"decision", about="decisions", **given)  # type: ignore[arg-type]
+    assert [each.statement for each in read_signatures(storage, stage_key)] == [b"artifact"]
+    [found] = read_signatures(storage, stage_key, "decisions")
+    assert (found.statement, found.signature, found.public_key) == (b"decision", b"signature", b"key")
+    assert read_signatures(storage, "c" * 64, "decisions") == []

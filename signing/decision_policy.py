@@ -1,0 +1,49 @@
+"""Whether the decisions that an alias depends on are signed by a key that the policy on publishing names."""
+
+from collections.abc import Collection, Iterator
+
+from vantage.runs.record import RunRecord
+from vantage.runs.workspace import Workspace
+from vantage.schemas.records.approvals import Approval
+from vantage.signing.decision_checks import DecisionChecks, Trust
+from vantage.signing.decisions import Decision, approval_decision, loosened_decisions
+
+
+def unsigned_decision(
+    workspace: Workspace, record: RunRecord, steps: Collection[str], *, subject: str, trust: Trust
+) -> str | None:
+    """Return the first decision that is not signed as the policy asks; None: all are.
+
+    Args:
+        workspace: that of the run.
+        record: the run's.
+        steps: steps that the alias depends on, at any depth.
+        subject: of the question about the alias itself.
+        trust: the keys of which one must have signed.
+    """
+    checks = DecisionChecks(workspace.storage, record, trust=trust, ref_of=workspace.storage.find)
+    for decision in _decisions(record, steps, subject):
+        for check in checks.of(decision):
+            if check.outcome != "ok":
+                return check.detail
+    return None
+
+
+def _decisions(record: RunRecord, steps: Collection[str], subject: str) -> Iterator[Decision]:
+    for approval in record.approvals:
+        if approval.approved and _is_about_now(record, approval, steps, subject):
+            yield approval_decision(record, approval)
+    for step in steps:
+        if step in record.stages:
+            yield from loosened_decisions(record, step)
+
+
+def _is_about_now(record: RunRecord, approval: Approval, steps: Collection[str], subject: str) -> bool:
+    """Return whether the answer is about an artifact that the run has now."""
+    question = approval.question
+    if question.subject != subject and question.subject not in steps:
+        return False
+    return any(
+        (stage.stage_key, stage.digest) == (question.stage_key, question.digest)
+        for stage in record.stages.values()
+    )
