@@ -28,6 +28,8 @@ OWN_SERVER = "own"
 """The name of the server that keeps its database in the workspace."""
 ANSWER_SECONDS = 15.0
 """Time limit for a configured server to answer."""
+PUBLIC_ADDRESS = "VANTAGE_PREFECT_ADDRESS"
+"""Variable with the address at which a proxy serves a guarded server to other machines; unset: there is none."""
 START_SECONDS = 120.0
 """Time limit for our own server to start; usually a few seconds."""
 DELIVERY_SECONDS = 10.0
