@@ -57,7 +57,7 @@ def _require_empty(settings: Settings, database: str) -> None:
 
 
 def _run(settings: Settings, program: str, *arguments: str) -> None:
-    """Run one of PostgreSQL's client programs; its login stands in no command line."""
+    """Run one of PostgreSQL's client programs; its login is in no command line."""
     address = urlsplit(settings.server_url)
     done = subprocess.run(
         [_folder_of_programs(settings) / program, "--no-password", *arguments],

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -148,7 +149,7 @@ def rows_of(place: Place) -> list[tuple[str, str, int, float]]:
             "SELECT name, key, step, value FROM metrics JOIN runs USING (run_uuid) "
             "WHERE key NOT LIKE 'system/%' AND key NOT LIKE '%seconds%' ORDER BY 1, 2, 3, 4"
         ).fetchall()
-    return [(name.rpartition("/")[2], key, step, value) for name, key, step, value in found]
+    return [(re.sub("-[0-9a-f]{6}$", "", name), key, step, value) for name, key, step, value in found]
 
 
 def test_a_workspace_with_its_own_databases_of_which_mlflows_is_much_older(

@@ -1,0 +1,78 @@
+"""What a stage that waits for the nodes of a Ray cluster reports: what for, since when, and how many are alive."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from vantage.storage.durable_files import replace_file_unsynced
+from vantage.tasks.training.progress import StageProgress, read_progress
+from vantage.tasks.training.scratch import PROGRESS, read_committed
+
+_WAITING = "waiting for "
+
+
+@dataclass(frozen=True)
+class NodesAsked:
+    """The nodes that a stage needs."""
+
+    least: int
+    most: int
+    cpus: int
+    """CPUs of each node."""
+    gpus: int
+    """GPUs of each node."""
+
+    def __str__(self) -> str:
+        count = str(self.most) if self.least == self.most else f"{self.least} to {self.most}"
+        noun = "node" if self.most == 1 else "nodes"
+        return f"{count} Ray {noun} with {_counted(self.gpus, 'GPU') if self.gpus else _counted(self.cpus, 'CPU')} each"
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """What is asked of one node, as Ray names it."""
+        return {"CPU": float(self.cpus), **({"GPU": float(self.gpus)} if self.gpus else {})}
+
+
+class Waiting:
+    """Reports in the stage's progress file what it waits for, so that ``status`` and the console show it."""
+
+    def __init__(self, scratch: Path, asked: NodesAsked) -> None:
+        self._file = scratch / PROGRESS
+        self._asked = asked
+        self._since = time.time()
+        before = read_progress(self._file)
+        step, _ = read_committed(scratch)
+        self._step, self._total = step, 0 if before is None else before.total
+        self._noted = ""
+
+    def report(self, alive: int) -> None:
+        """Report how many fitting nodes are alive; the log gets a line when that changes."""
+        clock = time.strftime("%H:%M:%S", time.localtime(self._since))
+        phase = f"{_WAITING}{self._asked} since {clock}"
+        are = "is" if alive == 1 else "are"
+        note = f"{alive} {are} alive" + (", in use by others" if alive >= self._asked.least else "")
+        now = time.time()
+        progress = StageProgress(
+            phase=phase,
+            phase_note=note,
+            step=self._step,
+            total=self._total,
+            metrics={},
+            started=self._since,
+            updated=now,
+        )
+        replace_file_unsynced(self._file, progress.model_dump_json().encode())
+        if note != self._noted:
+            self._noted = note
+            print(f"{phase}: {note}", flush=True)
+
+
+def what_it_waits_for(progress: StageProgress | None) -> str | None:
+    """Return ``waiting for 2 Ray nodes with 1 GPU each since 03:12:05, 1 is alive``; None for a stage that computes."""
+    if progress is None or not progress.phase.startswith(_WAITING):
+        return None
+    return f"{progress.phase}, {progress.phase_note}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")
