@@ -46,7 +46,7 @@ def count_fitting_nodes(asked: NodesAsked) -> int:
     return sum(
         bool(node["Alive"])
         and all(node["Resources"].get(name, 0.0) >= count for name, count in asked.bundle.items())
-        for node in ray.nodes()
+        for node in ray.nodes()  # type: ignore[no-untyped-call]
     )
 
 

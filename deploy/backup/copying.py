@@ -25,7 +25,7 @@ def copy_folder(source: Path, target: Path, *, left_out: frozenset[str] = frozen
     """
 
     def ignored(_: str, names: list[str]) -> set[str]:
-        return left_out & {*names}
+        return {*names} & left_out
 
     for _ in range(TRIES):
         try:
