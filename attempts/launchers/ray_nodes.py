@@ -13,8 +13,6 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from vantage.attempts.launchers.waiting import NodesAsked, Waiting
 from vantage.tasks.training import preemption
 
-SECONDS_FOR_MORE = 60.0
-"""How long the largest number of nodes is waited for, where fewer suffice: Ray takes up to half a minute to notice that a node is lost."""
 SECONDS_BETWEEN_LOOKS = 2.0
 _SECONDS_TO_RESERVE = 5.0
 
@@ -25,13 +23,11 @@ def wait_for_nodes(asked: NodesAsked, waiting: Waiting, *, is_stopped: Callable[
     Raises:
         Preempted: a stop was requested meanwhile.
     """
-    began = time.monotonic()
     while True:
         if is_stopped():
             raise preemption.Preempted(f"stopped on request while it waited for {asked}")
         alive = count_fitting_nodes(asked)
-        is_late = time.monotonic() - began >= SECONDS_FOR_MORE
-        fewest = asked.least if is_late else asked.most
+        fewest = asked.least if waiting.is_late else asked.most
         for nodes in range(min(alive, asked.most), fewest - 1, -1):
             if _can_reserve(nodes, asked):
                 if nodes < asked.most:

@@ -81,10 +81,10 @@ def run_ranks(job_file: Path, stage: str, *, nodes: int, num_ranks: int) -> int:
     job = StageJob.model_validate_json(job_file.read_bytes())
     resources = _work(job_file).resources
     asked = _nodes_asked(resources, on_each=num_ranks // nodes)
-    waiting = Waiting(job.scratch, asked)
     failed_starts = 0
     try:
         while True:
+            waiting = Waiting(job.scratch, asked)
             found = wait_for_nodes(asked, waiting, is_stopped=(folder / STOP).exists)
             ranks_found = found * (num_ranks // nodes)
             begin_segment(job.scratch, attempt=job.attempt, ranks=ranks_found)

@@ -8,6 +8,8 @@ from vantage.storage.durable_files import replace_file_unsynced
 from vantage.tasks.training.progress import StageProgress, read_progress
 from vantage.tasks.training.scratch import PROGRESS, read_committed
 
+SECONDS_FOR_MORE = 60.0
+"""How long the most nodes are waited for, where fewer suffice: Ray takes up to half a minute to notice that a node is lost."""
 _WAITING = "waiting for "
 
 
@@ -40,18 +42,27 @@ class Waiting:
         self._file = scratch / PROGRESS
         self._asked = asked
         self._since = time.time()
+        """By the wall clock, for people."""
+        self._began = time.monotonic()
         before = read_progress(self._file)
         step, _ = read_committed(scratch)
         self._step, self._total = step, 0 if before is None else before.total
         self._noted = ""
 
+    @property
+    def is_late(self) -> bool:
+        """Whether fewer nodes than the most suffice by now, where the recipe allows that."""
+        return time.monotonic() - self._began >= SECONDS_FOR_MORE
+
     def report(self, alive: int) -> None:
         """Report how many fitting nodes are alive; the log gets a line when that changes."""
-        clock = time.strftime("%H:%M:%S", time.localtime(self._since))
-        phase = f"{_WAITING}{self._asked} since {clock}"
-        are = "is" if alive == 1 else "are"
-        note = f"{alive} {are} alive" + (", in use by others" if alive >= self._asked.least else "")
         now = time.time()
+        phase = f"{_WAITING}{self._asked} since {_clock(self._since)}"
+        note = f"{alive} {'is' if alive == 1 else 'are'} alive"
+        if alive >= self._asked.most or (alive >= self._asked.least and self.is_late):
+            note += ", in use by others"
+        elif alive >= self._asked.least:
+            note += f", enough from {_clock(self._since + SECONDS_FOR_MORE)} on"
         progress = StageProgress(
             phase=phase,
             phase_note=note,
@@ -72,6 +83,11 @@ def what_it_waits_for(progress: StageProgress | None) -> str | None:
     if progress is None or not progress.phase.startswith(_WAITING):
         return None
     return f"{progress.phase}, {progress.phase_note}"
+
+
+def _clock(seconds: float) -> str:
+    """Return a time of this day, as a clock shows it."""
+    return time.strftime("%H:%M:%S", time.localtime(seconds))
 
 
 def _counted(count: int, noun: str) -> str:

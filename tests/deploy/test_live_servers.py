@@ -28,6 +28,7 @@ from tests.deploy.test_manifests import all_documents, compose
 from tests.support.fixtures import RECIPE
 from tests.support.real_runs import wait_for
 from vantage.flows.pools.alive import ALIVE_FILE
+from vantage.flows.prefect_server.server import is_healthy
 
 pytestmark = pytest.mark.slow
 
@@ -198,7 +199,7 @@ def proxies(tmp_path: Path) -> Iterator[tuple[Path, Proxy, Proxy]]:
 
 @pytest.mark.timeout(600)
 def test_a_run_on_another_machine_uses_both_servers_through_tls(
-    servers: Servers, tmp_path: Path, proxies: tuple[Path, Proxy, Proxy]
+    servers: Servers, tmp_path: Path, proxies: tuple[Path, Proxy, Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority, prefect, mlflow = proxies
     here, messages = servers.up("--prefect-address", prefect.address, "--mlflow-address", mlflow.address)
@@ -214,6 +215,9 @@ def test_a_run_on_another_machine_uses_both_servers_through_tls(
     }
     page = requests.get(f"{prefect.address}/ui-settings", verify=authority, timeout=30).json()
     assert page["api_url"] == f"{prefect.address}/api", "a browser elsewhere asks there"
+    assert not is_healthy(f"{prefect.address}/api"), "its authority is not trusted"
+    monkeypatch.setenv("PREFECT_API_SSL_CERT_FILE", str(authority))
+    assert is_healthy(f"{prefect.address}/api")
     asked = {"url": f"{prefect.address}/api/flows/filter", "json": {}, "verify": authority, "timeout": 30}
     login = tuple(here["PREFECT_API_AUTH_STRING"].split(":"))
     assert requests.post(**asked).status_code == 401

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from vantage.attempts.launchers import waiting
 from vantage.attempts.launchers.waiting import NodesAsked, Waiting, what_it_waits_for
 from vantage.runs.console import facts_of
 from vantage.schemas.recipe.stage import Resources
@@ -28,9 +29,9 @@ def test_a_waiting_stage_shows_what_for_since_when_and_from_which_step_it_will_g
     (tmp_path / PROGRESS).write_text(old.model_dump_json())
     write_committed(tmp_path, step=5, journal_offset=0)
     before = time.strftime("%H:%M", time.localtime())
-    waiting = Waiting(tmp_path, NodesAsked(least=2, most=2, cpus=1, gpus=1))
+    reported = Waiting(tmp_path, NodesAsked(least=2, most=2, cpus=1, gpus=1))
     for alive in (1, 1, 0):
-        waiting.report(alive)
+        reported.report(alive)
     progress = read_progress(tmp_path / PROGRESS)
     assert progress is not None
     said = what_it_waits_for(progress)
@@ -57,11 +58,25 @@ def test_what_is_asked_is_named(asked: NodesAsked, expected: str) -> None:
     assert asked.bundle == {"CPU": float(asked.cpus), **({"GPU": float(asked.gpus)} if asked.gpus else {})}
 
 
-def test_nodes_that_are_alive_but_not_free_are_named(tmp_path: Path) -> None:
-    Waiting(tmp_path, NodesAsked(1, 2, cpus=1, gpus=0)).report(2)
-    said = what_it_waits_for(read_progress(tmp_path / PROGRESS))
-    assert said is not None
-    assert said.endswith("2 are alive, in use by others")
+def test_nodes_that_are_alive_but_not_free_or_not_yet_enough_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = time.mktime((2026, 11, 27, 3, 12, 5, 0, 0, -1))
+    monkeypatch.setattr(time, "time", lambda: began)
+    reported = Waiting(tmp_path, NodesAsked(1, 2, cpus=1, gpus=0))
+
+    def ends(alive: int) -> str:
+        reported.report(alive)
+        said = what_it_waits_for(read_progress(tmp_path / PROGRESS)) or ""
+        beginning, _, end = said.partition(" since 03:12:05, ")
+        assert beginning == "waiting for 1 to 2 Ray nodes with 1 CPU each"
+        return end
+
+    assert ends(0) == "0 are alive"
+    assert ends(1) == "1 is alive, enough from 03:13:05 on"
+    assert ends(2) == "2 are alive, in use by others"
+    monkeypatch.setattr(waiting, "SECONDS_FOR_MORE", 0.0)
+    assert ends(1) == "1 is alive, in use by others"
 
 
 @pytest.mark.parametrize(
