@@ -88,6 +88,7 @@ def run_ranks(job_file: Path, stage: str, *, nodes: int, num_ranks: int) -> int:
             found = wait_for_nodes(asked, waiting, is_stopped=(folder / STOP).exists)
             ranks_found = found * (num_ranks // nodes)
             begin_segment(job.scratch, attempt=job.attempt, ranks=ranks_found)
+            waiting.is_over(found, ranks_found)
             try:
                 _trainer(job_file, stage, nodes=found, num_ranks=ranks_found).fit()
                 return ExitCode.OK

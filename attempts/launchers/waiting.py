@@ -56,13 +56,22 @@ class Waiting:
 
     def report(self, alive: int) -> None:
         """Report how many fitting nodes are alive; the log gets a line when that changes."""
-        now = time.time()
         phase = f"{_WAITING}{self._asked} since {_clock(self._since)}"
         note = f"{alive} {'is' if alive == 1 else 'are'} alive"
         if alive >= self._asked.most or (alive >= self._asked.least and self.is_late):
             note += ", in use by others"
         elif alive >= self._asked.least:
             note += f", enough from {_clock(self._since + SECONDS_FOR_MORE)} on"
+        self._show(phase, note)
+        if note != self._noted:
+            self._noted = note
+            print(f"{phase}: {note}", flush=True)
+
+    def is_over(self, nodes: int, ranks: int) -> None:
+        """Report that the ranks are being started, which takes half a minute, on the nodes that were found."""
+        self._show(f"starting {_counted(ranks, 'rank')} on {_counted(nodes, 'Ray node')}", "")
+
+    def _show(self, phase: str, note: str) -> None:
         progress = StageProgress(
             phase=phase,
             phase_note=note,
@@ -70,12 +79,9 @@ class Waiting:
             total=self._total,
             metrics={},
             started=self._since,
-            updated=now,
+            updated=time.time(),
         )
         replace_file_unsynced(self._file, progress.model_dump_json().encode())
-        if note != self._noted:
-            self._noted = note
-            print(f"{phase}: {note}", flush=True)
 
 
 def what_it_waits_for(progress: StageProgress | None) -> str | None:

@@ -42,7 +42,11 @@ def test_a_waiting_stage_shows_what_for_since_when_and_from_which_step_it_will_g
     assert shown == f"5/40  {said}", "none of the old metrics, nor the pace"
     lines = capsys.readouterr().out.splitlines()
     assert [line.rpartition(": ")[2] for line in lines] == ["1 is alive", "0 are alive"]
-    assert what_it_waits_for(old) is None
+    reported.is_over(2, 2)
+    started = read_progress(tmp_path / PROGRESS)
+    assert started is not None
+    assert facts_of(started) == "5/40  starting 2 ranks on 2 Ray nodes"
+    assert what_it_waits_for(started) is what_it_waits_for(old) is None
     assert what_it_waits_for(None) is None
 
 
@@ -89,3 +93,21 @@ def test_a_recipe_names_a_number_of_nodes_or_a_range(nodes: Any, least: int, mos
     assert Resources.model_validate_json(resources.model_dump_json()) == resources
     assert ("nodes" in resources.model_dump()) == (nodes is not None)
     assert resources.model_dump().get("nodes") == nodes
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        (
+            {"least": 2, "most": 2},
+            "least=2 is not below most=2; give a smaller least, or one number: nodes: 2",
+        ),
+        ({"least": 0, "most": 2}, "greater than or equal to 1"),
+        ({"least": 1}, "Field required"),
+        (1, "greater than or equal to 2"),
+        (4097, "less than or equal to 4096"),
+    ],
+)
+def test_numbers_of_nodes_that_make_no_sense_are_refused(nodes: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Resources.model_validate({"nodes": nodes})
