@@ -212,6 +212,32 @@ def test_a_stage_that_may_goes_on_with_fewer_nodes_and_records_how_many_ranks_di
     assert ranks_of(segments)["ranks"] == f"2 until step {saved}, then 1"
 
 
+def test_a_node_that_is_lost_while_the_ranks_start_costs_no_attempt(
+    alone: StageResult, at_cluster: RayCluster, tmp_path: Path
+) -> None:
+    """After Ray has reserved it: the start fails, and the stage waits again."""
+    starting_at: float | None = None
+    nodes = 2
+
+    def lose_a_node_that_was_found() -> None:
+        nonlocal starting_at, nodes
+        progress = read_progress(tmp_path / "scratch" / PROGRESS)
+        if starting_at is None and progress is not None and progress.phase.startswith("starting 2 ranks"):
+            starting_at = time.monotonic()
+        if nodes == 2 and starting_at is not None and time.monotonic() - starting_at > 3.0:
+            nodes = at_cluster.say("lose")
+
+    try:
+        result = launch(tmp_path, nodes={"least": 1, "most": 2}, on_poll=lose_a_node_that_was_found)
+    finally:
+        if nodes == 1:
+            at_cluster.say("add")
+    assert nodes == 1
+    assert result.metrics["ranks"] == 1
+    assert weights(result) == weights(alone), "one rank is one process"
+    assert [(each.attempt, each.ranks) for each in read_segments(tmp_path / "scratch")] == [(1, 1)]
+
+
 def test_a_stage_that_waits_for_nodes_can_be_stopped(half_done: Path) -> None:
     stop = threading.Event()
     cause, code, message = failure(
