@@ -64,9 +64,9 @@ $(PEERS): benchmarks/peers/requirements.txt constraints.txt
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r benchmarks/peers/requirements.txt
 	touch $@
 
-# PostgreSQL, Prefect and MLflow on this machine. eval "$(make --silent servers)" also sets the variables that it prints.
+# PostgreSQL, Prefect and MLflow on this machine; ADDRESSES: for other machines (deploy/README.md). eval "$(make --silent servers)" also sets the variables that it prints.
 servers: setup
-	$(BIN)/python -m deploy.servers up --data $(SERVERS)
+	$(BIN)/python -m deploy.servers up --data $(SERVERS) $(ADDRESSES)
 
 servers-down: setup
 	$(BIN)/python -m deploy.servers down --data $(SERVERS)

@@ -20,7 +20,7 @@ from vantage.tasks.training.control_groups import whole_cpus
 
 
 def num_ranks(work: Work, share: Share | None) -> int:
-    """Processes that do the work: as many as the recipe says, else one for each GPU, at least one on each node."""
+    """Processes that do the work, at most: as many as the recipe says, else one for each GPU, at least one on each node."""
     if not isinstance(work, Stage):
         return 1
     resources = work.resources
@@ -29,8 +29,8 @@ def num_ranks(work: Work, share: Share | None) -> int:
 
 
 def num_nodes(work: Work) -> int:
-    """Machines that do the work together."""
-    return (work.resources.nodes or 1) if isinstance(work, Stage) else 1
+    """Machines that do the work together, at most."""
+    return work.resources.most_nodes if isinstance(work, Stage) else 1
 
 
 class Machine:
@@ -122,7 +122,7 @@ def check_resources(recipe: ResolvedRecipe) -> None:
             continue
         try:
             if stage.resources.nodes is not None:
-                check_ray(stage.resources.nodes)
+                check_ray(stage.resources.most_nodes)
             machine.share_of(stage.resources)
         except ValueError as error:
             raise ValueError(f"stages.{name}.{error}") from None

@@ -26,9 +26,11 @@ from vantage.attempts.launchers.stage_process import explain
 from vantage.attempts.machine import available_gpus, num_nodes, num_ranks
 from vantage.attempts.micro_batches import with_limits
 from vantage.attempts.provenance import drift, provenance
+from vantage.attempts.segments import SEGMENTS, begin_segment, ranks_of, read_segments
 from vantage.attempts.usage import UsageMeter
 from vantage.schemas.kind import TOKENIZED
 from vantage.schemas.kinds import KINDS
+from vantage.schemas.recipe.stage import Stage
 from vantage.schemas.recipe.work import MixData, PrepareData
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
@@ -112,7 +114,7 @@ def run_attempt(
             outcome = attempt.reuse()
             if outcome is None:
                 begun, job = attempt.begin()
-                reported = {*RESUMED_FROM, *REPORTS}
+                reported = {*RESUMED_FROM, *REPORTS, SEGMENTS}
                 with attempt.storage.keep_copy(request.stage_key, reported), attempt.measured() as polled:
                     result = attempt.launcher.launch(
                         job,
@@ -219,6 +221,8 @@ class _Attempt:
         if getattr(self.request.work, "microbatch_tokens", None) is not None:
             forget_found(scratch)  # the recipe has the word
         begun = AttemptBegun(attempt=number, provenance=self._provenance(scratch), scratch=scratch)
+        if isinstance(self.request.work, Stage):
+            begin_segment(scratch, attempt=number, ranks=num_ranks(self.request.work, self.request.share))
         self.begun = begun
         self.observer.begun(begun)
         return begun, self._job(number, scratch)
@@ -339,11 +343,14 @@ class _Attempt:
         return {**present, **identity()}
 
     def _found_provenance(self, begun: AttemptBegun) -> dict[str, str]:
-        """Provenance of the computation with the limits that it found; those that memory ran out under are told already."""
+        """Provenance of the computation with what was found out meanwhile.
+
+        That is the limits that it found, unless memory ran out under others, and how many ranks have computed which steps: how many nodes
+        of a Ray cluster take part is known only when they do.
+        """
         found = read_found(begun.scratch)
-        return (
-            begun.provenance if found is None else {"microbatch_tokens": found.described, **begun.provenance}
-        )
+        limits = {} if found is None else {"microbatch_tokens": found.described}
+        return {**limits, **begun.provenance, **ranks_of(read_segments(begun.scratch))}
 
     def _dropped(self, artifact: Artifact) -> dict[str, int]:
         report = self.storage.folder(artifact) / "report.json"

@@ -207,7 +207,7 @@ def _choices(resources: Resources, gpus: int | None, nodes: int | None) -> list[
     if gpus is None and nodes is None:
         strategies = (resources.distributed.strategy,)
     gpus = gpus or resources.gpus or resources.distributed.ranks or 1
-    nodes = nodes or resources.nodes or 1
+    nodes = nodes or resources.most_nodes
     return [Layout(1)] if gpus * nodes == 1 else [Layout(gpus, nodes, strategy) for strategy in strategies]
 
 

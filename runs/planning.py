@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from vantage.attempts.jobs import RecipeStep, steps_of, threads_of
+from vantage.attempts.launchers.waiting import what_it_waits_for
 from vantage.attempts.machine import available_cpus, num_ranks
 from vantage.attempts.provenance import drift, provenance
 from vantage.ledger.operations import Input
@@ -29,7 +30,8 @@ from vantage.schemas.records.stage_key import differences, stage_key
 from vantage.schemas.records.verdicts import Verdict, check_artifact_gate
 from vantage.storage.refs import Lookup
 from vantage.storage.storage import Storage
-from vantage.tasks.training.scratch import REPORTS, read_committed
+from vantage.tasks.training.progress import read_progress
+from vantage.tasks.training.scratch import PROGRESS, REPORTS, read_committed
 
 Action = Literal["reuse", "resume", "run", "wait", "blocked"]
 
@@ -81,12 +83,15 @@ class PlannedStep:
     guards: tuple[str, ...] = ()
     """The guards of the stage in words; empty: it has none, or nothing is computed."""
     nodes: int | None = None
-    """Nodes of a Ray cluster that compute it together."""
+    """Nodes of a Ray cluster that compute it together, at most."""
+    least_nodes: int | None = None
+    """Fewest nodes that compute it; None: as many as ``nodes``."""
 
     @property
     def where(self) -> str:
         """The machines that compute it, for display."""
-        return (self.pool or "here") + (f", {self.nodes} nodes" if self.nodes else "")
+        least = f"{self.least_nodes} to " if self.least_nodes else ""
+        return (self.pool or "here") + (f", {least}{self.nodes} nodes" if self.nodes else "")
 
     @property
     def label(self) -> str:
@@ -133,12 +138,14 @@ def plan(
         if found.artifact is not None:
             stands = standing(name, found.artifact, found.verdicts, approvals)
             found = replace(found, stands=stands)
+        least, most = step.resources.least_nodes, step.resources.most_nodes
         planned[name] = replace(
             found,
             reasons=(*registered_version(step.work), *found.reasons),
             reads=step.reads,
             pool=step.pool,
-            nodes=step.resources.nodes,
+            nodes=None if step.resources.nodes is None else most,
+            least_nodes=least if least < most else None,
             guards=_guards(step.work) if found.action in ("run", "resume", "wait") else (),
         )
     return list(planned.values())
@@ -234,7 +241,9 @@ def _plan_step(
             verdicts=verdicts,
         )
     if store is not None and not found.damage and (holder := store.holder_of(key)):
-        reason = f"being computed by {holder}; a run waits for it, and reuses what it makes"
+        waits = what_it_waits_for(read_progress(store.reports(key, (PROGRESS,)) / PROGRESS))
+        doing = f"being computed by {holder}" + (f", {waits}" if waits else "")
+        reason = f"{doing}; a run waits for it, and reuses what it makes"
         return PlannedStep(name, kind, "run", reasons=(reason,), stage_key=key)
     at_step = _checkpointed(store, key)
     if at_step:

@@ -24,7 +24,8 @@ def describe(provenance: Mapping[str, str]) -> str:
     machine = [*gpus, f"{told['cpus']} CPUs {told['cpu']}", told["memory"]]
     parts = [", ".join(code), ", ".join(machine), told["system"]]
     image = [] if told["image"] == "unknown" else [f"image {told['image']}"]
-    return " · ".join([*parts, *image])
+    ranks = [f"ranks: {provenance['ranks']}"] if "ranks" in provenance else []
+    return " · ".join([*parts, *ranks, *image])
 
 
 _PARTS = (

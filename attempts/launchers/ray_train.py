@@ -1,8 +1,8 @@
 """Runs a stage in processes (ranks) of several machines (nodes): Ray Train, driven from the stage's process.
 
 Ray places the ranks, connects them and ends all when one fails. It starts none again: the orchestrator makes the next
-attempt, from the checkpoint, on the nodes that Ray then has. The stage's process and all ranks use the attempt's folders
-(job, result, checkpoints), so these lie on a file system that all nodes share.
+attempt, from the checkpoint, on the nodes that Ray then has (``ray_nodes`` waits for them). The stage's process and all ranks use the
+attempt's folders (job, result, checkpoints), so these lie on a file system that all nodes share.
 
 This module loads torch and Ray, so only stage processes import it.
 """
@@ -25,13 +25,20 @@ import ray
 import torch
 from ray.exceptions import RayError
 from ray.train.torch import TorchConfig, TorchTrainer
-from ray.train.v2._internal.exceptions import RayTrainError
+from ray.train.v2._internal.exceptions import (
+    RayTrainError,
+    WorkerGroupStartupFailedError,
+    WorkerGroupStartupTimeoutError,
+)
 from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
-from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
+from ray.train.v2.api.exceptions import ControllerError, TrainingFailedError, WorkerGroupError
 
 from vantage.attempts.exit_codes import ExitCode, code_of_signal
 from vantage.attempts.identity.package import package_digest, package_version
 from vantage.attempts.launchers import stage_process
+from vantage.attempts.launchers.ray_nodes import wait_for_nodes
+from vantage.attempts.launchers.waiting import NodesAsked, Waiting
+from vantage.attempts.segments import begin_segment
 from vantage.schemas.recipe.stage import Resources, Stage
 from vantage.schemas.recipe.stages import threads_for_each
 from vantage.schemas.records.attempt import Failure
@@ -46,6 +53,9 @@ STOP = "stop"
 """File in the attempt's folder that asks the ranks to save and stop."""
 STACKS = "stacks"
 """File in the attempt's folder that asks the ranks to write their stacks, into ``stacks-RANK`` beside it."""
+_START_FAILURES = (WorkerGroupStartupFailedError, WorkerGroupStartupTimeoutError)
+_MOST_FAILED_STARTS = 3
+"""How often ranks may fail to start on nodes that are there; nodes that are not there are waited for."""
 _SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_FOR_STACKS = 3.0
 _SECONDS_TO_CONNECT = 20.0
@@ -55,7 +65,8 @@ _SECONDS_TO_LEAVE = 15.0
 def run_ranks(job_file: Path, stage: str, *, nodes: int, num_ranks: int) -> int:
     """Run the stage on ``num_ranks`` processes, equally many on each of ``nodes``; returns the exit code for all.
 
-    SIGTERM (save and stop) and SIGUSR1 (write stacks) to this process are passed on to every rank.
+    Where the recipe allows fewer nodes and no more are there, fewer ranks do it. SIGTERM (save and stop) and SIGUSR1 (write stacks) to
+    this process are passed on to every rank.
 
     Raises:
         ValueError: there is no Ray cluster, or a node differs from this machine in what it needs.
@@ -67,9 +78,48 @@ def run_ranks(job_file: Path, stage: str, *, nodes: int, num_ranks: int) -> int:
     faulthandler.unregister(signal.SIGUSR1)
     signal.signal(signal.SIGTERM, lambda *_: _ask(folder / STOP))
     signal.signal(signal.SIGUSR1, lambda *_: _print_stacks(folder, num_ranks))
-    work = _work(job_file)
+    job = StageJob.model_validate_json(job_file.read_bytes())
+    resources = _work(job_file).resources
+    asked = _nodes_asked(resources, on_each=num_ranks // nodes)
+    failed_starts = 0
+    try:
+        while True:
+            waiting = Waiting(job.scratch, asked)
+            found = wait_for_nodes(asked, waiting, is_stopped=(folder / STOP).exists)
+            ranks_found = found * (num_ranks // nodes)
+            begin_segment(job.scratch, attempt=job.attempt, ranks=ranks_found)
+            waiting.is_over(found, ranks_found)
+            try:
+                _trainer(job_file, stage, nodes=found, num_ranks=ranks_found).fit()
+                return ExitCode.OK
+            except ControllerError as error:
+                # No rank has begun: a node was lost since it was found, or its processes do not start.
+                failed_starts += isinstance(error.controller_failure, WorkerGroupStartupFailedError)
+                is_of_start = isinstance(error.controller_failure, _START_FAILURES)
+                if not is_of_start or failed_starts >= _MOST_FAILED_STARTS:
+                    return _exit_code(job_file, error)
+                print(f"the ranks did not start, and are started again: {error}", flush=True)
+            except TrainingFailedError as error:
+                return _exit_code(job_file, error)
+    finally:
+        _leave()
+
+
+def _nodes_asked(resources: Resources, *, on_each: int) -> NodesAsked:
+    """Return what Ray is asked for; ``on_each``: ranks on a node."""
+    cpus = on_each * _cpus_of_a_rank(resources, on_each)
+    return NodesAsked(resources.least_nodes, resources.most_nodes, cpus, on_each if resources.gpus else 0)
+
+
+def _cpus_of_a_rank(resources: Resources, on_each: int) -> int:
+    return max(1, (resources.cpus or 0) // on_each)
+
+
+def _trainer(job_file: Path, stage: str, *, nodes: int, num_ranks: int) -> TorchTrainer:
+    """Return Ray's trainer, which neither starts ranks again that have failed nor goes on trying to start them."""
+    folder, work = job_file.parent, _work(job_file)
     resources = work.resources
-    trainer = TorchTrainer(
+    return TorchTrainer(
         _rank,
         train_loop_config={
             "job_file": str(job_file),
@@ -82,16 +132,11 @@ def run_ranks(job_file: Path, stage: str, *, nodes: int, num_ranks: int) -> int:
         run_config=RunConfig(  # type: ignore[arg-type]  # annotated with the class of Ray Train V1
             name=f"{folder.parent.name}-{folder.name}",
             storage_path=str(folder / "ray"),
-            failure_config=FailureConfig(max_failures=0, max_preemption_failures=0),
+            failure_config=FailureConfig(
+                max_failures=0, max_preemption_failures=0, controller_failure_limit=0
+            ),
         ),
     )
-    try:
-        trainer.fit()
-    except TrainingFailedError as error:
-        return _exit_code(job_file, error)
-    finally:
-        _leave()
-    return ExitCode.OK
 
 
 def _connect(nodes: int) -> None:
@@ -125,7 +170,7 @@ def _placement(resources: Resources, *, nodes: int, num_ranks: int) -> ScalingCo
     return ScalingConfig(
         num_workers=num_ranks,
         use_gpu=bool(resources.gpus),
-        resources_per_worker={"CPU": max(1, (resources.cpus or 0) // on_each)},
+        resources_per_worker={"CPU": _cpus_of_a_rank(resources, on_each)},
         placement_strategy="STRICT_SPREAD" if on_each == 1 else "PACK",
     )
 
@@ -175,7 +220,9 @@ def _rank(config: dict[str, Any]) -> None:
         logging.getLogger("vantage.tasks").setLevel(logging.WARNING)  # all ranks say the same
     with _listening(path.parent):
         resources = _work(path).resources
-        ranks.join(hang_seconds=resources.hang_seconds, sharded=resources.distributed.strategy == "fsdp2")
+        if int(os.environ["WORLD_SIZE"]) > 1:  # of one rank, Ray begins no group, and none is needed
+            sharded = resources.distributed.strategy == "fsdp2"
+            ranks.join(hang_seconds=resources.hang_seconds, sharded=sharded)
         try:
             stage_process.compute(path, config["stage"])
         except BaseException as error:

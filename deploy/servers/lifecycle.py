@@ -63,6 +63,47 @@ def start_all(folder: Path) -> Settings:
     return settings
 
 
+def remember_addresses(folder: Path, **addresses: str | None) -> None:
+    """Store the addresses at which a proxy serves the servers; None leaves one as it is, an empty one is forgotten.
+
+    Raises:
+        ServersFailure: an address cannot be used.
+    """
+    if all(each is None for each in addresses.values()):
+        return
+    settings = read_settings(folder)
+    for server, address in addresses.items():
+        if address == "":
+            settings.public.pop(server, None)
+        elif address is not None:
+            if not re.fullmatch(r"https://[A-Za-z0-9.-]+(:[0-9]{1,5})?", address):
+                raise ServersFailure(
+                    f"--{server}-address={address} is not https://NAME or https://NAME:PORT; a server that other machines "
+                    "reach needs TLS and a name of its own, without a path"
+                )
+            settings.public[server] = address
+    _save(settings, folder)
+
+
+def write_environments(settings: Settings, folder: Path) -> None:
+    """Write the files with the lines for a shell: those of this machine and, with public addresses, those of others."""
+    write_private(folder / "environment", settings.exports())
+    elsewhere = folder / "environment.elsewhere"
+    if settings.public:
+        write_private(elsewhere, settings.exports(elsewhere=True))
+    else:
+        elsewhere.unlink(missing_ok=True)
+
+
+def all_run(folder: Path) -> bool:
+    """Return whether the main process of each server lives."""
+    settings = read_settings(folder)
+    ours = settings.postgres_url is None
+    return (not ours or OwnPostgres(settings).runs()) and all(
+        _server(settings, name, folder).runs() for name in ("prefect", "mlflow")
+    )
+
+
 def stop_all(folder: Path, *, delete: bool) -> None:
     """Stop what runs, PostgreSQL last; with ``delete``, remove all that they kept, except in a PostgreSQL of the user.
 

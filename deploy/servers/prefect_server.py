@@ -6,11 +6,13 @@ from pathlib import Path
 from deploy.servers.processes import Server
 from deploy.servers.settings import LOOPBACK, USER, Settings
 from vantage.attempts.identity.child_python import python_environment
+from vantage.flows.prefect_server.server import PUBLIC_ADDRESS
 
 
 def prefect_server(settings: Settings, folder: Path, environment: dict[str, str]) -> Server:
     """Return the server on ``settings.ports["prefect"]``; its logins stand in its environment, which other users cannot read."""
     port = str(settings.ports["prefect"])
+    address = settings.public.get("prefect")
     return Server(
         name="prefect",
         command=[
@@ -34,10 +36,11 @@ def prefect_server(settings: Settings, folder: Path, environment: dict[str, str]
             "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
             "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60",
             "PREFECT_SERVER_DATABASE_SQLALCHEMY_POOL_SIZE": "20",
-            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{LOOPBACK}:{port}",
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": address or settings.local("prefect"),
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "DO_NOT_TRACK": "1",
             **python_environment(),
+            **({} if address is None else {PUBLIC_ADDRESS: address, "PREFECT_UI_API_URL": f"{address}/api"}),
         },
         folder=folder,
         log=folder / "prefect.log",

@@ -28,6 +28,8 @@ class Settings(BaseModel):
     """The user's own PostgreSQL; None: one of ours, started here."""
     postgres_folder: Path
     """Data of our own PostgreSQL."""
+    public: dict[str, str] = Field(default_factory=dict)
+    """Server → the address at which a proxy serves it to other machines: ``https://prefect.example.org``."""
     ports: dict[str, int] = Field(default_factory=lambda: dict(PORTS))
     postgres_password: str = Field(default_factory=_password)
     prefect_password: str = Field(default_factory=_password)
@@ -44,12 +46,22 @@ class Settings(BaseModel):
         """Address of a database for SQLAlchemy, with its driver (``asyncpg`` or ``psycopg``)."""
         return f"{self.server_url.replace('postgresql://', f'postgresql+{driver}://', 1)}/{database}"
 
-    def exports(self) -> str:
-        """Return what a client needs, as lines for a shell. No value has a character that a shell would treat as syntax."""
+    def local(self, server: str) -> str:
+        """Return the address of a server for this machine."""
+        return f"http://{LOOPBACK}:{self.ports[server]}"
+
+    def exports(self, *, elsewhere: bool = False) -> str:
+        """Return what a client needs, as lines for a shell. No value has a character that a shell would treat as syntax.
+
+        ``elsewhere``: a client on another machine, which reaches the servers at their public addresses.
+        """
+        address = {name: self.local(name) for name in ("prefect", "mlflow")} | (
+            self.public if elsewhere else {}
+        )
         variables = {
-            "PREFECT_API_URL": f"http://{LOOPBACK}:{self.ports['prefect']}/api",
+            "PREFECT_API_URL": f"{address['prefect']}/api",
             "PREFECT_API_AUTH_STRING": f"{USER}:{self.prefect_password}",
-            "MLFLOW_TRACKING_URI": f"http://{LOOPBACK}:{self.ports['mlflow']}",
+            "MLFLOW_TRACKING_URI": address["mlflow"],
             "MLFLOW_TRACKING_USERNAME": USER,
             "MLFLOW_TRACKING_PASSWORD": self.mlflow_password,
         }

@@ -13,6 +13,7 @@ from prefect.workers.process import ProcessWorker
 
 from vantage.attempts.identity.child_python import python_environment
 from vantage.attempts.stopping import DRAIN_FILE, remember_hangup, stop_signals
+from vantage.flows.pools.alive import mark_alive
 from vantage.flows.pools.deployments import create_pool, deploy_attempts, renew_entrypoints
 from vantage.flows.pools.share import SLOTS
 from vantage.flows.prefect_server.outages import prefect_outage, services_outlast
@@ -32,6 +33,7 @@ class Worker(ProcessWorker):
 
     async def get_and_submit_flow_runs(self) -> list[Any]:
         """Take flow runs from the pool, unless the worker is about to end."""
+        mark_alive()
         return [] if self.draining else await super().get_and_submit_flow_runs()
 
     @property

@@ -18,6 +18,8 @@ from starlette.types import (
 )
 from starlette.websockets import WebSocketClose
 
+from vantage.flows.prefect_server.server import PUBLIC_ADDRESS
+
 FORBIDDEN = 403
 MISDIRECTED = 421
 POLICY_VIOLATION = 1008
@@ -26,10 +28,14 @@ POLICY_VIOLATION = 1008
 class OwnHostOnly:
     """Accepts requests to this server's own host names, from its own pages or from no page."""
 
-    def __init__(self, app: ASGIApp, port: int) -> None:
+    def __init__(self, app: ASGIApp, port: int, public_address: str | None = None) -> None:
+        """``public_address``: what other machines name, of a proxy that passes requests on: ``https://prefect.example.org``."""
         self._app = app
         self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
         self._origins = {f"http://{host}" for host in self._hosts}
+        if public_address is not None:
+            self._hosts.add(public_address.partition("://")[2].lower())
+            self._origins.add(public_address.lower())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or open one web socket."""
@@ -57,4 +63,8 @@ class OwnHostOnly:
 
 def create_guarded_app() -> Any:
     """Return the whole application, for ``uvicorn --factory``; its port is ``PREFECT_SERVER_API_PORT``."""
-    return OwnHostOnly(create_app(), port=int(os.environ["PREFECT_SERVER_API_PORT"]))
+    return OwnHostOnly(
+        create_app(),
+        port=int(os.environ["PREFECT_SERVER_API_PORT"]),
+        public_address=os.environ.get(PUBLIC_ADDRESS),
+    )

@@ -4,6 +4,7 @@ import fcntl
 import importlib
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -28,6 +29,8 @@ OWN_SERVER = "own"
 """The name of the server that keeps its database in the workspace."""
 ANSWER_SECONDS = 15.0
 """Time limit for a configured server to answer."""
+PUBLIC_ADDRESS = "VANTAGE_PREFECT_ADDRESS"
+"""Variable with the address at which a proxy serves a guarded server to other machines; unset: there is none."""
 START_SECONDS = 120.0
 """Time limit for our own server to start; usually a few seconds."""
 DELIVERY_SECONDS = 10.0
@@ -228,10 +231,14 @@ def server_name(workspace: Path) -> str:
 
 
 def is_healthy(url: str) -> bool:
-    """Return whether a server on this machine answers; without a proxy."""
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    """Return whether a server answers; without a proxy, and with the certificates that Prefect's client trusts."""
     scheme, _, address = url.partition("://")
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     try:
+        if scheme == "https":
+            trusted = ssl.create_default_context(cafile=os.environ.get("PREFECT_API_SSL_CERT_FILE") or None)
+            handlers.append(urllib.request.HTTPSHandler(context=trusted))
+        direct = urllib.request.build_opener(*handlers)
         with direct.open(f"{scheme}://{address.rpartition('@')[2]}/health", timeout=5) as answer:
             return bool(answer.status == 200)
     except OSError:

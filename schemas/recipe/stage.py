@@ -74,15 +74,38 @@ def _is_default(distributed: Distributed) -> bool:
     return distributed == Distributed()
 
 
+class NodeRange(Frozen):
+    """How many nodes may do a stage together."""
+
+    least: Annotated[int, Field(ge=1, le=4096)]
+    """With fewer, the stage waits."""
+    most: Annotated[int, Field(ge=2, le=4096)]
+    """Taken where they are there within a minute."""
+
+    @rule
+    def _in_order(self) -> None:
+        if self.least >= self.most:
+            raise ValueError(
+                f"least={self.least} is not below most={self.most}; give a smaller least, or one number: nodes: {self.most}"
+            )
+
+
+NodesOrRange = Annotated[
+    Annotated[int, Field(ge=2, le=4096), Tag("number")] | Annotated[NodeRange, Tag("range")],
+    Discriminator(lambda given: "range" if isinstance(given, dict | NodeRange) else "number"),
+]
+
+
 class Resources(Frozen):
     """Where a stage runs, on how many CPUs and GPUs, and its time limit; never part of its key."""
 
     pool: PoolName | None = Field(None, exclude_if=is_unset)
     """Prefect work pool whose workers compute the stage. None: the recipe's ``workers``, or else the process that
     orders the run."""
-    nodes: Annotated[int, Field(ge=2, le=4096)] | None = Field(None, exclude_if=is_unset)
-    """Machines of a Ray cluster that do the stage together; ``gpus``, ``cpus`` and ``distributed.ranks`` are those of each.
-    None: the machine that runs the attempt does it."""
+    nodes: NodesOrRange | None = Field(None, exclude_if=is_unset)
+    """Machines of a Ray cluster that do the stage together; ``gpus``, ``cpus`` and ``distributed.ranks`` are those of each. A number, or
+    ``{least: 1, most: 2}``: fewer go on where no more are there. The last bits of the weights depend on how many did which
+    steps. None: the machine that runs the attempt does it."""
     gpus: CountOrZero | None = None
     """None: one if the machine has one; with ``nodes``: none."""
     cpus: Count | None = None
@@ -115,6 +138,16 @@ class Resources(Frozen):
             raise ValueError(
                 f"gpus={self.gpus} and distributed.ranks={asked} differ, but each rank has one GPU; leave out one of them"
             )
+
+    @property
+    def least_nodes(self) -> int:
+        """Fewest machines that do the stage."""
+        return self.nodes.least if isinstance(self.nodes, NodeRange) else self.nodes or 1
+
+    @property
+    def most_nodes(self) -> int:
+        """Most machines that do the stage."""
+        return self.nodes.most if isinstance(self.nodes, NodeRange) else self.nodes or 1
 
     @property
     def cuts_weights(self) -> bool:

@@ -16,6 +16,7 @@ from tests.support.orchestrated import events, pace
 from vantage.attempts.exit_codes import ExitCode
 from vantage.attempts.jobs import request_for, steps_of
 from vantage.attempts.run_attempt import run_attempt
+from vantage.attempts.segments import read_segments
 from vantage.ledger.journal import read
 from vantage.runs.resolving import load_resolved
 from vantage.runs.workspace import Workspace
@@ -94,6 +95,9 @@ def test_killed_on_one_machine_another_goes_on_from_its_checkpoint(
     steps = list(read(storage.scratch_folder(asked.stage_key) / JOURNAL))
     assert len(steps) == STEPS
     assert sum(entry.time < began for entry in steps) >= CHECKPOINT_EVERY, "computed on the first machine"
+    segments = read_segments(storage.scratch_folder(asked.stage_key))
+    assert [each.attempt for each in segments] == [1, 2], "how many ranks computed what goes along"
+    assert segments[1].from_step >= CHECKPOINT_EVERY
     reused = run_attempt(asked, storage=ObjectStorage(remote, tmp_path / "third"))
     assert (reused.status, reused.artifact) == ("reused", expected["sft"])
 

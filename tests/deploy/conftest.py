@@ -23,14 +23,14 @@ class Servers:
 
     folder: Path
 
-    def start(self) -> subprocess.Popen[str]:
+    def start(self, *options: str) -> subprocess.Popen[str]:
         """Begin ``up``."""
-        command = [sys.executable, "-m", "deploy.servers", "up", "--data", str(self.folder)]
+        command = [sys.executable, "-m", "deploy.servers", "up", "--data", str(self.folder), *options]
         return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    def up(self) -> tuple[dict[str, str], str]:
+    def up(self, *options: str) -> tuple[dict[str, str], str]:
         """Variables and messages of a call that has to succeed."""
-        process = self.start()
+        process = self.start(*options)
         output, messages = process.communicate(timeout=240)
         assert process.returncode == 0, messages
         found = [EXPORT.match(line) for line in output.splitlines()]

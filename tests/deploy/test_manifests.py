@@ -58,7 +58,9 @@ def test_a_manifest_is_what_kubernetes_accepts(path: Path) -> None:
 
 
 def test_the_schemas_refuse_a_wrong_field_and_a_wrong_type() -> None:
-    [worker] = documents(DEPLOY / "kubernetes" / "gpu_worker.yaml")
+    [worker] = [
+        each for each in documents(DEPLOY / "kubernetes" / "gpu_worker.yaml") if each["kind"] != "Service"
+    ]
     for change in ({"replicas": "one"}, {"replica": 1}):
         broken = {**worker, "spec": {**worker["spec"], **change}}
         with pytest.raises(kubernetes_validate.ValidationError):
@@ -86,12 +88,21 @@ def test_everything_that_the_issue_names_is_there() -> None:
         ("Deployment", "mlflow"),
         ("StatefulSet", "postgres"),
         ("Job", "work-pool"),
-        ("Deployment", "gpu-worker"),
+        ("StatefulSet", "gpu-worker"),
+        ("Deployment", "orders-worker"),
     }
-    [worker] = [each for each in containers() if each["name"] == "worker"]
-    assert worker["command"][:4] == ["vantage", "worker", "--pool", "gpu"]
-    assert worker["resources"]["limits"]["nvidia.com/gpu"] == 1
-    assert {*compose()["services"]} == {"postgres", "prefect", "mlflow", "work_pool", "gpu_worker"}
+    orders, gpu = sorted(
+        (each for each in containers() if each["name"] == "worker"), key=lambda each: -len(each["command"])
+    )
+    assert gpu["command"] == ["vantage", "worker", "--pool", "gpu"]
+    assert gpu["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert orders["command"] == ["vantage", "worker", "--pool", "orders", "--gpus", "", "--limit", "4"]
+    assert "nvidia.com/gpu" not in orders["resources"]["limits"]
+    services = compose()["services"]
+    assert {*services} == {"postgres", "prefect", "mlflow", "work_pool", "orders_worker", "gpu_worker"}
+    assert services["orders_worker"]["command"] == orders["command"]
+    assert services["gpu_worker"]["command"] == gpu["command"]
+    assert "deploy" not in services["orders_worker"], "it takes no GPU"
 
 
 def test_kubernetes_logins_are_only_referred_to_and_the_readme_creates_them() -> None:
@@ -168,7 +179,7 @@ def template(name: str) -> dict[str, Any]:
     return loaded
 
 
-def filled(name: str, resources: Resources) -> dict[str, Any]:
+def filled(name: str, resources: Resources, **given: Any) -> dict[str, Any]:
     """The job configuration of a stage's attempt, filled in as Prefect's workers do it."""
     properties = template(name)["variables"]["properties"]
     defaults = {key: each["default"] for key, each in properties.items() if "default" in each}
@@ -177,6 +188,7 @@ def filled(name: str, resources: Resources) -> dict[str, Any]:
         "name": "attempt",
         "command": "prefect flow-run execute",
         **job_variables(resources),
+        **given,
     }
     configuration: dict[str, Any] = apply_values(template(name)["job_configuration"], values)
     return configuration
@@ -202,11 +214,12 @@ def test_every_variable_of_a_template_is_described_and_used(name: str) -> None:
     assert all(each["title"] and each["description"] for each in properties.values())
 
 
-def job(resources: Resources) -> dict[str, Any]:
+def job(resources: Resources, **given: Any) -> dict[str, Any]:
     """The Kubernetes job of an attempt, with the variables as a list, as the worker writes them."""
-    manifest: dict[str, Any] = filled("kubernetes", resources)["job_manifest"]
+    manifest: dict[str, Any] = filled("kubernetes", resources, **given)["job_manifest"]
     pod = manifest["spec"]["template"]["spec"]
-    del pod["parallelism"], pod["completions"]  # prefect-kubernetes demands them, Kubernetes knows them not
+    # prefect-kubernetes 0.8 refuses a manifest without them here, where Kubernetes has no such fields and drops them.
+    assert (pod.pop("parallelism"), pod.pop("completions")) == (1, 1)
     [container] = pod["containers"]
     container["env"] = [{"name": key, "value": value} for key, value in container["env"].items()]
     container["args"] = container["args"].split()
@@ -229,9 +242,43 @@ def test_a_stages_resources_are_those_of_its_job() -> None:
     assert {"name": "PYTHONSAFEPATH", "value": "1"} in container["env"]
 
 
+def test_a_job_makes_one_pod_which_is_never_started_again() -> None:
+    spec = job(ASKED)["spec"]
+    assert (spec["parallelism"], spec["completions"], spec["backoffLimit"]) == (1, 1, 0)
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {
+            "cache": {"name": "cache", "persistentVolumeClaim": {"claimName": "vantage-cache"}},
+            "shared_memory": "64Gi",
+        },
+    ],
+)
+def test_a_job_has_a_volume_where_the_image_has_its_cache(given: dict[str, Any]) -> None:
+    manifest = job(ASKED, **given)
+    kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
+    pod = manifest["spec"]["template"]["spec"]
+    mounted = {each["mountPath"]: each["name"] for each in pod["containers"][0]["volumeMounts"]}
+    volumes = {each["name"]: each for each in pod["volumes"]}
+    cache = volumes[mounted["/cache"]]
+    if given:
+        assert cache == given["cache"]
+    else:
+        claim = cache["ephemeral"]["volumeClaimTemplate"]["spec"]
+        assert claim["resources"]["requests"]["storage"] == "200Gi"
+    memory = volumes[mounted["/dev/shm"]]["emptyDir"]
+    assert memory == {"medium": "Memory", "sizeLimit": given.get("shared_memory", "8Gi")}
+
+
 def test_docker_accepts_the_container_of_an_attempt() -> None:
     configuration = DockerWorkerJobConfiguration(**filled("docker", ASKED))
     assert configuration.image == "registry/vantage:2"
+    assert configuration.volumes == ["vantage-cache:/cache"]
+    assert compose()["volumes"]["cache"] == {"name": "vantage-cache"}, "one cache for the machine"
     assert parse_bytes(configuration.mem_limit) == 32 * 2**30
     given = configuration.container_create_kwargs
     assert given is not None

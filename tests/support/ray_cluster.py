@@ -24,7 +24,7 @@ By default Ray takes a node for lost only after half a minute. A node that was k
 
 
 def main() -> None:
-    """Commands: ``add`` a node of one CPU, ``lose`` the newest, as if its power was cut, ``end``."""
+    """Commands: ``add`` a node of one CPU, ``lose`` the newest, as if its power was cut, ``count`` them, ``end``."""
     # The head has no CPU for ranks: it cannot be lost.
     cluster = Cluster(
         initialize_head=True,
@@ -38,7 +38,7 @@ def main() -> None:
             nodes.append(cluster.add_node(num_cpus=1))
         elif command == "lose":
             cluster.remove_node(nodes.pop(), allow_graceful=False)
-        else:
+        elif command != "count":
             break
         print(json.dumps(len(nodes)), flush=True)
     cluster.shutdown()  # type: ignore[no-untyped-call]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,12 +29,15 @@ from vantage.attempts.exit_codes import ExitCode
 from vantage.attempts.launchers import local_process
 from vantage.attempts.launchers.launcher import StageFailed
 from vantage.attempts.launchers.local_process import LocalProcess
+from vantage.attempts.launchers.waiting import what_it_waits_for
 from vantage.attempts.machine import Machine, check_ray, num_ranks
+from vantage.attempts.segments import ranks_of, read_segments
 from vantage.schemas.recipe.stage import Resources
 from vantage.schemas.recipe.stages import ValuePretraining
 from vantage.schemas.records.attempt import Share
 from vantage.schemas.records.job import StageResult
-from vantage.tasks.training.scratch import read_committed
+from vantage.tasks.training.progress import read_progress
+from vantage.tasks.training.scratch import PROGRESS, read_committed
 
 pytestmark = pytest.mark.slow
 
@@ -89,7 +93,7 @@ def at_cluster(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> RayClust
     return cluster
 
 
-def launch(folder: Path, *, nodes: int | None = 2, **options: Any) -> StageResult:
+def launch(folder: Path, *, nodes: Any = 2, **options: Any) -> StageResult:
     job = job_in(folder, ranks=1, attempt=options.pop("attempt", 1))
     job = job.model_copy(update={"work": work_of(1, nodes=nodes)})
     launcher = LocalProcess(grace=options.pop("grace", 20.0))
@@ -142,6 +146,105 @@ def test_a_lost_node_is_a_killed_rank_and_another_takes_its_place(
             at_cluster.say("add")
     assert (cause, code) == ("killed", ExitCode.RESUME)
     goes_on_as_one_process(tmp_path, alone, 5)
+
+
+@pytest.fixture
+def half_done(at_cluster: RayCluster, tmp_path: Path) -> Iterator[Path]:
+    """A stage that was stopped after its first checkpoint, on two nodes, one of which is lost then."""
+    misbehaves(tmp_path, "waits to be stopped")
+    stop = threading.Event()
+    failure(
+        tmp_path,
+        nodes={"least": 1, "most": 2},
+        stop=stop,
+        on_poll=lambda: stop.set() if is_misbehaving(tmp_path) else None,
+    )
+    nodes = at_cluster.say("lose")
+    yield tmp_path
+    if nodes == 1 and at_cluster.say("count") == 1:
+        at_cluster.say("add")
+
+
+def waits_for(folder: Path) -> str:
+    return what_it_waits_for(read_progress(folder / "scratch" / PROGRESS)) or ""
+
+
+def test_a_stage_that_waits_for_a_node_shows_it_and_goes_on_when_it_is_there(
+    alone: StageResult, at_cluster: RayCluster, half_done: Path
+) -> None:
+    saved, _ = read_committed(half_done / "scratch")
+    seen: list[str] = []
+
+    def add_a_node_when_it_waits() -> None:
+        said = waits_for(half_done)
+        if said.endswith("1 is alive") and not seen:
+            seen.append(said)
+            progress = read_progress(half_done / "scratch" / PROGRESS)
+            assert progress is not None
+            assert progress.step == saved, "not what the earlier attempt showed"
+            at_cluster.say("add")
+
+    result = launch(half_done, attempt=2, on_poll=add_a_node_when_it_waits)
+    assert re.fullmatch(r"waiting for 2 Ray nodes with 1 CPU each since \d\d:\d\d:\d\d, 1 is alive", seen[0])
+    assert result.metrics["ranks"] == 2
+    assert result.metrics["began"] == saved
+    assert weights(result) == pytest.approx(weights(alone), abs=1e-5)
+    assert [each.ranks for each in read_segments(half_done / "scratch")] == [2, 2]
+
+
+def test_a_stage_that_may_goes_on_with_fewer_nodes_and_records_how_many_ranks_did_what(
+    alone: StageResult, half_done: Path
+) -> None:
+    saved, _ = read_committed(half_done / "scratch")
+    seen = set()
+    result = launch(
+        half_done,
+        nodes={"least": 1, "most": 2},
+        attempt=2,
+        on_poll=lambda: seen.add(waits_for(half_done).partition(" since ")[0]),
+    )
+    assert "waiting for 1 to 2 Ray nodes with 1 CPU each" in seen
+    assert result.metrics["ranks"] == 1
+    assert result.metrics["began"] == saved
+    assert weights(result) == pytest.approx(weights(alone), abs=1e-5)
+    segments = read_segments(half_done / "scratch")
+    assert [(each.from_step, each.ranks) for each in segments] == [(0, 2), (saved, 1)]
+    assert ranks_of(segments)["ranks"] == f"2 until step {saved}, then 1"
+
+
+def test_a_node_that_is_lost_while_the_ranks_start_costs_no_attempt(
+    alone: StageResult, at_cluster: RayCluster, tmp_path: Path
+) -> None:
+    """After Ray has reserved it: the start fails, and the stage waits again."""
+    starting_at: float | None = None
+    nodes = 2
+
+    def lose_a_node_that_was_found() -> None:
+        nonlocal starting_at, nodes
+        progress = read_progress(tmp_path / "scratch" / PROGRESS)
+        if starting_at is None and progress is not None and progress.phase.startswith("starting 2 ranks"):
+            starting_at = time.monotonic()
+        if nodes == 2 and starting_at is not None and time.monotonic() - starting_at > 3.0:
+            nodes = at_cluster.say("lose")
+
+    try:
+        result = launch(tmp_path, nodes={"least": 1, "most": 2}, on_poll=lose_a_node_that_was_found)
+    finally:
+        if nodes == 1:
+            at_cluster.say("add")
+    assert nodes == 1
+    assert result.metrics["ranks"] == 1
+    assert weights(result) == weights(alone), "one rank is one process"
+    assert [(each.attempt, each.ranks) for each in read_segments(tmp_path / "scratch")] == [(1, 1)]
+
+
+def test_a_stage_that_waits_for_nodes_can_be_stopped(half_done: Path) -> None:
+    stop = threading.Event()
+    cause, code, message = failure(
+        half_done, attempt=2, stop=stop, on_poll=lambda: stop.set() if waits_for(half_done) else None
+    )
+    assert (cause, code) == ("preempted", ExitCode.RESUME)
+    assert message == "stopped on request while it waited for 2 Ray nodes with 1 CPU each"
 
 
 def goes_on_as_one_process(folder: Path, alone: StageResult, step: int) -> None:
@@ -216,6 +319,7 @@ def test_ranks_are_those_of_each_node_and_take_nothing_of_the_machine_that_drive
     assert num_ranks(work_of(None, nodes=4, gpus=8), Share(cpus=1)) == 32
     assert num_ranks(work_of(3, nodes=2), Share(cpus=1, gpus=("0",))) == 6
     assert num_ranks(work_of(None, nodes=2), None) == 2
+    assert num_ranks(work_of(None, nodes={"least": 1, "most": 4}, gpus=8), None) == 32
     resources = Resources.model_validate({"nodes": 4, "gpus": 8})
     assert Machine(cpus=4).share_of(resources) == (1, 0)
 
