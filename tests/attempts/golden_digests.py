@@ -3,7 +3,8 @@
     python -m tests.attempts.golden_digests
 
 does every run of ``tests/tasks/golden_runs.py`` and writes the file again. It refuses if a result has changed and the
-revision of its kind in ``vantage.schemas.kinds`` has not been raised.
+revision of its kind in ``vantage.schemas.kinds`` has not been raised. A curve that the record does not have is no changed
+result, if all else has the bits that it had.
 
 Bits differ between CPUs and between versions of the libraries. So the digests of artifacts and metrics are kept for each
 platform on which the command has been run, and rounded numbers, which hold everywhere, beside them.
@@ -15,7 +16,7 @@ import platform as machine
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from math import isclose, isnan
 from pathlib import Path
@@ -38,6 +39,9 @@ LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pya
 RELATIVE, ABSOLUTE = 3e-3, 1e-3
 """By how much a number may differ on another platform."""
 
+CURVE = "mean of "
+"""Before the name of a curve among the numbers."""
+
 Numbers = dict[str, float | str | None]
 
 
@@ -59,6 +63,8 @@ class Golden:
     numbers: Numbers
     """Headline metrics, means of the journal's metrics, norms of weights, and digests of the texts of rows."""
     digest: str
+    known: str = ""
+    """The digest without the curves that the record does not have; empty: it has them all."""
 
 
 def read() -> Record:
@@ -89,13 +95,13 @@ def _vendor() -> str:
     return next((line.split()[-1] for line in lines if line.startswith("vendor_id")), machine.system())
 
 
-def golden(made: Made) -> Golden:
-    """Describe what a run made."""
+def golden(made: Made, recorded: Numbers | None = None) -> Golden:
+    """Describe what a run made. ``recorded``: its numbers in the record, to be compared without newer curves."""
     journal = _journal(made.job.scratch / JOURNAL)
     numbers: Numbers = dict(made.result.metrics)
     for name in sorted({name for step in journal for name in step}):
         values = [step[name] for step in journal if name in step]
-        numbers[f"mean of {name}"] = sum(values) / len(values)
+        numbers[f"{CURVE}{name}"] = sum(values) / len(values)
     for path in sorted(made.job.output.rglob("*.safetensors")):
         tensors = load_file(path).values()
         numbers[f"norm of {path.name}"] = sum(each.double().square().sum().item() for each in tensors) ** 0.5
@@ -112,7 +118,16 @@ def golden(made: Made) -> Golden:
     rounded = {
         name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in numbers.items()
     }
-    return Golden(rounded, _digest(everything))
+    found = Golden(rounded, _digest(everything))
+    if recorded is None or not (new := {name.removeprefix(CURVE) for name in added(found, recorded)}):
+        return found
+    older = [{name: value for name, value in step.items() if name not in new} for step in journal]
+    return replace(found, known=_digest({**everything, "journal": older}))
+
+
+def added(found: Golden, recorded: Numbers) -> list[str]:
+    """Return the curves that a record does not have."""
+    return [name for name in found.numbers if name.startswith(CURVE) and name not in recorded]
 
 
 def _journal(path: Path) -> list[dict[str, float]]:
@@ -149,9 +164,12 @@ def changes(name: str, found: Golden, record: Record, platform: str) -> list[str
     """Say how a run's result differs from the recorded one; nothing for a run that was never recorded."""
     if name not in record["numbers"]:
         return []
-    differences = unlike(found.numbers, record["numbers"][name])
+    recorded = record["numbers"][name]
+    new = added(found, recorded)
+    known = {each: value for each, value in found.numbers.items() if each not in new}
+    differences = unlike(known, recorded)
     expected = record["digests"].get(platform, {}).get(name)
-    if expected not in (None, found.digest):
+    if expected not in (None, found.known if new else found.digest):
         differences.append("the bits of its artifact or of its metrics are others")
     return differences
 
@@ -173,13 +191,20 @@ def updated(record: Record, found: Mapping[str, Golden], platform: str, raised: 
                 f"{name}: {'; '.join(differences)}; the revision of {' or '.join(kinds)} is as before: undo the change, or "
                 "raise the revision in schemas/kinds.py; only if the run itself was changed, remove it from the file first"
             )
+    newer = {name for name, each in found.items() if added(each, record["numbers"].get(name, {}))}
     digests = {
-        each: {run: digest for run, digest in kept.items() if run in found and not changed[run]}
+        each: {
+            run: digest
+            for run, digest in kept.items()
+            if run in found and run not in newer and not changed[run]
+        }
         for each, kept in record["digests"].items()
     }
     digests[platform] = {name: each.digest for name, each in found.items()}
     numbers = {
-        name: record["numbers"][name] if name in record["numbers"] and not changed[name] else each.numbers
+        name: record["numbers"][name]
+        if name in record["numbers"] and name not in newer and not changed[name]
+        else each.numbers
         for name, each in found.items()
     }
     return {"revisions": dict(raised), "numbers": numbers, "digests": digests}
@@ -200,7 +225,8 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         results = Results(Path(folder))
-        found = {name: golden(results.of(name)) for name in RUNS}
+        recorded = read()["numbers"]
+        found = {name: golden(results.of(name), recorded.get(name)) for name in RUNS}
     try:
         record = updated(read(), found, this_platform(), revisions())
     except ValueError as error:

@@ -66,6 +66,18 @@ def test_every_kind_and_preset_has_a_run_and_the_record_is_of_these_revisions() 
     assert RECORD.read_text() == written(record)
 
 
+def test_a_curve_that_the_record_does_not_have_is_no_changed_result() -> None:
+    """As long as all else has its bits; then the record has the curve, on this platform alone."""
+    numbers: Numbers = {**RECORDED["numbers"][RUN], "mean of entropy": 0.5}
+    found = SAME | {RUN: Golden(numbers, "a2", known="aa")}
+    record = updated(RECORDED, found, HERE, RECORDED["revisions"])
+    assert record["numbers"][RUN] == numbers
+    assert record["digests"] == {HERE: {RUN: "a2", OTHER: "bb"}, ELSEWHERE: {OTHER: "dd"}}
+    for other in (Golden(numbers, "a2", known="a3"), Golden({**numbers, "loss": 2.1}, "a2", known="aa")):
+        with pytest.raises(ValueError, match="the revision of sft is as before"):
+            updated(RECORDED, found | {RUN: other}, HERE, RECORDED["revisions"])
+
+
 def test_equal_results_leave_the_record_as_it_is() -> None:
     assert updated(RECORDED, SAME, HERE, RECORDED["revisions"]) == RECORDED
 
