@@ -16,6 +16,7 @@ KNOWN = {
     "runs/approving.py": 1,
     "signing/key_validity.py": 1,  # when a decision was signed, and whether a key is valid now: periods are civil times
     "schemas/records/approvals.py": 1,  # the same, written out
+    "attempts/launchers/waiting.py": 4,  # since when a stage waits for nodes, for people
     "attempts/usage.py": 1,  # the times of readings of the machine, which MLflow draws
     "models/pinned_date.py": 1,  # none: the recipe's date, written out
     "runs/run.py": 1,  # when a run was started, for people

@@ -12,7 +12,7 @@ from vantage.schemas.recipe.stages import PolicyOptimization
 
 FALLS_BORNE = 1.0
 """Measurements of a watch that may find a fall before it acts: one alone may be chance."""
-OURS = "ours: beyond what healthy small runs reached (docs/log/guards.md)"
+OURS = "ours: beyond what healthy small runs reached (docs/log/training_and_critics.md)"
 POLICY, VALUE, BEST = "policy_optimization", "value_pretraining", "best_of_n"
 TRAINED = ("sft", "reward_model", "dpo", VALUE, POLICY, BEST)
 

@@ -64,6 +64,11 @@ def state_from_json(initial: State, saved: Mapping[str, Any], *, path: str) -> S
         values[name] = (
             state_from_json(before, saved[name], path=f"{path}.{name}")
             if is_dataclass(before)
-            else saved[name]
+            else _like(before, saved[name])
         )
     return cast(State, replace(cast(Any, initial), **values))
+
+
+def _like(before: object, saved: Any) -> Any:
+    """Return a saved value as the type that it had: JSON has lists for tuples."""
+    return tuple(saved) if isinstance(before, tuple) else saved

@@ -61,7 +61,9 @@ def test_every_kind_and_preset_has_a_run_and_the_record_is_of_these_revisions() 
     assert {run.kind for run in RUNS.values()} == KINDS.keys()
     assert {f"policy_optimization: {name}" for name in get_args(PresetName)} < RUNS.keys()
     assert record["numbers"].keys() == RUNS.keys()
-    assert all(digests.keys() == RUNS.keys() for digests in record["digests"].values())
+    # a platform that has not seen a new curve has no digest of a run that reports it
+    assert all(digests.keys() <= RUNS.keys() for digests in record["digests"].values())
+    assert any(digests.keys() == RUNS.keys() for digests in record["digests"].values())
     assert record["revisions"] == revisions()
     assert RECORD.read_text() == written(record)
 

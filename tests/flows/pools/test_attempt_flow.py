@@ -22,6 +22,7 @@ from vantage.schemas.steps import dependencies
 from vantage.storage.messages import messages_of
 from vantage.storage.storage import Storage
 from vantage.tasks.training.scratch import JOURNAL
+from vantage.tasks.training.watched import asked_to_finish
 
 READ_BY_SFT = ("model", "data.demonstrations")
 
@@ -111,10 +112,22 @@ def test_a_long_log_is_sent_seldom_and_whole_at_the_end(
     monkeypatch.setattr(attempt_flow, "LOG_BYTES", 10)
     messages, log = messages_of(MemoryStore(), "0" * 64, 1), tmp_path / "log.txt"
     log.write_bytes(b"x" * 100_000)
-    with _Reporter(messages, log, threading.Event()):
+    with _Reporter(messages, log, threading.Event(), scratch=tmp_path, run_id="0001-test"):
         wait_for(lambda: messages.read("log.txt") is not None, seconds=20.0)
         log.write_bytes(b"y" * 100_001)
         beat = int(messages.read("beat") or b"0")
         wait_for(lambda: int(messages.read("beat") or b"0") > beat + 5, seconds=20.0)
         assert messages.read("log.txt") == b"x" * 100_000
     assert messages.read("log.txt") == b"y" * 100_001
+
+
+def test_a_worker_hears_that_a_person_asks_the_stage_to_finish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt_flow, "BEAT_SECONDS", 0.02)
+    messages = messages_of(MemoryStore(), "0" * 64, 1)
+    with _Reporter(messages, tmp_path / "log.txt", threading.Event(), scratch=tmp_path, run_id="0001-test"):
+        wait_for(lambda: messages.read("beat") is not None, seconds=20.0)
+        assert asked_to_finish(tmp_path, run_id="0001-test") is None
+        messages.write("finish", b"good enough")
+        wait_for(lambda: asked_to_finish(tmp_path, run_id="0001-test") == "good enough", seconds=20.0)
