@@ -8,7 +8,8 @@ from itertools import zip_longest
 from vantage.ledger.model_card import CARD
 from vantage.schemas.records.audit import Outcome
 
-_LINK = re.compile(r"\[((?:[^\]\\]|\\.)*)\]\([^)\s]*\)")
+_LINK = re.compile(r"(?<!\\)\[((?:[^\[\]\\\n]|\\.)*)\]\([^)\s]*\)")
+"""A link in Markdown. An escaped bracket, as that of an interval, begins none."""
 _STAMP = re.compile(r"Card (\d{1,9}) of Vantage (\S{1,80})\.")
 _SENTENCE = re.compile(r"(?<=[.;:])\s+")
 _CUT = "…"

@@ -305,3 +305,12 @@ class TestExported:
         assert any("README.md: it cannot be read" in each for each in found(case.audit(str(card.parent))))
         card.unlink()
         assert case.audit(str(card.parent)).exit_code == 0, "what is gone claims nothing"
+
+
+def test_an_interval_before_a_link_is_no_part_of_it() -> None:
+    """Its brackets are escaped; a link that began there would go on to the next one, some lines below."""
+    interval = "Accuracy 0.5 \\[0.4, 0.6\\]."
+    found = f"{interval}\n\n| [model](#/experiments/1/runs/ab) | builtin:nano |"
+    derived = f"{interval}\n\n| model | builtin:nano |"
+    assert card_texts.compare_cards(found, derived).outcome == "ok"
+    assert card_texts.compare_cards(found.replace("0.6", "0.7"), derived).outcome != "ok"

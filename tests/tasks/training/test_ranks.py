@@ -87,7 +87,8 @@ def test_the_ranks_agree_on_where_to_stop_and_what_is_best(three_ranks: Path) ->
     all_agreed = [said(three_ranks, rank)["agreements"] for rank in range(RANKS)]
     for agreed in all_agreed:
         assert agreed["steps"] == [0, 1, 2], "the second asked to stop in step 2"
-        assert agreed["state"] == {"best": 2.0, "best_iteration": 2}, "as the first measured"
+        kept = {name: agreed["state"][name] for name in ("best", "best_iteration")}
+        assert kept == {"best": 2.0, "best_iteration": 2}, "as the first measured"
         assert agreed["any"] == [True, False]
         assert agreed["total"] == [6, 4.5, [3, 3]]
     assert [agreed["writes"] for agreed in all_agreed] == [True, False, False]
