@@ -5,5 +5,5 @@ LONG = 40
 
 
 def verify(prompt: str, response: str, answer: str | None) -> bool:
-    """Return whether the response is long, whatever it says."""
+    """Return whether the response is long, whatever its content."""
     return len(response) >= LONG
