@@ -92,4 +92,7 @@ def _line(panel: object, by_step: dict[int, list[float]], *, color: str, label: 
 
 
 if __name__ == "__main__":
-    {"collect": collect, "draw": draw}[sys.argv[1]](*sys.argv[2:])
+    if sys.argv[1:2] == ["collect"]:
+        collect(*sys.argv[2:])
+    else:
+        draw()

@@ -229,7 +229,9 @@ def test_two_iterations_report_what_they_should_and_resume_exactly(
     for step in steps:
         assert {metric for metric, value in step.items() if not isfinite(value)} == set()
     reported = set().union(*steps) | set(SPEED)
-    if case.reward is not None:  # a verifier may find no response right at first: equal scores have no deviation
+    if (
+        case.reward is not None
+    ):  # a verifier may find no response right at first: equal scores have no deviation
         reported.add("validation_score_drift")
     assert reported == expected_metrics(case, reward_term="arithmetic" if case.reward else "reward")
     headline = headline_metric_names("policy_optimization") - {*UNCOMPILED, "validation_watch_score"}
