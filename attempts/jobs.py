@@ -135,7 +135,7 @@ def resources_of(recipe: ResolvedRecipe, step: str) -> Resources:
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeStep:
-    """What a recipe asks of one of its steps: all that its plan, its key and its attempts read of the recipe."""
+    """One step of a recipe, with all that its plan, its key and its attempts read of the recipe."""
 
     name: str
     reads: Mapping[str, str]

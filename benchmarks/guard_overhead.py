@@ -1,4 +1,4 @@
-"""What the default guards and their metrics cost: one PPO iteration with them against one without, as a ratio of CPU times.
+"""Measures the cost of the default guards and their metrics: one PPO iteration with them against one without, as a ratio of CPU times.
 
     python -m benchmarks.guard_overhead [--pairs 7]
 

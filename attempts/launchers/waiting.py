@@ -1,4 +1,4 @@
-"""What a stage that waits for the nodes of a Ray cluster reports: what for, since when, and how many are alive."""
+"""The report of a stage that waits for the nodes of a Ray cluster: what for, since when, and how many are alive."""
 
 import time
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class NodesAsked:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """What is asked of one node, as Ray names it."""
+        """The resources of one node, by the names that Ray gives them."""
         return {"CPU": float(self.cpus), **({"GPU": float(self.gpus)} if self.gpus else {})}
 
 
@@ -42,7 +42,7 @@ class Waiting:
         self._file = scratch / PROGRESS
         self._asked = asked
         self._since = time.time()
-        """By the wall clock, for people."""
+        """A time of the wall clock, for people."""
         self._began = time.monotonic()
         before = read_progress(self._file)
         step, _ = read_committed(scratch)
