@@ -23,6 +23,14 @@ from deploy.servers.settings import LOOPBACK, USER, Settings, free_port, is_free
 OWN_POSTGRES_VARIABLE = "VANTAGE_POSTGRES_URL"
 START_SECONDS = 600.0
 """Time limit for a server to answer; the first start makes its tables, which takes most of it on a slow machine."""
+MAX_PORTS = 3
+"""Ports that a server tries, each of which another process may take between our look at it and the server's own."""
+STRANGER_SECONDS = 20.0
+"""Time that a server gets to end, or to accept our login, after its port gave an answer that is not ours."""
+ACCEPTED = (401, 200)
+"""HTTP statuses without a login and with ours, of a server that refuses strangers and accepts us."""
+PAGES = {"prefect": "/api/admin/version", "mlflow": f"/api/2.0/mlflow/users/get?username={USER}"}
+"""Server → a path that needs a login."""
 
 
 def say(text: str) -> None:
@@ -56,10 +64,10 @@ def start_all(folder: Path) -> Settings:
         )
     create_databases(settings.server_url)
     write_auth_config(settings, folder)
-    _start(settings, "prefect", folder)
-    _start(settings, "mlflow", folder)
-    _wait_until_ready(settings, "prefect", folder, page="/api/admin/version")
-    _wait_until_ready(settings, "mlflow", folder, page=f"/api/2.0/mlflow/users/get?username={USER}")
+    for name in PAGES:
+        _start(settings, name, folder)
+    for name in PAGES:
+        _wait_until_ready(settings, name, folder)
     return settings
 
 
@@ -168,28 +176,45 @@ def _start(settings: Settings, name: str, folder: Path) -> None:
     _server(settings, name, folder).start()
 
 
-def _wait_until_ready(settings: Settings, name: str, folder: Path, *, page: str) -> None:
+def _wait_until_ready(settings: Settings, name: str, folder: Path) -> None:
     """Wait until a server answers, and check that it refuses strangers and accepts us.
 
-    ``page``: a path that needs a login.
+    A server whose port another process took while it started gets another port.
     """
-    server = _server(settings, name, folder)
-    address = f"http://{LOOPBACK}:{settings.ports[name]}"
-    login = {"prefect": settings.prefect_password, "mlflow": settings.mlflow_password}[name]
     deadline = time.monotonic() + START_SECONDS
-    while True:
-        answers = _status(address + page), _status(address + page, password=login)
-        if all(each is not None and each < 500 for each in answers):
+    for is_last in [False] * (MAX_PORTS - 1) + [True]:
+        answers = _answers(settings, name, folder, deadline)
+        if answers is not None or is_last or is_free(settings.ports[name]):
             break
-        if not server.runs() or time.monotonic() > deadline:
-            raise ServersFailure(f"the {name} server did not start: {last_lines(server.log)} ({server.log})")
-        time.sleep(0.2)
-    if answers != (401, 200):
+        _start(settings, name, folder)
+    server = _server(settings, name, folder)
+    if answers is None:
+        raise ServersFailure(f"the {name} server did not start: {last_lines(server.log)} ({server.log})")
+    if answers != ACCEPTED:
         raise ServersFailure(
             f"the {name} server answers {answers[0]} without a login and {answers[1]} with ours (not 401 and 200): its database "
             f"may have been made with another password; delete the database, or the users in it ({server.log})"
         )
-    say(f"{name} runs: {address}")
+    say(f"{name} runs: {settings.local(name)}")
+
+
+def _answers(settings: Settings, name: str, folder: Path, deadline: float) -> tuple[int, int] | None:
+    """Wait for a server's HTTP statuses, without a login and with ours; None: it ended, or does not answer in time."""
+    server = _server(settings, name, folder)
+    page = settings.local(name) + PAGES[name]
+    login = {"prefect": settings.prefect_password, "mlflow": settings.mlflow_password}[name]
+    latest: tuple[int, int] | None = None
+    while server.runs() and time.monotonic() < deadline:
+        without, ours = _status(page), _status(page, password=login)
+        if without is not None and ours is not None and max(without, ours) < 500:
+            if latest is None and (without, ours) != ACCEPTED:
+                # Perhaps another process answers, which took the port: then ours is about to end.
+                deadline = min(deadline, time.monotonic() + STRANGER_SECONDS)
+            latest = without, ours
+        if latest == ACCEPTED:
+            break
+        time.sleep(0.2)
+    return latest if server.runs() else None
 
 
 def _status(address: str, *, password: str | None = None) -> int | None:

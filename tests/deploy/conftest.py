@@ -1,5 +1,6 @@
 """Real servers for the tests of one module, and the variables that ``make servers`` prints."""
 
+import os
 import re
 import subprocess
 import sys
@@ -10,7 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from deploy.servers.postgres import data_folder
 from deploy.servers.processes import processes_of
+from deploy.servers.settings import PORTS, Settings, write_private
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,9 +63,17 @@ class Servers:
         return {**named, "postgres": main}
 
 
+def own_ports() -> dict[str, int]:
+    """Ports of this test process, which the system gives to nobody by itself: other processes test servers at the same time."""
+    first = 21000 + 10 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    return {name: first + place for place, name in enumerate(PORTS)}
+
+
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     """Not yet started; stopped and deleted in the end."""
     made = Servers(tmp_path_factory.mktemp("servers"))
+    settings = Settings(postgres_folder=data_folder(made.folder), ports=own_ports())
+    write_private(made.folder / "settings.json", settings.model_dump_json())
     yield made
     made.down("--delete")
