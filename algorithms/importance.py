@@ -1,43 +1,113 @@
 """Weights for tokens that another policy drew than the one that learns from them."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
 from torch import Tensor
 
 from vantage.algorithms.masking import check_response_mask, keep
 from vantage.algorithms.metrics import SumCount, sum_count
 
+Correction: TypeAlias = Literal["truncate", "mask"]
+RatioOf: TypeAlias = Literal["token", "sequence", "sequence_mean"]
+
 
 @dataclass(frozen=True)
 class ImportanceWeights:
-    """`weights` (B,T), 0 outside the mask; the metrics are over valid tokens.
+    """`weights` (B,T), 0 outside `kept`; `kept` (B,T), the tokens that are learnt from. The metrics are over valid tokens.
 
-    `importance_weight`: of each, after the cap. `importance_capped`: 1 where the cap binds.
+    `importance_weight`: of each kept token, after the bounds. `importance_capped`: 1 where a bound binds.
+    `effective_share`: (Σw)²/(n·Σw²) of the n ratios w before the bounds, of tokens or of responses; NaN without any.
     """
 
     weights: Tensor
+    kept: Tensor
     importance_weight: SumCount
     importance_capped: SumCount
+    effective_share: float
 
 
-def truncated_importance_weights(
-    logprobs: Tensor, sampler_logprobs: Tensor, response_mask: Tensor, *, cap: float
+def importance_weights(
+    logprobs: Tensor,
+    sampler_logprobs: Tensor,
+    response_mask: Tensor,
+    *,
+    correction: Correction,
+    ratio_of: RatioOf = "token",
+    low: float | None = None,
+    high: float | None = None,
 ) -> ImportanceWeights:
-    """Return min(π/π_sampler, cap) of each token; constants, through which no gradient flows.
+    """Return the ratio w = π/π_sampler of each token, held within bounds; constants, through which no gradient flows.
 
-    Truncated importance sampling (Ionides 2008); of tokens in reinforcement learning, arXiv 2510.18855. All tensors (B,T),
-    log-probabilities in nats.
+    `truncate` is min(max(w, low), high): truncated importance sampling (Ionides 2008). `mask` is w where low ≤ w ≤ high; the
+    other tokens are learnt from by nobody, and are not in `kept` (IcePop, arXiv 2510.18855: 0.5 and 2). `ratio_of`: `token` is each
+    token's own ratio; `sequence` that of its response, the product over tokens; `sequence_mean` the geometric mean of
+    these. All tensors (B,T), log-probabilities in nats; a bound of None is no bound.
 
-    Raises ValueError for a cap that is not above 0, and unequal shapes.
+    Raises ValueError for a bound that is not above 0, a `low` above `high`, an unknown name, and unequal shapes.
     """
     check_response_mask(response_mask, logprobs=logprobs, sampler_logprobs=sampler_logprobs)
-    if not cap > 0:
-        raise ValueError(f"cap={cap} is not above 0")
-    log_ratio = keep(logprobs.detach(), response_mask) - keep(sampler_logprobs.detach(), response_mask)
-    weights = log_ratio.clamp(max=math.log(cap)).exp() * response_mask
+    _check(correction, ratio_of, low, high)
+    log_ratio = _LOG_RATIOS[ratio_of](
+        keep(logprobs.detach(), response_mask) - keep(sampler_logprobs.detach(), response_mask), response_mask
+    )
+    lowest = -math.inf if low is None else math.log(low)
+    highest = math.inf if high is None else math.log(high)
+    is_out = response_mask & ((log_ratio < lowest) | (log_ratio > highest))
+    kept = response_mask & ~is_out if correction == "mask" else response_mask
+    # Bounded before the exponential: an overflowing ratio times 0 would be NaN
+    weights = log_ratio.clamp(min=lowest, max=highest).exp() * kept
     return ImportanceWeights(
         weights,
-        importance_weight=sum_count(weights, response_mask),
-        importance_capped=sum_count((log_ratio > math.log(cap)).float(), response_mask),
+        kept,
+        importance_weight=sum_count(weights, kept),
+        importance_capped=sum_count(is_out.float(), response_mask),
+        effective_share=effective_share(
+            log_ratio[response_mask] if ratio_of == "token" else log_ratio[response_mask.any(dim=1), 0]
+        ),
     )
+
+
+def effective_share(log_weights: Tensor) -> float:
+    """Return (Σw)²/(n·Σw²) of n weights with these logarithms (n,): 1 of equal ones, 1/n where one has all; NaN of none."""
+    if not len(log_weights):
+        return math.nan
+    logs = log_weights.double()
+    log_share = 2 * logs.logsumexp(dim=0) - (2 * logs).logsumexp(dim=0) - math.log(len(logs))
+    return log_share.exp().item()
+
+
+def _of_token(log_ratio: Tensor, _: Tensor) -> Tensor:
+    return log_ratio
+
+
+def _of_sequence(log_ratio: Tensor, _: Tensor) -> Tensor:
+    return log_ratio.sum(dim=1, keepdim=True).expand_as(log_ratio)
+
+
+def _of_sequence_mean(log_ratio: Tensor, response_mask: Tensor) -> Tensor:
+    lengths = response_mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return (log_ratio.sum(dim=1, keepdim=True) / lengths).expand_as(log_ratio)
+
+
+_LOG_RATIOS: dict[RatioOf, Callable[[Tensor, Tensor], Tensor]] = {
+    "token": _of_token,
+    "sequence": _of_sequence,
+    "sequence_mean": _of_sequence_mean,
+}
+
+
+def _check(correction: str, ratio_of: str, low: float | None, high: float | None) -> None:
+    for name, value, known in (
+        ("correction", correction, get_args(Correction)),
+        ("ratio_of", ratio_of, get_args(RatioOf)),
+    ):
+        if value not in known:
+            raise ValueError(f"{name}={value!r} is not one of {', '.join(known)}")
+    for name, bound in (("low", low), ("high", high)):
+        if bound is not None and not bound > 0:
+            raise ValueError(f"{name}={bound} is not above 0")
+    if low is not None and high is not None and low > high:
+        raise ValueError(f"low={low} is above high={high}")

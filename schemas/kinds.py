@@ -20,6 +20,7 @@ from vantage.schemas.metric_names import (
     CRITIC_SLICES,
     DISTINCT,
     ENSEMBLE,
+    IMPORTANCE,
     LENGTH_GROUPS,
     MONITORS,
     NONFINITE,
@@ -261,7 +262,7 @@ _TABLE = (
             *ENSEMBLE,
             *SAMPLER,
             *(*SPEED, *PASSES, *COMPILED, *SAMPLING),
-            *("importance_weight", "importance_capped"),
+            *IMPORTANCE,
             # the rollout
             *("scaled_score_mean", "reward_moments_mean", "reward_moments_std", "kl_coef", "reward_mean"),
             *(

@@ -18,6 +18,10 @@ UNCOMPILED = ("uncompiled_share",)
 NONFINITE = ("nonfinite_steps",)
 """Of steps that met what is not finite."""
 STEP = ("learning_rate", *SPEED, *PASSES, *COMPILED, "grad_norm", *NONFINITE)
+IMPORTANCE = (
+    *("importance_weight", "importance_capped", "importance_effective_share"),
+    *("importance_gap", "importance_gap_k3", "importance_gap_worst"),
+)
 SAMPLER = ("sampler_gap", "sampler_gap_k3", "sampler_gap_worst")
 SAMPLED_POLICY = ("test_score", "mean_response_length", "truncated_share")
 CHOSEN_POLICY = ("best_iteration", "validation_score", "reward_spread")

@@ -27,6 +27,7 @@ from vantage.schemas.recipe.inputs import (
 )
 from vantage.schemas.recipe.recipe import Publication, Recipe
 from vantage.schemas.recipe.rewards import Judge, MissingEos
+from vantage.schemas.recipe.rollout_correction import NAMED
 from vantage.schemas.recipe.signing import Signing
 from vantage.schemas.recipe.sources import Hub, HubDataset, HubFiles, Package
 from vantage.schemas.recipe.stage import Gate
@@ -66,6 +67,13 @@ def recipe_schema() -> Schema:
     algorithm = definitions["Algorithm"]
     names = {**algorithm["properties"]["preset"], "description": "A preset as it is."}
     definitions["Algorithm"] = {"description": algorithm["description"], "anyOf": [names, algorithm]}
+    correction: Schema = definitions["RolloutCorrection"]
+    _add_constraint(correction, {"anyOf": [_is_given("low"), _is_given("high")]})
+    names = {"enum": list(NAMED), "description": "Bounds that have a name."}
+    definitions["RolloutCorrection"] = {
+        "description": correction["description"],
+        "anyOf": [names, correction],
+    }
     for model, fields in EXACTLY_ONE.items():
         _add_constraint(definitions[model.__name__], {"oneOf": [_is_given(field) for field in fields]})
     for model, one, other in REQUIRES:

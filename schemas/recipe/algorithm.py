@@ -24,6 +24,7 @@ from vantage.schemas.recipe.fields import (
     is_unset,
 )
 from vantage.schemas.recipe.presets import PRESETS, PresetName
+from vantage.schemas.recipe.rollout_correction import RolloutCorrection
 
 Aggregation = Literal["token", "sequence", "sequence_sum", "constant"]
 KLKind = Literal["k1", "abs", "k2", "k3", "full"]
@@ -139,6 +140,9 @@ class Algorithm(Returns):
     old_logprobs: Literal["policy", "sampler"] = Field("policy", exclude_if=is_default("policy"))
     """Whose log-probabilities the ratio (and the KL in the reward) begins from: ``policy`` computes them in a pass of its
     own before the update; ``sampler`` takes those that sampling gave, and saves that pass (SAO, arXiv 2607.07508)."""
+    rollout_correction: RolloutCorrection | None = Field(None, exclude_if=is_unset)
+    """How far w = π_old/π_sampler weighs what was sampled by another policy, or in other arithmetic: ``tis``, ``icepop``, or
+    bounds. None: w is not applied, except where ``rollout.ahead`` caps it by ``importance_cap``."""
     ratio_mask: Switch = Field(False, exclude_if=is_off)
     """Instead of clipping, leave tokens with a ratio outside the clip range out of the gradient, whatever the sign of their
     advantage: −f(ρ)·A·log π, with f(ρ) = ρ strictly inside and 0 elsewhere. They still count in the denominator (SAO,
@@ -324,6 +328,14 @@ class Algorithm(Returns):
             raise ValueError(
                 f"critic_blend weighs the critic by its explained variance, and critic_ev_threshold="
                 f"{self.critic_ev_threshold:g} takes all or nothing of it; set one of them"
+            )
+
+    @rule
+    def _what_is_corrected_is_measured(self) -> None:
+        if self.rollout_correction is not None and self.old_logprobs == "sampler":
+            raise ValueError(
+                "rollout_correction bounds π_old/π_sampler, which is 1 with old_logprobs=sampler; leave it out, or set "
+                "old_logprobs: policy"
             )
 
     @rule

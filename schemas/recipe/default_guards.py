@@ -16,7 +16,7 @@ OURS = "ours: beyond what healthy small runs reached (docs/log/training_and_crit
 POLICY, VALUE, BEST = "policy_optimization", "value_pretraining", "best_of_n"
 TRAINED = ("sft", "reward_model", "dpo", VALUE, POLICY, BEST)
 
-Need = Literal["a critic", "groups", "a watch"]
+Need = Literal["a critic", "groups", "a watch", "another sampler"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,10 @@ DEFAULTS: tuple[Default, ...] = (
     Default(
         Guard(metric="effective_sample_share", below=0.5, over=3), (POLICY,), "half of the rollout has no weight then"
     ),
+    Default(
+        Guard(metric="importance_effective_share", below=0.3, over=3), (POLICY,),
+        "the effective sample size warns before a collapse (arXiv 2602.17616); the bound is ours", needs="another sampler",
+    ),
     Default(Guard(metric="grad_norm_policy", rises_by="900%", over=3), (POLICY,), OURS),
     Default(
         Guard(metric="explained_variance", below=0.0, over=10), (POLICY,),
@@ -101,6 +105,7 @@ def default_guards(work: Training) -> tuple[Guard, ...]:
             "a critic": work.algorithm.reads_critic,
             "groups": work.algorithm.samples_per_prompt > 1,
             "a watch": work.watch is not None,
+            "another sampler": work.weighs_by_sampler,
         }
     return tuple(
         default.guard for default in DEFAULTS if work.kind in default.kinds and has.get(default.needs, False)

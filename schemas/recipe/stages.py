@@ -331,6 +331,12 @@ class PolicyOptimization(Rollouts):
         )
 
     @property
+    def weighs_by_sampler(self) -> bool:
+        """Whether advantages are weighted by π_old/π_sampler."""
+        is_ahead = self.rollout.ahead > 0 and self.algorithm.old_logprobs == "policy"
+        return is_ahead or self.algorithm.rollout_correction is not None
+
+    @property
     def keeps_by_watch(self) -> bool:
         """Whether the policy that the watch's judge scores best is handed on."""
         return self.watch is not None and (self.keep is None or self.keep.is_by_watch)
@@ -386,6 +392,14 @@ class PolicyOptimization(Rollouts):
                     f"rollout.importance_cap={self.rollout.importance_cap} bounds π_old/π_sampler, which is 1 with "
                     "algorithm.old_logprobs=sampler; leave it out, or set old_logprobs: policy"
                 )
+        if (
+            self.algorithm.rollout_correction is not None
+            and self.rollout.importance_cap != Ahead().importance_cap
+        ):
+            raise ValueError(
+                f"rollout.importance_cap={self.rollout.importance_cap} and algorithm.rollout_correction both bound "
+                "π_old/π_sampler; leave one of them out"
+            )
         _refuse_cut_sampler(self.rollout, self.resources)
 
     @rule

@@ -414,12 +414,24 @@ METRICS: tuple[Metric, ...] = (
     Metric("sampler_gap_worst", "nats", "The largest |Δ| among the same tokens."),
     Metric(
         "importance_weight", "1",
-        "Mean over response tokens of min(π_old/π_sampler, rollout.importance_cap), by which advantages are weighted; 1 "
-        "but for rounding where no update came between. Only with rollout.ahead and old_logprobs: policy.",
+        "Mean over the tokens that are learnt from of π_old/π_sampler within its bounds, by which advantages are weighted; 1 "
+        "but for rounding where no update came between. Only with algorithm.rollout_correction, or with rollout.ahead and "
+        "old_logprobs: policy.",
     ),
     Metric(
         "importance_capped", "1",
-        "Share of the response tokens whose weight the cap holds. Only with rollout.ahead and old_logprobs: policy.",
+        "Share of the response tokens whose ratio is out of bounds: truncated, or left out by a mask. Where importance_weight is.",
+    ),
+    Metric(
+        "importance_gap", "nats/token",
+        "As sampler_gap, also of what an earlier policy sampled, where it may be anything. Where importance_weight is.",
+    ),
+    Metric("importance_gap_k3", "nats/token", "As sampler_gap_k3, of the same."),
+    Metric("importance_gap_worst", "nats", "As sampler_gap_worst, of the same."),
+    Metric(
+        "importance_effective_share", "1",
+        "(Σw)²/(n·Σw²) of the n ratios w = π_old/π_sampler before the bounds, of tokens or, with ratio_of: sequence, of responses: "
+        "the effective sample size as a share (arXiv 2602.17616). Where importance_weight is.",
     ),
     # -- policy: the update; in policy_optimization, means over the iteration's minibatches unless stated otherwise
     Metric(

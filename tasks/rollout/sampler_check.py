@@ -30,15 +30,17 @@ def compare_with_sampler(logprobs: Tensor, sampled: Sampled, *, precision: Preci
     Raises:
         SamplerDisagrees: the mean |Δ| is above what rounding allows, or no number.
     """
-    mask = sampled.sequences.response_mask
-    gap = sampler_gap(logprobs, sampled.sampler_logprobs, mask)
-    check_gap(
-        "sampler_gap",
-        gap.mean,
-        precision,
-        more=f" (sampler_gap_k3={gap.k3:.3g}, sampler_gap_worst={gap.worst:.3g})",
-    )
-    return {"sampler_gap": gap.mean, "sampler_gap_k3": gap.k3, "sampler_gap_worst": gap.worst}
+    found = gap_to_sampler(logprobs, sampled, "sampler_gap")
+    (metric, mean), *others = found.items()
+    more = ", ".join(f"{name}={value:.3g}" for name, value in others)
+    check_gap(metric, mean, precision, more=f" ({more})")
+    return found
+
+
+def gap_to_sampler(logprobs: Tensor, sampled: Sampled, name: str) -> dict[str, float]:
+    """Return mean, k3 and worst of that gap as metrics, whatever they are; the mean is called ``name``, and comes first."""
+    gap = sampler_gap(logprobs, sampled.sampler_logprobs, sampled.sequences.response_mask)
+    return {name: gap.mean, f"{name}_k3": gap.k3, f"{name}_worst": gap.worst}
 
 
 def check_gap(metric: str, measured: float, precision: Precision, *, more: str = "") -> None:

@@ -82,6 +82,8 @@ def estimate(
     """
     mask = rollout.sequences.response_mask
     policy_mask = mask & rollout.sampled.ended[:, None] if algorithm.overlong_filter else mask
+    if rollout.importance is not None:
+        policy_mask = policy_mask & rollout.importance.kept
     ends = _ends(rollout, algorithm, final_values)
     explained = None if old_values is None else _explained_variance(rollout, algorithm, old_values)
     if weight is None:

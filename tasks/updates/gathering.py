@@ -6,10 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from vantage.algorithms.ensembles import disagreement
-from vantage.algorithms.importance import ImportanceWeights, truncated_importance_weights
+from vantage.algorithms.importance import ImportanceWeights, importance_weights
 from vantage.algorithms.rewards import RunningMoments
 from vantage.schemas.recipe.algorithm import Algorithm
 from vantage.schemas.recipe.resolved import ResolvedPolicyOptimization
+from vantage.schemas.recipe.rollout_correction import RolloutCorrection
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.data.examples import Prompts
 from vantage.tasks.rewards.verifier_file import VerifierFunction
@@ -26,7 +27,7 @@ from vantage.tasks.rollout.rollouts import (
     sequence_sums,
     shape,
 )
-from vantage.tasks.rollout.sampler_check import compare_with_sampler
+from vantage.tasks.rollout.sampler_check import compare_with_sampler, gap_to_sampler
 from vantage.tasks.training.seeds import derive_seed, stage_seed
 from vantage.tasks.updates.actor_critic import ActorCritic
 from vantage.tasks.updates.estimates import Estimates, estimate
@@ -108,13 +109,15 @@ def gather(source: Source, state: PolicyState, *, has_moved: bool) -> Gathered:
         with_final_values=has_value_head and algorithm.bootstrap_truncated,
     )
     is_stale = has_moved and models.engine.took_begun
-    if work.rollout.ahead and algorithm.old_logprobs == "policy":
-        rollout = replace(rollout, importance=importance_of(rollout, cap=work.rollout.importance_cap))
-    elif is_stale:
-        rollout = replace(rollout, is_one_step_old=True)
     gap = {}
-    if algorithm.old_logprobs == "policy" and not is_stale:  # else the first step's ratio tells it
-        gap = compare_with_sampler(rollout.logprobs, rollout.sampled, precision=work.precision)
+    if algorithm.old_logprobs == "policy":
+        if work.weighs_by_sampler:
+            rollout = replace(rollout, importance=importance_of(rollout, work))
+            gap |= gap_to_sampler(rollout.logprobs, rollout.sampled, "importance_gap")
+        if not is_stale:  # of a policy that is an update behind, a gap is no fault
+            gap |= compare_with_sampler(rollout.logprobs, rollout.sampled, precision=work.precision)
+    elif is_stale:
+        rollout = replace(rollout, is_one_step_old=True)  # the first step's ratio is the gap
     greedy = sample_greedy(work, models, source.prompts, filled.scored)
     greedy_scores = scaled_greedy(greedy, algorithm, moments, job)
     of_prompts = None if baselines is None else baselines.of(rollout.sampled, moments)
@@ -208,10 +211,19 @@ def batch_of(job: StageJob[ResolvedPolicyOptimization], prompts: Prompts, number
     return Batch(indices, seed=derive_seed(seed, "sampling", number))
 
 
-def importance_of(rollout: Rollout, *, cap: float) -> ImportanceWeights:
+def importance_of(rollout: Rollout, work: ResolvedPolicyOptimization) -> ImportanceWeights:
     """Return the weights of the rollout's tokens, which the policy drew as it is now or as it was before its last update."""
-    return truncated_importance_weights(
-        rollout.logprobs, rollout.sampled.sampler_logprobs, rollout.sequences.response_mask, cap=cap
+    correction = work.algorithm.rollout_correction or RolloutCorrection(
+        action="truncate", high=work.rollout.importance_cap
+    )
+    return importance_weights(
+        rollout.logprobs,
+        rollout.sampled.sampler_logprobs,
+        rollout.sequences.response_mask,
+        correction=correction.action,
+        ratio_of=correction.ratio_of,
+        low=correction.low,
+        high=correction.high,
     )
 
 
@@ -295,6 +307,7 @@ def describe(gathered: Gathered, algorithm: Algorithm, state: PolicyState) -> di
     if rollout.importance is not None:
         metrics["importance_weight"] = rollout.importance.importance_weight.mean()
         metrics["importance_capped"] = rollout.importance.importance_capped.mean()
+        metrics["importance_effective_share"] = rollout.importance.effective_share
     if gathered.prompt_baselines is not None:
         metrics["baseline_mean"] = gathered.prompt_baselines.mean().item()
     if estimates.explained_variance is not None:

@@ -36,6 +36,7 @@ SAID = {
     "Judge._of_one_kind",
     "PreferenceCollection._prompts_with_judge_or_demonstrations",
     "Publication._after_needs_an_alias",
+    "RolloutCorrection._something_is_bounded",
     "Signing._one_place",
 }
 """Rules over several fields that the schema says too, at least where a field is there that should not be, or is not."""
@@ -93,6 +94,7 @@ RULES = {
     "Algorithm._k1_is_not_a_loss": "what a preset's name stands for",
     "Algorithm._kl_targets_need_coefficients": "what a preset's name stands for",
     "Algorithm._uniform_groups_need_several_samples": "what a preset's name stands for",
+    "Algorithm._what_is_corrected_is_measured": "what a preset's name stands for",
     "Algorithm._shared_trunk_needs_gae": "what a preset's name stands for",
 }
 """Rules that no schema can say (or none that an editor could explain) → why."""

@@ -13,7 +13,16 @@ from vantage.ledger.journal import read
 from vantage.models.folders import load_policy
 from vantage.models.heads import fresh_value_head, load_critic
 from vantage.schemas.kinds import resolve_work
-from vantage.schemas.metric_names import COMPILED, ENSEMBLE, GRAPHS, NONFINITE, SPEED, UNCOMPILED, WATCHED
+from vantage.schemas.metric_names import (
+    COMPILED,
+    ENSEMBLE,
+    GRAPHS,
+    IMPORTANCE,
+    NONFINITE,
+    SPEED,
+    UNCOMPILED,
+    WATCHED,
+)
 from vantage.schemas.recipe.algorithm import Algorithm
 from vantage.schemas.recipe.inputs import Generation
 from vantage.schemas.recipe.presets import PresetName
@@ -149,8 +158,7 @@ def expected_metrics(case: Case, *, reward_term: str) -> set[str]:
         "greedy_score_mean": switches.advantage == "greedy_baseline",
         "baseline_mean": switches.reads_rollouts,
         "positive_nll": switches.positive_nll_coef > 0,
-        "importance_weight": False,  # tests/tasks/test_ahead.py
-        "importance_capped": False,
+        **dict.fromkeys(IMPORTANCE, False),  # tests/tasks/test_ahead.py, test_rollout_correction.py
         **dict.fromkeys(GRAPHS, False),  # tests/tasks/test_replayed_stage.py
         **dict.fromkeys(ENSEMBLE, False),  # tests/tasks/test_reward_ensemble.py
         **dict.fromkeys(WATCHED, False),  # tests/tasks/test_watched_policy.py

@@ -8,7 +8,15 @@ import pytest
 
 from tests.tasks.kills import killed_in, same_weights_in_half_the_micro_batch
 from vantage.ledger.journal import read
-from vantage.schemas.metric_names import COMPILED, ENSEMBLE, GRAPHS, NONFINITE, UNCOMPILED, WATCHED
+from vantage.schemas.metric_names import (
+    COMPILED,
+    ENSEMBLE,
+    GRAPHS,
+    IMPORTANCE,
+    NONFINITE,
+    UNCOMPILED,
+    WATCHED,
+)
 from vantage.schemas.records.metrics import curve_metric_names, estimated_metric_names, headline_metric_names
 from vantage.tasks.data import examples
 from vantage.tasks.data.rows import read_rows
@@ -114,8 +122,7 @@ OF_OTHER_SWITCHES = {
     "greedy_score_mean",
     "critic_weight",
     "baseline_mean",
-    "importance_weight",
-    "importance_capped",
+    *IMPORTANCE,
 }
 
 

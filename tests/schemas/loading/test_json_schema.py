@@ -126,7 +126,8 @@ def test_every_rule_is_said_by_the_schema_or_named_as_one_that_cannot_be() -> No
     assert rules == SAID | RULES.keys()
     assert not SAID & RULES.keys()
     said = {each.__name__ for each in (*EXACTLY_ONE, *(model for model, _, _ in REQUIRES))}
-    assert said | {"RewardTerm"} == {rule.partition(".")[0] for rule in SAID}  # which is a union of its kinds
+    others = {"RewardTerm", "RolloutCorrection"}  # a union of its kinds, and one that has names too
+    assert said | others == {rule.partition(".")[0] for rule in SAID}
 
 
 PLACES: dict[str, tuple[str | int, ...]] = {
@@ -139,10 +140,11 @@ PLACES: dict[str, tuple[str | int, ...]] = {
     "Publication": ("publish", 0),
     "Signing": ("sign",),
     "Guard": ("stages", "sft", "guards"),
+    "RolloutCorrection": ("stages", "policy", "algorithm", "rollout_correction"),
 }
 VALUES: dict[str, Any] = {"subtract": 1.0, "replace": 1.0, "at_least": 1.0, "at_most": 1.0,
                           "above": 1.0, "below": 1.0, "rises_by": "50%", "falls_by": 2.0,
-                          "judge": {"verifier": "arithmetic"}}  # fmt: skip
+                          "low": 0.5, "high": 2.0, "judge": {"verifier": "arithmetic"}}  # fmt: skip
 
 
 @every(
@@ -151,6 +153,7 @@ VALUES: dict[str, Any] = {"subtract": 1.0, "replace": 1.0, "at_least": 1.0, "at_
         *((model.__name__, fields) for model, fields in EXACTLY_ONE.items()),
         ("Publication", ("after", "alias")),
         ("PreferenceCollection", ("prompts", "demonstrations", "judge")),
+        ("RolloutCorrection", ("low", "high")),
     ],
 )
 def test_fields_that_exclude_or_need_each_other(model: str, fields: tuple[str, ...]) -> None:
@@ -162,6 +165,8 @@ def test_fields_that_exclude_or_need_each_other(model: str, fields: tuple[str, .
     recipe["stages"]["reward"].pop("centre_coef")
     recipe["stages"]["reward"].pop("lm_coef")
     recipe["stages"]["evaluation"].pop("also")
+    if model == "RolloutCorrection":
+        recipe["stages"]["policy"]["algorithm"]["rollout_correction"] = {"action": "mask"}
     recipe["stages"]["sft"]["guards"] = {"metric": "loss"} if model == "Guard" else "off"
     outcomes = set()
     for chosen in itertools.product(("left out", "null", "given"), repeat=len(fields)):

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from tests.support.every import every
 from vantage.schemas.recipe.algorithm import GROUPED, Algorithm, Returns
 from vantage.schemas.recipe.presets import PRESETS, PresetName
+from vantage.schemas.recipe.rollout_correction import RolloutCorrection
 
 OFF: dict[str, Any] = {
     "gamma": 1.0, "kl_coef": 0.0, "kl_kind": "k1", "reward_scaling": "none", "reward_clip": None,
@@ -21,7 +22,7 @@ OFF: dict[str, Any] = {
     "gae_horizon": None, "bootstrap_truncated": False,
     "critic_ev_threshold": None, "critic_ev_hysteresis": None, "critic_blend": False,
     "ratio_mask": False, "ratio_mask_gradient": False, "freeze_critic": "none", "policy_starts_at": 0,
-    "old_logprobs": "policy", "critic_steps": 1, "critic_first": False,
+    "old_logprobs": "policy", "critic_steps": 1, "critic_first": False, "rollout_correction": None,
     "optimal_value_beta": 0.5, "tracker_kl_half_life": 0.06, "tracker_memory_low": 0.875, "tracker_memory_high": 0.96,
 }  # fmt: skip
 """Switch → what it is where a row of the table says nothing of it: off, or not read."""
@@ -168,6 +169,7 @@ OTHERS: dict[str, tuple[Any, Any]] = {
     "overlong_filter": (True, False), "kl_target": (6.0, None), "kl_horizon": (100, 200), "kl_loss_coef": (0.1, 0.2),
     "kl_loss_kind": ("full", "abs"), "kl_penalty_coef": (0.5, 2.0), "kl_penalty_kind": ("k1", "k3"),
     "kl_penalty_target": (0.02, None), "trust_region_kl": (0.1, None), "trust_region_halvings": (0, 1), "epoch_kl_target": (0.02, None),
+    "rollout_correction": (RolloutCorrection(action="mask", low=0.5, high=2.0), None),
     "value_clip_range": (0.5, None), "shared_trunk": (True, False), "value_coef": (1.0, 2.0),
     "entropy_coef": (0.01, 0.0), "positive_nll_coef": (0.2, 0.0), "positive_threshold": (1.0, 0.5),
     "positive_verifier": ("arithmetic", None), "ptx_coef": (0.3, 0.0),
@@ -202,6 +204,7 @@ COMPANY: dict[str, dict[str, Any]] = {
     "gae_horizon": {"advantage": "gae"},
     "bootstrap_truncated": {"advantage": "gae"},
     "positive_nll_coef": {"positive_threshold": 0.25},
+    "rollout_correction": {"old_logprobs": "policy"},
 }
 """Switch → what must stand beside it, or it is refused."""
 

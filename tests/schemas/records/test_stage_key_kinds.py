@@ -62,7 +62,7 @@ CHANGED: dict[str, Any] = {
     "clip_range_low": 0.1, "clip_range_high": 0.28, "dual_clip": 3.0, "aggregation": "sequence",
     "overlong_filter": True, "kl_target": 6.0, "kl_horizon": 100, "kl_loss_coef": 0.1, "kl_loss_kind": "k3",
     "kl_penalty_coef": 0.5, "kl_penalty_kind": "k1", "kl_penalty_target": 0.02, "trust_region_kl": 0.1,
-    "trust_region_halvings": 1, "epoch_kl_target": 0.02, "value_clip_range": None, "shared_trunk": True, "value_coef": 1.0,
+    "trust_region_halvings": 1, "epoch_kl_target": 0.02, "rollout_correction": "tis", "value_clip_range": None, "shared_trunk": True, "value_coef": 1.0,
     "entropy_coef": 0.01, "positive_nll_coef": 0.1, "positive_threshold": 0.5, "positive_verifier": "arithmetic",
     "ptx_coef": 0.1, "gae_horizon": 8, "bootstrap_truncated": True, "critic_ev_threshold": 0.0,
     "critic_ev_hysteresis": 0.1, "critic_blend": True,

@@ -1,0 +1,135 @@
+"""Trials of the guards: policy stages that stay healthy, and some that collapse.
+
+    python docs/guard_trials/trials.py run WORKSPACE [NAME …]    # makes what is missing, and writes curves.csv beside this file
+    python docs/guard_trials/trials.py table                     # prints the tables of README.md
+
+Every guard only warns here, so that the curves go on after a firing and show when the collapse began.
+"""
+
+import csv
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+RECIPE, TABLE = HERE / "trials.yaml", HERE / "curves.csv"
+STAGE = "policy"
+JUDGED = "validation_watch_score"
+CRITIC = ("stages.policy.critic=reward",)
+ONE_STEP = ("stages.policy.minibatch_size=128",)
+"""For losses without a ratio, which take one step on each rollout."""
+GAMEABLE = ("stages.policy.reward=gameable", "stages.policy.learning_rate=5e-4")
+
+HEALTHY = {
+    "vapo": (
+        *CRITIC,
+        "stages.policy.algorithm={preset: vapo, length_adaptive_alpha: 1.0, samples_per_prompt: 4}",
+    ),
+    "vc_ppo": (*CRITIC, "stages.policy.algorithm={preset: vc_ppo}"),
+    "ppo": (*CRITIC, "stages.policy.algorithm={preset: ppo}"),
+    "evpo": (*CRITIC, "stages.policy.algorithm={preset: evpo}"),
+    "a2c": (*CRITIC, *ONE_STEP, "stages.policy.algorithm={preset: a2c}"),
+    "grpo": ("stages.policy.algorithm={preset: grpo, samples_per_prompt: 8}",),
+    "dr_grpo": ("stages.policy.algorithm={preset: dr_grpo, samples_per_prompt: 8}",),
+    "rloo": (
+        *ONE_STEP,
+        "stages.policy.algorithm={preset: rloo}",
+    ),
+    "reinforce_pp": ("stages.policy.algorithm={preset: reinforce_pp}",),
+    "remax": (
+        *ONE_STEP,
+        "stages.policy.algorithm={preset: remax}",
+    ),
+}
+"""Preset → what it changes in the recipe. The reward is the trained reward model."""
+COLLAPSES = {
+    "length": (*GAMEABLE, "verifiers.trial.function=length"),
+    "one_token": (*GAMEABLE, "verifiers.trial.function=one_token"),
+    "repetition": (*GAMEABLE, "verifiers.trial.function=repetition"),
+    "copied_prompt": (*GAMEABLE, "verifiers.trial.function=copied_prompt"),
+    "noise": (*GAMEABLE, "verifiers.trial.function=noise"),
+    "wrong": (*GAMEABLE, "verifiers.trial.function=wrong"),
+    "rate_x100": ("stages.policy.learning_rate=2e-2",),
+    "blind_critic": (*HEALTHY["ppo"], "stages.policy.critic_learning_rate=0.1"),
+}
+"""Kind of collapse → what it changes in the recipe."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of the recipe."""
+
+    name: str
+    seed: int
+    changes: tuple[str, ...]
+
+
+TRIALS = [
+    *(Trial(name, seed, changes) for seed in (1, 2) for name, changes in HEALTHY.items()),
+    *(Trial(name, seed, changes) for seed in (1, 2, 3) for name, changes in COLLAPSES.items()),
+]
+
+
+def run(workspace: str, *names: str) -> None:
+    """Run each trial that has no rows yet, and add its rows."""
+    done = {(row["trial"], int(row["seed"])) for row in _rows()}
+    for trial in TRIALS:
+        if (trial.name, trial.seed) in done or (names and trial.name not in names):
+            continue
+        settings = [f"stages.policy.seed={trial.seed}", *trial.changes]
+        command = ["vantage", "run", str(RECIPE), "--workspace", workspace]
+        subprocess.run(
+            [*command, *(f"--set={each}" for each in settings)], stdout=subprocess.DEVNULL, check=True
+        )
+        record = max(
+            Path(workspace).glob("runs/*-guard_trials-*/run.json"), key=lambda path: path.parent.name
+        )
+        _add(trial, workspace, json.loads(record.read_text()))
+
+
+def _add(trial: Trial, workspace: str, record: dict) -> None:
+    """Write the curves of a run, and at which iterations its guards fired, behind the others'."""
+    from mlflow import MlflowClient
+
+    from vantage.schemas.records.firings import Firing
+
+    client = MlflowClient(f"sqlite:///{Path(workspace).absolute()}/mlflow.db")
+    experiments = [each.experiment_id for each in client.search_experiments()]
+    asked = f"tags.`vantage.run_id` = '{record['run_id']}' and tags.`vantage.stage` = '{STAGE}'"
+    [found] = client.search_runs(experiments, asked)
+    rows = [
+        (trial.name, trial.seed, "curve", name, point.step, f"{point.value:.6g}")
+        for name in (JUDGED, "validation_score", "kl_to_reference", "explained_variance")
+        for point in client.get_metric_history(found.info.run_id, name)
+    ]
+    for each in record["stages"][STAGE].get("firings", ()):
+        firing = Firing.model_validate(each)
+        rows.append(
+            (
+                trial.name,
+                trial.seed,
+                "firing",
+                firing.guard.condition,
+                firing.step,
+                f"{firing.values[-1]:.6g}",
+            )
+        )
+    is_new = not TABLE.exists()
+    with TABLE.open("a", newline="") as file:
+        writer = csv.writer(file)
+        if is_new:
+            writer.writerow(("trial", "seed", "row", "name", "iteration", "value"))
+        writer.writerows(rows)
+
+
+def _rows() -> list[dict[str, str]]:
+    if not TABLE.exists():
+        return []
+    with TABLE.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+if __name__ == "__main__":
+    run(*sys.argv[2:])
