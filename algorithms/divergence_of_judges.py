@@ -19,12 +19,12 @@ class Change:
 
     @property
     def is_worse(self) -> bool:
-        """Whether the judge's score fell by more than its 95 % interval."""
+        """Return whether the judge's score fell by more than its 95 % interval."""
         return self.judge.value + Z * self.judge.standard_error < 0
 
     @property
     def is_fall(self) -> bool:
-        """Whether the reward rose and the judge's score fell, each by more than its 95 % interval."""
+        """Return whether the reward rose and the judge's score fell, each by more than its 95 % interval."""
         return self.is_worse and self.reward.value - Z * self.reward.standard_error > 0
 
 

@@ -49,7 +49,7 @@ class Layout:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether a GPU holds only its part of the weights."""
+        """Return whether a GPU holds only its part of the weights."""
         return self.strategy == "fsdp2"
 
     def __str__(self) -> str:

@@ -60,7 +60,7 @@ class StageEstimate:
 
     @property
     def fits(self) -> bool:
-        """Whether it leaves the reserve free."""
+        """Return whether it leaves the reserve free."""
         return self.microbatch_size is not None
 
     @property

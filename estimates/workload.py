@@ -46,7 +46,7 @@ class Network:
 
     @property
     def weights_in_4_bits(self) -> int:
-        """Of its weights, those that are held in 4 bits."""
+        """Return how many of its weights are held in 4 bits."""
         return self.shape.num_layers * self.shape.layer_matrices if self.is_in_4_bits else 0
 
 
@@ -130,7 +130,7 @@ class Workload:
 
     @property
     def has_adapters(self) -> bool:
-        """Whether any of its networks has; their weights are not cut over GPUs."""
+        """Return whether any of its networks has layers in 4 bits; their weights are not cut over GPUs."""
         return any(network.adapter_weights for network in self.networks)
 
     def network(self, role: str) -> Network:

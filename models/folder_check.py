@@ -52,7 +52,7 @@ class Tensor:
 
     @property
     def elements(self) -> int:
-        """How many numbers it holds."""
+        """Return how many numbers it holds."""
         return prod(self.shape)
 
 

@@ -74,7 +74,7 @@ class ScalarModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Return where the weights are."""
         return self.backbone.device
 
     def forward(

@@ -181,7 +181,7 @@ class CastWeights:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Of products; None: that of the weights."""
+        """Return the type of products; None: that of the weights."""
         return self._dtype
 
     def __call__(self, **inputs: Any) -> Any:

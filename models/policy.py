@@ -26,7 +26,7 @@ class PolicyModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Return where the weights are."""
         return self.causal_lm.device
 
     def forward(

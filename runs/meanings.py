@@ -184,7 +184,7 @@ class Command:
 
     @property
     def forms(self) -> str:
-        """What may be written, in one line."""
+        """Return what may be written, in one line."""
         return _listed([each.FORM for each in self.accepts], "or")
 
 

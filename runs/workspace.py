@@ -84,7 +84,7 @@ class Workspace:
 
     @property
     def address(self) -> str:
-        """What ``--workspace`` takes, on any machine that reaches it."""
+        """Return what ``--workspace`` takes, on any machine that reaches it."""
         return self.uri or str(self.root)
 
     @property

@@ -81,28 +81,28 @@ class Kind:
 
     @property
     def name(self) -> str:
-        """Its name in a recipe."""
+        """Return its name in a recipe."""
         name: str = get_args(self.work.model_fields["kind"].annotation)[0]
         return name
 
     @property
     def resolved_type(self) -> type[Work]:
-        """Its class with all optional fields resolved: the type of a job's work."""
+        """Return its class with all optional fields resolved: the type of a job's work."""
         return self.resolved or self.work
 
     @property
     def is_implicit(self) -> bool:
-        """Whether it is an implicit step, which recipes do not contain."""
+        """Return whether it is an implicit step, which recipes do not contain."""
         return self.imports is not None or self.merges or self.mixes or self.checks
 
     @property
     def learns_from_samples(self) -> bool:
-        """Whether it trains a policy on the policy's own scored responses."""
+        """Return whether it trains a policy on the policy's own scored responses."""
         return self.makes == "policy" and self.curves_by == "iteration"
 
     @property
     def is_published(self) -> bool:
-        """Whether its model can become a registered model."""
+        """Return whether its model can become a registered model."""
         return self.makes in PUBLISHED and not self.is_implicit
 
     @property
@@ -112,5 +112,5 @@ class Kind:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Its fields that name a stage, a dataset or a benchmark."""
+        """Return its fields that name a stage, a dataset or a benchmark."""
         return (*self.reads, *self.data, *self.benchmarks)

@@ -136,7 +136,7 @@ class Cell(Generic[R]):
 
     @property
     def name(self) -> str:
-        """As it is printed."""
+        """Return it as it is printed."""
         return f"{self.arm} · {self.seed}"
 
 

@@ -44,7 +44,7 @@ class Garbage(Protocol):
 
     @property
     def patience_seconds(self) -> float:
-        """How long after a first try to wait for keys and objects whose holders may be dead."""
+        """Return how long after a first try to wait for keys and objects whose holders may be dead."""
 
     def refs(self) -> Mapping[str, Ref]:
         """Return stage key → ref, of those that can be read."""

@@ -29,7 +29,7 @@ class Messages:
 
     @property
     def number(self) -> int:
-        """Of the request."""
+        """Return the number of the request."""
         return int(self.name.rpartition("/")[2])
 
     def read(self, what: str) -> bytes | None:

@@ -136,7 +136,7 @@ class Storage(Objects, Refs, Leases, Scratch, Protocol):
 
     @property
     def address(self) -> str:
-        """What ``open_storage`` takes, on any machine that reaches it."""
+        """Return what ``open_storage`` takes, on any machine that reaches it."""
 
     @property
     def remote(self) -> "Remote":

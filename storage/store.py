@@ -95,7 +95,7 @@ class Store:
 
     @property
     def address(self) -> str:
-        """What ``vantage.storage.storage.open_storage`` takes."""
+        """Return what ``vantage.storage.storage.open_storage`` takes."""
         return str(self.root)
 
     @property

@@ -79,7 +79,7 @@ class Response:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it may stand in a dataset (``vantage.schemas.row_rules`` has the same rules)."""
+        """Return whether it may stand in a dataset (``vantage.schemas.row_rules`` has the same rules)."""
         return bool(self.text.strip()) and "\0" not in self.text
 
 

@@ -51,7 +51,7 @@ class Waiting:
 
     @property
     def is_late(self) -> bool:
-        """Whether fewer nodes than the most suffice by now, where the recipe allows that."""
+        """Return whether fewer nodes than the most suffice by now, where the recipe allows that."""
         return time.monotonic() - self._began >= SECONDS_FOR_MORE
 
     def report(self, alive: int) -> None:

@@ -83,7 +83,7 @@ class Pipeline:
 
     @property
     def warnings(self) -> list[str]:
-        """What may go wrong when workers run it."""
+        """Return what may go wrong when workers run it."""
         found = []
         if self.pool in self.stage_pools:
             found.append(

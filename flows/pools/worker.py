@@ -38,7 +38,7 @@ class Worker(ProcessWorker):
 
     @property
     def running(self) -> int:
-        """How many flow runs it has started that have not ended."""
+        """Return how many flow runs it has started that have not ended."""
         return int(self.limiter.borrowed_tokens)
 
 

@@ -75,7 +75,7 @@ class AuditedServer:
 
     @property
     def address(self) -> str:
-        """For display."""
+        """Return the address without its password, for display."""
         return without_password(self._address)
 
     def destination(self, experiment: str) -> str | None:

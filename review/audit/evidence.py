@@ -167,7 +167,7 @@ class Evidence:
 
     @cached_property
     def key_validity(self) -> "KeyValidity | str":
-        """When keys are valid, by the policy of the workspace; a text: it cannot be read."""
+        """Return when keys are valid, by the policy of the workspace; a text: it cannot be read."""
         from vantage.signing.policy import key_validity
 
         try:

@@ -39,7 +39,7 @@ class Recorded:
 
     @property
     def by(self) -> str:
-        """Who moved the alias."""
+        """Return who moved the alias."""
         person = self.operation.by
         return f"run {self.run_id}" if person is None else f"{person} (ledger of run {self.run_id})"
 

@@ -49,7 +49,7 @@ class Side:
 
     @property
     def is_recipe(self) -> bool:
-        """Whether nothing of it was computed."""
+        """Return whether nothing of it was computed."""
         return self.subject.kind == "recipe"
 
 

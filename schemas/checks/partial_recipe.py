@@ -29,12 +29,12 @@ class PartialData:
 
     @property
     def origin(self) -> FileSource | None:
-        """What ``source`` names."""
+        """Return what ``source`` names."""
         return None if self.source is None else file_source(self.source)
 
     @property
     def builtin_content(self) -> str | None:
-        """What a built-in dataset holds; None: it is another source."""
+        """Return what a built-in dataset holds; None: it is another source."""
         content = self.origin.kind if isinstance(self.origin, Builtin) else None
         return content if content in CONTENT_COLUMNS else None
 

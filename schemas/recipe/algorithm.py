@@ -208,17 +208,17 @@ class Algorithm(Returns):
 
     @property
     def reads_critic(self) -> bool:
-        """Whether a separate critic is trained with the policy."""
+        """Return whether a separate critic is trained with the policy."""
         return self.advantage == "gae" and not self.shared_trunk
 
     @property
     def reads_rollouts(self) -> bool:
-        """Whether the baseline begins with responses that were sampled beforehand."""
+        """Return whether the baseline begins with responses that were sampled beforehand."""
         return self.advantage in COLLECTED
 
     @property
     def weighs_critic(self) -> bool:
-        """Whether a rollout's advantages may be the critic's in part, or not at all."""
+        """Return whether a rollout's advantages may be the critic's in part, or not at all."""
         return self.critic_ev_threshold is not None or self.critic_blend
 
     @property

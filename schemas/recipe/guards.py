@@ -76,7 +76,7 @@ class Guard(Frozen):
 
     @property
     def relation(self) -> Relation:
-        """Which of its conditions is given."""
+        """Return which of its conditions is given."""
         return next(name for name, value in self._conditions.items() if value is not None)
 
     @property
@@ -97,7 +97,7 @@ class Guard(Frozen):
 
     @property
     def is_relative(self) -> bool:
-        """Whether ``amount`` is a share."""
+        """Return whether ``amount`` is a share."""
         return isinstance(self._conditions[self.relation], str)
 
     @property

@@ -59,7 +59,7 @@ class SourcedModel(Frozen):
 
     @property
     def origin(self) -> ModelSource:
-        """What ``whole`` names."""
+        """Return what ``whole`` names."""
         return model_source(self.whole)
 
     @property
@@ -311,12 +311,12 @@ class Data(Frozen):
 
     @property
     def origin(self) -> DataSource:
-        """What ``source`` names."""
+        """Return what ``source`` names."""
         return data_source(self.source)
 
     @property
     def is_test_set(self) -> bool:
-        """Whether all of its rows are test rows."""
+        """Return whether all of its rows are test rows."""
         return self.split.test == "all"
 
     @rule
@@ -393,7 +393,7 @@ class Benchmark(Frozen):
 
     @property
     def origin(self) -> LocalPath:
-        """What ``source`` names."""
+        """Return what ``source`` names."""
         return LocalPath(Path(self.source))
 
 
@@ -427,7 +427,7 @@ class Verifier(Frozen):
 
     @property
     def origin(self) -> FileSource:
-        """What ``source`` names."""
+        """Return what ``source`` names."""
         return file_source(self.source)
 
     @rule

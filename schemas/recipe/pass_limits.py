@@ -45,7 +45,7 @@ class FoundLimits(Frozen):
 
     @property
     def described(self) -> str:
-        """In words: ``found: passes of at most 65,536 positions``."""
+        """Return it in words: ``found: passes of at most 65,536 positions``."""
         sampled = (
             ""
             if self.sampled_tokens is None

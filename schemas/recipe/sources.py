@@ -34,7 +34,7 @@ class Hub:
 
     @property
     def is_well_formed(self) -> bool:
-        """Whether it is a valid name on the hub."""
+        """Return whether it is a valid name on the hub."""
         return re.fullmatch(self.PATTERN, str(self)) is not None
 
     def __str__(self) -> str:
@@ -54,12 +54,12 @@ class HubFiles:
 
     @property
     def is_well_formed(self) -> bool:
-        """Whether it is a valid name on the hub, with a commit and a path that stays in the repository."""
+        """Return whether it is a valid name on the hub, with a commit and a path that stays in the repository."""
         return re.fullmatch(self.PATTERN, str(self)) is not None
 
     @property
     def has_wildcards(self) -> bool:
-        """Whether it may match several files."""
+        """Return whether it may match several files."""
         return bool(set("*?") & set(self.files.rpartition("/")[2]))
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ class HubDataset:
 
     @property
     def is_well_formed(self) -> bool:
-        """Whether it is a valid name on the hub, with a commit."""
+        """Return whether it is a valid name on the hub, with a commit."""
         return re.fullmatch(self.PATTERN, str(self)) is not None
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ class Package:
 
     @property
     def is_well_formed(self) -> bool:
-        """Whether it is a valid name of a distribution."""
+        """Return whether it is a valid name of a distribution."""
         return re.fullmatch(self.PATTERN, str(self)) is not None
 
     def __str__(self) -> str:
@@ -133,7 +133,7 @@ class Registered:
 
     @property
     def is_well_formed(self) -> bool:
-        """Whether it names a version of a registered model, by number or alias."""
+        """Return whether it names a version of a registered model, by number or alias."""
         return re.fullmatch(self.PATTERN, str(self)) is not None
 
     @property
@@ -143,7 +143,7 @@ class Registered:
 
     @property
     def is_absent(self) -> bool:
-        """Whether MLflow had no such version when the run began."""
+        """Return whether MLflow had no such version when the run began."""
         return self.pin == _ABSENT
 
     def as_absent(self) -> Self:

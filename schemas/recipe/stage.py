@@ -151,7 +151,7 @@ class Resources(Frozen):
 
     @property
     def cuts_weights(self) -> bool:
-        """Whether several processes hold a part of each weight."""
+        """Return whether several processes hold a part of each weight."""
         is_alone = self.nodes is None and (self.distributed.ranks or self.gpus or 1) == 1
         return self.distributed.strategy == "fsdp2" and not is_alone
 

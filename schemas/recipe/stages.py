@@ -332,13 +332,13 @@ class PolicyOptimization(Rollouts):
 
     @property
     def weighs_by_sampler(self) -> bool:
-        """Whether advantages are weighted by π_old/π_sampler."""
+        """Return whether advantages are weighted by π_old/π_sampler."""
         is_ahead = self.rollout.ahead > 0 and self.algorithm.old_logprobs == "policy"
         return is_ahead or self.algorithm.rollout_correction is not None
 
     @property
     def keeps_by_watch(self) -> bool:
-        """Whether the policy that the watch's judge scores best is handed on."""
+        """Return whether the policy that the watch's judge scores best is handed on."""
         return self.watch is not None and (self.keep is None or self.keep.is_by_watch)
 
     @rule

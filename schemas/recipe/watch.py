@@ -43,5 +43,5 @@ class Keep(Frozen):
 
     @property
     def is_by_watch(self) -> bool:
-        """Whether the watch's judge chooses."""
+        """Return whether the watch's judge chooses."""
         return self.by == "watch"

@@ -38,7 +38,7 @@ class StoredArtifact(Frozen):
 
     @property
     def stands_for(self) -> Digest:
-        """Its digest, or that of a model that it says nothing else than."""
+        """Return its digest, or that of a model that it says nothing else than."""
         return self.digest
 
 
@@ -71,7 +71,7 @@ class StoredModel(StoredArtifact):
 
     @property
     def stands_for(self) -> Digest:
-        """Its digest, or that of a model that it says nothing else than."""
+        """Return its digest, or that of a model that it says nothing else than."""
         return self.base if self.base is not None and self.same_as_base else self.digest
 
 

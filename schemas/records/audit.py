@@ -70,7 +70,7 @@ class Hashing(Frozen):
 
     @property
     def bound(self) -> Literal["reading", "hashing"]:
-        """What took longer."""
+        """Return what took longer."""
         return "hashing" if self.hash_seconds >= self.read_seconds else "reading"
 
 

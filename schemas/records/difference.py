@@ -122,7 +122,7 @@ class MetricDifference(Frozen):
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval of the difference excludes 0."""
+        """Return whether the interval of the difference excludes 0."""
         return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
 
 
@@ -150,7 +150,7 @@ class Difference(Frozen):
 
     @property
     def is_same(self) -> bool:
-        """Whether nothing differs."""
+        """Return whether nothing differs."""
         stages = all(stage.sharing in ("shared", "neither") for stage in self.stages)
         found = (self.recipe, self.data, self.provenance, self.libraries, self.gates)
         return stages and not any(found)

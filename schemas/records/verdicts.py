@@ -59,7 +59,7 @@ class Verdict(Frozen):
 
     @property
     def judged(self) -> float | None:
-        """What is compared with the threshold: with a confidence a bound of the interval, else the measured number; None if
+        """Return what is compared with the threshold: with a confidence a bound of the interval, else the measured number; None if
         there is none, or if the gate is closed whatever it is."""
         if self.reason is not None:
             return None

@@ -63,7 +63,7 @@ class Dial:
 
     @property
     def num_problems(self) -> int:
-        """How many different problems demonstrations and prompts are drawn from."""
+        """Return how many different problems demonstrations and prompts are drawn from."""
         return sum(10 * (2 * MAX_CHANGE) ** steps for steps in range(self.min_steps, self.max_steps + 1))
 
 

@@ -50,7 +50,7 @@ class Codec:
 
     @property
     def pad_token_id(self) -> int:
-        """What fills the ends of rows; masked everywhere."""
+        """Return what fills the ends of rows; masked everywhere."""
         return int(self.tokenizer.pad_token_id)
 
     @property

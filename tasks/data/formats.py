@@ -162,12 +162,12 @@ class Format:
 
     @property
     def is_own(self) -> bool:
-        """Whether the file's columns are called like ours."""
+        """Return whether the file's columns are called like ours."""
         return self.name == OWN
 
     @property
     def is_recognised(self) -> bool:
-        """Whether the mapping was found by looking at the rows."""
+        """Return whether the mapping was found by looking at the rows."""
         return self.name not in (OWN, MAPPED)
 
 

@@ -66,7 +66,7 @@ class Collected:
 
     @cached_property
     def ended(self) -> Tensor:
-        """Which responses (N,) reached their end."""
+        """Return which responses (N,) reached their end."""
         return torch.tensor(self.table["ended"].to_pylist())
 
     @cached_property

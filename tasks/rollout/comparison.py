@@ -56,7 +56,7 @@ class Pairs:
 
     @property
     def are_equal(self) -> Tensor:
-        """Whether the two responses of each pair (B,) are equal. Such a pair is a tie, although its scores may differ by rounding: they come from two batches."""
+        """Return whether the two responses of each pair (B,) are equal. Such a pair is a tie, although its scores may differ by rounding: they come from two batches."""
         sides = [
             zip(each.responses, each.sequences.response_rows(), each.ended.tolist(), strict=True)
             for each in (self.candidate.sampled, self.baseline.sampled)

@@ -31,7 +31,7 @@ class RolloutEngine(Protocol):
 
     @property
     def took_begun(self) -> bool:
-        """Whether responses since the last ``begin`` were those that had been begun, by the policy before its last update."""
+        """Return whether responses since the last ``begin`` were those that had been begun, by the policy before its last update."""
 
     def __enter__(self) -> Self:
         """Sample beside other work from now on, where ``begin`` does anything."""

@@ -47,7 +47,7 @@ class RolloutModels:
 
     @property
     def sampler(self) -> Sampler | None:
-        """What samples here; None: nothing does, and nothing is scored."""
+        """Return what samples here; None: nothing does, and nothing is scored."""
         if self.scorer is None:
             return None
         return Sampler(self.policy, self.precision, self.codec.pad_token_id, beside_training=self.ahead)

@@ -38,7 +38,7 @@ class Planned:
 
     @property
     def cost(self) -> int:
-        """In positions."""
+        """Return the cost of the passes, in positions."""
         return self.positions + self.num_parts * READ_AGAIN[device_here()]
 
 

@@ -12,7 +12,7 @@ class Meter(Protocol):
 
     @property
     def device(self) -> str:
-        """Its name and how many processes share the work: what was found on another one holds no longer."""
+        """Return its name and how many processes share the work: what was found on another one holds no longer."""
 
     def begin(self) -> None:
         """Forget the peak."""

@@ -49,7 +49,7 @@ class ActorCritic:
 
     @property
     def temperature(self) -> float:
-        """Of the distribution that is sampled, and that learns."""
+        """Return the temperature of the distribution that is sampled, and that learns."""
         return self.models.codec.generation.temperature
 
     def ready(

@@ -50,7 +50,7 @@ class Source:
 
     @property
     def moving(self) -> dict[str, nn.Module]:
-        """What of it changes in the course of the stage, as checkpoints name it."""
+        """Return what of it changes in the course of the stage, as checkpoints name it."""
         return {"baselines": self.baselines} if self.baselines and self.baselines.moves else {}
 
 

@@ -41,7 +41,7 @@ class PromptBaselines(nn.Module):
 
     @property
     def moves(self) -> bool:
-        """Whether they change in the course of the stage."""
+        """Return whether they change in the course of the stage."""
         return self._algorithm.advantage == "tracked_mean"
 
     def of(self, sampled: Sampled, moments: RunningMoments) -> Tensor:

@@ -185,7 +185,9 @@ def test_recorded_numbers_of_another_library(case: dict[str, Any]) -> None:
         found = importance_weights(
             log_ratio, zeros, is_token, correction="truncate", ratio_of=name, high=case["high"]
         )
-        assert found.weights[is_token].tolist() == pytest.approx(list(chain(*case[f"truncate_{name}"])), abs=1e-6)
+        assert found.weights[is_token].tolist() == pytest.approx(
+            list(chain(*case[f"truncate_{name}"])), abs=1e-6
+        )
     for name in ("token", "sequence", "sequence_mean"):
         bounds = {"low": case["low"], "high": case["high"]}
         found = importance_weights(log_ratio, zeros, is_token, correction="mask", ratio_of=name, **bounds)
