@@ -130,7 +130,7 @@ class Workload:
 
     @property
     def has_adapters(self) -> bool:
-        """Return whether any of its networks has layers in 4 bits; their weights are not cut over GPUs."""
+        """Return whether any of its networks has adapters; their weights are not cut over GPUs."""
         return any(network.adapter_weights for network in self.networks)
 
     def network(self, role: str) -> Network:
