@@ -108,7 +108,7 @@ def fits(workload: Workload, layout: Layout, device: Device) -> bool:
 
 
 def with_microbatch(workload: Workload, size: int) -> Workload:
-    """Return the workload with micro-batches of at most ``size`` rows of each rank."""
+    """Return the workload with micro-batches of at most ``size`` rows of each rank; what is sampled side by side stays."""
     share = min(1.0, size / workload.at_once)
     return replace(
         workload,
@@ -117,18 +117,29 @@ def with_microbatch(workload: Workload, size: int) -> Workload:
             replace(each, sequences=replace(each.sequences, at_once=max(1.0, each.sequences.at_once * share)))
             for each in workload.passes
         ),
-        samplings=tuple(
-            replace(each, at_once=min(each.at_once, size)) if share < 1 else each
-            for each in workload.samplings
-        ),
     )
+
+
+def with_sampled_rows(workload: Workload, rows: float) -> Workload:
+    """Return the workload with at most ``rows`` responses sampled side by side on each rank."""
+    bounded = tuple(replace(each, at_once=min(each.at_once, rows)) for each in workload.samplings)
+    return replace(workload, samplings=bounded)
+
+
+def fitted(workload: Workload, size: int, layout: Layout, device: Device) -> Workload:
+    """Return the workload with this micro-batch, and with as many responses side by side as fit, halved until they do."""
+    small = with_microbatch(workload, size)
+    rows = max((each.rows_at_once(layout.world) for each in small.samplings), default=1.0)
+    while rows > 1 and not fits(with_sampled_rows(small, rows), layout, device):
+        rows = max(1, rows // 2)
+    return with_sampled_rows(small, rows)
 
 
 def largest_microbatch(workload: Workload, layout: Layout, device: Device) -> int | None:
     """Return the largest micro-batch that fits, halved from the recipe's as the launcher does; None: one row does not fit."""
     size = workload.at_once
     while True:
-        if fits(with_microbatch(workload, size), layout, device):
+        if fits(with_sampled_rows(with_microbatch(workload, size), 1), layout, device):
             return size
         if size <= 1:
             return None

@@ -10,10 +10,10 @@ from vantage.estimates.layouts import (
     RESERVE,
     Layout,
     Memory,
+    fitted,
     largest_microbatch,
     memory_of,
     smallest_layout,
-    with_microbatch,
 )
 from vantage.estimates.model_shape import ModelShape, model_shape
 from vantage.estimates.stage_workloads import workload_of
@@ -170,7 +170,10 @@ def estimate_recipe(
     device = device_named(gpu, width=shape.hidden_size)
     stages = tuple(
         _estimate_stage(
-            Subject(resolved, name, shape, data_of, sampled, others), device, gpus=gpus, nodes=nodes
+            Subject(resolved, name, shape, data_of, sampled, others, finds_rows=not device.is_cpu),
+            device,
+            gpus=gpus,
+            nodes=nodes,
         )
         for name in ordered_steps(resolved)
         if name in resolved.stages and not isinstance(resolved.stages[name], BenchmarkEvaluation)
@@ -221,7 +224,7 @@ def _estimate_stage(
         size = largest_microbatch(workload, layout, device)
         if size is not None:
             break
-    shown = workload if size is None else with_microbatch(workload, size)
+    shown = workload if size is None else fitted(workload, size, layout, device)
     return StageEstimate(
         name=subject.name,
         kind=subject.stage.kind,

@@ -168,7 +168,7 @@ def dpo(subject: Subject) -> Workload:
 def value(subject: Subject) -> Workload:
     work = subject.stage
     assert isinstance(work, ResolvedValuePretraining)
-    rollouts = Responses(subject, work.prompts, work.pass_limits)
+    rollouts = Responses(subject, work.prompts, work.pass_limits, work.rollout)
     has_reference = bool(work.returns.kl_coef)
     minibatch = rollouts.trained(work, logits=0.0)
     whole = rollouts.scored(work.batch_size, logits=0.0)
@@ -216,7 +216,7 @@ def policy(subject: Subject) -> Workload:
     work = subject.stage
     assert isinstance(work, ResolvedPolicyOptimization)
     algorithm = work.algorithm
-    rollouts = Responses(subject, work.prompts, work.pass_limits)
+    rollouts = Responses(subject, work.prompts, work.pass_limits, work.rollout)
     steps = work.iterations * work.epochs * (work.batch_size // work.minibatch_size)
     of_iteration = steps // work.iterations
     policy_steps = max(0, work.iterations - algorithm.policy_starts_at) * of_iteration
@@ -275,7 +275,7 @@ def policy(subject: Subject) -> Workload:
 def best_of_n(subject: Subject) -> Workload:
     work = subject.stage
     assert isinstance(work, ResolvedBestOfN)
-    rollouts = Responses(subject, work.prompts, work.pass_limits)
+    rollouts = Responses(subject, work.prompts, work.pass_limits, work.rollout)
     kept = work.batch_size // work.samples_per_prompt
     steps = work.iterations * work.epochs * (kept // work.minibatch_size)
     minibatch = rollouts.trained(work, logits=1.0)
@@ -303,7 +303,7 @@ def preference_collection(subject: Subject) -> Workload:
     prompts = work.prompts or work.demonstrations or ""
     data = subject.data_of(prompts)
     responses = (data.train + data.validation + data.test) * work.samples_per_prompt
-    rollouts = Responses(subject, prompts, work.pass_limits.or_rows(work.batch_size))
+    rollouts = Responses(subject, prompts, work.pass_limits.or_rows(work.batch_size), work.rollout)
     batches = math.ceil(responses / work.batch_size)
     count = min(work.batch_size, responses)
     networks, passes = (
@@ -331,7 +331,7 @@ def rollout_collection(subject: Subject) -> Workload:
     data = subject.data_of(work.prompts)
     held_out = (data.validation + data.test) * work.held_out_samples_per_prompt
     responses = data.train * work.samples_per_prompt + held_out
-    rollouts = Responses(subject, work.prompts, work.pass_limits.or_rows(work.batch_size))
+    rollouts = Responses(subject, work.prompts, work.pass_limits.or_rows(work.batch_size), work.rollout)
     batches, count = math.ceil(responses / work.batch_size), min(work.batch_size, responses)
     sampling = rollouts.sampling("policy", batches, count)
     return whole_workload(
@@ -350,7 +350,7 @@ def evaluation(subject: Subject) -> Workload:
     assert isinstance(work, PolicyEvaluation)
     tests = subject.data_of(work.prompts).test
     sampled = tests * work.samples_per_prompt
-    rollouts = Responses(subject, work.prompts, work.pass_limits)
+    rollouts = Responses(subject, work.prompts, work.pass_limits, work.rollout)
     passes = [*rollouts.rewards(2, sampled), *rollouts.rewards(2, tests)]
     networks = [replace(language_model(subject, role), is_held_in_turn=True) for role in COMPARED]
     for role in COMPARED:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from vantage.estimates.adapters import with_adapters
 from vantage.estimates.model_shape import ModelShape
@@ -11,6 +11,7 @@ from vantage.estimates.workload import Network, Pass, Sampling, Sequences, Workl
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.resolved import ResolvedBestOfN, ResolvedPolicyOptimization
+from vantage.schemas.recipe.rollout import Sampling as RolloutFields
 from vantage.schemas.recipe.stage import Stage, Training
 from vantage.schemas.recipe.stages import Rollouts
 from vantage.schemas.recipe.terms import ModelTerm
@@ -30,6 +31,8 @@ class Subject:
     """Tokens of a sampled response."""
     others: Mapping[str, ModelShape] = field(default_factory=dict)
     """Step that imports another model → its shape; stages train none, so what they make has the shape of the recipe's."""
+    finds_rows: bool = False
+    """Whether stages that train find how many responses memory has room for, side by side: on a GPU."""
 
     def shape_of(self, role: str) -> ModelShape:
         """Return the shape of the model that the stage reads in a role."""
@@ -54,12 +57,21 @@ class Responses:
     subject: Subject
     prompts: str
     limits: PassLimits
+    rollout: RolloutFields
+
+    @property
+    def sampled(self) -> PassLimits:
+        """The bounds of what is sampled side by side."""
+        is_found = self.subject.finds_rows and isinstance(self.subject.stage, Training)
+        if is_found and self.limits.tokens is None:
+            return replace(self.limits, rows=self.rollout.max_rows)
+        return self.rollout.limits(self.limits)
 
     def sampling(self, role: str, times: float, count: float) -> Sampling:
         """Return the sampling of ``count`` responses, so many times."""
         prompt, response = self.subject.data_of(self.prompts).prompt, self.subject.sampled
         longest = prompt.longest + response.longest
-        at_once = min(count, rows_at_once(self.limits, longest, count))
+        at_once = min(count, rows_at_once(self.sampled, longest, count))
         return Sampling(
             role=role,
             times=times,

@@ -55,7 +55,7 @@ from vantage.schemas.recipe.fields import (
 from vantage.schemas.recipe.recipe import Recipe
 from vantage.schemas.records.metric import settings_of
 from vantage.schemas.records.metrics import headline_metric_names, one_of_each_family
-from vantage.schemas.records.stage_key import NOT_IN_KEY
+from vantage.schemas.records.stage_key import NOT_IN_KEY, dumped
 from vantage.schemas.steps import (
     MIXTURE_PREFIX,
     OTHER_MODEL_PREFIX,
@@ -402,7 +402,8 @@ def _equal_arms(recipes: dict[str, Recipe]) -> Iterator[Problem]:
     first: dict[str, str] = {}
     for arm, recipe in recipes.items():
         content = recipe.model_dump(mode="json")
-        for stage in content["stages"].values():
+        for name in content["stages"]:
+            content["stages"][name] = stage = dumped(recipe.stages[name])
             for field in NOT_COMPARED & stage.keys():
                 del stage[field]
             stage.get("algorithm", {}).pop("preset", None)  # a preset is only a name for its switches

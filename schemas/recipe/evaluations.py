@@ -5,8 +5,9 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from vantage.schemas.frozen import rule
-from vantage.schemas.recipe.fields import Count, Name, Switch, is_unset
+from vantage.schemas.recipe.fields import Count, Name, Switch, is_default, is_unset
 from vantage.schemas.recipe.rewards import Judge
+from vantage.schemas.recipe.rollout import Sampling
 from vantage.schemas.recipe.stage import Stage
 
 
@@ -31,6 +32,8 @@ class PolicyEvaluation(Stage):
     stands in the report beside the token's log-probability. It changes no metric. Its tokenizer is that of both policies."""
     samples_per_prompt: Count = 1
     """Responses of each policy to each prompt."""
+    rollout: Sampling = Field(Sampling(), exclude_if=is_default(Sampling()))
+    """How responses are sampled."""
 
     @rule
     def _judges_of_two_kinds(self) -> None:

@@ -166,8 +166,8 @@ class Stage(Work):
     resources: Resources = Resources()
     """CPUs and GPUs that it needs, and its time limit."""
     microbatch_size: Count | None = None
-    """Most sequences in one forward pass, or sampled side by side; where a stage reads pairs or rankings, most pairs or
-    prompts. Changes memory, never a gradient or a response. None: any number in training and evaluation, else ``batch_size``.
+    """Most sequences in one forward pass, and unless ``rollout.max_rows`` or the memory of a GPU says otherwise, sampled side by
+    side; where a stage reads pairs or rankings, most pairs or prompts. Changes memory, never a gradient or a response. None: any number in training and evaluation, else ``batch_size``.
     A pass holds rows of like length, so that it may have fewer."""
     microbatch_tokens: Count | None = Field(None, exclude_if=is_unset)
     """Most positions of one forward pass, padding included: its sequences times the longest of them; in sampling, times the

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from vantage.schemas.frozen import Frozen, rule
+from vantage.schemas.frozen import rule
 from vantage.schemas.recipe.algorithm import Algorithm, Returns
 from vantage.schemas.recipe.fields import (
     MAX_COUNT,
@@ -21,6 +21,7 @@ from vantage.schemas.recipe.fields import (
 from vantage.schemas.recipe.guards import OFF
 from vantage.schemas.recipe.inputs import MODEL
 from vantage.schemas.recipe.rewards import Judge
+from vantage.schemas.recipe.rollout import Ahead, SampledAhead, Sampling
 from vantage.schemas.recipe.stage import Resources, Stage, Training
 from vantage.schemas.recipe.watch import Keep, Watch
 
@@ -129,6 +130,8 @@ class Rollouts(Training):
     """Responses in one optimiser step; a divisor of ``batch_size``."""
     epochs: Count = 1
     """Passes over each rollout."""
+    rollout: Sampling = Field(Sampling(), exclude_if=is_default(Sampling()))
+    """How responses are sampled."""
     checkpoint_every: Count = 10
     """Iterations between two in-stage checkpoints."""
 
@@ -155,23 +158,6 @@ def _refuse_cut_reference(resources: Resources, path: str) -> None:
             f"{path}=full reads all weights of the reference at once, and resources.distributed.strategy=fsdp2 cuts them; "
             "use strategy: ddp, or another kind of KL"
         )
-
-
-class SampledAhead(Frozen):
-    """When a rollout is sampled, beside the update of the one before or after it."""
-
-    ahead: Literal[0, 1] = 0
-    """1: while one rollout trains, the next is sampled, from a copy of a policy that trains as it was before that update: one
-    step off-policy. A fixed policy has no such step. 0: when the update is done."""
-
-
-class Ahead(SampledAhead):
-    """The same of a policy that trains, which learns from responses of an earlier one."""
-
-    importance_cap: Positive = 2.0
-    """C: what is sampled ahead has its advantages weighted, token by token, by min(π_old/π_sampler, C) (truncated importance
-    sampling, arXiv 2510.18855). With ``old_logprobs: sampler`` the loss's own ratio is to the sampler, and nothing else is
-    weighted (arXiv 2607.07508)."""
 
 
 def _refuse_cut_sampler(rollout: SampledAhead, resources: Resources) -> None:
@@ -215,7 +201,7 @@ class ValuePretraining(Rollouts):
     fresh_share: Probability = Field(0.0, exclude_if=is_default(0.0))
     """Share of each training rollout that is sampled here even with ``rollouts``: 0 reads all of it, 0.5 half."""
     rollout: SampledAhead = Field(SampledAhead(), exclude_if=is_default(SampledAhead()))
-    """Whether a rollout is sampled while another trains."""
+    """How responses are sampled, and whether while another rollout trains."""
 
     @rule
     def _groups_divide_the_batch(self) -> None:
@@ -306,7 +292,7 @@ class PolicyOptimization(Rollouts):
     iterations: Count = 50
     """Number of iterations: sample a rollout, score it, update."""
     rollout: Ahead = Field(Ahead(), exclude_if=is_default(Ahead()))
-    """Whether a rollout is sampled while another trains."""
+    """How responses are sampled, and whether while another rollout trains."""
     critic_learning_rate: Positive | None = None
     """As ``learning_rate``, for the critic; read if ``algorithm`` has one."""
     critic_optimizer: Literal["fresh", "carry"] = Field("fresh", exclude_if=is_default("fresh"))
@@ -534,6 +520,8 @@ class RolloutCollection(Stage):
     precision: Literal["float32", "bfloat16"] = "float32"
     """Type of the arithmetic (autocast) in sampling; also the type of the reward's models. Log-probabilities are those of
     this arithmetic: a stage that trains on them should have the same."""
+    rollout: Sampling = Field(Sampling(), exclude_if=is_default(Sampling()))
+    """How responses are sampled."""
 
 
 class PreferenceCollection(Stage):
@@ -556,6 +544,8 @@ class PreferenceCollection(Stage):
     """Responses to each prompt; None: 2 with a judge, 1 against a demonstration."""
     batch_size: Count = 256
     """Responses in one batch; a finished batch is saved."""
+    rollout: Sampling = Field(Sampling(), exclude_if=is_default(Sampling()))
+    """How responses are sampled."""
 
     @rule
     def _prompts_with_judge_or_demonstrations(self) -> None:

@@ -12,6 +12,7 @@ from itertools import zip_longest
 from typing import Any
 
 from vantage.schemas.canonical_json import canonical_json
+from vantage.schemas.frozen import Frozen
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.inputs import MODEL, Generation
 from vantage.schemas.recipe.rewards import Reward
@@ -59,9 +60,10 @@ NOT_IN_KEY = frozenset(
         "gradient_checkpointing",
         "compile",
         "packing",
+        "rollout.max_rows",
     }
 )
-"""Fields that never change a stage's numbers, or (kind, seed) are elsewhere in the key."""
+"""Fields that never change a stage's numbers, or (kind, seed) are elsewhere in the key; ``rollout.max_rows`` is one of a field."""
 
 _ABSENT = object()
 _DIGEST_LENGTH_SHOWN = 12
@@ -92,7 +94,7 @@ def key_parts(
         ValueError: a digest or a reward is missing, or one is given that the work does not name.
     """
     kind, row = work.kind, KINDS[work.kind]
-    configuration = work.model_dump(mode="json")
+    configuration = dumped(work)
     digests = dict(inputs)
     stand_in = row.reference_from
     if stand_in is not None and configuration["reference"] is None and stand_in in digests:
@@ -152,6 +154,17 @@ def key_parts(
         "extra": dict(extra),
         "seed": seed,
     }
+
+
+def dumped(work: Work) -> dict[str, Any]:
+    """Return the work as JSON, with the fields of its fields that are in ``NOT_IN_KEY`` at their defaults."""
+    for path in NOT_IN_KEY:
+        outer, _, inner = path.partition(".")
+        part = getattr(work, outer, None)
+        if inner and isinstance(part, Frozen) and inner in type(part).model_fields:
+            default = type(part).model_fields[inner].default
+            work = work.model_copy(update={outer: part.model_copy(update={inner: default})})
+    return work.model_dump(mode="json")
 
 
 def stage_key(parts: Mapping[str, Any]) -> str:

@@ -63,7 +63,8 @@ class RolloutModels:
         if found is not None:
             given, limits = job.work.microbatch_tokens, within_memory(job, found).work.pass_limits
             if isinstance(engine, LocalEngine):  # another kind has memory of its own
-                engine = replace(engine, limits=sampling_limits(limits, found, given=given))
+                most = sampling_limits(limits, found, given=given, rows=job.work.rollout.max_rows)
+                engine = replace(engine, limits=most)
         if self.ahead and isinstance(
             engine, LocalEngine
         ):  # another kind samples beside the training by itself
@@ -102,7 +103,9 @@ def load_rollout_models(
     codec, device = codec_of(job, role), policy.device
     return RolloutModels(
         policy=policy,
-        engine=load_engine(policy, codec, limits=work.pass_limits, precision=work.precision),
+        engine=load_engine(
+            policy, codec, limits=work.rollout.limits(work.pass_limits), precision=work.precision
+        ),
         reference=fixed_policy(job, "reference", device) if with_reference else None,
         scorer=load_scorer(
             job, work.reward, tokenizers_of=[role], device=device, dtype=frozen_dtype(work.precision)

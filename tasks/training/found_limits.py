@@ -5,7 +5,7 @@ It changes memory, and no result but for rounding. An attempt that goes on has t
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -109,17 +109,20 @@ def within_memory(job: Job, found: FoundLimits | None) -> Job:
     return job.model_copy(update={"work": job.work.model_copy(update={"microbatch_tokens": tokens})})
 
 
-def sampling_limits(limits: PassLimits, found: FoundLimits | None, *, given: int | None) -> PassLimits:
+def sampling_limits(
+    limits: PassLimits, found: FoundLimits, *, given: int | None, rows: int | None
+) -> PassLimits:
     """Return those of what is sampled side by side: what was found for it, or less after memory ran out.
 
     Args:
         limits: of the stage's other passes.
         given: ``microbatch_tokens`` before anything was found.
+        rows: ``rollout.max_rows``. The stage's ``microbatch_size`` is about passes that train.
     """
-    if found is None or found.sampled_tokens is None:
-        return limits
+    if found.sampled_tokens is None:
+        return replace(limits, rows=rows or limits.rows)
     tokens = found.sampled_tokens if given is None else min(given, found.sampled_tokens)
-    return PassLimits(rows=limits.rows, tokens=tokens, share_prompts=limits.share_prompts)
+    return replace(limits, rows=rows, tokens=tokens)
 
 
 def _find(taken: Taken, device: torch.device, meter: Meter) -> FoundLimits:

@@ -9,11 +9,13 @@ from vantage.estimates.devices import GPUS
 from vantage.estimates.layouts import (
     Layout,
     fits,
+    fitted,
     largest_microbatch,
     layouts,
     memory_of,
     smallest_layout,
     with_microbatch,
+    with_sampled_rows,
 )
 from vantage.estimates.timing import flops_of, seconds_of
 from vantage.estimates.workload import Network, Pass, Sampling, Sequences, Workload
@@ -72,6 +74,16 @@ def test_a_microbatch_is_halved_until_it_fits() -> None:
     assert not fits(with_microbatch(workload, 2 * size), layout, H100)
     assert fits(with_microbatch(workload, size), layout, H100)
     assert largest_microbatch(workload, Layout(1), H100) is None, "the weights alone do not fit"
+
+
+def test_responses_are_halved_until_they_fit_whatever_a_microbatch_is() -> None:
+    # Beside 27 GB of weights in float32 and their copy in bfloat16, 512 positions of the cache take 0.27 GB a response
+    drawn = sampling(rows=1000)
+    shown = fitted(drawn, 4, Layout(1), H100)
+    [rows] = [each.at_once for each in shown.samplings]
+    assert 4 < rows < 1000
+    assert fits(with_sampled_rows(drawn, rows), Layout(1), H100)
+    assert not fits(with_sampled_rows(drawn, 2 * rows), Layout(1), H100)
 
 
 def test_a_microbatch_is_that_of_each_rank() -> None:

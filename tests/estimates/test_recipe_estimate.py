@@ -387,3 +387,23 @@ def test_a_quickstart_for_seven_billion_weights_names_the_gpus_that_it_needs(tmp
     assert held == pytest.approx(40 * 6.7e9 / 8, rel=0.02)
     assert (policy.layout.strategy, policy.fits) == ("fsdp2", True)
     assert policy.smallest is not None and policy.smallest[0].world in (4, 8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpu", "rows"),
+    [
+        (["microbatch_size=4"], "cpu", 4),
+        (["microbatch_size=4"], "h100", None),
+        (["microbatch_size=4", "rollout.max_rows=7"], "h100", 7),
+        (["microbatch_size=4", "rollout.max_rows=7"], "cpu", 7),
+    ],
+)
+def test_passes_that_train_do_not_bound_what_a_gpu_samples(
+    settings: list[str], gpu: str, rows: int | None
+) -> None:
+    """None: all responses of a rollout side by side, which fit."""
+    overrides = [f"stages.policy.{each}" for each in settings]
+    policy = stage(estimate_recipe(parse_recipe(EVERY_KIND, overrides=overrides), gpu=gpu), "policy")
+    assert {each.sequences.at_once for each in policy.workload.passes if each.does == "train"} == {4}
+    for each in policy.workload.samplings:
+        assert each.at_once == (each.count if rows is None else min(rows, each.count))

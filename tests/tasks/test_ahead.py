@@ -19,7 +19,7 @@ from tests.tasks.test_presets_run import BATCH, Case, curve, job_of, preset, run
 from vantage.ledger.journal import read
 from vantage.models.pass_counts import taken_counts
 from vantage.models.sampling import Samples, sample
-from vantage.schemas.recipe.stages import SampledAhead
+from vantage.schemas.recipe.rollout import SampledAhead
 from vantage.schemas.records.job import StageJob
 from vantage.tasks import policy_optimization
 from vantage.tasks.data.examples import read_prompts

@@ -177,7 +177,7 @@ def test_after_memory_ran_out_the_smaller_bound_holds(pipeline: Any, tmp_path: P
         job = pipeline.job("value", folder=tmp_path, microbatch_tokens=given)
         within = found_limits.within_memory(job, found).work.pass_limits
         assert within.tokens == tokens
-        assert found_limits.sampling_limits(within, found, given=given).tokens == sampled
+        assert found_limits.sampling_limits(within, found, given=given, rows=None).tokens == sampled
 
 
 def test_what_does_not_fit_twice_goes_one_by_one(

@@ -22,7 +22,8 @@ from vantage.schemas.kinds import resolve_work
 from vantage.schemas.metric_names import PASSES, SAMPLING, SPEED
 from vantage.schemas.recipe.guards import Guard
 from vantage.schemas.recipe.rewards import Judge, Reward
-from vantage.schemas.recipe.stages import Ahead, PreferenceCollection
+from vantage.schemas.recipe.rollout import Ahead
+from vantage.schemas.recipe.stages import PreferenceCollection
 from vantage.schemas.recipe.terms import ModelTerm
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.tasks.data.rows import read_rows

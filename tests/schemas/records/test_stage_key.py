@@ -20,6 +20,7 @@ from vantage.schemas.recipe.evaluations import PolicyEvaluation
 from vantage.schemas.recipe.fields import Name
 from vantage.schemas.recipe.inputs import Data, Generation, Load, Model
 from vantage.schemas.recipe.rewards import Reward
+from vantage.schemas.recipe.rollout import Ahead
 from vantage.schemas.recipe.stages import (
     PolicyOptimization,
     RewardModelling,
@@ -367,6 +368,7 @@ def test_an_input_that_nothing_reads_is_refused(surplus: dict[str, Any]) -> None
 
 def test_the_fields_left_out_are_fields() -> None:
     fields = {name for kind in KINDS.values() for name in kind.work.model_fields}
+    fields |= {f"rollout.{name}" for name in Ahead.model_fields}
     assert fields >= NOT_IN_KEY
 
 

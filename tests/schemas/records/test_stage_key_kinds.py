@@ -8,6 +8,7 @@ import pytest
 
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.algorithm import Algorithm
+from vantage.schemas.recipe.evaluations import PolicyEvaluation
 from vantage.schemas.recipe.inputs import Generation
 from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.stages import (
@@ -20,7 +21,7 @@ from vantage.schemas.recipe.stages import (
 )
 from vantage.schemas.recipe.terms import ModelTerm, VerifierTerm
 from vantage.schemas.recipe.work import Work
-from vantage.schemas.records.stage_key import key_parts, stage_key
+from vantage.schemas.records.stage_key import dumped, key_parts, stage_key
 
 
 def digest(text: str) -> str:
@@ -226,3 +227,29 @@ def test_dpo_is_held_to_what_it_starts_from_unless_it_says_otherwise() -> None:
     assert parts_of(work, "init", "data")["inputs"]["reference"] == digest("init")
     other = work.model_copy(update={"reference": "model"})
     assert parts_of(other, "init", "data", "reference")["inputs"]["reference"] == digest("reference")
+
+
+def test_how_many_are_sampled_side_by_side_is_in_no_key() -> None:
+    """Neither beside other fields of ``rollout`` nor alone, where the field is then as if it were left out."""
+    names = {"algorithm": "ppo", "init": "sft", "critic": "value", "reward": "main", "prompts": "tasks"}
+    for rollout in ({}, {"ahead": 1}):
+        keys = {
+            stage_key(parts_of(
+                PolicyOptimization.model_validate(
+                    {"kind": "policy_optimization", **names, "rollout": {**rollout, **rows}}
+                ),
+                "init", "critic", "prompts", rewards={"main": VERIFIED},
+            ))
+            for rows in ({}, {"max_rows": 4}, {"max_rows": 64})
+        }  # fmt: skip
+        assert len(keys) == 1
+    plain = {
+        "kind": "evaluation",
+        "candidate": "a",
+        "baseline": "b",
+        "judge": {"verifier": "exact_match"},
+        "prompts": "c",
+    }
+    few = PolicyEvaluation.model_validate({**plain, "rollout": {"max_rows": 3}})
+    assert dumped(few) == dumped(PolicyEvaluation.model_validate(plain))
+    assert few.model_dump(mode="json")["rollout"] == {"max_rows": 3}, "a recipe's file keeps it"

@@ -1,5 +1,6 @@
 """From two measurements to the most positions that fit."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -168,9 +169,13 @@ def test_the_longest_row_is_that_of_prompt_and_response_together() -> None:
 
 def test_sampling_keeps_the_other_bounds() -> None:
     limits, found = PassLimits(3, 400, share_prompts=False), FoundLimits(tokens=400, sampled_tokens=3000)
-    assert sampling_limits(limits, found, given=None) == PassLimits(3, 3000, share_prompts=False)
-    assert sampling_limits(limits, FoundLimits(tokens=400), given=None) == limits
-    assert sampling_limits(limits, None, given=400) == limits
+    assert sampling_limits(limits, found, given=None, rows=None) == PassLimits(
+        None, 3000, share_prompts=False
+    )
+    assert sampling_limits(limits, found, given=None, rows=7) == PassLimits(7, 3000, share_prompts=False)
+    unfound = FoundLimits(tokens=400)
+    assert sampling_limits(limits, unfound, given=None, rows=None) == limits
+    assert sampling_limits(limits, unfound, given=None, rows=7) == replace(limits, rows=7)
 
 
 def test_measuring_moves_nothing() -> None:
