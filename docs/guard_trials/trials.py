@@ -12,6 +12,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 RECIPE, TABLE = HERE / "trials.yaml", HERE / "curves.csv"
@@ -89,7 +90,7 @@ def run(workspace: str, *names: str) -> None:
         _add(trial, workspace, json.loads(record.read_text()))
 
 
-def _add(trial: Trial, workspace: str, record: dict) -> None:
+def _add(trial: Trial, workspace: str, record: dict[str, Any]) -> None:
     """Write the curves of a run, and at which iterations its guards fired, behind the others'."""
     from mlflow import MlflowClient
 

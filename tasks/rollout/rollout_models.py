@@ -7,7 +7,6 @@ from typing import TypeVar
 
 from vantage.models.policy import PolicyModel
 from vantage.schemas.recipe.pass_limits import PassLimits
-from vantage.schemas.recipe.stage import Stage
 from vantage.schemas.recipe.stages import RolloutCollection, Rollouts, samples_ahead
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.data.examples import Codec, codec_of
@@ -24,7 +23,7 @@ from vantage.tasks.training.found_limits import (
 from vantage.tasks.training.networks import fixed_policy
 from vantage.tasks.training.optimization import Precision, frozen_dtype
 
-Job = TypeVar("Job", bound=StageJob[Stage])
+Job = TypeVar("Job", bound=StageJob[Rollouts])
 
 
 @dataclass(frozen=True)

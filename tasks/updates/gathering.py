@@ -109,7 +109,7 @@ def gather(source: Source, state: PolicyState, *, has_moved: bool) -> Gathered:
         with_final_values=has_value_head and algorithm.bootstrap_truncated,
     )
     is_stale = has_moved and models.engine.took_begun
-    gap = {}
+    gap: dict[str, float] = {}
     if algorithm.old_logprobs == "policy":
         if work.weighs_by_sampler:
             rollout = replace(rollout, importance=importance_of(rollout, work))
