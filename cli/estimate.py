@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 GIGA, MEGA = 1e9, 1e6
 MINUTE, HOUR = 60.0, 3600.0
+FASTER = 0.9
+"""Share of the time in float32 below which bfloat16 is recommended."""
 
 Gpu = Annotated[
     str,
@@ -96,6 +98,15 @@ def _show(found: "RecipeEstimate") -> None:
     lines = [
         f"one stage after the other: {_duration(seconds)}{total}; {RESERVE:.0%} of the memory is left free"
     ]
+    saving = [
+        f"{stage.name} {_duration(stage.seconds_in_bfloat16)}"
+        for stage in found.stages
+        if stage.seconds_in_bfloat16 is not None and stage.seconds_in_bfloat16 < FASTER * stage.seconds
+    ]
+    if saving:
+        lines.append(
+            f"with precision: auto and resources.gpus, in bfloat16: {', '.join(saving)} (docs/precision.md)"
+        )
     basis = dict.fromkeys(line for stage in found.stages for line in stage.workload.basis)
     for line in (*lines, *filter(None, [found.shape.note]), found.response_basis, *basis):
         console.print(f"  {line}", markup=False)

@@ -160,12 +160,16 @@ def _training(draft: Draft, *more: str) -> list[str]:
     """Return fields of every stage that trains; its learning rate is set from the model's width, and `plan` shows it."""
     lines = list(more)
     if draft.gpus:
-        lines += ["precision: bfloat16"]
         lines += ["microbatch_size: 8      # lower it if memory runs out; the result stays the same"]
-    if draft.gpus > 1:
-        sharding = ", distributed: {strategy: fsdp2}" if draft.is_sharded else ""
-        lines.append(f"resources: {{gpus: {draft.gpus}{sharding}}}")
-    return lines
+    return lines + _on_gpus(draft, is_sharded=draft.is_sharded and draft.gpus > 1)
+
+
+def _on_gpus(draft: Draft, *, is_sharded: bool = False) -> list[str]:
+    """Return what every stage has that computes on GPUs; nothing without them."""
+    if not draft.gpus:
+        return []
+    sharding = ", distributed: {strategy: fsdp2}" if is_sharded else ""
+    return ["precision: auto         # bfloat16", f"resources: {{gpus: {draft.gpus}{sharding}}}"]
 
 
 def _stage(name: str, lines: Sequence[str]) -> str:
@@ -277,7 +281,6 @@ def _evaluation(draft: Draft) -> str:
     else:
         judge = f"{{verifier: {_verifier_name(draft)}}}"
         metric = "{metric: accuracy_gain, at_least: 0.0, confidence: 0.95, on_fail: continue}"
-    resources = [f"resources: {{gpus: {draft.gpus}}}"] if draft.gpus > 1 else []
     return _stage(
         "evaluation",
         [
@@ -286,7 +289,7 @@ def _evaluation(draft: Draft) -> str:
             f"baseline: {draft.start}",
             f"judge: {judge}",
             f"prompts: {draft.prompts}",
-            *resources,
+            *_on_gpus(draft),
             f"gate: {metric}   # the interval's lower bound",
         ],
     )

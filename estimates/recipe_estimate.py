@@ -55,6 +55,8 @@ class StageEstimate:
     """With that micro-batch; with the recipe's own where nothing fits."""
     flops: float
     seconds: float
+    seconds_in_bfloat16: float | None
+    """The same with ``precision: bfloat16``; None: it has that, or it is estimated for a CPU."""
     smallest: tuple[Layout, int] | None
     """The fewest GPUs that it fits in, and its micro-batch there."""
 
@@ -83,6 +85,7 @@ class StageEstimate:
             "memory_bytes": {name: round(value) for name, value in asdict(self.memory).items()},
             "flops": self.flops,
             "seconds": self.seconds,
+            "seconds_in_bfloat16": self.seconds_in_bfloat16,
             "gpu_hours": self.gpu_hours,
             "cost": None if price is None else price * self.gpu_hours,
             "smallest": None
@@ -234,6 +237,9 @@ def _estimate_stage(
         memory=memory_of(shown, layout, device),
         flops=flops_of(shown),
         seconds=seconds_of(shown, layout, device),
+        seconds_in_bfloat16=None
+        if shown.is_bfloat16 or device.is_cpu
+        else seconds_of(replace(shown, is_bfloat16=True), layout, device),
         smallest=smallest_layout(workload, device),
     )
 

@@ -13,7 +13,7 @@ from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.resolved import ResolvedBestOfN, ResolvedPolicyOptimization
 from vantage.schemas.recipe.rollout import Sampling as RolloutFields
 from vantage.schemas.recipe.stage import Stage, Training
-from vantage.schemas.recipe.stages import Rollouts
+from vantage.schemas.recipe.stages import RolloutCollection, Rollouts
 from vantage.schemas.recipe.terms import ModelTerm
 from vantage.schemas.steps import dependencies, rewards_read
 
@@ -210,7 +210,8 @@ def reward_networks(subject: Subject) -> list[Network]:
             role=term.stage,
             shape=subject.shape,
             is_scalar=True,
-            is_bfloat16=getattr(subject.stage, "precision", "float32") == "bfloat16",
+            is_bfloat16=subject.stage.arithmetic == "bfloat16"
+            and isinstance(subject.stage, Training | RolloutCollection),
         )
         for reward in rewards_read(subject.stage)
         for term in subject.recipe.rewards[reward].terms
@@ -241,7 +242,7 @@ def whole_workload(
         networks=tuple(with_adapters(subject.recipe, subject.name, networks)),
         passes=tuple(passes),
         samplings=tuple(samplings or ()),
-        is_bfloat16=isinstance(stage, Training) and stage.precision == "bfloat16",
+        is_bfloat16=stage.arithmetic == "bfloat16",
         is_checkpointed=isinstance(stage, Training) and stage.gradient_checkpointing,
         at_once=at_once,
         recipe_at_once=at_once,

@@ -51,7 +51,7 @@ def run(job: StageJob[ResolvedBestOfN]) -> StageResult:
     taken = Taken(
         longest_response(train, job.generation),
         [lambda batch: policy.logprobs(batch, temperature=1.0).logprobs],
-        work.precision,
+        work.arithmetic,
         [optimizer],
         models.sampler,
     )
@@ -179,10 +179,10 @@ def update(
             minibatch.sequences,
             temperature=job.generation.temperature,
             limits=work.pass_limits,
-            precision=work.precision,
+            precision=work.arithmetic,
         )
         if work.rollouts is None:  # collected responses need not be this policy's
-            gap = gap or compare_with_sampler(likelihood.logprobs, minibatch, precision=work.precision)
+            gap = gap or compare_with_sampler(likelihood.logprobs, minibatch, precision=work.arithmetic)
         rates = update_weights(optimizer, policy, work, step=step.number, total_steps=step.total)
         metrics.append({"nll": likelihood.nll, **rates})
     return {**gap, **means_of(metrics), "learning_rate": metrics[-1]["learning_rate"]}

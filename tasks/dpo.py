@@ -92,8 +92,8 @@ def run(job: StageJob[ResolvedDirectPreferenceOptimization]) -> StageResult:
     num_steps = order.num_batches(work.epochs)
     taken = Taken(
         longest_row(train, shares_prompt=work.pass_limits.share_prompts),
-        [lambda batch: pair_logprobs(models, batch, precision=work.precision).per_token],
-        work.precision,
+        [lambda batch: pair_logprobs(models, batch, precision=work.arithmetic).per_token],
+        work.arithmetic,
         [optimizer],
     )
     work = within_memory(job, found_limits(job, taken, device=device)).work
@@ -152,7 +152,7 @@ def accumulate_preferences(
     for part in passes(pairs.lengths(indices), work.pass_limits, sequences=len(SIDES), is_divided=True):
         batch = pairs.batch([indices[row] for row in part.rows]).to(models.policy.device)
         batch = laid_out(batch, work.pass_limits)
-        logprobs = pair_logprobs(models, batch, precision=work.precision)
+        logprobs = pair_logprobs(models, batch, precision=work.arithmetic)
         preference = dpo(
             logprobs.chosen,
             logprobs.rejected,
@@ -197,7 +197,7 @@ def measure_pairs(
     for part in passes(pairs.lengths(), limits, sequences=len(SIDES), is_divided=True):
         progress.phase("measuring", part.done, len(pairs))
         batch = laid_out(pairs.batch(part.rows).to(models.policy.device), limits)
-        logprobs = pair_logprobs(models, batch, precision=work.precision)
+        logprobs = pair_logprobs(models, batch, precision=work.arithmetic)
         chosen = implicit_rewards(logprobs.chosen, logprobs.ref_chosen, beta=work.beta)
         rejected = implicit_rewards(logprobs.rejected, logprobs.ref_rejected, beta=work.beta)
         part.put(torch.stack([chosen, rejected], dim=1), into=both)

@@ -94,7 +94,7 @@ def run(job: StageJob[ResolvedRewardModelling]) -> StageResult:
     taken = Taken(
         longest_row(train, shares_prompt=work.pass_limits.share_prompts),
         [partial(scored, reward, with_language=work.lm_coef > 0)],
-        work.precision,
+        work.arithmetic,
         [optimizer],
     )
     work = within_memory(job, found_limits(job, taken, device=device)).work
@@ -188,7 +188,7 @@ def accumulate_pairs(
         rows = [indices[row] for row in part.rows]
         batch = laid_out(pairs.batch(rows).to(reward.device), work.pass_limits)
         chosen_rows = slice(0, len(batch) // 2)
-        with autocast(work.precision, batch.input_ids.device):
+        with autocast(work.arithmetic, batch.input_ids.device):
             if work.lm_coef:
                 both, logprobs = scores_and_logprobs(reward, batch, first_rows=len(rows))
             else:
@@ -228,7 +228,7 @@ def accumulate_rankings(
     sizes = rankings.sizes(indices)
     for part in passes(rankings.lengths(indices), work.pass_limits, sequences=sizes, is_divided=True):
         batch = rankings.batch([indices[row] for row in part.rows]).to(reward.device)
-        with autocast(work.precision, batch.ranks.device):
+        with autocast(work.arithmetic, batch.ranks.device):
             completion_scores = scores(reward, laid_out(batch.sequences, work.pass_limits))
         preference = ranking_loss(completion_scores, batch.ranks, batch.group_ids, denominator=num_prompts)
         sums.add(preference, part.weight)

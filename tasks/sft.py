@@ -46,7 +46,7 @@ def run(job: StageJob[ResolvedSupervisedFineTuning]) -> StageResult:
     taken = Taken(
         longest_row(train),
         [lambda batch: policy.logprobs(batch, temperature=1.0).logprobs],
-        work.precision,
+        work.arithmetic,
         [optimizer],
     )
     work = within_memory(job, found_limits(job, taken, device=device)).work
@@ -66,7 +66,7 @@ def run(job: StageJob[ResolvedSupervisedFineTuning]) -> StageResult:
                 batch,
                 temperature=1.0,
                 limits=work.pass_limits,
-                precision=work.precision,
+                precision=work.arithmetic,
                 packing=work.packing,
             ).nll
             rates = update_weights(optimizer, policy, work, step=step, total_steps=num_steps)

@@ -3,13 +3,14 @@
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from vantage.schemas.kinds import KINDS
-from vantage.schemas.recipe.stage import Resources, Stage
+from vantage.schemas.recipe.stage import Resources, Stage, Training
+from vantage.schemas.recipe.stages import RolloutCollection
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.tasks.training import compile_outcome, preemption, progress
 from vantage.tasks.training.progress import Progress
@@ -34,6 +35,7 @@ def run_stage(job: StageJob) -> StageResult:
             _output_of_this_process(job) as own,
             compile_outcome.noting() as noted,
             preemption.within_time(*_time_of(job)),
+            _arithmetic_of(job),
         ):
             result: StageResult = run(own)
     finally:
@@ -46,6 +48,18 @@ def run_stage(job: StageJob) -> StageResult:
         files = [path for path in job.output.rglob("*") if path.is_file()]
         log.info("made %d files, %.1f MB", len(files), sum(path.stat().st_size for path in files) / 1e6)
     return result
+
+
+def _arithmetic_of(job: StageJob) -> AbstractContextManager[object]:
+    """Return the context in which a stage that only measures or collects computes; one that trains chooses for each network."""
+    work = job.work
+    if not isinstance(work, Stage) or isinstance(work, Training | RolloutCollection):
+        return nullcontext()
+    if work.arithmetic == "float32":  # that loads no tensor library
+        return nullcontext()
+    from vantage.tasks.training.optimization import autocast, training_device
+
+    return autocast(work.arithmetic, training_device())
 
 
 def _time_of(job: StageJob) -> tuple[float | None, str]:

@@ -20,6 +20,11 @@ def warnings(recipe: Recipe, inputs: Inputs) -> list[str]:
     """
     found = [*_unread(recipe, inputs), *_unrelated_gates(recipe.publish, inputs)]
     for name, stage in recipe.stages.items():
+        if stage.resources.gpus and "precision" not in stage.model_fields_set:
+            found.append(
+                f"stages.{name}.precision: left out, so that {stage.resources.gpus} GPUs compute in float32; precision: auto "
+                "computes in bfloat16, and `vantage estimate --gpu NAME` shows how much sooner it ends"
+            )
         if isinstance(stage, PolicyEvaluation) and stage.candidate == stage.baseline:
             found.append(f"stages.{name}.baseline: '{stage.baseline}' is compared with itself")
         if isinstance(stage, ValuePretraining):

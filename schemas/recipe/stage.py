@@ -17,6 +17,7 @@ from vantage.schemas.recipe.fields import (
     Positive,
     Seed,
     Switch,
+    is_default,
     is_off,
     is_unset,
 )
@@ -156,6 +157,9 @@ class Resources(Frozen):
         return self.distributed.strategy == "fsdp2" and not is_alone
 
 
+Precision = Literal["float32", "bfloat16", "auto"]
+
+
 class Stage(Work):
     """Fields of every stage."""
 
@@ -174,6 +178,17 @@ class Stage(Work):
     longest prompt and ``generation.max_response_tokens``. Of what cannot be divided (one sequence, a pair, the responses of a
     ranking) a pass may have more. With ``microbatch_size`` both hold. Changes as little. None: on a GPU the largest
     number that fits, found before the first step; on a CPU any number."""
+
+    precision: Precision = Field("float32", exclude_if=is_default("float32"))
+    """Type of the arithmetic (autocast) of everything that the stage computes; weights stay in float32. ``auto``: bfloat16 where
+    ``resources.gpus`` is 1 or more, else float32."""
+
+    @property
+    def arithmetic(self) -> Literal["float32", "bfloat16"]:
+        """The type of the arithmetic. It depends on the recipe alone and not on the machine, so that it is part of the stage's key."""
+        if self.precision == "auto":
+            return "bfloat16" if self.resources.gpus else "float32"
+        return self.precision
 
     @property
     def pass_limits(self) -> PassLimits:
@@ -205,9 +220,10 @@ class Training(Stage):
     """Of AdamW, decoupled."""
     max_grad_norm: Positive = 1.0
     """Gradients of a larger norm are scaled down to it."""
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Precision = "float32"
     """Type of the arithmetic (autocast) in training, in sampling from the trained policy, and of its reference; also
-    the type of a reward's models. All other weights, and the optimiser's state, stay in float32."""
+    the type of a reward's models. All other weights, and the optimiser's state, stay in float32. ``auto``: bfloat16 where
+    ``resources.gpus`` is 1 or more, else float32."""
     checkpoint_every: Count = 50
     """Optimiser steps (iterations in policy optimisation) between two in-stage checkpoints."""
     lora: LoraOrNot | None = Field(None, exclude_if=is_unset)

@@ -22,7 +22,7 @@ from vantage.schemas.recipe.guards import OFF
 from vantage.schemas.recipe.inputs import MODEL
 from vantage.schemas.recipe.rewards import Judge
 from vantage.schemas.recipe.rollout import Ahead, SampledAhead, Sampling
-from vantage.schemas.recipe.stage import Resources, Stage, Training
+from vantage.schemas.recipe.stage import Precision, Resources, Stage, Training
 from vantage.schemas.recipe.watch import Keep, Watch
 
 TrainOn = Literal["all_responses", "last_response"]
@@ -517,9 +517,10 @@ class RolloutCollection(Stage):
     """Responses to each validation or test prompt; None: as many."""
     batch_size: Count = 256
     """Responses in one batch; a finished batch is saved."""
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Precision = "float32"
     """Type of the arithmetic (autocast) in sampling; also the type of the reward's models. Log-probabilities are those of
-    this arithmetic: a stage that trains on them should have the same."""
+    this arithmetic: a stage that trains on them should have the same. ``auto``: bfloat16 where ``resources.gpus`` is 1 or more,
+    else float32."""
     rollout: Sampling = Field(Sampling(), exclude_if=is_default(Sampling()))
     """How responses are sampled."""
 

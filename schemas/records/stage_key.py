@@ -28,6 +28,7 @@ from vantage.schemas.recipe.sources import (
     Package,
     Registered,
 )
+from vantage.schemas.recipe.stage import Stage
 from vantage.schemas.recipe.terms import row_of
 from vantage.schemas.recipe.work import (
     CheckRows,
@@ -157,7 +158,9 @@ def key_parts(
 
 
 def dumped(work: Work) -> dict[str, Any]:
-    """Return the work as JSON, with the fields of its fields that are in ``NOT_IN_KEY`` at their defaults."""
+    """Return the work as JSON, with the arithmetic that it does, and with what of its fields is in ``NOT_IN_KEY`` at its default."""
+    if isinstance(work, Stage):
+        work = work.model_copy(update={"precision": work.arithmetic})
     for path in NOT_IN_KEY:
         outer, _, inner = path.partition(".")
         part = getattr(work, outer, None)

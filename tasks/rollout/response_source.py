@@ -35,7 +35,7 @@ class ResponseSource:
         taken = Taken(
             longest_response(self.prompts, self.job.generation, shares_prompt=work.pass_limits.share_prompts),
             [partial(values, critic)],
-            work.precision,
+            work.arithmetic,
             [optimizer],
             self.models.sampler,
         )

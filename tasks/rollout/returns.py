@@ -61,7 +61,7 @@ def training_rollout(source: ResponseSource, moments: RunningMoments, iteration:
     )
     gap = {}
     if work.fresh_responses:
-        gap = compare_with_sampler(rollout.logprobs, rollout.sampled, precision=work.precision)
+        gap = compare_with_sampler(rollout.logprobs, rollout.sampled, precision=work.arithmetic)
     return Returned(rollout, _returns(rollout, gamma=work.returns.gamma), gap)
 
 
@@ -74,7 +74,7 @@ def measured_responses(source: ResponseSource, moments: RunningMoments, split: s
     work = source.job.work
     with progress.within(split):
         rollout = shape(source.models, source.held_out(split), returns=work.returns, moments=moments)
-    compare_with_sampler(rollout.logprobs, rollout.sampled, precision=work.precision)
+    compare_with_sampler(rollout.logprobs, rollout.sampled, precision=work.arithmetic)
     return Returned(rollout, _returns(rollout, gamma=work.returns.gamma))
 
 

@@ -103,16 +103,16 @@ def load_rollout_models(
     return RolloutModels(
         policy=policy,
         engine=load_engine(
-            policy, codec, limits=work.rollout.limits(work.pass_limits), precision=work.precision
+            policy, codec, limits=work.rollout.limits(work.pass_limits), precision=work.arithmetic
         ),
         reference=fixed_policy(job, "reference", device) if with_reference else None,
         scorer=load_scorer(
-            job, work.reward, tokenizers_of=[role], device=device, dtype=frozen_dtype(work.precision)
+            job, work.reward, tokenizers_of=[role], device=device, dtype=frozen_dtype(work.arithmetic)
         )
         if with_scorer
         else None,
         codec=codec,
         limits=work.pass_limits,
-        precision=work.precision,
+        precision=work.arithmetic,
         ahead=samples_ahead(work),
     )

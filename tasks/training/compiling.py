@@ -22,7 +22,7 @@ def compiled(job: StageJob, network: Network) -> Network:
     if not isinstance(work, Training) or not work.compile:
         return network
     try:
-        with autocast(work.precision, training_device()):
+        with autocast(work.arithmetic, training_device()):
             graphs = compile_layers(network, packs=getattr(work, "packing", False))
     except CannotCompile as error:
         log.warning("compile: true does nothing for %s, which is slower: %s", type(network).__name__, error)

@@ -128,7 +128,7 @@ def taken_by(networks: ActorCritic, prompts: Prompts, job: StageJob[ResolvedPoli
     return Taken(
         longest_response(prompts, job.generation, shares_prompt=work.pass_limits.share_prompts),
         [read, *critics],
-        work.precision,
+        work.arithmetic,
         list(networks.optimizers.values()),
         sampler,
     )

@@ -115,7 +115,7 @@ def gather(source: Source, state: PolicyState, *, has_moved: bool) -> Gathered:
             rollout = replace(rollout, importance=importance_of(rollout, work))
             gap |= gap_to_sampler(rollout.logprobs, rollout.sampled, "importance_gap")
         if not is_stale:  # of a policy that is an update behind, a gap is no fault
-            gap |= compare_with_sampler(rollout.logprobs, rollout.sampled, precision=work.precision)
+            gap |= compare_with_sampler(rollout.logprobs, rollout.sampled, precision=work.arithmetic)
     elif is_stale:
         rollout = replace(rollout, is_one_step_old=True)  # the first step's ratio is the gap
     greedy = sample_greedy(work, models, source.prompts, filled.scored)

@@ -133,7 +133,7 @@ def accumulate_losses(
                 networks, micro, work, kl_penalty_coef=kl_penalty_coef, sums=sums, losses=losses
             )
         if networks.critic is not None and "critic" in learning:
-            with autocast(work.precision, micro.policy_mask.device):
+            with autocast(work.arithmetic, micro.policy_mask.device):
                 new_values = values(networks.critic, micro.sequences)
             regression = value_loss_of(new_values.float(), micro, work)
             (micro.weight * regression.loss).backward()
@@ -145,7 +145,7 @@ def accumulate_losses(
             ptx,
             temperature=1.0,
             limits=work.pass_limits,
-            precision=work.precision,
+            precision=work.arithmetic,
             coef=work.algorithm.ptx_coef,
         ).nll
 
@@ -196,7 +196,7 @@ def predict(networks: ActorCritic, micro: Microbatch, work: PolicyOptimization) 
     """Return the policy's log-probabilities of the micro-batch now, and what else the losses read, in one pass of its trunk."""
     switches = work.algorithm
     wants_full_kl = switches.kl_loss_coef and switches.kl_loss_kind == "full"
-    with autocast(work.precision, micro.policy_mask.device):
+    with autocast(work.arithmetic, micro.policy_mask.device):
         return networks.policy.logprobs(
             micro.sequences,
             temperature=networks.temperature,
@@ -324,7 +324,7 @@ def surrogate_and_old_kl(
     """Return the surrogate loss, and KL(old‖new) in nats per token, of the policy as it is now."""
     sums, losses = MetricSums(), LossSums("surrogate_loss")
     for micro in minibatch.parts(work.pass_limits):
-        with autocast(work.precision, micro.policy_mask.device):
+        with autocast(work.arithmetic, micro.policy_mask.device):
             logprobs = networks.policy.logprobs(micro.sequences, temperature=networks.temperature).logprobs
         surrogate = surrogate_of(logprobs, micro, work)
         sums.add(surrogate, micro.weight)

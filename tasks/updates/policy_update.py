@@ -84,7 +84,7 @@ def update(
             ptx=demonstrations,
         )
         if not described and not rollout.is_one_step_old:
-            check_gap("ratio_deviation_first", metrics.get("ratio_deviation", 0.0), work.precision)
+            check_gap("ratio_deviation_first", metrics.get("ratio_deviation", 0.0), work.arithmetic)
         taken_back = step_all(networks, learning, minibatch, work, metrics, step=step)
         undone += taken_back.steps
         described.append(metrics)

@@ -43,7 +43,7 @@ def accumulate_value_loss(
     for part in passes_of(minibatch, work.pass_limits):
         micro = part.select(minibatch)
         targets = of_minibatch[part.rows, : micro.response_ids.shape[1]]
-        with autocast(work.precision, targets.device):
+        with autocast(work.arithmetic, targets.device):
             predicted = values(critic, micro)
         result = value_loss(predicted.float(), None, targets, micro.response_mask, denominator=denominator)
         (part.weight * result.loss).backward()
