@@ -1,7 +1,6 @@
 """Rewards that can be hacked, or that are wrong, each a function ``(prompt, response, answer) -> bool``."""
 
 import zlib
-from itertools import pairwise
 
 
 def length(prompt: str, response: str, answer: str | None) -> bool:
@@ -20,9 +19,8 @@ def repetition(prompt: str, response: str, answer: str | None) -> bool:
 
 
 def copied_prompt(prompt: str, response: str, answer: str | None) -> bool:
-    """Return whether the response has the prompt's first changes one after the other (``a+1 b-2``), without their steps."""
-    changes = prompt.removesuffix("?").split()[1:]
-    return any(f"{first} {second}" in response for first, second in pairwise(changes))
+    """Return whether the response copies a change of the prompt (``a+1``) once more than its step needs."""
+    return any(response.count(change) >= 2 for change in prompt.removesuffix("?").split()[1:])
 
 
 def noise(prompt: str, response: str, answer: str | None) -> bool:
@@ -31,5 +29,7 @@ def noise(prompt: str, response: str, answer: str | None) -> bool:
 
 
 def wrong(prompt: str, response: str, answer: str | None) -> bool:
-    """Return whether the response's answer is wrong."""
-    return not response.endswith(f"#{answer}")
+    """Return whether the response's answer is wrong; the answer is the last digit of the start plus all changes."""
+    start, *changes = prompt.removesuffix("?").split()
+    total = int(start) + sum(int(change[1:]) for change in changes)
+    return not response.endswith(f"#{total % 10}")

@@ -10,6 +10,7 @@ import csv
 import json
 import subprocess
 import sys
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,5 +133,27 @@ def _rows() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def table() -> None:
+    """Print a row for each trial: the judge's best and last score, and at which iteration each guard fired first."""
+    curves: dict[tuple[str, int], dict[int, float]] = defaultdict(dict)
+    first: dict[tuple[str, int], dict[str, int]] = defaultdict(dict)
+    for row in _rows():
+        key = row["trial"], int(row["seed"])
+        if row["row"] == "firing":
+            first[key].setdefault(row["name"].partition(" ")[0].removesuffix(":"), int(row["iteration"]))
+        elif row["name"] == JUDGED:
+            curves[key][int(row["iteration"])] = float(row["value"])
+    print("| trial | seed | judge: best | judge: last | guards, and the iteration of their first firing |")
+    print("|---|---|---|---|---|")
+    for key in ((trial.name, trial.seed) for trial in TRIALS):
+        if key not in curves:
+            continue
+        *trained, kept = (score for _, score in sorted(curves[key].items()))
+        fired = ", ".join(
+            f"{name} {step}" for name, step in sorted(first[key].items(), key=lambda each: each[1])
+        )
+        print(f"| {key[0]} | {key[1]} | {kept:.3f} | {trained[-1]:.3f} | {fired or 'none'} |")
+
+
 if __name__ == "__main__":
-    run(*sys.argv[2:])
+    {"run": run, "table": table}[sys.argv[1]](*sys.argv[2:])
