@@ -8,6 +8,8 @@ from vantage.algorithms.uncertainty import Estimate, clustered_mean
 
 Z = 1.959963984540054
 """Standard errors in half of a two-sided 95 % interval of the normal distribution."""
+Z_OF_MANY = 3.2905267314919255
+"""The same at 99.9 %: a judge's score is compared with the best of all measurements, which is a lucky one."""
 
 
 @dataclass(frozen=True)
@@ -19,13 +21,14 @@ class Change:
 
     @property
     def is_worse(self) -> bool:
-        """Return whether the judge's score fell by more than its 95 % interval."""
-        return self.judge.value + Z * self.judge.standard_error < 0
+        """Return whether the judge's score fell by more than its 99.9 % interval."""
+        return self.judge.value + Z_OF_MANY * self.judge.standard_error < 0
 
     @property
     def is_fall(self) -> bool:
         """Return whether the reward rose and the judge's score fell, each by more than its 95 % interval."""
-        return self.is_worse and self.reward.value - Z * self.reward.standard_error > 0
+        fell = self.judge.value + Z * self.judge.standard_error < 0
+        return fell and self.reward.value - Z * self.reward.standard_error > 0
 
 
 def change_of(

@@ -92,7 +92,7 @@ DEFAULTS: tuple[Default, ...] = (
     ),
     Default(
         Guard(metric="watch_worse", above=1.0, over=1), (POLICY,),
-        "the judge's score fell by more than its 95 % interval, twice in a row", needs="a watch",
+        "the judge's score fell by more than its 99.9 % interval, twice in a row: the best of many measurements is a lucky one", needs="a watch",
     ),
 )  # fmt: skip
 

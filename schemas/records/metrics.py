@@ -524,7 +524,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "watch_worse", "measurements",
-        "Measurements in a row at which the judge's score had fallen since the one that it liked best, by more than its 95 % interval, "
+        "Measurements in a row at which the judge's score had fallen since the one that it liked best, by more than its 99.9 % interval, "
         "whatever the reward did. Only with watch.",
     ),
     Metric("test_score", "reward", "Mean score of the kept policy's responses to the test prompts."),

@@ -35,12 +35,14 @@ def scored(prompts: list[str], rewards: list[float]) -> Scored:
     return cast(Scored, SimpleNamespace(sampled=sampled, scores=SimpleNamespace(total=torch.tensor(rewards))))
 
 
-def falls_by_hand(now: list[float], before: list[float], sign: int) -> bool:
-    """Whether the mean difference of independent prompts lies beyond 0 by more than 1.96 standard errors, in plain Python."""
+def falls_by_hand(
+    now: list[float], before: list[float], sign: int, *, errors: float = 1.959963984540054
+) -> bool:
+    """Whether the mean difference of independent prompts lies beyond 0 by more than so many standard errors, in plain Python."""
     differences = [sign * (a - b) for a, b in zip(now, before, strict=True)]
     mean = sum(differences) / len(differences)
     variance = sum((each - mean) ** 2 for each in differences) / (len(differences) - 1)
-    return mean - 1.959963984540054 * (variance / len(differences)) ** 0.5 > 0
+    return mean - errors * (variance / len(differences)) ** 0.5 > 0
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -59,7 +61,7 @@ def test_falls_are_counted_against_the_measurement_that_the_judge_liked_best(see
         if best is None or sum(judged) > sum(best[1]):
             best, falls, worse = (rewards, judged), 0, 0
         else:
-            worse = worse + 1 if falls_by_hand(judged, best[1], -1) else 0
+            worse = worse + 1 if falls_by_hand(judged, best[1], -1, errors=3.2905267314919255) else 0
             falls = (
                 falls + 1 if falls_by_hand(rewards, best[0], 1) and falls_by_hand(judged, best[1], -1) else 0
             )
@@ -98,6 +100,7 @@ def test_one_prompt_tells_nothing() -> None:
     change = Change(*(Estimate(value, float("nan"), 1, 4) for value in (1.0, -1.0)))
     assert not change.is_fall
     assert pytest.approx(1.96, abs=1e-4) == divergence_of_judges.Z
+    assert pytest.approx(3.2905, abs=1e-4) == divergence_of_judges.Z_OF_MANY
 
 
 def test_a_watch_that_only_looks_changes_no_bit(pipeline: Any, contents: Contents) -> None:
