@@ -11,6 +11,7 @@ from vantage.ledger.replay import Replay
 from vantage.review.audit.artifact_claims import environment_checks, files_check, ref_check
 from vantage.review.audit.cards import model_card_checks
 from vantage.review.audit.evidence import Evidence, check_of
+from vantage.review.audit.guards import guard_checks
 from vantage.review.audit.mlflow_claims import check_without_outbox, mlflow_check
 from vantage.review.audit.run_claims import ENDED, edge_problems, outbox_check, record_checks, steps_of
 from vantage.review.audit.signatures import signature_checks, unsigned
@@ -254,6 +255,8 @@ class Walk:
         checks = list(record_checks(evidence, run_id, step, digest, found.ref))
         replay = evidence.replay(run_id)
         checks.append(outbox_check(evidence, run_id, step, digest, found.ref))
+        if found.ref is not None and is_maker:
+            checks += guard_checks(evidence, run_id, step, found.ref)
         record = evidence.record(run_id)
         if isinstance(replay, Replay):
             checks.append(mlflow_check(evidence, run_id, step))

@@ -9,6 +9,7 @@ from vantage.ledger.remarks import remark_on
 from vantage.ledger.replay import Replay
 from vantage.review.audit.decisions import decision_checks
 from vantage.review.audit.evidence import Evidence, check_of
+from vantage.review.audit.guards import failed_guard_checks
 from vantage.review.audit.mlflow_claims import mlflow_check
 from vantage.review.audit.published import published_checks
 from vantage.review.audit.run_claims import ENDED
@@ -34,6 +35,7 @@ def run_checks(evidence: Evidence, run_id: str) -> AuditedRun:
         problems = list(_record_problems(record))
         checks.append(_check("run record", problems))
         checks += answer_checks(evidence, record)
+        checks += failed_guard_checks(evidence, record)
         checks += decision_checks(evidence, run_id)
     if isinstance(replay, Missing | Broken):
         checks.append(check_of("outbox", replay))

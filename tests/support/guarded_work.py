@@ -14,6 +14,8 @@ from vantage.tasks.training.watched import ask_to_finish
 STEPS = 12
 ASKED = "asked to finish"
 """A file beside the journals: its number is the step in which a person asks the policy stage to finish."""
+CLIPS = "clips"
+"""A file there: with it, the policy stage reports a clip fraction at which a default guard warns."""
 
 
 def run_stage(job: StageJob) -> StageResult:
@@ -33,6 +35,8 @@ def run_stage(job: StageJob) -> StageResult:
             if asked.exists() and int(asked.read_text()) == step:
                 ask_to_finish(job.scratch, run_id=job.run_id, reason="good enough")
             metrics = {"score_mean": float(step + 1), "loss": 1.0}
+            if (job.scratch.parents[2] / CLIPS).exists():
+                metrics["clip_fraction"] = 0.75
             attempt.finish_step(metrics, num_tokens=1, headline="score_mean")
     (job.output / WEIGHTS).write_text(digest(str(network.weight.item())))
     mark(job, "finished")
