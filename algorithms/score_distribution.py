@@ -28,8 +28,23 @@ def drift(scores: Tensor, before: Tensor) -> float:
         raise ValueError(
             f"there are {len(now)} scores now and {len(then)} before; they are of the same prompts"
         )
-    spread = then.std(correction=0).item()
-    return (now - then).abs().mean().item() / spread if spread else float("nan")
+    return _in_deviations((now - then).abs().mean(), then)
+
+
+def distance_to(scores: Tensor, others: Tensor) -> float:
+    """Wasserstein-1 distance of scores (N,) and those of other responses (M,), in standard deviations of the others.
+
+    ∫ |F(x) − G(x)| dx of the two empirical distribution functions: that of ``drift`` for sets of any size. NaN if the others
+    are all equal.
+
+    Raises ValueError for no score.
+    """
+    ours, theirs = _sorted(scores, "scores"), _sorted(others, "others")
+    places = torch.cat([ours, theirs]).sort().values
+    below = [
+        torch.searchsorted(each, places[:-1], right=True).double() / len(each) for each in (ours, theirs)
+    ]
+    return _in_deviations(((below[0] - below[1]).abs() * places.diff()).sum(), theirs)
 
 
 def pair_accuracy(scores: Tensor, is_right: Tensor) -> float:
@@ -48,6 +63,11 @@ def pair_accuracy(scores: Tensor, is_right: Tensor) -> float:
     return (
         ((above > 0).double() + 0.5 * (above == 0).double()).mean().item() if above.numel() else float("nan")
     )
+
+
+def _in_deviations(distance: Tensor, scores: Tensor) -> float:
+    spread = scores.std(correction=0).item()
+    return distance.item() / spread if spread else float("nan")
 
 
 def _sorted(scores: Tensor, name: str) -> Tensor:

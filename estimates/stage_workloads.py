@@ -15,6 +15,7 @@ from vantage.estimates.workload_parts import (
     Subject,
     forward,
     language_model,
+    monitors,
     packed_rows_of,
     reward_networks,
     rollout_counts,
@@ -256,6 +257,7 @@ def policy(subject: Subject) -> Workload:
         samplings.append(rollouts.sampling("policy", work.iterations, greedy))
         passes += rollouts.rewards(work.iterations, greedy)
     more_samplings, more_passes = selection(work, rollouts, reference=True)
+    monitored, monitored_data = monitors(subject, work)
     networks = [language_model(subject, "policy", trained=True), language_model(subject, "reference")]
     if algorithm.reads_critic:
         networks.append(Network(role="critic", shape=subject.shape, is_scalar=True, is_trained=True))
@@ -264,11 +266,11 @@ def policy(subject: Subject) -> Workload:
     return whole_workload(
         subject,
         networks=[*networks, *reward_networks(subject)],
-        passes=[*passes, *more_passes],
+        passes=[*passes, *more_passes, *monitored],
         samplings=[*samplings, *more_samplings],
         at_once=rows_at_once(work.pass_limits, minibatch.longest, work.minibatch_size),
         counts=rollout_counts(work, steps, work.iterations, minibatch),
-        data=read,
+        data=[*read, *monitored_data],
     )
 
 

@@ -153,6 +153,27 @@ def selection(
     return samplings, passes
 
 
+def monitors(subject: Subject, work: ResolvedPolicyOptimization) -> tuple[list[Pass], list[str]]:
+    """Return the passes of what is measured beside the score, and the datasets that they read."""
+    passes, most = [], work.validation_samples
+    if work.demonstrations is not None:
+        data = subject.data_of(work.demonstrations)
+        micro = rows_at_once(work.pass_limits, data.whole.longest, work.minibatch_size)
+        rows = min(most, data.validation)
+        held_out = rows_of(data, rows, micro, grouped=False, columns=1, with_logits=1.0)
+        passes += [forward("policy", validations(work), held_out), forward("reference", 1, held_out)]
+    if work.preferences is not None:
+        data = subject.data_of(work.preferences)
+        micro = rows_at_once(work.pass_limits, data.whole.longest, work.minibatch_size)
+        rows = min(most, data.train) + min(most, data.validation)
+        pairs = rows_of(data, rows, micro, grouped=False, columns=2, with_logits=0.0)
+        passes += [
+            Pass(role=each.role, does="score", times=1, sequences=pairs, has_precision=False)
+            for each in reward_networks(subject)
+        ]
+    return passes, [name for name in (work.demonstrations, work.preferences) if name is not None]
+
+
 def rows_at_once(limits: PassLimits, longest: float, whole: float) -> int:
     """Return the most rows of one pass, of which the longest has so many positions; ``whole`` where ``limits`` bound no rows."""
     rows = limits.rows or math.ceil(whole)

@@ -18,6 +18,7 @@ from vantage.schemas.metric_names import (
     COMPARED_BY_JUDGE,
     COMPILED,
     CRITIC_SLICES,
+    DEMONSTRATED,
     DISTINCT,
     ENSEMBLE,
     IMPORTANCE,
@@ -30,6 +31,7 @@ from vantage.schemas.metric_names import (
     PROMPTS_READ,
     RESPONSE_SHAPE,
     RESPONSES_READ,
+    REWARD_DATA,
     ROLLOUT,
     ROWS,
     SAMPLED_POLICY,
@@ -248,7 +250,12 @@ _TABLE = (
             "fresh_critic": ("policy",),
             "rollouts": ("rollouts",),
         },
-        data={"prompts": "prompts", "ptx": "demonstrations"},
+        data={
+            "prompts": "prompts",
+            "ptx": "demonstrations",
+            "demonstrations": "demonstrations",
+            "preferences": "preferences",
+        },
         reference_from="init",
         learning_rate=1e-6,  # VAPO, arXiv 2504.05118
         critic_learning_rate=2e-6,  # VAPO
@@ -258,6 +265,8 @@ _TABLE = (
             *ROLLOUT,
             *RESPONSE_SHAPE,
             *MONITORS,
+            *REWARD_DATA,
+            *DEMONSTRATED,
             *WATCHED,
             *ENSEMBLE,
             *SAMPLER,

@@ -29,10 +29,18 @@ ROLLOUT = ("score_mean", "score_mean_TERM", "response_length_mean", "truncated_s
 
 LENGTH_PERCENTILES = (10, 50, 90)
 """Percentiles of the response length that a rollout reports."""
-SCORE_PERCENTILES = (10, 50, 90)
-"""Percentiles of the validation responses' scores that a measurement reports."""
+SCORE_PERCENTILES = (5, 10, 25, 50, 75, 90, 95)
+"""Percentiles of scores that a measurement reports: of the validation responses, and of what they are compared with."""
 VALIDATION_PERCENTILES = tuple(f"validation_score_p{percent}" for percent in SCORE_PERCENTILES)
-MONITORS = (*VALIDATION_PERCENTILES, "validation_score_drift")
+INITIAL_PERCENTILES = tuple(f"initial_score_p{percent}" for percent in SCORE_PERCENTILES)
+"""Of the validation responses before the first iteration."""
+REWARD_DATA_PERCENTILES = tuple(f"reward_data_score_p{percent}" for percent in SCORE_PERCENTILES)
+"""Of the responses that the reward's models were trained on."""
+MONITORS = (*VALIDATION_PERCENTILES, *INITIAL_PERCENTILES, "validation_score_drift")
+REWARD_DATA = (*REWARD_DATA_PERCENTILES, "reward_data_distance")
+"""Where a policy stage names ``preferences``."""
+DEMONSTRATED = ("demonstration_nll", "demonstration_nll_rise")
+"""Where it names ``demonstrations``."""
 ENSEMBLE = ("reward_disagreement",)
 WATCHED = (
     *("validation_watch_score", "watch_change", "watch_falls", "watch_worse"),

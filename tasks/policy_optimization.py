@@ -15,6 +15,7 @@ from vantage.schemas.records.job import StageJob, StageResult
 from vantage.tasks.data.encoding_counts import encoding_metrics
 from vantage.tasks.data.examples import read_prompts
 from vantage.tasks.data.splits import SPLITS
+from vantage.tasks.rollout.monitors import load_monitors
 from vantage.tasks.rollout.selection import VALIDATION_SCORE, Measured, Selection
 from vantage.tasks.rollout.watching import WATCH_SCORE, load_watching
 from vantage.tasks.training.attempt import Attempt
@@ -57,6 +58,7 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
         seed=stage_seed(job),
         watching=load_watching(job, device=models.policy.device),
         keeps_by_watch=work.keeps_by_watch,
+        monitors=load_monitors(job, models),
     )
 
     with (

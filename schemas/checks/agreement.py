@@ -6,6 +6,7 @@ from vantage.schemas.checks.adapters import adapter_problems, with_lora
 from vantage.schemas.checks.collected_rollouts import rollout_problems
 from vantage.schemas.checks.critic_gates import critic_gate_problems
 from vantage.schemas.checks.guards import guard_problems
+from vantage.schemas.checks.monitors import monitor_problems
 from vantage.schemas.problems import Problem
 from vantage.schemas.recipe.algorithm import Returns
 from vantage.schemas.recipe.recipe import Recipe
@@ -52,6 +53,7 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[Problem]]:
         if isinstance(stage, RolloutCollection) and stage.held_out_samples_per_prompt is None:
             stage = stage.model_copy(update={"held_out_samples_per_prompt": stage.samples_per_prompt})
         problems += guard_problems(name, stage)
+        problems += monitor_problems(recipe, name, stage)
         problems += rollout_problems(recipe, name, stage)
         if (reference := stage_reference(stage)) is not None:
             stage = stage.model_copy(update={"reference": reference})

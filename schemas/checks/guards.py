@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from vantage.schemas.kinds import KINDS
+from vantage.schemas.metric_names import SPEED
 from vantage.schemas.problems import Path, Problem, quote, suggest
 from vantage.schemas.recipe.guards import OFF, Guard
 from vantage.schemas.recipe.stage import Stage, Training
@@ -28,12 +29,18 @@ def guard_problems(name: str, stage: Stage) -> Iterator[Problem]:
 
 
 def _metric_problems(path: Path, guard: Guard, stage: Training) -> Iterator[Problem]:
+    if guard.metric in SPEED:
+        message = f"{guard.metric} depends on the machine, so another one would end the stage elsewhere"
+        yield Problem(
+            (*path, "metric"), message, "name another curve, or bound the stage by resources.max_seconds"
+        )
+        return
     curves = curve_metric_names(stage.kind)
     term = guard.metric.removeprefix("score_mean_")
     if guard.metric in curves - {"score_mean_TERM"} or (term != guard.metric and "score_mean_TERM" in curves):
         return
     message = f"a {stage.kind} stage has no curve {quote(guard.metric)}"
-    yield Problem((*path, "metric"), message, suggest(guard.metric, sorted(curves)))
+    yield Problem((*path, "metric"), message, suggest(guard.metric, sorted(curves - set(SPEED))))
 
 
 def _action_problems(path: Path, guard: Guard, stage: Training) -> Iterator[Problem]:

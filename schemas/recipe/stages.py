@@ -304,6 +304,13 @@ class PolicyOptimization(Rollouts):
     """Responses to validation prompts in one such measurement."""
     test_samples: Count | None = None
     """Responses to test prompts, for the gates on the kept policy. None: as many as to validation prompts."""
+    demonstrations: Name | None = Field(None, exclude_if=is_unset)
+    """A dataset of demonstrations. At each validation, the policy's NLL of its validation rows is measured, and how far that has
+    risen above the reference's: what the policy forgets (alignment tax). At most ``validation_samples`` rows."""
+    preferences: Name | None = Field(None, exclude_if=is_unset)
+    """The preference pairs that the reward's models were trained on: a dataset, or a ``preference_collection`` stage. At each
+    validation, the distribution of the models' scores is compared with that of the scores which they give to these pairs'
+    responses. At most ``validation_samples`` pairs of the training rows, and of the validation rows."""
     watch: Watch | None = Field(None, exclude_if=is_unset)
     """A judge other than the reward, which looks at the policy while it trains."""
     keep: Keep | None = Field(None, exclude_if=is_unset)

@@ -6,9 +6,10 @@
 from collections.abc import Iterable
 
 from vantage.schemas.kinds import KINDS
-from vantage.schemas.metric_names import DOUBLING_TOKENS, LENGTH_PERCENTILES, SCORE_PERCENTILES
+from vantage.schemas.metric_names import DOUBLING_TOKENS, LENGTH_PERCENTILES
 from vantage.schemas.records.evaluation_metrics import BENCHMARK_METRICS, EVALUATION_METRICS, REWARD_METRICS
 from vantage.schemas.records.metric import NEEDS, Metric, Settings
+from vantage.schemas.records.monitor_metrics import MONITOR_METRICS
 
 
 def _by_tokens(name: str, of: str) -> tuple[Metric, ...]:
@@ -484,18 +485,7 @@ METRICS: tuple[Metric, ...] = (
         "validation_score", "reward",
         "Mean score of responses to the validation prompts, which selects the kept policy; gates cannot use it.",
     ),
-    *(
-        Metric(
-            f"validation_score_p{percent}", "reward",
-            f"{percent} % of the responses to the validation prompts score no more than this.",
-        )
-        for percent in SCORE_PERCENTILES
-    ),
-    Metric(
-        "validation_score_drift", "1",
-        "How far the distribution of these scores has moved since before the first iteration: Wasserstein-1 distance in standard "
-        "deviations of the scores then.",
-    ),
+    *MONITOR_METRICS,
     Metric(
         "reference_nll", "nats/token",
         "Negative log-likelihood of the rollout's responses under the reference, per response token; its exponential is their "

@@ -24,6 +24,8 @@ class Term:
     name: str
     weight: float
     scores: TermScores
+    is_model: bool
+    """Whether a reward model scores it."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def load_scorer(
             device,
             dtype,
         )
-        terms.append(Term(name=term.name, weight=term.weight, scores=_load(term, source)))
+        terms.append(Term(term.name, term.weight, _load(term, source), is_model=term.stage is not None))
     whole = job.rewards[reward]
     return Scorer(tuple(terms), whole.missing_eos, ensemble=whole.ensemble, members=whole.members)
 
@@ -102,17 +104,22 @@ def score(
         ended: (B,) True where the response reached its end-of-sequence token.
     """
     given = Responses(sequences, prompts, responses, answers, ended.device, limits)
-    by_term = {}
-    total = torch.zeros(len(prompts), device=ended.device)
+    by_term = {term.name: term.scores(given) for term in scorer.terms}
+    total = weighted_sum(by_term, scorer)
+    return Scores(
+        total=apply_missing_eos(total, ended, scorer.missing_eos), weighted_sum=total, by_term=by_term
+    )
+
+
+def weighted_sum(by_term: Mapping[str, Tensor], scorer: Scorer) -> Tensor:
+    """Return the sum (B,) of the scorer's terms, each by its weight; those of an ensemble count as one."""
+    total = torch.zeros_like(by_term[scorer.terms[0].name])
     for term in scorer.terms:
-        by_term[term.name] = term.scores(given)
         if term.name not in scorer.members:
             total = total + term.weight * by_term[term.name]
     if scorer.ensemble is not None:
         total = total + scorer.ensemble.weight * of_members(by_term, scorer)
-    return Scores(
-        total=apply_missing_eos(total, ended, scorer.missing_eos), weighted_sum=total, by_term=by_term
-    )
+    return total
 
 
 def of_members(by_term: Mapping[str, Tensor], scorer: Scorer) -> Tensor:

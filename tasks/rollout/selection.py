@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from vantage.algorithms.score_distribution import drift, quantiles
+from vantage.algorithms.score_distribution import drift
 from vantage.algorithms.uncertainty import Estimate, clustered_mean
-from vantage.schemas.metric_names import SCORE_PERCENTILES, VALIDATION_PERCENTILES
+from vantage.schemas.metric_names import INITIAL_PERCENTILES, VALIDATION_PERCENTILES
 from vantage.schemas.recipe.algorithm import Returns
 from vantage.tasks.data.examples import Prompts
+from vantage.tasks.rollout.monitors import Monitors, percentiles
 from vantage.tasks.rollout.rollout_models import RolloutModels
 from vantage.tasks.rollout.rollouts import (
     Scored,
@@ -50,6 +51,8 @@ class Selection:
     """Another judge of the same responses."""
     keeps_by_watch: bool = False
     """Whether the policy that this judge scores best is kept."""
+    monitors: Monitors | None = None
+    """What is measured beside the score."""
 
     def measure(self, test: Prompts, *, num_samples: int) -> Measured:
         """Return score, length (tokens), cut-off share and, against a reference, KL (nats) of the policy as it is now.
@@ -86,6 +89,7 @@ class Selection:
             VALIDATION_SCORE: self.score(scored),
             **_distribution(attempt, scored.scores.total, is_first=iteration == 0),
             **self._watch(attempt, scored),
+            **self._monitor(scored, iteration=iteration),
         }
         metric = WATCH_SCORE if self.keeps_by_watch else VALIDATION_SCORE
         policy = self.models.policy.causal_lm
@@ -103,6 +107,12 @@ class Selection:
         attempt.state = replace(attempt.state, watched=seen)
         return metrics
 
+    def _monitor(self, scored: Scored, *, iteration: int) -> dict[str, float]:
+        """Measure what the recipe asks for beside the score; nothing before the first iteration, which reports no curves."""
+        if self.monitors is None or not iteration:
+            return {}
+        return self.monitors.measure(self.models.policy, scored.scores)
+
     def put_back_best(self, attempt: Attempt[Best]) -> None:
         """Give the policy and the engine the weights that scored best."""
         put_back(self.models.policy.causal_lm, attempt.best)
@@ -118,8 +128,12 @@ def _distribution(attempt: Attempt[Best], scores: Tensor, *, is_first: bool) -> 
     """Return how the scores (B,) are spread, and how far they have moved from those of the first measurement."""
     if is_first:
         attempt.state = replace(attempt.state, first_scores=tuple(scores.double().tolist()))
-    shares = [percent / 100 for percent in SCORE_PERCENTILES]
-    spread = dict(zip(VALIDATION_PERCENTILES, quantiles(scores, shares), strict=True))
+    spread = dict(zip(VALIDATION_PERCENTILES, percentiles(scores), strict=True))
     first = torch.tensor(attempt.state.first_scores, dtype=torch.float64)
-    moved = {"validation_score_drift": drift(scores, first)} if len(first) else {}
+    if not len(first):
+        return spread
+    moved = {
+        **dict(zip(INITIAL_PERCENTILES, percentiles(first), strict=True)),
+        "validation_score_drift": drift(scores, first),
+    }
     return {name: value for name, value in {**spread, **moved}.items() if value == value}

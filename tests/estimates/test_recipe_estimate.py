@@ -151,6 +151,24 @@ def test_the_critic_s_steps_and_the_passes_that_sao_saves_are_counted() -> None:
     assert times(joint, "policy", "score") == times("ppo", "policy", "score"), "it reads the values"
 
 
+def test_what_is_measured_beside_the_score_is_counted() -> None:
+    """4 iterations are validated once, at their end. At most 256 rows of a split are read, and of pairs both responses."""
+    monitored = ["stages.policy.demonstrations=demonstrations", "stages.policy.preferences=preferences"]
+    plain, more = (
+        stage(estimate_recipe(parse_recipe(EVERY_KIND, overrides=overrides), gpu="h100"), "policy").workload
+        for overrides in ([], monitored)
+    )
+    assert more.passes[: len(plain.passes)] == plain.passes
+    added = [
+        (each.role, each.does, each.times, each.sequences.count) for each in more.passes[len(plain.passes) :]
+    ]
+    assert added == [
+        ("policy", "score", 1, 100),  # of 2,000 demonstrations, 5 % are validation rows
+        ("reference", "score", 1, 100),
+        ("reward", "score", 1, 2 * (256 + 50)),
+    ]
+
+
 def test_what_was_collected_is_not_sampled_or_scored_again() -> None:
     """Value pretraining: 3 iterations of 64 responses, 512 held out twice. Only the held-out ones pass the policy."""
 

@@ -58,6 +58,11 @@ def policy_of(text: str) -> Training:
             "[{metric: entropy, above: 1}, {metric: entropy, above: 1}]",
             "stages.policy.guards.1: this guard is written twice: entropy above 1, 3 reports in a row: warn",
         ),
+        (
+            "{metric: tokens_per_second, below: 10}",
+            "stages.policy.guards.0.metric: tokens_per_second depends on the machine, so another one would end the stage elsewhere; "
+            "name another curve, or bound the stage by resources.max_seconds",
+        ),
         ("never", "stages.policy.guards"),
     ],
 )

@@ -1,0 +1,166 @@
+"""What is measured of a policy beside its score at each validation, where the recipe names the data for it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from vantage.algorithms.score_distribution import distance_to, quantiles
+from vantage.models.policy import PolicyModel
+from vantage.schemas.metric_names import REWARD_DATA_PERCENTILES, SCORE_PERCENTILES
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.recipe.resolved import ResolvedPolicyOptimization
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.data.examples import Completions, read_completions
+from vantage.tasks.data.splits import TRAIN, VALIDATION
+from vantage.tasks.rewards.scoring import Scorer, Scores, weighted_sum
+from vantage.tasks.rewards.term_scores import Responses
+from vantage.tasks.rollout.rollout_models import RolloutModels
+from vantage.tasks.training import progress
+from vantage.tasks.training.likelihood import measure_likelihood
+
+SIDES = ("chosen", "rejected")
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """Held-out demonstrations, and how likely they are under the reference."""
+
+    examples: Completions
+    limits: PassLimits
+    reference_nll: float | None
+    """Mean per token, in nats; None: the stage has no reference."""
+
+    def measure(self, policy: PolicyModel) -> dict[str, float]:
+        """Return the policy's mean NLL per token, and how far it has risen above the reference's."""
+        nll = mean_nll(policy, self.examples, limits=self.limits)
+        rise = {} if self.reference_nll is None else {"demonstration_nll_rise": nll - self.reference_nll}
+        return {"demonstration_nll": nll, **rise}
+
+
+@dataclass(frozen=True)
+class RewardData:
+    """The scores that the reward's models give to the responses which they were trained on."""
+
+    models: Scorer
+    """The reward, without its other terms."""
+    scores: Tensor
+    """(N,), of chosen and rejected responses."""
+    is_whole_reward: bool
+    """Whether the reward has no other terms, so that these scores are rewards."""
+
+    def measure(self, by_term: Mapping[str, Tensor]) -> dict[str, float]:
+        """Return how far the scores of other responses are from these.
+
+        Args:
+            by_term: term → scores (B,) of the other responses.
+        """
+        distance = distance_to(weighted_sum(by_term, self.models), self.scores)
+        shown = dict(zip(REWARD_DATA_PERCENTILES, percentiles(self.scores), strict=True))
+        found = {"reward_data_distance": distance, **(shown if self.is_whole_reward else {})}
+        return {name: value for name, value in found.items() if value == value}
+
+
+@dataclass(frozen=True)
+class Monitors:
+    """All of a stage."""
+
+    demonstrations: Demonstrations | None = None
+    reward_data: RewardData | None = None
+
+    def measure(self, policy: PolicyModel, scores: Scores) -> dict[str, float]:
+        """Return the metrics of the policy as it is now.
+
+        Args:
+            scores: of its responses to the validation prompts.
+        """
+        found: dict[str, float] = {}
+        if self.demonstrations is not None:
+            with progress.within("demonstrations"):
+                found |= self.demonstrations.measure(policy)
+        if self.reward_data is not None:
+            found |= self.reward_data.measure(scores.by_term)
+        return found
+
+
+def load_monitors(job: StageJob[ResolvedPolicyOptimization], models: RolloutModels) -> Monitors:
+    """Return what the stage's recipe asks for; the models that do not learn are measured here, once an attempt.
+
+    Raises:
+        NothingLeft: no row of a dataset fits the recipe's limits.
+    """
+    limits = models.limits.or_rows(job.work.minibatch_size)
+    demonstrations = reward_data = None
+    if "demonstrations" in job.inputs:
+        demonstrations = _demonstrations(job, models, limits)
+    if "preferences" in job.inputs and models.scorer is not None:
+        reward_data = _reward_data(job, models.scorer, models, limits)
+    return Monitors(demonstrations, reward_data)
+
+
+def percentiles(scores: Tensor) -> list[float]:
+    """Return the percentiles of ``SCORE_PERCENTILES`` of scores (N,)."""
+    return quantiles(scores, [percent / 100 for percent in SCORE_PERCENTILES])
+
+
+def mean_nll(policy: PolicyModel, examples: Completions, *, limits: PassLimits) -> float:
+    """Return the mean NLL of all tokens that are learnt, in nats per token."""
+    measured = measure_likelihood(policy, examples, limits=limits)
+    return measured.nll.sum().item() / measured.num_tokens.sum().item()
+
+
+def _demonstrations(
+    job: StageJob[ResolvedPolicyOptimization], models: RolloutModels, limits: PassLimits
+) -> Demonstrations:
+    count = job.work.validation_samples
+    examples = read_completions(
+        job.inputs["demonstrations"],
+        VALIDATION,
+        ["response"],
+        models.codec,
+        train_on="all_responses",
+        enough=count,
+    )
+    examples = first_rows(examples, count)
+    nll = None
+    if models.reference is not None:
+        with progress.within("demonstrations under the reference"):
+            nll = mean_nll(models.reference, examples, limits=limits)
+    return Demonstrations(examples, limits, nll)
+
+
+def _reward_data(
+    job: StageJob[ResolvedPolicyOptimization], scorer: Scorer, models: RolloutModels, limits: PassLimits
+) -> RewardData:
+    only = replace(scorer, terms=tuple(term for term in scorer.terms if term.is_model), missing_eos=None)
+    splits = [
+        read_completions(
+            job.inputs["preferences"], split, SIDES, models.codec, enough=job.work.validation_samples
+        )
+        for split in (TRAIN, VALIDATION)
+    ]
+    with progress.within("preferences"):
+        found = [
+            pair_scores(only, first_rows(pairs, job.work.validation_samples), models, limits)
+            for pairs in splits
+        ]
+    return RewardData(only, torch.cat(found), is_whole_reward=len(only.terms) == len(scorer.terms))
+
+
+@torch.no_grad()
+def pair_scores(scorer: Scorer, pairs: Completions, models: RolloutModels, limits: PassLimits) -> Tensor:
+    """Return the scores (2N,) of the chosen and then of the rejected responses of N pairs, by terms that read ids alone."""
+    sequences = pairs.batch(range(len(pairs))).to(models.policy.device)
+    given = Responses(sequences, (), (), (), models.policy.device, limits)
+    return weighted_sum({term.name: term.scores(given) for term in scorer.terms}, scorer)
+
+
+def first_rows(examples: Completions, count: int) -> Completions:
+    """Return the first rows, or all of fewer."""
+    return replace(
+        examples,
+        prompt_ids=examples.prompt_ids[:count],
+        response_ids={side: responses[:count] for side, responses in examples.response_ids.items()},
+        learnt=None if examples.learnt is None else examples.learnt[:count],
+    )
