@@ -9,6 +9,11 @@ _TITLES = {
     "validation_watch_score": ("Held-out score by the watch", "of a judge that the reward does not know; good: rises"),
     "watch_pair_accuracy": ("Reward against the watch", "share of right responses above wrong ones; 0.5 is chance"),
     "validation_score_drift": ("Drift of the held-out scores", "since before the first iteration, in standard deviations"),
+    "reward_data_distance": (
+        "Distance from the reward's own data", "of the held-out scores, in standard deviations; watch for growth"
+    ),
+    "demonstration_nll": ("Loss on held-out demonstrations", "good: does not rise"),
+    "demonstration_nll_rise": ("Forgotten demonstrations", "loss on held-out ones less the reference's; good: near 0"),
     "reward_disagreement": ("Disagreement of the reward models", "watch for growth"),
     "repeated_trigrams": ("Repetition", "share of repeated 3-grams in a response; good: does not rise"),
     "validation_explained_variance": ("Held-out explained variance", "of the critic; 1 is perfect, 0 a constant"),

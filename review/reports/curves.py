@@ -5,6 +5,7 @@ from math import isfinite
 from statistics import fmean
 
 from vantage.review.reports.gathered import Curve, Point, StageCurves
+from vantage.review.reports.ridges import is_shown, ridges_of
 from vantage.runs.history import Row
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.records.firings import Firing
@@ -31,7 +32,8 @@ ORDER = (
     ),
     *("loss", "validation_nll", "train_pair_accuracy", "score_gap", "reward_gap", "validation_pair_accuracy"),
     *("kl_to_reference", "entropy", "response_length_mean", "clip_fraction", "approx_kl", "truncated_share"),
-    *("watch_pair_accuracy", "validation_score_drift", "reward_disagreement", "repeated_trigrams"),
+    *("watch_pair_accuracy", "validation_score_drift", "reward_data_distance", "demonstration_nll_rise"),
+    *("reward_disagreement", "repeated_trigrams", "demonstration_nll"),
     *(
         "value_loss",
         "return_mean",
@@ -93,8 +95,11 @@ def stage_curves(
     if not drawn:
         return None
     shown = {each.metric for each in drawn}
-    others = tuple(sorted(name for name in measured if name not in shown))
-    return StageCurves(step=step, kind=kind, by=by, curves=drawn, others=others, made_by=made_by)
+    ridges = ridges_of(measured)
+    others = tuple(sorted(name for name in measured if name not in shown and not (ridges and is_shown(name))))
+    return StageCurves(
+        step=step, kind=kind, by=by, curves=drawn, others=others, made_by=made_by, ridges=ridges
+    )
 
 
 def most_of_each(stages: int) -> int:

@@ -1,6 +1,7 @@
 """What the report of a run shows, as plain values: nothing here reads or draws."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from vantage.schemas.records.energy import Energy
 from vantage.schemas.records.facts import Facts
@@ -76,6 +77,22 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Ridge:
+    """How a set of scores is spread, as far as its percentiles tell."""
+
+    name: str
+    """What was scored; of a validation its iteration."""
+    points: tuple[tuple[float, float], ...]
+    """Share of the responses, and the score that so many do not exceed; in the order of the shares."""
+    kind: Literal["data", "before", "iteration"]
+
+    @property
+    def median(self) -> float | None:
+        """The score that half of the responses do not exceed; None: it was not reported."""
+        return dict(self.points).get(0.5)
+
+
+@dataclass(frozen=True)
 class StageCurves:
     """The learning curves of a training stage."""
 
@@ -88,6 +105,8 @@ class StageCurves:
     """Metrics whose curves are not drawn."""
     made_by: str | None = None
     """The run that made a reused artifact, whose curves these are."""
+    ridges: tuple[Ridge, ...] = ()
+    """How the scores of the validation responses were spread; empty: it measures none."""
 
 
 @dataclass(frozen=True)

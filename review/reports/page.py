@@ -6,7 +6,7 @@ from vantage.ledger.pages.elements import figures, page, safe
 from vantage.review.reports.column import column
 from vantage.review.reports.gathered import Report
 from vantage.review.reports.graph import lineage
-from vantage.review.reports.plots import curve_plots, distribution_plots
+from vantage.review.reports.plots import curve_plots, distribution_plots, ridge_plots
 from vantage.review.reports.samples import SAMPLES_STYLE, sample_parts
 from vantage.review.reports.sections import (
     attempts_and_cost,
@@ -121,7 +121,7 @@ def _curves(report: Report) -> str:
         kind = "" if stage.kind == stage.step else f" ({words(stage.kind)})"
         parts.append(
             f"<h3>{safe(stage.step + kind)}</h3><p>By {stage.by}.{safe(made)}</p>"
-            f"{figures(curve_plots(stage))}{others}"
+            f"{figures([*curve_plots(stage), *ridge_plots(stage)])}{others}"
         )
     if not parts:
         return ""

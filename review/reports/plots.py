@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from vantage.ledger.pages.svg_plots import BAD, INK, LOW, ONE, OTHER, TWO, Plot, svg
 from vantage.review.reports.curve_words import title_and_note
 from vantage.review.reports.gathered import Comparison, Curve, Distribution, StageCurves
+from vantage.review.reports.ridges import density, edges_of
 from vantage.review.reports.words import number
 
 if TYPE_CHECKING:
@@ -16,12 +17,19 @@ if TYPE_CHECKING:
 
 _MARKED = 40
 """Curves of at most so many points show them."""
+_RIDGE_HEIGHT = 1.3
+"""Height of a ridge's densest part, in distances between two ridges: they overlap a little."""
 _CROSSING_ZERO = frozenset({"explained_variance", "validation_explained_variance", "value_bias"})
 
 
 def curve_plots(stage: StageCurves) -> list[Plot]:
     """Return a plot for each curve."""
     return [_curve(stage, curve) for curve in stage.curves]
+
+
+def ridge_plots(stage: StageCurves) -> list[Plot]:
+    """Return the plot of the stage's ridges; none where it has none."""
+    return [_ridges(stage)] if stage.ridges else []
 
 
 def distribution_plots(comparison: Comparison) -> list[Plot]:
@@ -99,6 +107,41 @@ def _curve(stage: StageCurves, curve: Curve) -> Plot:
         note=f"{ends}{f'; {said}' if said else ''}",
         svg=svg(draw, label=label, size=LOW, fitted=False),
     )
+
+
+@cache
+def _ridges(stage: StageCurves) -> Plot:
+    ridges, edges = stage.ridges, edges_of(stage.ridges)
+    colours = {"data": OTHER, "before": TWO, "iteration": ONE}
+
+    def draw(axes: "Axes") -> None:
+        for place, ridge in enumerate(ridges):
+            found, floor = density(ridge, edges), -place
+            heights = [floor + _RIDGE_HEIGHT * each / max(found) for each in found]
+            colour, order = colours[ridge.kind], 2 * place
+            axes.stairs(heights, edges, baseline=floor, fill=True, color=colour, alpha=0.35, zorder=order)
+            axes.stairs(heights, edges, baseline=floor, color=colour, linewidth=1.0, zorder=order + 1)
+            if ridge.median is not None:
+                axes.plot(
+                    [ridge.median] * 2, [floor, floor + 0.5], color=INK, linewidth=1.2, zorder=order + 1
+                )
+        axes.set_yticks([-place for place in range(len(ridges))], [each.name for each in ridges])
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel("score", labelpad=2)
+        axes.set_ylabel(stage.by)
+        axes.locator_params(axis="x", nbins=6)
+
+    low, high = (100 * share for share in (ridges[-1].points[0][0], ridges[-1].points[-1][0]))
+    named = [(each.name, each) for each in ridges if each.kind != "iteration"]
+    named.append((f"{stage.by} {ridges[-1].name}", ridges[-1]))
+    medians = ", ".join(f"{name} {number(each.median)}" for name, each in named if each.median is not None)
+    note = (
+        f"from the {low:g}th to the {high:g}th percentile, between percentiles as if spread evenly; each ridge is as high as its "
+        f"densest part; line: median ({medians})"
+    )
+    title = "Held-out scores by iteration (validation_score, reward)"
+    size = (LOW[0], max(LOW[1], 0.9 + 0.3 * len(ridges)))
+    return Plot(title=title, note=note, svg=svg(draw, label=f"{stage.step}: {title}, {note}", size=size))
 
 
 def _fired(curve: Curve) -> str:
