@@ -3,13 +3,15 @@
 from collections.abc import Iterator
 
 from vantage.schemas.kinds import KINDS
-from vantage.schemas.metric_names import SPEED
+from vantage.schemas.metric_names import DEMONSTRATED, REWARD_DATA, SPEED
 from vantage.schemas.problems import Path, Problem, quote, suggest
 from vantage.schemas.recipe.guards import OFF, Guard
 from vantage.schemas.recipe.stage import Stage, Training
 from vantage.schemas.recipe.stages import PolicyOptimization
 from vantage.schemas.records.metrics import curve_metric_names
 
+_NEEDED = {"demonstrations": DEMONSTRATED, "preferences": REWARD_DATA}
+"""Field of a policy stage → curves that it reports only with that field."""
 SELECTS = "best_iteration"
 """The headline metric of kinds that hand on the weights that measured best."""
 
@@ -35,6 +37,15 @@ def _metric_problems(path: Path, guard: Guard, stage: Training) -> Iterator[Prob
             (*path, "metric"), message, "name another curve, or bound the stage by resources.max_seconds"
         )
         return
+    for field, metrics in _NEEDED.items():
+        if (
+            guard.metric in metrics
+            and isinstance(stage, PolicyOptimization)
+            and getattr(stage, field) is None
+        ):
+            message = f"{guard.metric} is measured only where the stage names {field}"
+            yield Problem((*path, "metric"), message, f"name a dataset as {field}, or leave the guard out")
+            return
     curves = curve_metric_names(stage.kind)
     term = guard.metric.removeprefix("score_mean_")
     if guard.metric in curves - {"score_mean_TERM"} or (term != guard.metric and "score_mean_TERM" in curves):

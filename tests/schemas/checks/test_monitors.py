@@ -45,6 +45,19 @@ def test_data_of_another_kind_is_refused(text: str, override: str, said: str) ->
     assert any(said in each for each in problems(text, override))
 
 
+@pytest.mark.parametrize(
+    ("metric", "field"),
+    [("demonstration_nll_rise", "demonstrations"), ("reward_data_distance", "preferences")],
+)
+def test_a_guard_on_what_is_not_measured_is_refused(text: str, metric: str, field: str) -> None:
+    guard = f"stages.policy.guards={{metric: {metric}, above: 1}}"
+    found = problems(text, guard)
+    said = f"{metric} is measured only where the stage names {field}; name a dataset as {field}, or leave the guard out"
+    assert any(said in each for each in found), found
+    data = {"demonstrations": "demos", "preferences": "pairs"}[field]
+    assert parse_recipe(text, overrides=[guard, f"stages.policy.{field}={data}"])
+
+
 def test_what_is_read_is_in_the_key_and_a_recipe_that_asks_for_nothing_keeps_its_own(text: str) -> None:
     def parts_of(*overrides: str, **inputs: str) -> dict[str, Any]:
         recipe = parse_recipe(text, overrides=list(overrides))
