@@ -316,7 +316,9 @@ def show_run(console: Console, view: RunState) -> None:
         table.add_column(column, no_wrap=column != "how far, or what came of it", overflow="fold")
     for name, stage in view.record.stages.items():
         report = view.progress.get(name)
-        text = Text(facts_of(report) if report else stage.reason or outcome_of(stage))
+        elsewhere = view.computed_by.get(name)
+        doing = f"being computed by {elsewhere}; this run takes what it makes" if elsewhere else stage.reason
+        text = Text(facts_of(report) if report else doing or outcome_of(stage))
         for gate in () if stage.verdicts else gates_of(view.record.recipe, name):
             text.append("\n" if text else "").append(
                 f"gate {gate.metric} {gate.relation} {gate.bound:g}", "dim"

@@ -26,6 +26,8 @@ class RunState:
     """Differences between the run's record and its artifacts."""
     damage: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Step or registered model → problems of its artifact, or of MLflow's copy."""
+    computed_by: dict[str, str] = field(default_factory=dict)
+    """Step that this run waits for → who computes it: another run, its process and machine."""
 
     @property
     def status(self) -> str:
@@ -50,6 +52,7 @@ class RunState:
                 **stage.model_dump(mode="json", include=kept),
                 "gates": [gate.model_dump(mode="json") for gate in gates_of(self.record.recipe, step)],
                 "progress": progress.model_dump(mode="json") if progress else None,
+                "computed_by": self.computed_by.get(step),
             }
         included = {"run_id", "recipe_digest", "source", "started", "mlflow_run_id", "prefect_flow_run_ids"}
         return {
@@ -87,4 +90,17 @@ def run_state(workspace: Workspace, record: RunRecord, *, verify: bool = False) 
         progress,
         tuple(contradictions(workspace, record)),
         damage_of(workspace, record, verify=verify),
+        {} if interrupted or record.status != "running" else _computed_by(workspace, record),
     )
+
+
+def _computed_by(workspace: Workspace, record: RunRecord) -> dict[str, str]:
+    """Return who computes the steps that wait and whose key the run has asked for."""
+    storage, own = workspace.existing_storage, f"run {record.run_id}"
+    waiting = {
+        step: key
+        for step, key in record.used_keys.items()
+        if step in record.stages and record.stages[step].status == "waiting"
+    }
+    holders = {} if storage is None else {step: storage.holder_of(key) for step, key in waiting.items()}
+    return {step: holder for step, holder in holders.items() if holder and not holder.startswith(own)}

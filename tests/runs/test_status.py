@@ -1,6 +1,8 @@
 """Runs looked at from outside."""
 
 import io
+import os
+import socket
 from pathlib import Path
 
 from rich.console import Console
@@ -11,6 +13,7 @@ from vantage.runs.resolving import load_resolved
 from vantage.runs.run import acquire_run, read_run
 from vantage.runs.status import RunState, run_state
 from vantage.runs.workspace import Workspace
+from vantage.storage.store import Store
 from vantage.tasks.training.progress import Progress
 from vantage.tasks.training.scratch import PROGRESS
 
@@ -40,6 +43,36 @@ def test_a_running_stage_shows_how_far_it_is_and_a_dead_run_that_it_is_dead(
     assert told["status"] == "interrupted"
     assert told["stages"]["sft"]["progress"]["metrics"] == {"loss": 0.5}
     assert told["stages"]["model"]["progress"] is None
+
+
+def test_a_step_that_another_run_computes_is_shown_with_that_run(
+    workspace: Workspace, recipe_file: Path
+) -> None:
+    """As long as it does, and as long as this run waits for it."""
+    store = Store(workspace.store)
+    with acquire_run(workspace, load_resolved(recipe_file)[0], source="a") as run:
+        run.update(stages={"model": StageRecord(), "sft": StageRecord()})
+        run.use_key("sft", KEY)
+
+        def shown() -> tuple[RunState, str]:
+            view, text = run_state(workspace, read_run(workspace, run.record.run_id)), io.StringIO()
+            show_run(Console(file=text, width=200), view)
+            return view, text.getvalue()
+
+        with store.exclusive(KEY, holder="run 0007-other-abcdef"):
+            view, text = shown()
+            holder = view.computed_by["sft"]
+            assert holder.startswith(
+                f"run 0007-other-abcdef (process {os.getpid()} on {socket.gethostname()}"
+            )
+            assert f"being computed by {holder}; this run takes what it makes" in " ".join(text.split())
+            stages = view.as_json()["stages"]
+            assert (stages["sft"]["computed_by"], stages["model"]["computed_by"]) == (holder, None)
+        assert shown()[0].computed_by == {}
+        with store.exclusive(KEY, holder=f"run {run.record.run_id}"):
+            assert shown()[0].computed_by == {}, "it is about to compute it itself"
+    with store.exclusive(KEY, holder="run 0007-other-abcdef"):
+        assert run_state(workspace, read_run(workspace, run.record.run_id)).computed_by == {}
 
 
 def test_a_run_that_ends_while_it_is_looked_at_is_not_shown_as_interrupted(
