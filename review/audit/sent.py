@@ -104,7 +104,9 @@ def order_checks(evidence: Evidence, run_id: str, replay: Replay) -> Iterator[Ch
         if (ahead := (one.time - other.time) / 1000) > _CLOCKS_DIFFER_SECONDS:
             said = (
                 f"its {one.operation.replace('_', ' ')} says that it was {ahead:,.0f} s after the {other.operation.replace('_', ' ')} "
-                "that follows it: a clock was wrong, or the time was edited, so who moved an alias last cannot be told"
+                "that follows it: a clock was wrong, or the time was edited, so who moved an alias last is not known. Nothing that was "
+                "computed is in doubt; set the clock right, and if an alias is in doubt, move it again (`vantage publish` or `vantage "
+                "rollback`), so that a record with the right time is the last"
             )
             yield Check(subject="outbox", outcome="unchecked", detail=said)
             return
