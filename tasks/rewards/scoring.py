@@ -24,7 +24,7 @@ class Term:
     name: str
     weight: float
     scores: TermScores
-    is_model: bool
+    is_model: bool = False
     """Whether a reward model scores it."""
 
 
