@@ -99,6 +99,13 @@ def dpo(pipeline: Any, folder: Path) -> StageJob:
     return test_dpo.job_in(pipeline, folder, reference="model", microbatch_size=2)
 
 
+def monitored(pipeline: Any, folder: Path) -> StageJob:
+    """A policy stage that measures demonstrations and the reward's own data."""
+    data = {role: role for role in ("demonstrations", "preferences")}
+    job = of_kind("policy", microbatch_size=2, iterations=2, **data)(pipeline, folder)
+    return job.model_copy(update={"inputs": job.inputs | {role: pipeline.folder(role) for role in data}})
+
+
 CASES: dict[int, dict[str, Job]] = {
     2: {name: of_preset(name) for name in test_presets_run.PRESET_CASES}
     | {
@@ -118,6 +125,7 @@ CASES: dict[int, dict[str, Job]] = {
         "value of collected responses": collected_value,
         "best of n": best_of_n,
         "dpo": dpo,
+        "monitored": monitored,
         **{
             name: of_preset(name, microbatch_size=1)
             for name in (
@@ -271,7 +279,7 @@ def test_collected_responses_are_the_same_rows(pipeline: Any, on_ranks: Any) -> 
 
 # -- weights spread over the ranks
 
-SHARDED = ("sft", "reward", "vapo", "sao", "shared trunk", "evaluation", "best of n", "collected")
+SHARDED = ("sft", "reward", "vapo", "sao", "shared trunk", "evaluation", "best of n", "collected", "monitored")
 
 
 @pytest.fixture(scope="module")
