@@ -31,15 +31,11 @@ def ridges_of(measured: Mapping[str, Sequence[Row]]) -> tuple[Ridge, ...]:
     by_step = _percentiles(measured, "validation_score")
     if not by_step:
         return ()
-    last = max(by_step)
-    found = [
-        Ridge(name, shares, kind)
-        for name, kind, of in (
-            ("data of the reward", "data", "reward_data_score"),
-            ("before", "before", "initial_score"),
-        )
-        if (shares := _percentiles(measured, of).get(last))
-    ]
+    found, last = [], max(by_step)
+    if of_data := _percentiles(measured, "reward_data_score").get(last):
+        found.append(Ridge("data of the reward", of_data, "data"))
+    if before := _percentiles(measured, "initial_score").get(last):
+        found.append(Ridge("before", before, "before"))
     return (*found, *(Ridge(str(step), by_step[step], "iteration") for step in _some(sorted(by_step))))
 
 
