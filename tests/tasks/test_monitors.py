@@ -138,7 +138,10 @@ def test_the_distance_is_that_of_the_models_scores_alone(
 
     monkeypatch.setattr(monitors.RewardData, "measure", looked)
     reward = Reward(
-        terms=(ModelTerm(model="reward", weight=2.0), VerifierTerm(verifier="arithmetic", weight=3.0))
+        terms=(
+            ModelTerm(model="reward", weight=2.0),
+            VerifierTerm(verifier="arithmetic", weight=3.0, wrong=-1.0),
+        )
     )
     job = monitored(pipeline, "preferences", validate_every=4).model_copy(
         update={"rewards": {"main": reward}}
