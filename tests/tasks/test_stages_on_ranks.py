@@ -279,7 +279,17 @@ def test_collected_responses_are_the_same_rows(pipeline: Any, on_ranks: Any) -> 
 
 # -- weights spread over the ranks
 
-SHARDED = ("sft", "reward", "vapo", "sao", "shared trunk", "evaluation", "best of n", "collected", "monitored")
+SHARDED = (
+    "sft",
+    "reward",
+    "vapo",
+    "sao",
+    "shared trunk",
+    "evaluation",
+    "best of n",
+    "collected",
+    "monitored",
+)
 
 
 @pytest.fixture(scope="module")

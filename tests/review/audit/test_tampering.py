@@ -728,8 +728,13 @@ def test_a_time_that_was_moved_on_leaves_open_who_moved_an_alias_last(case: Case
     write(case.outbox, case.outbox.read_bytes().replace(line, later))
     report = case.audit("latest/sft")
     assert report.exit_code == 1, "the line after it has the sha256 of what it was"
-    [said] = [each for each in found(report, "unchecked") if "a clock was wrong, or the time was edited" in each]
-    assert "set the clock right, and if an alias is in doubt, move it again (`vantage publish` or `vantage rollback`)" in said
+    [said] = [
+        each for each in found(report, "unchecked") if "a clock was wrong, or the time was edited" in each
+    ]
+    assert (
+        "set the clock right, and if an alias is in doubt, move it again (`vantage publish` or `vantage rollback`)"
+        in said
+    )
 
 
 def test_a_ref_that_names_a_run_which_only_found_the_artifact(
