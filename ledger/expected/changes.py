@@ -275,15 +275,25 @@ def _answered(entry: RunEntry, answer: Approval) -> RunChange:
     return RunChange(stage, answer.time, tags, has_page=True)
 
 
+GUARD_TAGS = (ENDED_EARLY, GUARDS) = ("vantage.ended_early", "vantage.guards")
+
+
+def guard_tags(artifact: Artifact) -> dict[str, str]:
+    """Return the tags by which MLflow shows what a stage's guards saw, and that it ended early."""
+    tags = {}
+    if artifact.ended_early is not None:
+        tags[ENDED_EARLY] = fit_tag(str(artifact.ended_early))
+    if artifact.firings:
+        tags[GUARDS] = fit_tag("\n".join(in_words(artifact.firings)))
+    return tags
+
+
 def _shown(entry: RunEntry, name: str, artifact: Artifact, *, is_reused: bool) -> ShownArtifact:
     stage, made = entry.stages[name], _made(entry, name)
     tags = {"vantage.digest": artifact.digest, "vantage.uri": artifact.uri}
     if warnings := warnings_of(artifact.metrics):
         tags["vantage.warnings"] = fit_tag("\n".join(warnings))
-    if artifact.ended_early is not None:
-        tags["vantage.ended_early"] = fit_tag(str(artifact.ended_early))
-    if artifact.firings:
-        tags["vantage.guards"] = fit_tag("\n".join(in_words(artifact.firings)))
+    tags |= guard_tags(artifact)
     if tokenizer := getattr(artifact, "tokenizer_digest", None):
         tags["vantage.tokenizer_digest"] = tokenizer
     # A headline metric is of the kept weights: its step is one after the last of the curve with its name.

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Set
 from typing import TYPE_CHECKING
 
 from vantage.ledger.expected.artifact_fields import ROLE
+from vantage.ledger.expected.changes import GUARD_TAGS, guard_tags
 from vantage.ledger.expected.runs import ExpectedRun, Row
 from vantage.review.audit.evidence import Evidence, check_of
 from vantage.review.audit.logged_models import model_problems, read_model_problems
@@ -68,7 +69,7 @@ def mlflow_check(evidence: Evidence, run_id: str, stage: str | None) -> Check:
 
 
 def check_without_outbox(evidence: Evidence, record: RunRecord, step: str, artifact: Artifact) -> Check:
-    """Return what is left to compare where the run's outbox is gone: digest, key, parents and headline metrics."""
+    """Return what is left to compare where the run's outbox is gone: digest, key, parents, headline metrics, firings of guards."""
     runs = evidence.mlflow_runs(record.recipe.recipe, record.run_id)
     if isinstance(runs, Missing):
         return check_of(_SUBJECT, runs)
@@ -79,13 +80,18 @@ def check_without_outbox(evidence: Evidence, record: RunRecord, step: str, artif
             detail=f"MLflow has no run of {step} of run {record.run_id}",
         )
     found = runs[step][0]
-    tags = {"vantage.digest": artifact.digest, "vantage.stage_key": artifact.stage_key}
+    tags = {
+        "vantage.digest": artifact.digest,
+        "vantage.stage_key": artifact.stage_key,
+        **guard_tags(artifact),
+    }
     tags |= {
         f"vantage.parent.{role}": digest
         for role, digest in artifact.parents.items()
         if f"vantage.parent.{role}" in found.tags
     }
-    problems = list(tag_problems(ExpectedRun(tags=tags), ExpectedRun(tags=dict(found.tags) | tags), found))
+    others = {name: value for name, value in found.tags.items() if name not in GUARD_TAGS}
+    problems = list(tag_problems(ExpectedRun(tags=tags), ExpectedRun(tags=others | tags), found))
     if "vantage.reused_from" not in found.tags:
         values = {(name, value) for name, _, _, value in found.rows}
         problems += [

@@ -295,6 +295,31 @@ def test_without_curves_nothing_is_derived_and_that_is_reported(case: Case, lost
     )
 
 
+@pytest.mark.parametrize("tamper", [guards_tag, guards_tag_removed, mark_tag_removed])
+def test_without_the_outbox_mlflow_is_compared_with_the_artifact(
+    case: Case, tamper: Callable[[Case], None]
+) -> None:
+    case.outbox.unlink()
+    untouched = case.audit()
+    assert (found(untouched), untouched.exit_code) == ([], 2)
+    assert_found(case, tamper, "policy: ", CASES[tamper])
+
+
+def test_without_the_outbox_a_tag_that_nobody_sent_is_found(case: Case) -> None:
+    case.outbox.unlink()
+    removed_everywhere = {"firings", "ended_early"}
+    edit_json(
+        case.ref("policy"),
+        lambda ref: [ref["artifact"].pop(name) for name in removed_everywhere],
+    )
+    assert any(
+        "policy: MLflow: " in each
+        and "tag vantage.guards is “guard clip_fraction" in each
+        and "which nobody sent" in each
+        for each in found(case.audit())
+    )
+
+
 def test_of_a_stage_that_a_guard_stopped_the_firing_is_derived_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
