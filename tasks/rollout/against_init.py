@@ -1,0 +1,69 @@
+"""How a policy's responses compare with those of the policy that its stage started from, to the same prompts."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from vantage.algorithms.length_control import length_controlled_win_rate
+from vantage.algorithms.wins import wins_of
+from vantage.tasks.rollout.prompted_judge import PromptedJudge, encoded_questions, judge_texts
+from vantage.tasks.rollout.rollouts import Sampled
+from vantage.tasks.training.stage_state import FirstResponses
+
+WIN_RATE, LENGTH_CONTROLLED = "watch_win_rate", "watch_length_controlled_win_rate"
+
+
+def first_responses(sampled: Sampled) -> FirstResponses:
+    """Return what is remembered of the responses of a stage's first policy."""
+    return FirstResponses(
+        texts=tuple(sampled.responses), lengths=tuple(int(length) for length in sampled.sequences.lengths)
+    )
+
+
+def with_scores(first: FirstResponses, scores: Tensor) -> FirstResponses:
+    """Return the first responses with a judge's scores (B,) of them."""
+    return replace(first, scores=tuple(scores.tolist()))
+
+
+def are_equal(sampled: Sampled, first: FirstResponses) -> Tensor:
+    """Return whether each response (B,) is the first one again. Such a pair is a tie, although two batches round differently."""
+    now = first_responses(sampled)
+    return torch.tensor(
+        [ours == theirs for ours, theirs in zip(zip(now.texts, now.lengths), zip(first.texts, first.lengths), strict=True)]
+    )  # fmt: skip
+
+
+def wins_by_model(judge: PromptedJudge, sampled: Sampled, first: FirstResponses) -> Tensor:
+    """Return (B,), float64: 1 where the judge prefers a response to the first one in both orders, 0 where it prefers the first one, else ½.
+
+    The judge is asked about the pairs that differ.
+
+    Raises:
+        UnusableJudge: a question with its answer is longer than the model reads.
+    """
+    wins = torch.full((len(sampled.prompts),), 0.5, dtype=torch.float64)
+    rows = [row for row, same in enumerate(are_equal(sampled, first).tolist()) if not same]
+    if not rows:  # as at the first measurement: what is too long is refused before anything trains
+        encoded_questions(judge, sampled.prompts, first.texts, first.texts)
+    else:
+        prompts, ours, theirs = (
+            [texts[row] for row in rows] for texts in (sampled.prompts, sampled.responses, first.texts)
+        )
+        wins[rows] = judge_texts(judge, prompts, ours, theirs).wins
+    return wins
+
+
+def wins_by_score(scores: Tensor, sampled: Sampled, first: FirstResponses) -> Tensor:
+    """Return (B,), float64: 1 where a response scores (B,) higher than the first one, 0 where lower, ½ where equal."""
+    before = torch.tensor(first.scores, dtype=torch.float64)
+    difference = scores.double() - before
+    return wins_of(difference.masked_fill(are_equal(sampled, first), 0.0))
+
+
+def win_rates(wins: Tensor, sampled: Sampled, first: FirstResponses) -> dict[str, float]:
+    """Return the win rate, and that at equal lengths; what is undefined is left out."""
+    differences = sampled.sequences.lengths.cpu() - torch.tensor(first.lengths)
+    controlled = length_controlled_win_rate(wins, differences, torch.ones(1, len(wins)))
+    found = {WIN_RATE: wins.mean().item(), LENGTH_CONTROLLED: controlled.item()}
+    return {name: value for name, value in found.items() if value == value}
