@@ -4,7 +4,6 @@ A kind without such fields has no class here. Fields and their order are those o
 the same JSON and the same stage key.
 """
 
-from vantage.schemas.frozen import rule
 from vantage.schemas.recipe.algorithm import Returns
 from vantage.schemas.recipe.fields import Count, Name, Positive
 from vantage.schemas.recipe.stage import Training
@@ -44,13 +43,6 @@ class ResolvedRewardModelling(RewardModelling, ResolvedTraining):
     """Training of a scalar head on preference pairs or rankings."""
 
     learning_rate: Positive
-
-    @rule
-    def _members_are_written_out(self) -> None:
-        if self.members is not None:
-            raise ValueError(
-                f"members={self.members.count} are stages of their own in a loaded recipe; load the recipe with load_recipe"
-            )
 
 
 class ResolvedDirectPreferenceOptimization(DirectPreferenceOptimization, ResolvedTraining):

@@ -86,6 +86,8 @@ RULES = {
     "Algorithm._critic_switches_need_gae": "what a preset's name stands for",
     "Algorithm._a_critic_of_its_own_is_frozen_or_learns_apart": "what a preset's name stands for",
     "Algorithm._the_critic_is_switched_or_blended": "what a preset's name stands for",
+    "Members._halves_come_in_pairs": "one field against another's value",
+    "RewardModelling._members_are_not_divided_again": "fields that exclude each other, one of which the loader writes",
     "WatchedRollouts._the_watch_is_independent": "one name equals another",
     "Ensemble._k_is_of_one_combination": "one field against another's value",
     "Reward._an_ensemble_has_members": "a number of items of one kind, and a field of them",

@@ -40,6 +40,7 @@ def text(text: str, tmp_path: Path) -> str:
     """With a second reward, of a second reward model and a verifier of the recipe."""
     file = tmp_path / "own.py"
     file.write_text("def verify(prompt, response, answer):\n    return True\n")
+    text = text.replace("data:\n", 'data:\n  long: {source: "builtin:arithmetic_long/prompts"}\n', 1)
     text = text.replace("stages:\n", OTHER + "stages:\n").replace("  value:\n", SECOND + "  value:\n", 1)
     return text.replace("rewards:\n", f"verifiers:\n  own: {{source: '{file}'}}\nrewards:\n", 1)
 
@@ -61,7 +62,33 @@ def problems(text: str) -> list[str]:
         ),
         (["{judge: {reward: others}}"], "stages.policy.watch.judge.reward: no reward is called 'others'"),
         (["{judge: {reward: main}}"], "watch.judge.reward=main is the reward that trains the policy"),
-        (["{judge: {model: sft}}"], "compares two responses, and a watch has one of each prompt"),
+        (["{judge: {model: sfft}}"], "stages.policy.watch.judge.model: no stage is called 'sfft'"),
+        (["{judge: {model: policy}}"], "stages.policy.watch.judge.model: 'policy' is this stage itself"),
+        (["{judge: {model: value}}"], "stages.policy.watch.judge.model: 'value' is a value_pretraining stage"),
+        (
+            ["{judge: {verifier: arithmetic}, prompts: task}"],
+            "stages.policy.watch.prompts: no dataset is called 'task'; did you mean 'tasks'?",
+        ),
+        (
+            ["{judge: {verifier: arithmetic}, prompts: {data: pears}}"],
+            "stages.policy.watch.prompts: no dataset is called 'pears'",
+        ),
+        (
+            ["{judge: {verifier: arithmetic}, prompts: pairs}"],
+            "stages.policy.watch.prompts: reads as prompts what",
+        ),
+        (
+            ["{judge: {verifier: arithmetic}, prompts: {data: tasks, split: test}}"],
+            "stages.policy.watch.prompts.split: test is what gates and evaluations are measured on",
+        ),
+        (
+            ["{judge: {verifier: arithmetic}, prompts: {data: tasks, samples: 0}}"],
+            "stages.policy.watch.prompts.samples: 0 must be at least 1",
+        ),
+        (
+            ["{judge: {verifier: arithmetic}, prompts: long}"],
+            "stages.policy.watch.judge.verifier: 'arithmetic' does not understand the prompts that policy reads (data.long",
+        ),
         (["{judge: {verifier: arithmetic}, every: 0}"], "stages.policy.watch.every: 0 must be at least 1"),
         (
             ["{judge: {verifier: arithmetic}}", "guards: off"],
