@@ -255,7 +255,11 @@ def _verifier_steps(recipe: Recipe) -> dict[str, dict[str, str]]:
     """Return the steps that import and try a verifier, each with the datasets of its dry run."""
     judged: dict[str, dict[str, None]] = {}
     for stage in recipe.stages.values():
-        read = ((name, data) for role, name in verifiers_of(recipe, stage).items() for data in _judged(stage, role))
+        read = (
+            (name, data)
+            for role, name in verifiers_of(recipe, stage).items()
+            for data in _judged(stage, role)
+        )
         for name, data in read:
             origins = [each.origin for each in sources_of(recipe, data).values()]
             its_own = bool(origins) and all(

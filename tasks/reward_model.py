@@ -134,7 +134,9 @@ def run(job: StageJob[ResolvedRewardModelling]) -> StageResult:
     )
 
 
-def read_preferences(job: StageJob[ResolvedRewardModelling], split: str, codec: Codec) -> Completions | Rankings:
+def read_preferences(
+    job: StageJob[ResolvedRewardModelling], split: str, codec: Codec
+) -> Completions | Rankings:
     """Return the pairs of ``data`` or the rankings of ``rankings``, whichever the recipe names; of ``half`` the training rows."""
     half = job.work.half if split == TRAIN else None
     if "rankings" in job.inputs:

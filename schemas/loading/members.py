@@ -45,7 +45,9 @@ def written_out(plain: Any) -> WrittenOut:
         return WrittenOut(plain)
     ensembles = {name: found for name, stage in stages.items() if (found := _members_of(name, stage))}
     problems = tuple(_taken_names(stages, ensembles))
-    ensembles = {name: found for name, found in ensembles.items() if not any(name in p.path for p in problems)}
+    ensembles = {
+        name: found for name, found in ensembles.items() if not any(name in p.path for p in problems)
+    }
     if not ensembles:
         return WrittenOut(plain, problems)
     placed: list[tuple[Path, Path]] = []

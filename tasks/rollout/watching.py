@@ -70,9 +70,7 @@ class Watching:
         seen, metrics = self._compare(scored, judged, rewards, before)
         return seen, metrics | monitors
 
-    def _judge(
-        self, sampled: Sampled, before: WatchedSoFar
-    ) -> tuple[WatchedSoFar, Tensor, dict[str, float]]:
+    def _judge(self, sampled: Sampled, before: WatchedSoFar) -> tuple[WatchedSoFar, Tensor, dict[str, float]]:
         """Return what had been seen, with the first responses if these are they; the judgements (B,); and the win rates."""
         is_first = not before.judged
         if isinstance(self.judge, PromptedJudge):

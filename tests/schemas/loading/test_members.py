@@ -31,7 +31,8 @@ def with_members(text: str, members: str, *, seed: int | None = None) -> str:
 def by_hand(text: str, changes: list[str]) -> str:
     """The same recipe with a stage for each member, written as a person would."""
     stages = "".join(
-        REWARD.replace("reward:", f"reward_{number}:", 1) + "".join(f"    {line}\n" for line in lines.split(";") if line)
+        REWARD.replace("reward:", f"reward_{number}:", 1)
+        + "".join(f"    {line}\n" for line in lines.split(";") if line)
         for number, lines in enumerate(changes, start=1)
     )
     terms = "".join(f"      - {{model: reward_{number}}}\n" for number in range(1, len(changes) + 1))
@@ -87,7 +88,7 @@ def test_the_recipes_own_seed_counts_and_an_override_of_it(text: str) -> None:
 
 def key_of(recipe: Recipe, stage: str) -> str:
     resolved = ResolvedRecipe.of(with_learning_rates(recipe, width=64))
-    inputs = {role: "0" * 64 for role in dependencies(recipe)[stage]}
+    inputs = dict.fromkeys(dependencies(recipe)[stage], "0" * 64)
     return stage_key(key_parts_of(resolved, stage, inputs, facts=()))
 
 
@@ -131,7 +132,9 @@ def test_a_member_is_neither_given_a_half_nor_a_number(text: str) -> None:
 
 
 def test_a_name_that_a_member_would_have_is_refused(text: str) -> None:
-    text = with_members(text, "2").replace("  policy:\n", "  reward_2: {kind: sft, data: demos}\n  policy:\n", 1)
+    text = with_members(text, "2").replace(
+        "  policy:\n", "  reward_2: {kind: sft, data: demos}\n  policy:\n", 1
+    )
     found = problems(text)
     assert any(
         "stages.reward.members: member 2 would be called 'reward_2', and there is such a stage; give 'reward_2' another name"
@@ -164,21 +167,26 @@ def test_what_is_wrong_with_all_members_is_said_once_where_it_was_written(text: 
     whole = with_members(text, "3").replace("    data: pairs\n", "    data: pears\n")
     lines = whole.splitlines()
     [said] = [each for each in problems(whole) if "pears" in each]
-    assert said.startswith(f"recipe:{lines.index('    data: pears') + 1}: stages.reward.data: no dataset is called 'pears'")
+    assert said.startswith(
+        f"recipe:{lines.index('    data: pears') + 1}: stages.reward.data: no dataset is called 'pears'"
+    )
     term = with_members(text, "2").replace("{model: reward}", "{model: reward, weight: 2.0}")
     [said] = problems(term)
     assert "the models of an ensemble count equally, and reward_1 has weight=2" in said
 
 
 def test_terms_after_an_ensemble_keep_their_places_in_messages(text: str) -> None:
-    whole = with_members(text, "3").replace("{model: reward}", "{model: reward}\n      - {verifier: arithmetik}")
+    whole = with_members(text, "3").replace(
+        "{model: reward}", "{model: reward}\n      - {verifier: arithmetik}"
+    )
     [said] = problems(whole)
     assert "rewards.main.terms.1.verifier: no verifier is called 'arithmetik'" in said
 
 
 def test_only_a_reward_model_has_members(text: str) -> None:
     assert any(
-        "stages.sft.members" in each for each in problems(text.replace("data: demos}", "data: demos, members: 2}", 1))
+        "stages.sft.members" in each
+        for each in problems(text.replace("data: demos}", "data: demos, members: 2}", 1))
     )
 
 
@@ -188,7 +196,9 @@ def test_a_recipe_that_was_not_loaded_has_no_members_trained_in_silence(text: st
         {**recipe.stages["reward"].model_dump(), "members": 2}
     )
     made = recipe.model_copy(update={"stages": {**recipe.stages, "reward": stage}})
-    with pytest.raises(ValueError, match=r"stages\.reward\.members are stages of their own in a loaded recipe"):
+    with pytest.raises(
+        ValueError, match=r"stages\.reward\.members are stages of their own in a loaded recipe"
+    ):
         ResolvedRecipe.of(with_learning_rates(made, width=64))
 
 
@@ -205,7 +215,9 @@ arms:
 """
 
 
-@pytest.mark.parametrize(("members", "seeds"), [("2", [3, derived(3, 2)]), ("{count: 2, by: halves}", [3, 3])])
+@pytest.mark.parametrize(
+    ("members", "seeds"), [("2", [3, derived(3, 2)]), ("{count: 2, by: halves}", [3, 3])]
+)
 def test_a_sweep_reseeds_all_members_by_the_stages_name(
     text: str, tmp_path: Path, members: str, seeds: list[int]
 ) -> None:
