@@ -29,9 +29,8 @@ def with_scores(first: FirstResponses, scores: Tensor) -> FirstResponses:
 def are_equal(sampled: Sampled, first: FirstResponses) -> Tensor:
     """Return whether each response (B,) is the first one again. Such a pair is a tie, although two batches round differently."""
     now = first_responses(sampled)
-    return torch.tensor(
-        [ours == theirs for ours, theirs in zip(zip(now.texts, now.lengths), zip(first.texts, first.lengths), strict=True)]
-    )  # fmt: skip
+    ours, theirs = (zip(each.texts, each.lengths, strict=True) for each in (now, first))
+    return torch.tensor([one == other for one, other in zip(ours, theirs, strict=True)])
 
 
 def wins_by_model(judge: PromptedJudge, sampled: Sampled, first: FirstResponses) -> Tensor:
