@@ -172,5 +172,7 @@ def _own_prompts(
     if watch.prompts is None:
         return None
     prompts = read_prompts(job.inputs[WATCH_PROMPTS], watch.prompts.split, codec)
-    encoding_metrics(job, WATCH_PROMPTS, [prompts])  # refuses too many that do not fit
+    encoding_metrics(
+        job, WATCH_PROMPTS, [prompts], name=f"{job.name}.watch.prompts"
+    )  # refuses too many that do not fit
     return prompts
