@@ -119,10 +119,9 @@ def _with_terms(
     expanded: list[Any] = []
     for number, term in enumerate(terms):
         stage = term.get("model") if isinstance(term, Mapping) else None
-        members = ensembles.get(stage) if isinstance(stage, str) else None
         written = [term]
-        if members is not None:
-            names = (member_name(stage, each) for each in range(1, members.count + 1))
+        if isinstance(stage, str) and stage in ensembles:
+            names = (member_name(stage, each) for each in range(1, ensembles[stage].count + 1))
             written = [{**term, "model": each} for each in names]
         for each in written:
             placed.append((("rewards", name, "terms", len(expanded)), ("rewards", name, "terms", number)))

@@ -16,9 +16,7 @@ WIN_RATE, LENGTH_CONTROLLED = "watch_win_rate", "watch_length_controlled_win_rat
 
 def first_responses(sampled: Sampled) -> FirstResponses:
     """Return what is remembered of the responses of a stage's first policy."""
-    return FirstResponses(
-        texts=tuple(sampled.responses), lengths=tuple(int(length) for length in sampled.sequences.lengths)
-    )
+    return FirstResponses(texts=tuple(sampled.responses), lengths=tuple(sampled.sequences.lengths.tolist()))
 
 
 def with_scores(first: FirstResponses, scores: Tensor) -> FirstResponses:

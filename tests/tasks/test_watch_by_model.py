@@ -224,6 +224,16 @@ def test_a_watch_has_prompts_of_its_own(
     assert contents(plain.output) == contents(job.output)
 
 
+def test_responses_of_a_watch_are_other_draws_than_those_of_validation(pipeline: Any) -> None:
+    """Even to the same prompts."""
+    prompts = WatchPrompts(data="prompts", samples=16)
+    watch = Watch(judge=Judge(verifier="arithmetic"), every=1, on_fall="warn", prompts=prompts)
+    job = job_of(pipeline, watch, more={"watch_prompts": "prompts"}, iterations=2)
+    run_stage(job)
+    for entry in read(job.scratch / JOURNAL):
+        assert entry.metrics["watch_reward"] != entry.metrics["validation_score"]
+
+
 def verified(response: str, prompt: str) -> float:
     """Whether a response ends with the result of a sum such as ``12+30=``, in plain Python."""
     expression = "".join(c for c in prompt if c in "0123456789+-*")

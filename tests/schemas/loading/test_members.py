@@ -84,6 +84,8 @@ def test_the_recipes_own_seed_counts_and_an_override_of_it(text: str) -> None:
             None,
             derived(9, 2),
         ]
+    both = parse_recipe("seed: 9\n" + with_members(text, "2", seed=5))
+    assert [both.stages[f"reward_{number}"].seed for number in (1, 2)] == [5, derived(5, 2)]
 
 
 def key_of(recipe: Recipe, stage: str) -> str:
