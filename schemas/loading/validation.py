@@ -6,7 +6,6 @@ from vantage.schemas.checks.agreement import resolve
 from vantage.schemas.checks.names import name_problems
 from vantage.schemas.checks.references import resolved_references
 from vantage.schemas.loading.field_errors import is_about, validated
-from vantage.schemas.loading.members import written_out
 from vantage.schemas.loading.partial_reading import Plain, partial_recipe
 from vantage.schemas.problems import Problem
 from vantage.schemas.recipe.recipe import Recipe
@@ -18,13 +17,6 @@ def validated_recipe(plain: Any) -> tuple[Recipe | None, list[Problem]]:
         return None, [Problem((), "is not a mapping", "a recipe starts with `recipe: NAME`")]
     if "sweep" in plain:
         return None, [Problem(("sweep",), "is a sweep, not a recipe", "use `vantage sweep`")]
-    whole = written_out(plain)
-    recipe, problems = _validated(whole.plain)
-    problems = [*whole.problems, *whole.located(problems)]
-    return (None if problems else recipe), problems
-
-
-def _validated(plain: Plain) -> tuple[Recipe | None, list[Problem]]:
     named = problems_of_names(plain)
     fields = validated(Recipe, plain)
     problems = [*fields.problems, *named]
