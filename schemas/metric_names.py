@@ -36,7 +36,7 @@ MONITORS = (*VALIDATION_PERCENTILES, "validation_score_drift")
 ENSEMBLE = ("reward_disagreement",)
 WATCHED = (
     *("validation_watch_score", "watch_change", "watch_falls", "watch_worse", "watch_reward"),
-    *("watch_win_rate", "watch_length_controlled_win_rate"),
+    *("watch_win_rate", "watch_length_controlled_win_rate", "watch_order_disagreement"),
     *("watch_pair_accuracy", "watch_right_length", "watch_wrong_length"),
 )
 RESPONSE_SHAPE = (

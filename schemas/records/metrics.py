@@ -542,6 +542,11 @@ METRICS: tuple[Metric, ...] = (
         "watch_length_controlled_win_rate", "1",
         "The same at equal lengths (arXiv 2404.04475), as length_controlled_win_rate of an evaluation.",
     ),
+    Metric(
+        "watch_order_disagreement", "1",
+        "Share of the pairs of different responses on which the watch's judge prefers another one in the other order; they are ties. Near "
+        "1 the judge sees nothing. Only with a model as the judge.",
+    ),
     Metric("test_score", "reward", "Mean score of the kept policy's responses to the test prompts."),
     Metric(
         "reward_spread", "reward",

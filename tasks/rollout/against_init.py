@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from vantage.algorithms.length_control import length_controlled_win_rate
+from vantage.algorithms.swapped_verdicts import SwappedVerdicts
 from vantage.algorithms.wins import wins_of
 from vantage.tasks.rollout.prompted_judge import PromptedJudge, encoded_questions, judge_texts
 from vantage.tasks.rollout.rollouts import Sampled
 from vantage.tasks.training.stage_state import FirstResponses
 
 WIN_RATE, LENGTH_CONTROLLED = "watch_win_rate", "watch_length_controlled_win_rate"
+ORDER_DISAGREEMENT = "watch_order_disagreement"
 
 
 def first_responses(sampled: Sampled) -> FirstResponses:
@@ -31,24 +33,32 @@ def are_equal(sampled: Sampled, first: FirstResponses) -> Tensor:
     return torch.tensor([one == other for one, other in zip(ours, theirs, strict=True)])
 
 
-def wins_by_model(judge: PromptedJudge, sampled: Sampled, first: FirstResponses) -> Tensor:
-    """Return (B,), float64: 1 where the judge prefers a response to the first one in both orders, 0 where it prefers the first one, else ½.
-
-    The judge is asked about the pairs that differ.
+def verdicts_of_model(judge: PromptedJudge, sampled: Sampled, first: FirstResponses) -> SwappedVerdicts:
+    """Return the judge's verdicts on the responses beside the first ones; it is asked about the pairs that differ, and others are ties.
 
     Raises:
         UnusableJudge: a question with its answer is longer than the model reads.
     """
-    wins = torch.full((len(sampled.prompts),), 0.5, dtype=torch.float64)
-    rows = [row for row, same in enumerate(are_equal(sampled, first).tolist()) if not same]
+    same = are_equal(sampled, first)
+    rows = [row for row, is_same in enumerate(same.tolist()) if not is_same]
+    wins, disagree = torch.full(same.shape, 0.5, dtype=torch.float64), torch.zeros_like(same)
     if not rows:  # as at the first measurement: what is too long is refused before anything trains
         encoded_questions(judge, sampled.prompts, first.texts, first.texts)
     else:
         prompts, ours, theirs = (
             [texts[row] for row in rows] for texts in (sampled.prompts, sampled.responses, first.texts)
         )
-        wins[rows] = judge_texts(judge, prompts, ours, theirs).wins
-    return wins
+        verdicts = judge_texts(judge, prompts, ours, theirs)
+        wins[rows], disagree[rows] = verdicts.wins, verdicts.disagree
+    return SwappedVerdicts(wins=wins, disagree=disagree)
+
+
+def order_disagreement(
+    verdicts: SwappedVerdicts, sampled: Sampled, first: FirstResponses
+) -> dict[str, float]:
+    """Return the share of the pairs that differ on which the judge's verdict depends on their order; nothing where none differs."""
+    differ = ~are_equal(sampled, first)
+    return {ORDER_DISAGREEMENT: verdicts.disagree[differ].double().mean().item()} if differ.any() else {}
 
 
 def wins_by_score(scores: Tensor, sampled: Sampled, first: FirstResponses) -> Tensor:

@@ -18,8 +18,9 @@ from vantage.tasks.data.encoding_counts import encoding_metrics
 from vantage.tasks.data.examples import Codec, Prompts, read_prompts
 from vantage.tasks.rollout.against_init import (
     first_responses,
+    order_disagreement,
+    verdicts_of_model,
     win_rates,
-    wins_by_model,
     wins_by_score,
     with_scores,
 )
@@ -76,8 +77,10 @@ class Watching:
         if isinstance(self.judge, PromptedJudge):
             if is_first:
                 before = replace(before, first=first_responses(sampled))
-            wins = wins_by_model(self.judge, sampled, before.first)
-            return before, wins, win_rates(wins, sampled, before.first)
+            first = before.first
+            verdicts = verdicts_of_model(self.judge, sampled, first)
+            rates = win_rates(verdicts.wins, sampled, first) | order_disagreement(verdicts, sampled, first)
+            return before, verdicts.wins, rates
         judged = self.judge(sampled).cpu().double()
         if not isinstance(self.judge, RewardJudge):
             return before, judged, {}

@@ -100,6 +100,9 @@ def test_win_rates_against_init_are_those_of_a_loop_over_the_judges_own_logits(
             == pytest.approx(sum(wins) / len(wins))
         )
         assert 0 <= metrics["watch_length_controlled_win_rate"] <= 1
+        differ = [a != b for a, b in zip(sampled.responses, seen[0].responses, strict=True)]
+        tied = [win == 0.5 for win, each in zip(wins, differ, strict=True) if each]
+        assert metrics["watch_order_disagreement"] == pytest.approx(sum(tied) / len(tied))
         kept.append(metrics["watch_win_rate"])
     assert len(set(kept)) > 1, "some judgement is decided"
     assert result.metrics["validation_watch_score"] == max(kept)
@@ -121,7 +124,7 @@ def test_a_kill_leaves_no_trace(
         monkeypatch=monkeypatch,
     )
     journals = [
-        [{name: e.metrics[name] for name in (*RATES, "watch_change") if name in e.metrics} for e in read(tmp_path / each / "scratch" / JOURNAL)]
+        [{name: e.metrics[name] for name in (*RATES, "watch_change", "watch_order_disagreement") if name in e.metrics} for e in read(tmp_path / each / "scratch" / JOURNAL)]
         for each in ("whole", "cut")
     ]  # fmt: skip
     assert journals[0] == journals[1]

@@ -13,8 +13,9 @@ from vantage.models.sequences import collate
 from vantage.tasks.rollout import against_init
 from vantage.tasks.rollout.against_init import (
     first_responses,
+    order_disagreement,
+    verdicts_of_model,
     win_rates,
-    wins_by_model,
     wins_by_score,
     with_scores,
 )
@@ -50,7 +51,11 @@ def test_a_model_is_asked_about_the_pairs_that_differ_in_both_orders(monkeypatch
     first = first_responses(sampled(["aa", "bb", "cc", "dd"], [2, 2, 2, 2]))
     now = sampled(["aaaa", "bb", "c", ""], [4, 2, 1, 1])
     # by 2 longer: both orders prefer it; the same: not asked; by 1 shorter: both orders prefer what stands first; by 2: it loses
-    assert wins_by_model(None, now, first).tolist() == [1.0, 0.5, 0.5, 0.0]  # type: ignore[arg-type]
+    verdicts = verdicts_of_model(None, now, first)  # type: ignore[arg-type]
+    assert verdicts.wins.tolist() == [1.0, 0.5, 0.5, 0.0]
+    assert verdicts.disagree.tolist() == [False, False, True, False]
+    # one of the three that differ
+    assert order_disagreement(verdicts, now, first) == {"watch_order_disagreement": pytest.approx(1 / 3)}
     prompts = ["prompt 0", "prompt 2", "prompt 3"]
     assert asked == [(prompts, ["aaaa", "c", ""], ["aa", "cc", "dd"])]
 
