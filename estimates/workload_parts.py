@@ -156,7 +156,7 @@ def selection(
         return samplings, passes
     watched, count = rollouts, work.validation_samples
     if work.watch.prompts is not None:
-        watched = Responses(rollouts.subject, work.watch.prompts.data, rollouts.limits)
+        watched = replace(rollouts, prompts=work.watch.prompts.data)
         count = work.watch.prompts.samples or count
         samplings.append(watched.sampling("policy", measured, count))
         passes += watched.rewards(measured, count)
