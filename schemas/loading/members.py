@@ -28,7 +28,7 @@ class WrittenOut:
     """(Place in ``plain``, place in the recipe as its author wrote it), for what was written out."""
 
     def located(self, problems: Iterable[Problem]) -> list[Problem]:
-        """Return the problems at the places that the author knows; one that all members have stands once."""
+        """Return the problems at the places that the author knows; one that all members have is there once."""
         return list(dict.fromkeys(self._located(problem) for problem in problems))
 
     def _located(self, problem: Problem) -> Problem:
@@ -102,7 +102,7 @@ def _member(
 
 
 def _seed_of(plain: Mapping[Any, Any], stage: Mapping[Any, Any]) -> int | None:
-    """Return the seed of a stage; None: it is no seed, which is reported where it stands."""
+    """Return the seed of a stage; None: it is no seed, which is reported at its own place."""
     given = next((each["seed"] for each in (stage, plain) if each.get("seed") is not None), None)
     seed = Recipe.model_fields["seed"].default if given is None else given
     is_seed = isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < _MAX_SEED

@@ -2,7 +2,7 @@
 
 import logging
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,8 +24,8 @@ from vantage.schemas.recipe.stages import TrainOn
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.data.encoded_rows import encode_rows
 from vantage.tasks.data.encoding_counts import NOT_COUNTED, EncodingCounts
+from vantage.tasks.data.halves import rows_of_half
 from vantage.tasks.data.rows import Row, column_names, row_batches
-from vantage.tasks.data.splits import is_in_half
 from vantage.tasks.data.token_rows import GroupedRows, JsonRowsWriter, TokenRowsWriter
 from vantage.tasks.training.measured import clusters_of_ids
 
@@ -264,7 +264,7 @@ def read_completions(
         enough: as many usable rows as are needed; when they are there, the rest of the file is not read. None: read all.
         train_on: of demonstrations that are conversations: with `all_responses` the assistant's earlier turns are a part
             of the response, in which what others say is not learnt.
-        half: read the rows of one half of the prompts (``is_in_half``); None: of all prompts.
+        half: read the rows of one half of the prompts (``vantage.tasks.data.halves``); None: of all prompts.
     """
     there = column_names(folder, split)
     has_turns, has_margins, has_subgroups = (name in there for name in ("messages", "margin", "subgroup"))
@@ -275,7 +275,7 @@ def read_completions(
     subgroups: list[str | None] = []
     names: dict[str | None, str | None] = {}  # so that each name is in memory once
     counts, num_too_long, num_kept = NOT_COUNTED, 0, 0
-    for rows in _rows_of_half(folder, split, half):
+    for rows in rows_of_half(folder, split, half, at_once=_ROWS_AT_ONCE):
         part = _encode_completions(rows, columns, codec)
         if has_turns and train_on == "all_responses":
             part = _with_earlier_turns(part, codec)
@@ -363,7 +363,7 @@ def read_rankings(folder: Path, split: str, codec: Codec, *, half: int | None = 
     """
     prompts, responses, ranks = (TokenRowsWriter(codec.scratch) for _ in range(3))
     counts, num_too_long = NOT_COUNTED, 0
-    for rows in _rows_of_half(folder, split, half):
+    for rows in rows_of_half(folder, split, half, at_once=_ROWS_AT_ONCE):
         encoded = encode_rows(rows, ["responses"], codec)
         num_alike = 0
         for row, ids, sides in zip(encoded.rows, encoded.prompt_ids, encoded.response_ids, strict=True):
@@ -388,25 +388,6 @@ def read_rankings(folder: Path, split: str, codec: Codec, *, half: int | None = 
         num_too_long=num_too_long,
         counts=counts,
     )
-
-
-def _rows_of_half(folder: Path, split: str, half: int | None) -> Iterator[list[Row]]:
-    """Yield the rows of one half of the prompts, or of all, some at once.
-
-    Raises:
-        NothingLeft: the half has none.
-    """
-    found, num_rows = 0, 0
-    for rows in row_batches(folder, split, _ROWS_AT_ONCE):
-        kept = rows if half is None else [row for row in rows if is_in_half(row["prompt"], half)]
-        num_rows, found = num_rows + len(rows), found + len(kept)
-        if kept:
-            yield kept
-    if half is not None and not found:
-        raise NothingLeft(
-            f"half={half} of the {num_rows} rows has none: their prompts are too few, or the same; give more data, or leave half "
-            "out (members: by: seed)"
-        )
 
 
 def _ranked(responses: list[list[int]], ranks: list[int]) -> tuple[list[list[int]], list[int], bool]:

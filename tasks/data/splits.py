@@ -26,15 +26,6 @@ def alike_text(prompt: str) -> str:
     return " ".join(prompt.casefold().split())
 
 
-def is_in_half(prompt: str, half: int) -> bool:
-    """Return whether a prompt is in a half of the prompts: 1 and 2 are those of one division, 3 and 4 those of another, and so on.
-
-    Prompts that are alike but for case and white space are in one half. Divisions are independent of each other and of the splits.
-    """
-    division, side = divmod(half - 1, 2)
-    return hashlib.sha256(f"half {division}:{alike_text(prompt)}".encode()).digest()[0] % 2 == side
-
-
 def side_of(prompt: str, shares: Shares) -> str:
     """Return the side of a prompt, whatever dataset it stands in: from position 0 up ``test``, then ``validation``, ``train``."""
     return _side_at(prompt_position(prompt), shares)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from vantage.schemas.recipe.stages import RewardModelling
 from vantage.schemas.records.job import StageJob
-from vantage.tasks.data.examples import NothingLeft
+from vantage.tasks.data.halves import EmptyHalf, is_in_half
 from vantage.tasks.data.rows import Row, read_rows, write_rows
-from vantage.tasks.data.splits import SPLITS, is_in_half
+from vantage.tasks.data.splits import SPLITS
 from vantage.tasks.stages import run_stage
 
 Contents = Callable[[Path], dict[str, bytes]]
@@ -97,6 +97,6 @@ def test_a_half_without_a_row_is_refused_with_a_remedy(pipeline: Any, tmp_path: 
     job = job_of(pipeline, source, tmp_path / "half", "rankings", **changes)
     assert isinstance(job.work, RewardModelling)
     with pytest.raises(
-        NothingLeft, match=rf"half={empty} of the 1 rows has none: .*; give more data, or leave half out"
+        EmptyHalf, match=rf"half={empty} of the 1 rows has none: .*; give more data, or leave half out"
     ):
         run_stage(job)
