@@ -19,6 +19,7 @@ nor gradient.
     uncertainty        standard errors of measurements whose rows come in clusters, as the responses to one prompt do
     response_statistics  of several responses to a prompt: one of k right, distinct n-grams
     length_control     the win rate that a logistic regression predicts for responses of equal length
+    wins               which of two judgements is the higher, with ties as half a win
     calibration        a reward model's probabilities against what is preferred: reliability, Brier scores
     metrics            sums and counts that add up over micro-batches and ranks
     masking            the one way in which masks are checked and applied

@@ -23,6 +23,7 @@ from vantage.estimates.workload_parts import (
     rows_of,
     selection,
     steps_of,
+    watch_networks,
     whole_workload,
 )
 from vantage.schemas.checks.adapters import lora_of
@@ -101,7 +102,8 @@ def reward_model(subject: Subject) -> Workload:
     assert isinstance(work, ResolvedRewardModelling)
     name = work.data or work.rankings or ""
     data = subject.data_of(name)
-    steps = steps_of(work.epochs, data.train, work.batch_size)
+    train = data.train if work.half is None else math.ceil(data.train / 2)
+    steps = steps_of(work.epochs, train, work.batch_size)
     columns = data.responses_per_row
     micro = rows_at_once(work.pass_limits, columns * data.whole.longest, work.batch_size)
     share = 0.5 if work.lm_coef else 0.0
@@ -127,7 +129,7 @@ def reward_model(subject: Subject) -> Workload:
         passes=passes,
         at_once=micro,
         counts={
-            "train_rows": data.train,
+            "train_rows": train,
             "optimizer_steps": steps,
             "tokens": steps * batch.count * batch.tokens,
         },
@@ -223,7 +225,7 @@ def policy(subject: Subject) -> Workload:
     policy_steps = max(0, work.iterations - algorithm.policy_starts_at) * of_iteration
     minibatch = rollouts.trained(work, logits=1.0)
     passes = [Pass(role="policy", does="train", times=policy_steps, sequences=minibatch)]
-    read = [work.prompts]
+    read = [work.prompts, *([work.watch_prompts] if work.watch_prompts else [])]
     if algorithm.kl_loss_kind == "full" and algorithm.kl_loss_coef:
         passes.append(forward("reference", policy_steps, minibatch))
     if algorithm.ptx_coef and work.ptx is not None:
@@ -265,7 +267,7 @@ def policy(subject: Subject) -> Workload:
         networks.append(Network(role="copy", shape=subject.shape))
     return whole_workload(
         subject,
-        networks=[*networks, *reward_networks(subject)],
+        networks=[*networks, *reward_networks(subject), *watch_networks(subject)],
         passes=[*passes, *more_passes, *monitored],
         samplings=[*samplings, *more_samplings],
         at_once=rows_at_once(work.pass_limits, minibatch.longest, work.minibatch_size),
@@ -287,7 +289,11 @@ def best_of_n(subject: Subject) -> Workload:
         passes = [*rollouts.rewards(work.iterations, work.batch_size), *passes]
     return whole_workload(
         subject,
-        networks=[language_model(subject, "policy", trained=True), *reward_networks(subject)],
+        networks=[
+            language_model(subject, "policy", trained=True),
+            *reward_networks(subject),
+            *watch_networks(subject),
+        ],
         passes=[
             Pass(role="policy", does="train", times=steps, sequences=minibatch),
             *passes,
@@ -295,7 +301,7 @@ def best_of_n(subject: Subject) -> Workload:
         samplings=samplings,
         at_once=rows_at_once(work.pass_limits, minibatch.longest, work.minibatch_size),
         counts=rollout_counts(work, steps, work.iterations, minibatch),
-        data=[work.prompts],
+        data=[work.prompts, *([work.watch_prompts] if work.watch_prompts else [])],
     )
 
 

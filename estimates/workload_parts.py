@@ -15,7 +15,7 @@ from vantage.schemas.recipe.rollout import Sampling as RolloutFields
 from vantage.schemas.recipe.stage import Stage, Training
 from vantage.schemas.recipe.stages import RolloutCollection, Rollouts
 from vantage.schemas.recipe.terms import ModelTerm
-from vantage.schemas.steps import dependencies, rewards_read
+from vantage.schemas.steps import dependencies, judges_of, rewards_read
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ class Subject:
         return self.recipe.stages[self.name]
 
 
+WATCH = "watch"
+"""Role of the model that judges in a watch."""
 QUESTIONS_AT_ONCE = 64
 """``vantage.tasks.rollout.prompted_judge.READ_AT_ONCE``."""
 _CHARACTERS_OF_A_TOKEN = 4.0
@@ -130,7 +132,7 @@ class Responses:
 
 def validations(work: ResolvedPolicyOptimization | ResolvedBestOfN) -> int:
     """Return how often the policy is measured on validation prompts after an iteration, the last one included."""
-    own = work.validations if isinstance(work, ResolvedPolicyOptimization) else (work.validate_every,)
+    own = work.validations
     together = math.lcm(*own)
     due = sum(work.iterations // every for every in own)
     due -= work.iterations // together if len(own) > 1 else 0
@@ -150,6 +152,17 @@ def selection(
     passes = [*rollouts.rewards(measured, work.validation_samples), *rollouts.rewards(1, tests)]
     if reference:
         passes += rollouts.logprobs(1, tests, reference=True)
+    if work.watch is None:
+        return samplings, passes
+    watched, count = rollouts, work.validation_samples
+    if work.watch.prompts is not None:
+        watched = replace(rollouts, prompts=work.watch.prompts.data)
+        count = work.watch.prompts.samples or count
+        samplings.append(watched.sampling("policy", measured, count))
+        passes += watched.rewards(measured, count)
+    if work.watch.judge.kind == "model":  # the first measurement compares equal responses, and asks nothing
+        asked = watched.asked(count, work.watch.judge.template)
+        passes.append(forward(WATCH, measured - 1, asked))
     return samplings, passes
 
 
@@ -172,6 +185,12 @@ def monitors(subject: Subject, work: ResolvedPolicyOptimization) -> tuple[list[P
             for each in reward_networks(subject)
         ]
     return passes, [name for name in (work.demonstrations, work.preferences) if name is not None]
+
+
+def watch_networks(subject: Subject) -> list[Network]:
+    """Return the model that judges in the stage's watch."""
+    watch = judges_of(subject.stage).get(WATCH)
+    return [] if watch is None or watch.kind != "model" else [language_model(subject, WATCH)]
 
 
 def rows_at_once(limits: PassLimits, longest: float, whole: float) -> int:

@@ -255,6 +255,7 @@ _TABLE = (
             "ptx": "demonstrations",
             "demonstrations": "demonstrations",
             "preferences": "preferences",
+            "watch_prompts": "prompts",
         },
         reference_from="init",
         learning_rate=1e-6,  # VAPO, arXiv 2504.05118
@@ -317,11 +318,21 @@ _TABLE = (
         makes="policy",
         revision=5,
         reads={"init": ("policy",), "rollouts": ("rollouts",)},
-        data={"prompts": "prompts"},
+        data={"prompts": "prompts", "watch_prompts": "prompts"},
         learning_rate=2e-5,  # the same loss as SFT
         estimates=SAMPLED_POLICY,
-        numbers=(*PROMPTS_READ, *CHOSEN_POLICY, *UNCOMPILED),
-        curves=(*STEP, *ROLLOUT, *RESPONSE_SHAPE, *MONITORS, *SAMPLER, *SAMPLING, "best_score_mean", "nll"),
+        numbers=(*PROMPTS_READ, *CHOSEN_POLICY, "validation_watch_score", *UNCOMPILED),
+        curves=(
+            *STEP,
+            *ROLLOUT,
+            *RESPONSE_SHAPE,
+            *MONITORS,
+            *WATCHED,
+            *SAMPLER,
+            *SAMPLING,
+            "best_score_mean",
+            "nll",
+        ),
     ),
     Kind(
         work=PreferenceCollection,

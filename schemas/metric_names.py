@@ -43,7 +43,8 @@ DEMONSTRATED = ("demonstration_nll", "demonstration_nll_rise")
 """Where it names ``demonstrations``."""
 ENSEMBLE = ("reward_disagreement",)
 WATCHED = (
-    *("validation_watch_score", "watch_change", "watch_falls", "watch_worse"),
+    *("validation_watch_score", "watch_change", "watch_falls", "watch_worse", "watch_reward"),
+    *("watch_win_rate", "watch_length_controlled_win_rate", "watch_order_disagreement"),
     *("watch_pair_accuracy", "watch_right_length", "watch_wrong_length"),
 )
 RESPONSE_SHAPE = (

@@ -87,6 +87,10 @@ Inputs = Mapping[str, Mapping[str, str]]
 
 JUDGES: dict[str, tuple[str, ...]] = {"judge": ("judge",), "also": ("also",), "watch": ("watch", "judge")}
 """Field of a stage that names a judge of responses → where the judge is."""
+WATCH_PROMPTS = "watch_prompts"
+"""Role of the prompts that a watch has of its own."""
+WATCHED_AT = ("watch", "prompts")
+"""Where a stage names them."""
 
 
 def stage_reference(stage: Stage) -> str | None:
@@ -251,8 +255,12 @@ def _verifier_steps(recipe: Recipe) -> dict[str, dict[str, str]]:
     """Return the steps that import and try a verifier, each with the datasets of its dry run."""
     judged: dict[str, dict[str, None]] = {}
     for stage in recipe.stages.values():
-        for name in verifiers_of(recipe, stage).values():
-            data = getattr(stage, "prompts", None) or ""
+        read = (
+            (name, data)
+            for role, name in verifiers_of(recipe, stage).items()
+            for data in _judged(stage, role)
+        )
+        for name, data in read:
             origins = [each.origin for each in sources_of(recipe, data).values()]
             its_own = bool(origins) and all(
                 isinstance(origin, Builtin) and origin.kind is not None and origin.name == name
@@ -265,6 +273,17 @@ def _verifier_steps(recipe: Recipe) -> dict[str, dict[str, str]]:
         for name in (*recipe.verifiers, *BUILTIN_VERIFIERS)
         if name in judged
     }
+
+
+def _judged(stage: Stage, role: str) -> tuple[str, ...]:
+    """Return the datasets whose prompts the verifier in this role judges responses to."""
+    own: str = getattr(stage, "prompts", None) or ""
+    watched: str | None = getattr(stage, WATCH_PROMPTS, None)
+    if watched is None:
+        return (own,)
+    reward = judges_of(stage)["watch"].reward
+    is_of_watch = role == "watch" or (reward is not None and role.startswith(f"reward.{reward}."))
+    return (watched,) if is_of_watch else (own, watched)
 
 
 def _inputs(recipe: Recipe, stage: Stage) -> dict[str, str]:

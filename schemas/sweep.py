@@ -52,7 +52,10 @@ from vantage.schemas.recipe.fields import (
     Number,
     Seed,
 )
+from vantage.schemas.recipe.members import member_seed
 from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.stage import Stage
+from vantage.schemas.recipe.stages import RewardModelling
 from vantage.schemas.records.metric import settings_of
 from vantage.schemas.records.metrics import headline_metric_names, one_of_each_family
 from vantage.schemas.records.stage_key import NOT_IN_KEY, dumped
@@ -205,8 +208,8 @@ def load_sweep(
 
 
 def with_downstream(recipe: Recipe, reseeds: Iterable[str]) -> set[str]:
-    """Return the given steps and all steps that depend on one of them, directly or not."""
-    inputs, found = dependencies(recipe), set(reseeds)
+    """Return the given steps, members of an ensemble by its name, and all steps that depend on one of them, directly or not."""
+    inputs, found = dependencies(recipe), _stages_named(recipe, reseeds)
     for step in ordered_steps(recipe):
         if found & set(inputs[step].values()):
             found.add(step)
@@ -330,7 +333,7 @@ def _recipe_problems(sweep: Draft, recipes: dict[str, Recipe]) -> Iterator[Probl
     known = next(iter(recipes.values())).stages
     reseeds = [stage for stage in sweep.reseeds if isinstance(stage, str)]
     for i, stage in enumerate(sweep.reseeds):
-        if stage in reseeds and not any(stage in recipe.stages for recipe in recipes.values()):
+        if stage in reseeds and not any(_stages_named(recipe, [stage]) for recipe in recipes.values()):
             message = f"{quote(stage)} is not a stage of the recipe"
             yield Problem(("reseeds", i), message, suggest(stage, known))
     for path, written in sweep.measures:
@@ -415,8 +418,26 @@ def _equal_arms(recipes: dict[str, Recipe]) -> Iterator[Problem]:
 
 def _reseeded(recipe: R, reseeds: Iterable[str], seed: int) -> R:
     """Return the recipe with the seed set in the named stages."""
+    named = _stages_named(recipe, reseeds)
     stages = {
-        name: stage.model_copy(update={"seed": seed}) if name in reseeds else stage
+        name: stage.model_copy(update={"seed": _seed_in(stage, seed)}) if name in named else stage
         for name, stage in recipe.stages.items()
     }
     return recipe.model_copy(update={"stages": stages})
+
+
+def _stages_named(recipe: Recipe, names: Iterable[str]) -> set[str]:
+    """Return the stages of these names; the name of an ensemble is that of all its members."""
+    named = set(names)
+    return {
+        name
+        for name, stage in recipe.stages.items()
+        if name in named or (isinstance(stage, RewardModelling) and stage.member and stage.member.of in named)
+    }
+
+
+def _seed_in(stage: Stage, seed: int) -> int:
+    """Return the seed of a stage that a sweep reseeds: members of an ensemble by seed stay different."""
+    if not isinstance(stage, RewardModelling) or stage.member is None or stage.half is not None:
+        return seed
+    return member_seed(seed, stage.member.number)

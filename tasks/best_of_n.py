@@ -21,7 +21,8 @@ from vantage.tasks.rollout.rollouts import (
     sample_and_score,
 )
 from vantage.tasks.rollout.sampler_check import compare_with_sampler
-from vantage.tasks.rollout.selection import Selection
+from vantage.tasks.rollout.selection import Selection, kept_by
+from vantage.tasks.rollout.watching import load_watching
 from vantage.tasks.training.attempt import Attempt
 from vantage.tasks.training.found_limits import Taken, longest_response
 from vantage.tasks.training.likelihood import accumulate_nll
@@ -55,10 +56,18 @@ def run(job: StageJob[ResolvedBestOfN]) -> StageResult:
         [optimizer],
         models.sampler,
     )
+    watching = load_watching(job, validation, codec, device=policy.device)
     models, job = models.ready(job, taken)
     work = job.work
     collected = read_training_responses(job, codec)
-    selection = Selection(models, validation, num_samples=work.validation_samples, seed=stage_seed(job))
+    selection = Selection(
+        models,
+        validation,
+        num_samples=work.validation_samples,
+        seed=stage_seed(job),
+        watching=watching and watching.within(work.pass_limits),
+        keeps_by_watch=work.keeps_by_watch,
+    )
 
     with (
         Attempt(
@@ -88,7 +97,7 @@ def run(job: StageJob[ResolvedBestOfN]) -> StageResult:
             models.sync_engine()
 
             # 5. Keep the policy that scores best on validation prompts
-            if attempt.is_due(work.validate_every):
+            if any(map(attempt.is_due, work.validations)):
                 metrics |= selection.keep_if_best(attempt, iteration=iteration + 1)
             attempt.finish_step(
                 metrics,
@@ -104,7 +113,7 @@ def run(job: StageJob[ResolvedBestOfN]) -> StageResult:
         metrics={
             **values_of(measured.estimates),
             "reward_spread": measured.reward_spread,
-            "validation_score": attempt.state.best,
+            **kept_by(attempt.state, keeps_by_watch=work.keeps_by_watch),
             "best_iteration": attempt.state.best_iteration,
             **encoding,
         },

@@ -16,8 +16,8 @@ from vantage.tasks.data.encoding_counts import encoding_metrics
 from vantage.tasks.data.examples import read_prompts
 from vantage.tasks.data.splits import SPLITS
 from vantage.tasks.rollout.monitors import load_monitors
-from vantage.tasks.rollout.selection import VALIDATION_SCORE, Measured, Selection
-from vantage.tasks.rollout.watching import WATCH_SCORE, load_watching
+from vantage.tasks.rollout.selection import Measured, Selection, kept_by
+from vantage.tasks.rollout.watching import load_watching
 from vantage.tasks.training.attempt import Attempt
 from vantage.tasks.training.measured import uncertainty_of, values_of
 from vantage.tasks.training.networks import write_policy
@@ -46,6 +46,7 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
     networks = load_actor_critic(job, training_device())
     codec = networks.models.codec
     train, validation, test = (read_prompts(job.inputs["prompts"], split, codec) for split in SPLITS)
+    watching = load_watching(job, validation, codec, device=networks.models.policy.device)
     networks, job = networks.ready(job, train)
     work, algorithm, models = job.work, job.work.algorithm, networks.models
     encoding = encoding_metrics(job, "prompts", [train, validation, test])
@@ -56,7 +57,7 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
         validation,
         num_samples=work.validation_samples,
         seed=stage_seed(job),
-        watching=load_watching(job, device=models.policy.device),
+        watching=watching and watching.within(work.pass_limits),
         keeps_by_watch=work.keeps_by_watch,
         monitors=load_monitors(job, models),
     )
@@ -178,17 +179,10 @@ def headline_metrics(
     return {
         **values_of(measured.estimates),
         "reward_spread": measured.reward_spread,
-        **kept_by(state, work),
+        **kept_by(state, keeps_by_watch=work.keeps_by_watch),
         "best_iteration": state.best_iteration,
         **mean_critic_weight(attempt, work),
     }
-
-
-def kept_by(state: PolicyState, work: ResolvedPolicyOptimization) -> dict[str, float | None]:
-    """Return what chose the kept policy, and where that is the watch's judge, the reward's score beside it."""
-    if work.keeps_by_watch:
-        return {VALIDATION_SCORE: state.validation_score, WATCH_SCORE: state.best}
-    return {VALIDATION_SCORE: state.best}
 
 
 def mean_critic_weight(attempt: Attempt[PolicyState], work: ResolvedPolicyOptimization) -> dict[str, float]:

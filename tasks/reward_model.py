@@ -134,11 +134,14 @@ def run(job: StageJob[ResolvedRewardModelling]) -> StageResult:
     )
 
 
-def read_preferences(job: StageJob, split: str, codec: Codec) -> Completions | Rankings:
-    """Return the pairs of ``data`` or the rankings of ``rankings``, whichever the recipe names."""
+def read_preferences(
+    job: StageJob[ResolvedRewardModelling], split: str, codec: Codec
+) -> Completions | Rankings:
+    """Return the pairs of ``data`` or the rankings of ``rankings``, whichever the recipe names; of ``half`` the training rows."""
+    half = job.work.half if split == TRAIN else None
     if "rankings" in job.inputs:
-        return read_rankings(job.inputs["rankings"], split, codec)
-    return read_completions(job.inputs["data"], split, SIDES, codec)
+        return read_rankings(job.inputs["rankings"], split, codec, half=half)
+    return read_completions(job.inputs["data"], split, SIDES, codec, half=half)
 
 
 def scored(reward: ScalarModel, batch: Sequences, *, with_language: bool) -> Tensor:

@@ -85,6 +85,8 @@ class PartialStage:
     """The gates that name a metric."""
     has_gate: bool
     """Whether anything is written as ``gate``."""
+    member_of: str | None
+    """The stage with ``members`` that it was written out of."""
     settings: Settings | None
     """What an evaluation has, on which its metrics depend."""
 

@@ -9,7 +9,7 @@ from vantage.schemas.kind import PUBLISHED, Kind
 from vantage.schemas.kinds import kinds_collecting, kinds_making
 from vantage.schemas.problems import Path, Problem, quote, suggest
 from vantage.schemas.recipe.inputs import MODEL, Content
-from vantage.schemas.steps import BUILTIN_VERIFIERS
+from vantage.schemas.steps import BUILTIN_VERIFIERS, WATCH_PROMPTS, WATCHED_AT
 
 _COLLECTORS: Mapping[str, tuple[str, ...]] = {
     content: kinds_collecting(content) for content in get_args(Content)
@@ -149,6 +149,10 @@ class _Names:
         sourced = {"models": recipe.models, "data": recipe.data}
         steps = [f"{section}.{name}" for section, named in sourced.items() for name in named]
         self._steps = (MODEL, *steps, *recipe.stages)
+        self._members: dict[str, list[str]] = {}
+        for name, stage in recipe.stages.items():
+            if stage.member_of is not None and stage.member_of not in recipe.stages:
+                self._members.setdefault(stage.member_of, []).append(name)
 
     def models(self, name: str, stage: PartialStage, kind: Kind) -> Iterator[Reference]:
         """Yield the references to models in the stage's own fields."""
@@ -195,7 +199,8 @@ class _Names:
     def data(self, name: str, stage: PartialStage, kind: Kind) -> Iterator[Reference]:
         """Yield the references to datasets, mixtures, and stages that collect a dataset."""
         for field, content in kind.data.items():
-            path, target, collectors = ("stages", name, field), stage.texts.get(field), _COLLECTORS[content]
+            at = WATCHED_AT if field == WATCH_PROMPTS else (field,)
+            path, target, collectors = ("stages", name, *at), stage.texts.get(field), _COLLECTORS[content]
             if target is None:
                 continue
             if target in self._recipe.datasets:
@@ -230,7 +235,9 @@ class _Names:
         gated = self._gated
         remedy = f"use one of: {', '.join(gated)}" if gated else "give a stage a gate"
         wrong: Wrong | None = None
-        if target not in self._recipe.stages:
+        if target in self._members:
+            wrong = self._several(path, target)
+        elif target not in self._recipe.stages:
             wrong = UnknownName(path, "no stage", target, gated, remedy)
         elif target not in gated:
             wrong = Problem(path, f"'{target}' has no gate that could pass", remedy)
@@ -258,9 +265,19 @@ class _Names:
         elif target in self._recipe.models:
             message = f"'{target}' is another model, which stages sample from and compare with; {rule}"
             wrong = Problem(path, message, remedy)
+        elif target in self._members:
+            wrong = self._several(path, target)
         else:
             wrong = UnknownName(path, "no stage", target, fitting, remedy)
         return Reference(path, target, wrong)
+
+    def _several(self, path: Path, target: str) -> Problem:
+        """Return the problem of a field that names an ensemble where one model is needed."""
+        members = self._members[target]
+        remedy = f"name one of them: {', '.join(members)}"
+        if path[0] == "rewards":
+            remedy = f"add ensemble: {{combine: mean}} to the reward, or {remedy}"
+        return Problem(path, f"'{target}' has {len(members)} members, and one stage is needed here", remedy)
 
     def part(self, mixture: str, part: str) -> Reference:
         """Look up a part of a mixture: a dataset with a source."""
@@ -296,6 +313,9 @@ class _Names:
 
     def licensed(self, step: str) -> Reference:
         """Look up a step whose licence is given."""
+        if step in self._members:
+            path = ("licenses", step)
+            return Reference(path, step, self._several(path, step))
         return self._among(("licenses", step), "nothing here", step, self._steps)
 
     def _among(

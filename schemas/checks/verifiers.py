@@ -7,7 +7,7 @@ from vantage.schemas.checks.references import RecipeReferences, Reference
 from vantage.schemas.problems import Problem
 from vantage.schemas.recipe.inputs import EXACT_MATCH
 from vantage.schemas.recipe.sources import Builtin
-from vantage.schemas.steps import BUILTIN_VERIFIERS
+from vantage.schemas.steps import BUILTIN_VERIFIERS, WATCH_PROMPTS
 
 
 def verifier_problems(recipe: PartialRecipe, references: RecipeReferences) -> Iterator[Problem]:
@@ -27,19 +27,26 @@ Judged = tuple[str, str, PartialData, list[Reference]]
 
 def _judged(recipe: PartialRecipe, references: RecipeReferences) -> Iterator[Judged]:
     for name, stage in recipe.stages.items():
-        rewards = {reference.name for reference in references.rewards.get(name, ())}
-        verifiers = [
-            *references.stage_verifiers[name],
-            *(
-                each
-                for reward in recipe.rewards
-                if reward in rewards
-                for each in references.scoring_verifiers[reward]
-            ),
+        own, watched = stage.texts.get("prompts", ""), stage.texts.get(WATCH_PROMPTS)
+        rewards = references.rewards.get(name, ())
+        named = [(each, _is_of_watch(each)) for each in references.stage_verifiers[name]]
+        named += [
+            (each, any(_is_of_watch(reward) for reward in rewards if reward.name == scored))
+            for scored in recipe.rewards
+            if any(reward.name == scored for reward in rewards)
+            for each in references.scoring_verifiers[scored]
         ]
-        for part in recipe.datasets.get(stage.texts.get("prompts", ""), ()):
-            if part in recipe.data:
-                yield name, part, recipe.data[part], verifiers
+        by_data = {own: [each for each, of_watch in named if watched is None or not of_watch]}
+        if watched is not None:
+            by_data[watched] = [each for each, _ in named]
+        for data, verifiers in by_data.items():
+            for part in recipe.datasets.get(data, ()):
+                if part in recipe.data:
+                    yield name, part, recipe.data[part], verifiers
+
+
+def _is_of_watch(reference: Reference) -> bool:
+    return reference.path[2:3] == ("watch",)
 
 
 def _of_another_task(judged: list[Judged]) -> Iterator[Problem]:

@@ -56,6 +56,11 @@ REQUIRES: tuple[tuple[type[Frozen], str, str], ...] = (
     (PreferenceCollection, "judge", "prompts"),
 )
 """Class, a field, and another field that it requires."""
+BY_ONE_FIELD = {
+    "WatchPrompts": ("data", "A dataset as it is."),
+    "Members": ("count", "The number of members alone."),
+}
+"""Class that may be written as one of its fields alone → the field, and what it then is."""
 ONE_OR_LIST = ("gate", "measure", "guards")
 """Lists that may be written without brackets when they have one item."""
 
@@ -74,6 +79,12 @@ def recipe_schema() -> Schema:
         "description": correction["description"],
         "anyOf": [names, correction],
     }
+    for name, (field, described) in BY_ONE_FIELD.items():
+        short = {**definitions[name]["properties"][field], "description": described}
+        definitions[name] = {
+            "description": definitions[name]["description"],
+            "anyOf": [short, definitions[name]],
+        }
     for model, fields in EXACTLY_ONE.items():
         _add_constraint(definitions[model.__name__], {"oneOf": [_is_given(field) for field in fields]})
     for model, one, other in REQUIRES:

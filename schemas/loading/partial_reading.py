@@ -17,7 +17,7 @@ from vantage.schemas.kinds import STAGES
 from vantage.schemas.recipe.fields import MAX_NAMED
 from vantage.schemas.recipe.terms import TERMS
 from vantage.schemas.records.metric import settings_of
-from vantage.schemas.steps import JUDGES
+from vantage.schemas.steps import JUDGES, WATCH_PROMPTS, WATCHED_AT
 
 Plain = Mapping[str, Any]
 
@@ -84,7 +84,7 @@ def _terms(reward: str, plain: Plain) -> tuple[PartialTerm, ...]:
 
 
 def _stage(name: str, plain: Plain) -> PartialStage:
-    texts, gate = _texts(plain), plain.get("gate")
+    texts, gate = {**_texts(plain), **_watch_prompts(plain)}, plain.get("gate")
     gates = [(i, _mapping(each)) for i, each in enumerate(_items(gate))]
     judges = {each: reduce(_inner, path, plain) for each, path in JUDGES.items() if each in plain}
     return PartialStage(
@@ -110,8 +110,16 @@ def _stage(name: str, plain: Plain) -> PartialStage:
             if isinstance(each.get("metric"), str)
         ),
         has_gate=bool(gate),
+        member_of=_text(_mapping(plain.get("member")), "of"),
         settings=settings_of(plain),
     )
+
+
+def _watch_prompts(plain: Plain) -> dict[str, str]:
+    """Return the dataset of a watch's own prompts, by the role that reads it."""
+    named = _mapping(plain.get(WATCHED_AT[0])).get(WATCHED_AT[1])
+    data = named if isinstance(named, str) else _text(_mapping(named), "data")
+    return {} if data is None else {WATCH_PROMPTS: data}
 
 
 def _inner(plain: Plain, field: str) -> Plain:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from vantage.schemas.recipe.guards import OFF, WATCH_FALLS, Guard
 from vantage.schemas.recipe.stage import Training
-from vantage.schemas.recipe.stages import PolicyOptimization
+from vantage.schemas.recipe.stages import PolicyOptimization, WatchedRollouts
 
 FALLS_BORNE = 1.0
 """Measurements of a watch that may find a fall before it acts: one alone may be chance."""
@@ -91,7 +91,7 @@ DEFAULTS: tuple[Default, ...] = (
         "members of an ensemble differ most where they know least (arXiv 2310.02743); the bound is ours",
     ),
     Default(
-        Guard(metric="watch_worse", above=1.0, over=1), (POLICY,),
+        Guard(metric="watch_worse", above=1.0, over=1), (POLICY, BEST),
         "the judge's score fell by more than its 99.9 % interval, twice in a row: the best of many measurements is a lucky one", needs="a watch",
     ),
 )  # fmt: skip
@@ -104,9 +104,10 @@ def default_guards(work: Training) -> tuple[Guard, ...]:
         has |= {
             "a critic": work.algorithm.reads_critic,
             "groups": work.algorithm.samples_per_prompt > 1,
-            "a watch": work.watch is not None,
             "another sampler": work.weighs_by_sampler,
         }
+    if isinstance(work, WatchedRollouts):
+        has |= {"a watch": work.watch is not None}
     return tuple(
         default.guard for default in DEFAULTS if work.kind in default.kinds and has.get(default.needs, False)
     )
@@ -127,7 +128,7 @@ def described_guards(work: Training) -> tuple[str, ...]:
 def own_guards(work: Training) -> tuple[Guard, ...]:
     """Return the guards that the recipe writes, and that by which its watch acts."""
     written = () if work.guards == OFF else work.guards or ()
-    watch = work.watch if isinstance(work, PolicyOptimization) else None
+    watch = work.watch if isinstance(work, WatchedRollouts) else None
     if watch is None:
         return written
     return (Guard(metric=WATCH_FALLS, above=FALLS_BORNE, over=1, action=watch.on_fall), *written)

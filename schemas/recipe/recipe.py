@@ -126,6 +126,12 @@ class ResolvedRecipe(Recipe):
 
         Raises:
             pydantic.ValidationError: a stage has a field that is not resolved.
+            ValueError: a stage has members, which the loader writes out as stages.
         """
+        for name, stage in recipe.stages.items():
+            if getattr(stage, "members", None) is not None:
+                raise ValueError(
+                    f"stages.{name}.members are stages of their own in a loaded recipe; load the recipe from its file or its text"
+                )
         stages = {name: resolve_work(stage) for name, stage in recipe.stages.items()}
         return cls.model_validate({**dict(recipe), "stages": stages})

@@ -1,6 +1,6 @@
 """The kinds of stage in a recipe, with the rules within one stage."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -20,6 +20,7 @@ from vantage.schemas.recipe.fields import (
 )
 from vantage.schemas.recipe.guards import OFF
 from vantage.schemas.recipe.inputs import MODEL
+from vantage.schemas.recipe.members import Member, MembersOrCount
 from vantage.schemas.recipe.rewards import Judge
 from vantage.schemas.recipe.rollout import Ahead, SampledAhead, Sampling
 from vantage.schemas.recipe.stage import Precision, Resources, Stage, Training
@@ -75,6 +76,23 @@ class RewardModelling(Training):
     """Batches of pairs of like length, in random order: less padding."""
     centre_on: Name | None = None
     """A dataset of demonstrations; after training, scores are shifted so that their mean on it is 0."""
+    members: MembersOrCount | None = Field(None, exclude_if=is_unset)
+    """Train several reward models in place of one, for a reward with ``ensemble``: a number, or a mapping of ``count`` and ``by``. When
+    the recipe is loaded, each becomes a stage of its own (``NAME_1``, ``NAME_2`` …), and a reward's term ``{model: NAME}`` becomes a
+    term for each. None: one."""
+    half: Count | None = Field(None, exclude_if=is_unset)
+    """Train on half of the training prompts. 1 and 2 are the halves of one division of the prompts, 3 and 4 those of another, and so
+    on; the held-out rows are whole. None: all prompts."""
+    member: Member | None = Field(None, exclude_if=is_unset)
+    """Which member of which stage this one is, as the loader writes it for ``members``. It changes no result and is in no stage key."""
+
+    @rule
+    def _members_are_not_divided_again(self) -> None:
+        given = [name for name in ("half", "member") if getattr(self, name) is not None]
+        if self.members is not None and given:
+            raise ValueError(
+                f"{given[0]} is what members gives each of the {self.members.count} stages that it becomes; leave {given[0]} out"
+            )
 
     @rule
     def _pairs_or_rankings(self) -> None:
@@ -166,6 +184,55 @@ def _refuse_cut_sampler(rollout: SampledAhead, resources: Resources) -> None:
             "rollout.ahead=1 samples from a whole copy of the policy, and resources.distributed.strategy=fsdp2 cuts it; "
             "use strategy: ddp, or ahead: 0"
         )
+
+
+class WatchedRollouts(Rollouts):
+    """Fields of the stages that train a policy on its own responses: which policy they hand on, and who looks at it."""
+
+    if TYPE_CHECKING:  # each kind has a default of its own
+        validate_every: Count
+    watch: Watch | None = Field(None, exclude_if=is_unset)
+    """A judge other than the reward, which looks at the policy while it trains."""
+    keep: Keep | None = Field(None, exclude_if=is_unset)
+    """Which policy the stage hands on. None: the one that ``watch`` likes best, or without a watch the best by ``validation``."""
+
+    @property
+    def watch_prompts(self) -> str | None:
+        """Return the dataset of the watch's own prompts."""
+        return None if self.watch is None or self.watch.prompts is None else self.watch.prompts.data
+
+    @property
+    def validations(self) -> tuple[int, ...]:
+        """Return every how many iterations the policy is measured on validation prompts."""
+        return (
+            (self.validate_every,) if self.watch is None else self.watch.measured_beside(self.validate_every)
+        )
+
+    @property
+    def keeps_by_watch(self) -> bool:
+        """Return whether the policy that the watch's judge scores best is handed on."""
+        return self.watch is not None and (self.keep is None or self.keep.is_by_watch)
+
+    @rule
+    def _the_watch_is_independent(self) -> None:
+        if self.watch is None:
+            if self.keep is not None and self.keep.is_by_watch:
+                raise ValueError("keep.by=watch, and the stage has no watch; add watch, or leave keep out")
+            return
+        if self.watch.judge.reward == self.reward:
+            raise ValueError(
+                f"watch.judge.reward={self.reward} is the reward that trains the policy, so it would see what that sees; "
+                "name a verifier or another reward"
+            )
+        if self.guards == OFF:
+            raise ValueError(
+                "guards=off has no guard act, and a watch acts by one; leave guards out, or remove watch"
+            )
+        if self.watch.on_fall == "restore_best" and not self.keeps_by_watch:
+            raise ValueError(
+                "watch.on_fall=restore_best restores the best policy by the judge, and keep.by=validation keeps another; "
+                "leave keep out, or use on_fall: stop, finish or warn"
+            )
 
 
 class ValuePretraining(Rollouts):
@@ -270,7 +337,7 @@ def samples_ahead(work: object) -> bool:
     return isinstance(work, ValuePretraining | PolicyOptimization) and work.rollout.ahead > 0
 
 
-class PolicyOptimization(Rollouts):
+class PolicyOptimization(WatchedRollouts):
     """Policy optimisation with the switches in ``algorithm``: PPO and its relatives."""
 
     kind: Literal["policy_optimization"]
@@ -311,49 +378,12 @@ class PolicyOptimization(Rollouts):
     """The preference pairs that the reward's models were trained on: a dataset, or a ``preference_collection`` stage. At each
     validation, the distribution of the models' scores is compared with that of the scores which they give to these pairs'
     responses. At most ``validation_samples`` pairs of the training rows, and of the validation rows."""
-    watch: Watch | None = Field(None, exclude_if=is_unset)
-    """A judge other than the reward, which looks at the policy while it trains."""
-    keep: Keep | None = Field(None, exclude_if=is_unset)
-    """Which policy the stage hands on. None: the one that ``watch`` likes best, or without a watch the best by ``validation``."""
-
-    @property
-    def validations(self) -> tuple[int, ...]:
-        """Every how many iterations the policy is measured on validation prompts."""
-        return (
-            (self.validate_every,) if self.watch is None else self.watch.measured_beside(self.validate_every)
-        )
 
     @property
     def weighs_by_sampler(self) -> bool:
         """Return whether advantages are weighted by π_old/π_sampler."""
         is_ahead = self.rollout.ahead > 0 and self.algorithm.old_logprobs == "policy"
         return is_ahead or self.algorithm.rollout_correction is not None
-
-    @property
-    def keeps_by_watch(self) -> bool:
-        """Return whether the policy that the watch's judge scores best is handed on."""
-        return self.watch is not None and (self.keep is None or self.keep.is_by_watch)
-
-    @rule
-    def _the_watch_is_independent(self) -> None:
-        if self.watch is None:
-            if self.keep is not None and self.keep.is_by_watch:
-                raise ValueError("keep.by=watch, and the stage has no watch; add watch, or leave keep out")
-            return
-        if self.watch.judge.reward == self.reward:
-            raise ValueError(
-                f"watch.judge.reward={self.reward} is the reward that trains the policy, so it would see what that sees; "
-                "name a verifier or another reward"
-            )
-        if self.guards == OFF:
-            raise ValueError(
-                "guards=off has no guard act, and a watch acts by one; leave guards out, or remove watch"
-            )
-        if self.watch.on_fall == "restore_best" and not self.keeps_by_watch:
-            raise ValueError(
-                "watch.on_fall=restore_best restores the best policy by the judge, and keep.by=validation keeps another; "
-                "leave keep out, or use on_fall: stop, finish or warn"
-            )
 
     @rule
     def _groups_divide_the_batch(self) -> None:
@@ -473,7 +503,7 @@ class PolicyOptimization(Rollouts):
             )
 
 
-class BestOfN(Rollouts):
+class BestOfN(WatchedRollouts):
     """RAFT: sample, keep each prompt's best response by the reward, fine-tune on it, again (arXiv 2304.06767)."""
 
     kind: Literal["best_of_n"]

@@ -1,37 +1,58 @@
 """An independent judge that looks at a policy while it trains."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from vantage.schemas.frozen import Frozen, rule
-from vantage.schemas.recipe.fields import Count
+from pydantic import BeforeValidator, Field
+
+from vantage.schemas.frozen import Frozen
+from vantage.schemas.recipe.fields import Count, Name, is_unset
 from vantage.schemas.recipe.rewards import Judge
 
 
+def _refuse_test_prompts(value: Any) -> Any:
+    if value == "test":
+        raise ValueError(
+            "test is what gates and evaluations are measured on, which stays unseen while a policy trains; use validation or train"
+        )
+    return value
+
+
+def _read_prompts(value: Any) -> Any:
+    return {"data": value} if isinstance(value, str) else value
+
+
+class WatchPrompts(Frozen):
+    """The prompts of a watch, where they are not those that validate the stage."""
+
+    data: Name
+    """A dataset of prompts, or a mixture."""
+    split: Annotated[Literal["validation", "train"], BeforeValidator(_refuse_test_prompts)] = "validation"
+    """Which of its rows. Test prompts are refused: gates are measured on them."""
+    samples: Count | None = Field(None, exclude_if=is_unset)
+    """Responses in one measurement, to the first prompts; None: as many as to validation prompts."""
+
+
 class Watch(Frozen):
-    """A judge other than the reward, asked about the policy's responses to the validation prompts.
+    """A judge other than the reward, asked about the policy's responses to prompts that train nothing.
 
     Where the mean reward of these responses rose and the judge's score fell since the judge liked the policy best, each by more than
     its 95 % interval, at two measurements in a row, the policy has learnt to please the reward.
     """
 
     judge: Judge
-    """A verifier, or another reward than the one that trains the policy."""
+    """A verifier, another reward than the one that trains the policy, or a model that compares the policy's responses with those of
+    the policy that the stage started from."""
     every: Count = 5
-    """Iterations between two measurements. The responses are those that validation samples, and each measurement validates too."""
+    """Iterations between two measurements. Each measurement validates too."""
+    prompts: Annotated[WatchPrompts | None, BeforeValidator(_read_prompts)] = Field(None, exclude_if=is_unset)
+    """The prompts that are answered: a dataset, or a mapping of ``data``, ``split`` and ``samples``. None: those that validate the
+    stage, whose responses are judged too."""
     on_fall: Literal["warn", "stop", "restore_best", "finish"] = "restore_best"
     """What happens then, as the actions of ``guards``."""
 
     def measured_beside(self, validate_every: int) -> tuple[int, int]:
         """Return every how many iterations the policy is measured: by the reward alone, and by the judge too."""
         return validate_every, self.every
-
-    @rule
-    def _one_response_is_judged(self) -> None:
-        if self.judge.model is not None:
-            raise ValueError(
-                f"judge.model={self.judge.model} compares two responses, and a watch has one of each prompt; "
-                "name a verifier or a reward"
-            )
 
 
 class Keep(Frozen):

@@ -500,8 +500,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("watch_wrong_length", "tokens", "The same of the wrong ones."),
     Metric(
         "validation_watch_score", "1",
-        "Mean score of the same responses by the watch's judge: the share that a verifier finds right, or another reward's mean; "
-        "with keep.by=watch it selects the kept policy. Only with watch; gates cannot use it.",
+        "Mean score of the same responses (with watch.prompts, of those to these prompts) by the watch's judge: the share that a verifier "
+        "finds right, another reward's mean, or the win rate against init that a model finds; with keep.by=watch it selects the kept "
+        "policy. Only with watch; gates cannot use it.",
     ),
     Metric(
         "watch_change", "1",
@@ -516,6 +517,25 @@ METRICS: tuple[Metric, ...] = (
         "watch_worse", "measurements",
         "Measurements in a row at which the judge's score had fallen since the one that it liked best, by more than its 99.9 % interval, "
         "whatever the reward did. Only with watch.",
+    ),
+    Metric(
+        "watch_reward", "reward",
+        "Mean reward of the responses to the watch's own prompts. Only with watch.prompts.",
+    ),
+    Metric(
+        "watch_win_rate", "1",
+        "Share of the watched responses that the watch's judge prefers to the response of the policy that the stage started from, to the "
+        "same prompt with the same random numbers; a tie counts half. A reward prefers the higher score, a model the same response in "
+        "both orders. Not with a verifier as the judge.",
+    ),
+    Metric(
+        "watch_length_controlled_win_rate", "1",
+        "The same at equal lengths (arXiv 2404.04475), as length_controlled_win_rate of an evaluation.",
+    ),
+    Metric(
+        "watch_order_disagreement", "1",
+        "Share of the pairs of different responses on which the watch's judge prefers another one in the other order; they are ties. Near "
+        "1 the judge sees nothing. Only with a model as the judge.",
     ),
     Metric("test_score", "reward", "Mean score of the kept policy's responses to the test prompts."),
     Metric(

@@ -62,6 +62,7 @@ NOT_IN_KEY = frozenset(
         "compile",
         "packing",
         "rollout.max_rows",
+        "member",
     }
 )
 """Fields that never change a stage's numbers, or (kind, seed) are elsewhere in the key; ``rollout.max_rows`` is one of a field."""
@@ -130,6 +131,8 @@ def key_parts(
         role = "positive_verifier"
         _verifier_by_content(configuration["algorithm"], role, digests, role, kind)
     _judges_by_content(configuration, digests, kind)
+    if (configuration.get("watch") or {}).get("prompts"):
+        configuration["watch"]["prompts"].pop("data")  # by content, in its role
     if row.imports is not None:
         named |= _source_by_content(work, configuration[row.imports], digests)
     unread = [*sorted(digests), *sorted(set(rewards) - set(reward_names.values()))]

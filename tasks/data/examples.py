@@ -24,6 +24,7 @@ from vantage.schemas.recipe.stages import TrainOn
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.data.encoded_rows import encode_rows
 from vantage.tasks.data.encoding_counts import NOT_COUNTED, EncodingCounts
+from vantage.tasks.data.halves import rows_of_half
 from vantage.tasks.data.rows import Row, column_names, row_batches
 from vantage.tasks.data.token_rows import GroupedRows, JsonRowsWriter, TokenRowsWriter
 from vantage.tasks.training.measured import clusters_of_ids
@@ -253,6 +254,7 @@ def read_completions(
     *,
     train_on: TrainOn = "last_response",
     enough: int | None = None,
+    half: int | None = None,
 ) -> Completions:
     """Return prompts and responses of one split as ids.
 
@@ -262,6 +264,7 @@ def read_completions(
         enough: as many usable rows as are needed; when they are there, the rest of the file is not read. None: read all.
         train_on: of demonstrations that are conversations: with `all_responses` the assistant's earlier turns are a part
             of the response, in which what others say is not learnt.
+        half: read the rows of one half of the prompts (``vantage.tasks.data.halves``); None: of all prompts.
     """
     there = column_names(folder, split)
     has_turns, has_margins, has_subgroups = (name in there for name in ("messages", "margin", "subgroup"))
@@ -272,7 +275,7 @@ def read_completions(
     subgroups: list[str | None] = []
     names: dict[str | None, str | None] = {}  # so that each name is in memory once
     counts, num_too_long, num_kept = NOT_COUNTED, 0, 0
-    for rows in row_batches(folder, split, _ROWS_AT_ONCE):
+    for rows in rows_of_half(folder, split, half, at_once=_ROWS_AT_ONCE):
         part = _encode_completions(rows, columns, codec)
         if has_turns and train_on == "all_responses":
             part = _with_earlier_turns(part, codec)
@@ -353,14 +356,14 @@ def _spans(places: Sequence[int]) -> Spans:
     return list(zip(places[::2], places[1::2], strict=True))
 
 
-def read_rankings(folder: Path, split: str, codec: Codec) -> Rankings:
+def read_rankings(folder: Path, split: str, codec: Codec, *, half: int | None = None) -> Rankings:
     """Return prompts and ranked responses of one split as ids, cut and left out as in ``read_completions``.
 
     Of responses that are the same tokens on different ranks only the best-ranked is kept.
     """
     prompts, responses, ranks = (TokenRowsWriter(codec.scratch) for _ in range(3))
     counts, num_too_long = NOT_COUNTED, 0
-    for rows in row_batches(folder, split, _ROWS_AT_ONCE):
+    for rows in rows_of_half(folder, split, half, at_once=_ROWS_AT_ONCE):
         encoded = encode_rows(rows, ["responses"], codec)
         num_alike = 0
         for row, ids, sides in zip(encoded.rows, encoded.prompt_ids, encoded.response_ids, strict=True):

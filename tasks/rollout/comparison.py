@@ -19,6 +19,7 @@ from vantage.algorithms.uncertainty import (
     with_cluster_sizes,
     with_differing,
 )
+from vantage.algorithms.wins import wins_of
 from vantage.schemas.metric_names import DISTINCT, PASS_AT
 from vantage.tasks.rollout.rollouts import Sampled
 from vantage.tasks.training.likelihood import MeasuredLikelihood
@@ -103,7 +104,7 @@ def order_disagreement(pairs: Pairs, verdicts: SwappedVerdicts) -> Estimates:
 
 def _win_rates(pairs: Pairs, difference: Tensor, *, prefix: str) -> Estimates:
     """Return win rate, ties and length-controlled win rate, pair by pair; ``difference`` (B,) of the judgements."""
-    wins = (difference > 0).double() + 0.5 * (difference == 0)
+    wins = wins_of(difference)
     controlled: Statistic = partial(length_controlled_win_rate, wins, pairs.length_differences)
     at_equal_lengths = bootstrapped(controlled, pairs.clusters, seed=pairs.seed)
     return {

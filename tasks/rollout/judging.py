@@ -1,6 +1,7 @@
 """The judge of evaluation and of preference collection: a verifier or a reward, as one function of responses."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -8,13 +9,34 @@ from torch import Tensor
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rewards import Judge
 from vantage.schemas.records.job import StageJob
-from vantage.tasks.rewards.scoring import load_scorer, score
+from vantage.tasks.rewards.scoring import Scorer, load_scorer, score
 from vantage.tasks.rewards.verifier_scores import judged
 from vantage.tasks.rewards.verifiers import load_verifier
 from vantage.tasks.rollout.rollouts import Sampled
 
 Judgement = Callable[[Sampled], Tensor]
 """Responses → (B,), on the CPU: right (1) or wrong (0) by a verifier, or their scores by a reward."""
+
+
+@dataclass(frozen=True)
+class RewardJudge:
+    """A reward that judges."""
+
+    scorer: Scorer
+    limits: PassLimits
+
+    def __call__(self, sampled: Sampled) -> Tensor:
+        """Return the scores (B,) of responses."""
+        scored = score(
+            self.scorer,
+            sampled.sequences,
+            prompts=sampled.prompts,
+            responses=sampled.responses,
+            answers=sampled.answers,
+            ended=sampled.ended,
+            limits=self.limits,
+        )
+        return scored.total.cpu()
 
 
 def load_judge(
@@ -39,18 +61,4 @@ def load_judge(
         verifier = load_verifier(job, judge.verifier, role=role)
         return lambda sampled: judged(verifier, sampled.prompts, sampled.responses, sampled.answers).float()
     assert judge.reward is not None
-    scorer = load_scorer(job, judge.reward, tokenizers_of=policies, device=device)
-
-    def scores(sampled: Sampled) -> Tensor:
-        scored = score(
-            scorer,
-            sampled.sequences,
-            prompts=sampled.prompts,
-            responses=sampled.responses,
-            answers=sampled.answers,
-            ended=sampled.ended,
-            limits=limits,
-        )
-        return scored.total.cpu()
-
-    return scores
+    return RewardJudge(load_scorer(job, judge.reward, tokenizers_of=policies, device=device), limits)

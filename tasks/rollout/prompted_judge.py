@@ -110,9 +110,7 @@ def preferences(
     Raises:
         UnusableJudge: a question with its answer is longer than the model reads.
     """
-    questions = [question(judge.template, *shown) for shown in zip(prompts, firsts, seconds, strict=True)]
-    rows = encode_prompts(judge.tokenizer, questions, chat=None)
-    _refuse_too_long(judge, rows)
+    rows = encoded_questions(judge, prompts, firsts, seconds)
     found = torch.zeros(len(rows), 2, dtype=torch.float64)
     longest = max(map(len, judge.answers))
     limits = judge.limits.or_rows(READ_AT_ONCE)
@@ -137,11 +135,41 @@ def question(template: str, prompt: str, first: str, second: str) -> str:
     return _FIELD.sub(lambda field: texts[field[0]], template)
 
 
-def _refuse_too_long(judge: PromptedJudge, rows: Sequence[Sequence[int]]) -> None:
-    limit = getattr(judge.policy.causal_lm.config, "max_position_embeddings", None)
+def encoded_questions(
+    judge: PromptedJudge, prompts: Sequence[str], firsts: Sequence[str], seconds: Sequence[str]
+) -> list[list[int]]:
+    """Return the questions about pairs of responses as ids.
+
+    Raises:
+        UnusableJudge: one of them, with its answer, is longer than the model reads.
+    """
+    questions = [question(judge.template, *shown) for shown in zip(prompts, firsts, seconds, strict=True)]
+    rows = encode_prompts(judge.tokenizer, questions, chat=None)
     longest = max(map(len, rows), default=0) + max(map(len, judge.answers))
+    _refuse_too_long(judge, longest, f"its longest question has {longest} with its answer")
+    return rows
+
+
+def refuse_long_responses(judge: PromptedJudge, prompts: Sequence[str], longest_response: int) -> None:
+    """Refuse a judge that could not read a question about two responses of ``longest_response`` of its own tokens.
+
+    Raises:
+        UnusableJudge: it could not.
+    """
+    questions = [question(judge.template, prompt, "", "") for prompt in prompts]
+    rows = encode_prompts(judge.tokenizer, questions, chat=None)
+    longest = max(map(len, rows), default=0) + 2 * longest_response + max(map(len, judge.answers))
+    _refuse_too_long(
+        judge,
+        longest,
+        f"a question about two responses of generation.max_response_tokens={longest_response} can have {longest}",
+    )
+
+
+def _refuse_too_long(judge: PromptedJudge, longest: int, described: str) -> None:
+    limit = getattr(judge.policy.causal_lm.config, "max_position_embeddings", None)
     if limit is not None and longest > limit:
         raise UnusableJudge(
-            f"{judge.name} reads {limit} tokens, and its longest question has {longest} with its answer; shorten template, or "
+            f"{judge.name} reads {limit} tokens, and {described}; shorten template, or "
             "lower generation.max_response_tokens or max_prompt_tokens, or name a model that reads more"
         )

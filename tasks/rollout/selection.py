@@ -25,6 +25,7 @@ from vantage.tasks.training.best_weights import Best, keep_if_best
 from vantage.tasks.training.measured import clusters_of, defined
 from vantage.tasks.training.networks import put_back
 from vantage.tasks.training.seeds import derive_seed
+from vantage.tasks.training.stage_state import BestSoFar
 
 VALIDATION_SCORE = "validation_score"
 
@@ -48,7 +49,7 @@ class Selection:
     num_samples: int
     seed: int
     watching: Watching | None = None
-    """Another judge of the same responses."""
+    """Another judge of the same responses, or of those to prompts of its own."""
     keeps_by_watch: bool = False
     """Whether the policy that this judge scores best is kept."""
     monitors: Monitors | None = None
@@ -102,6 +103,13 @@ class Selection:
         """Ask the other judge, if there is one, and remember what it has seen with the attempt's state."""
         if self.watching is None:
             return {}
+        if self.watching.prompts is not None:
+            scored = self._respond(
+                self.watching.prompts,
+                self.watching.num_samples,
+                stream="watch sampling",
+                phase="watched prompts",
+            )
         with progress.within("watch"):
             seen, metrics = self.watching.look(scored, attempt.state.watched)
         attempt.state = replace(attempt.state, watched=seen)
@@ -122,6 +130,13 @@ class Selection:
         indices = [index % len(prompts) for index in range(num_samples)]
         with progress.within(phase):
             return sample_and_score(self.models, prompts, indices, seed=derive_seed(self.seed, stream))
+
+
+def kept_by(state: BestSoFar, *, keeps_by_watch: bool) -> dict[str, float | None]:
+    """Return what chose the kept policy, and where that is the watch's judge, the reward's score beside it."""
+    if keeps_by_watch:
+        return {VALIDATION_SCORE: state.validation_score, WATCH_SCORE: state.best}
+    return {VALIDATION_SCORE: state.best}
 
 
 def _distribution(attempt: Attempt[Best], scores: Tensor, *, is_first: bool) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""A judge other than the reward, asked about the same responses while a policy trains."""
+"""A judge other than the reward, asked about the responses of a policy while it trains."""
 
 from dataclasses import dataclass, replace
 
@@ -7,37 +7,88 @@ from torch import Tensor
 
 from vantage.algorithms.divergence_of_judges import change_of
 from vantage.algorithms.score_distribution import pair_accuracy
+from vantage.models.folders import tokenizer_digest
 from vantage.schemas.recipe.guards import WATCH_FALLS
-from vantage.schemas.recipe.resolved import ResolvedPolicyOptimization
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.recipe.resolved import ResolvedBestOfN, ResolvedPolicyOptimization
+from vantage.schemas.recipe.watch import Watch
 from vantage.schemas.records.job import StageJob
-from vantage.tasks.rollout.judging import Judgement, load_judge
-from vantage.tasks.rollout.rollouts import Scored
+from vantage.schemas.steps import WATCH_PROMPTS
+from vantage.tasks.data.encoding_counts import encoding_metrics
+from vantage.tasks.data.examples import Codec, Prompts, read_prompts
+from vantage.tasks.rollout.against_init import (
+    first_responses,
+    order_disagreement,
+    verdicts_of_model,
+    win_rates,
+    wins_by_score,
+    with_scores,
+)
+from vantage.tasks.rollout.judging import Judgement, RewardJudge, load_judge
+from vantage.tasks.rollout.prompted_judge import PromptedJudge, load_prompted_judge, refuse_long_responses
+from vantage.tasks.rollout.rollouts import Sampled, Scored
 from vantage.tasks.training import ranks
 from vantage.tasks.training.measured import clusters_of
 from vantage.tasks.training.stage_state import WatchedSoFar
 
 WATCH_SCORE, WATCH_CHANGE, WATCH_WORSE = "validation_watch_score", "watch_change", "watch_worse"
+WATCH_REWARD = "watch_reward"
 
 
 @dataclass(frozen=True)
 class Watching:
     """The judge of a watch, loaded."""
 
-    judge: Judgement
+    judge: Judgement | PromptedJudge
     is_verifier: bool = False
     """Whether it says right (1) or wrong (0)."""
+    prompts: Prompts | None = None
+    """The watch's own prompts; None: those that validate the stage."""
+    num_samples: int = 0
+    """Responses to its own prompts in one measurement."""
+
+    def within(self, limits: PassLimits) -> "Watching":
+        """Return the watch with passes of its models within ``limits``."""
+        if isinstance(self.judge, RewardJudge | PromptedJudge):
+            return replace(self, judge=replace(self.judge, limits=limits))
+        return self
 
     def look(self, scored: Scored, before: WatchedSoFar) -> tuple[WatchedSoFar, dict[str, float]]:
         """Return what the watch has seen with these responses, and its metrics.
 
         Args:
-            scored: responses to the validation prompts, always to the same ones in the same order, with their rewards.
+            scored: responses to the watched prompts, always to the same ones in the same order, with their rewards.
             before: what it had seen before.
+
+        Raises:
+            UnusableJudge: a question with its answer is longer than the model reads.
         """
-        judged, rewards = self.judge(scored.sampled).cpu().double(), scored.scores.total.cpu().double()
-        monitors = self._monitors(scored, judged, rewards) if self.is_verifier else {}
+        before, judged, against_init = self._judge(scored.sampled, before)
+        rewards = scored.scores.total.cpu().double()
+        monitors = self._monitors(scored, judged, rewards) if self.is_verifier else against_init
+        if self.prompts is not None:
+            monitors |= {WATCH_REWARD: ranks.agreed(rewards.mean().item())}
         seen, metrics = self._compare(scored, judged, rewards, before)
         return seen, metrics | monitors
+
+    def _judge(self, sampled: Sampled, before: WatchedSoFar) -> tuple[WatchedSoFar, Tensor, dict[str, float]]:
+        """Return what had been seen, with the first responses if these are they; the judgements (B,); and the win rates."""
+        is_first = not before.judged
+        if isinstance(self.judge, PromptedJudge):
+            if is_first:
+                before = replace(before, first=first_responses(sampled))
+            first = before.first
+            verdicts = verdicts_of_model(self.judge, sampled, first)
+            rates = win_rates(verdicts.wins, sampled, first) | order_disagreement(verdicts, sampled, first)
+            return before, verdicts.wins, rates
+        judged = self.judge(sampled).cpu().double()
+        if not isinstance(self.judge, RewardJudge):
+            return before, judged, {}
+        if is_first:
+            before = replace(before, first=with_scores(first_responses(sampled), judged))
+        if not before.first.scores:  # an earlier version began the stage
+            return before, judged, {}
+        return before, judged, win_rates(wins_by_score(judged, sampled, before.first), sampled, before.first)
 
     def _compare(
         self, scored: Scored, judged: Tensor, rewards: Tensor, before: WatchedSoFar
@@ -45,7 +96,7 @@ class Watching:
         """Compare with the measurement that the judge liked best."""
         mean = ranks.agreed(judged.mean().item())
         if not before.judged:
-            seen = _best(judged, rewards)
+            seen = _best(judged, rewards, before)
             return seen, {WATCH_SCORE: mean, WATCH_CHANGE: 0.0, WATCH_FALLS: 0.0, WATCH_WORSE: 0.0}
         best = torch.tensor(before.judged, dtype=torch.float64)
         change = change_of(
@@ -58,7 +109,7 @@ class Watching:
         is_better = mean > best.mean().item()
         falls = before.falls + 1 if change.is_fall else 0
         worse = before.worse + 1 if change.is_worse else 0
-        seen = _best(judged, rewards) if is_better else replace(before, falls=falls, worse=worse)
+        seen = _best(judged, rewards, before) if is_better else replace(before, falls=falls, worse=worse)
         return seen, {
             WATCH_SCORE: mean,
             WATCH_CHANGE: change.judge.value,
@@ -77,21 +128,54 @@ class Watching:
         return {name: value for name, value in found.items() if value == value}
 
 
-def _best(judged: Tensor, rewards: Tensor) -> WatchedSoFar:
-    return WatchedSoFar(judged=tuple(judged.tolist()), rewards=tuple(rewards.tolist()))
+def _best(judged: Tensor, rewards: Tensor, before: WatchedSoFar) -> WatchedSoFar:
+    return WatchedSoFar(judged=tuple(judged.tolist()), rewards=tuple(rewards.tolist()), first=before.first)
 
 
-def load_watching(job: StageJob[ResolvedPolicyOptimization], *, device: torch.device) -> Watching | None:
-    """Return the judge of the stage's watch, loaded; None: it has none.
+def load_watching(
+    job: StageJob[ResolvedPolicyOptimization] | StageJob[ResolvedBestOfN],
+    validation: Prompts,
+    codec: Codec,
+    *,
+    device: torch.device,
+) -> Watching | None:
+    """Return the judge of the stage's watch, loaded, with its own prompts; None: it has none.
+
+    Args:
+        validation: the prompts that validate the stage.
 
     Raises:
         TokenizersDiffer, BrokenVerifier, MissingAnswers: see ``load_judge``.
+        UnusableJudge: see ``load_prompted_judge`` and ``refuse_long_responses``.
     """
     watch = job.work.watch
     if watch is None:
         return None
+    prompts = _own_prompts(job, watch, codec)
+    judge: Judgement | PromptedJudge
     limits = job.work.pass_limits
+    if watch.judge.kind == "model":
+        judge = load_prompted_judge(job, watch.judge, role="watch", device=device, limits=limits)
+        if tokenizer_digest(job.inputs["watch"]) == tokenizer_digest(job.inputs["init"]):
+            refuse_long_responses(judge, (prompts or validation).texts, job.generation.max_response_tokens)
+    else:
+        judge = load_judge(job, watch.judge, role="watch", policies=("init",), device=device, limits=limits)
+    asked = None if watch.prompts is None else watch.prompts.samples
     return Watching(
-        load_judge(job, watch.judge, role="watch", policies=("init",), device=device, limits=limits),
-        is_verifier=watch.judge.verifier is not None,
+        judge,
+        is_verifier=watch.judge.kind == "verifier",
+        prompts=prompts,
+        num_samples=asked or job.work.validation_samples,
     )
+
+
+def _own_prompts(
+    job: StageJob[ResolvedPolicyOptimization] | StageJob[ResolvedBestOfN], watch: Watch, codec: Codec
+) -> Prompts | None:
+    if watch.prompts is None:
+        return None
+    prompts = read_prompts(job.inputs[WATCH_PROMPTS], watch.prompts.split, codec)
+    encoding_metrics(
+        job, WATCH_PROMPTS, [prompts], name=f"{job.name}.watch.prompts"
+    )  # refuses too many that do not fit
+    return prompts

@@ -16,6 +16,17 @@ class NoState:
 
 
 @dataclass(frozen=True)
+class FirstResponses:
+    """Of a watch that compares two policies: the responses of the one that the stage started from."""
+
+    texts: tuple[str, ...] = ()
+    lengths: tuple[int, ...] = ()
+    """In tokens, EOS included."""
+    scores: tuple[float, ...] = ()
+    """Of a reward that judges; empty where a model does."""
+
+
+@dataclass(frozen=True)
 class WatchedSoFar:
     """What a watch has seen: the responses that its judge liked best, and for how long it has not."""
 
@@ -27,6 +38,8 @@ class WatchedSoFar:
     """Measurements in a row at which the reward had risen since then and the judge's score had fallen."""
     worse: int = 0
     """Measurements in a row at which the judge's score had fallen since then, whatever the reward did."""
+    first: FirstResponses = field(default_factory=FirstResponses, metadata=ADDED_LATER)
+    """What the first measurement's policy answered; empty where it is not compared, or an earlier version kept none."""
 
 
 @dataclass(frozen=True)

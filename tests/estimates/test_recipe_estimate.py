@@ -297,6 +297,39 @@ def test_other_models_have_their_own_size_and_those_of_an_evaluation_are_held_in
     assert stage(found, "evaluation").flops > stage(same, "evaluation").flops
 
 
+@pytest.mark.parametrize("name", ["critic_free", "raft"])
+def test_a_model_that_judges_in_a_watch_is_held_and_asked(name: str) -> None:
+    """Measured before the first iteration, where no pair differs, and 4 (2) times after: both orders with both answers of 10 pairs."""
+    plain = stage(estimate_recipe(parse_recipe(EVERY_KIND), gpu="h100"), name)
+    watch = "{judge: {model: sft}, every: 1, prompts: {data: prompts, split: train, samples: 10}}"
+    found = stage(
+        estimate_recipe(parse_recipe(EVERY_KIND, overrides=[f"stages.{name}.watch={watch}"]), gpu="h100"),
+        name,
+    )
+    times = 4 if name == "critic_free" else 2
+    more = [each for each in found.workload.networks if each not in plain.workload.networks]
+    assert [(each.role, each.weights, each.is_trained) for each in more] == [("watch", 669_312, False)]
+    [asked] = [each for each in found.workload.passes if each.role == "watch"]
+    assert (asked.times, asked.sequences.count) == (times, 40)
+    [sampling] = [each for each in found.workload.samplings if each.count == 10]
+    assert sampling.times == 1 + times
+
+
+def test_a_member_by_halves_trains_on_half_of_the_rows() -> None:
+    overrides = ["stages.reward.members={count: 2, by: halves}", "rewards.main.ensemble={combine: mean}"]
+    text = EVERY_KIND.replace("init: reward,", "init: reward_1,").replace(
+        "reward_model: reward,", "reward_model: reward_2,"
+    )
+    found = estimate_recipe(parse_recipe(text, overrides=overrides), gpu="h100")
+    counts = [stage(found, f"reward_{number}").workload.counts for number in (1, 2)]
+    assert [each["train_rows"] for each in counts] == [450, 450], "of 900"
+    assert [each["optimizer_steps"] for each in counts] == [29, 29]
+    assert [role for role, (_, trained) in weights(found, "raft").items() if not trained] == [
+        "reward_1",
+        "reward_2",
+    ]
+
+
 @pytest.mark.parametrize("batch_size", [32, 64, 128])
 def test_packing_is_counted_in_rows_of_a_pass(batch_size: int) -> None:
     """Beside batches drawn from the same lengths and packed by the code that packs them."""

@@ -6,18 +6,14 @@ from typing import Any
 
 import pytest
 
-from vantage.estimates import workload_parts
 from vantage.estimates.workload_parts import validations
 
 
 @pytest.mark.parametrize(
     ("iterations", "first", "second"), list(product((1, 6, 7, 24), (1, 2, 4, 10), (None, 1, 3, 4)))
 )
-def test_measurements_are_counted_once(
-    monkeypatch: pytest.MonkeyPatch, iterations: int, first: int, second: int | None
-) -> None:
+def test_measurements_are_counted_once(iterations: int, first: int, second: int | None) -> None:
     every = (first,) if second is None else (first, second)
-    monkeypatch.setattr(workload_parts, "ResolvedPolicyOptimization", SimpleNamespace)
     work: Any = SimpleNamespace(iterations=iterations, validations=every)
     due = [i for i in range(1, iterations + 1) if i == iterations or any(i % each == 0 for each in every)]
     assert validations(work) == len(due)

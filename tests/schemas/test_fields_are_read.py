@@ -23,8 +23,10 @@ EVERYTHING = (
     "schemas/recipe/guards.py",
     "schemas/recipe/default_guards.py",
     "schemas/recipe/watch.py",
+    "schemas/sweep.py",
 )
-"""Gates are judged, what a recipe may leave open is read, and guards and watches are understood in these of the schemas."""
+"""Gates are judged, what a recipe may leave open is read, guards and watches are understood, and members of an ensemble are
+reseeded in these of the schemas."""
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -14,6 +14,7 @@ from vantage.schemas.records.metrics import METRICS
 from vantage.schemas.steps import (
     BUILTIN_VERIFIERS,
     CONTENT_COLUMNS,
+    WATCH_PROMPTS,
     content_of,
     dependencies,
     ordered_steps,
@@ -146,7 +147,8 @@ def test_the_rewards_of_a_stage(plain: dict[str, Any]) -> None:
 
 def test_the_tables_name_fields_that_exist() -> None:
     for name, kind in STAGES.items():
-        assert set(kind.roles) <= set(kind.work.model_fields), name
+        assert set(kind.roles) - {WATCH_PROMPTS} <= set(kind.work.model_fields), name
+        assert (WATCH_PROMPTS in kind.roles) == ("watch" in kind.work.model_fields), name
         assert ("reference" in kind.reads) == (kind.reference_from is not None), name
         assert kind.reference_from is None or kind.reference_from in kind.reads, name
         assert {"microbatch_size", "microbatch_tokens"} <= set(kind.work.model_fields), name

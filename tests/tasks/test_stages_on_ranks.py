@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.tasks import test_best_of_n, test_dpo, test_presets_run
+from tests.tasks import test_best_of_n, test_dpo, test_presets_run, test_watch_by_model
 from tests.tasks.alike import ADAM_EPS, assert_alike, assert_alike_weights, run_to_compare
 from vantage.ledger.journal import read
 from vantage.schemas.kinds import resolve_work
@@ -25,6 +25,7 @@ from vantage.schemas.recipe.rewards import Judge, Reward
 from vantage.schemas.recipe.rollout import Ahead
 from vantage.schemas.recipe.stages import PreferenceCollection
 from vantage.schemas.recipe.terms import ModelTerm
+from vantage.schemas.recipe.watch import Watch
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.tasks.data.rows import read_rows
 from vantage.tasks.stages import run_stage
@@ -106,6 +107,13 @@ def monitored(pipeline: Any, folder: Path) -> StageJob:
     return job.model_copy(update={"inputs": job.inputs | {role: pipeline.folder(role) for role in data}})
 
 
+def watched_by_a_model(pipeline: Any, folder: Path) -> StageJob:
+    watch = Watch(judge=test_watch_by_model.BY_MODEL, every=1, on_fall="warn")
+    changes = {"iterations": 2, "microbatch_size": 3, "learning_rate": 1e-3, "validate_every": 1}
+    job = test_watch_by_model.job_of(pipeline, watch, folder, **changes)
+    return job.model_copy(update={"work": resolve_work(job.work)})
+
+
 CASES: dict[int, dict[str, Job]] = {
     2: {name: of_preset(name) for name in test_presets_run.PRESET_CASES}
     | {
@@ -126,6 +134,7 @@ CASES: dict[int, dict[str, Job]] = {
         "best of n": best_of_n,
         "dpo": dpo,
         "monitored": monitored,
+        "watched by a model": watched_by_a_model,
         **{
             name: of_preset(name, microbatch_size=1)
             for name in (
@@ -289,6 +298,7 @@ SHARDED = (
     "best of n",
     "collected",
     "monitored",
+    "watched by a model",
 )
 
 

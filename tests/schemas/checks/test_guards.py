@@ -51,6 +51,10 @@ def policy_of(text: str) -> Training:
         ("[{metric: entropy, above: 1e30}]", "stages.policy.guards.0.above"),
         ("[{metric: entropy, above: 1, action: panic}]", "stages.policy.guards.0.action"),
         (
+            "[{metric: entropy, action: freeze_policy}]",
+            "a guard has one of above, below, rises_by, falls_by, and this one has none",
+        ),
+        (
             "[{metric: entropy, rises_by: 1, action: freeze_policy}]",
             "action=freeze_policy lasts until the metric is within a bound again, and rises_by has none",
         ),

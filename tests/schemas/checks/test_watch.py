@@ -10,7 +10,7 @@ from vantage.schemas.loading.recipe_file import parse_recipe
 from vantage.schemas.problems import RecipeError
 from vantage.schemas.recipe.default_guards import guards_of
 from vantage.schemas.recipe.recipe import Recipe
-from vantage.schemas.recipe.stages import PolicyOptimization
+from vantage.schemas.recipe.stages import BestOfN, PolicyOptimization
 from vantage.schemas.records.stage_key import stage_key
 from vantage.schemas.steps import dependencies
 
@@ -40,6 +40,7 @@ def text(text: str, tmp_path: Path) -> str:
     """With a second reward, of a second reward model and a verifier of the recipe."""
     file = tmp_path / "own.py"
     file.write_text("def verify(prompt, response, answer):\n    return True\n")
+    text = text.replace("data:\n", 'data:\n  long: {source: "builtin:arithmetic_long/prompts"}\n', 1)
     text = text.replace("stages:\n", OTHER + "stages:\n").replace("  value:\n", SECOND + "  value:\n", 1)
     return text.replace("rewards:\n", f"verifiers:\n  own: {{source: '{file}'}}\nrewards:\n", 1)
 
@@ -61,7 +62,36 @@ def problems(text: str) -> list[str]:
         ),
         (["{judge: {reward: others}}"], "stages.policy.watch.judge.reward: no reward is called 'others'"),
         (["{judge: {reward: main}}"], "watch.judge.reward=main is the reward that trains the policy"),
-        (["{judge: {model: sft}}"], "compares two responses, and a watch has one of each prompt"),
+        (["{judge: {model: sfft}}"], "stages.policy.watch.judge.model: no stage is called 'sfft'"),
+        (["{judge: {model: policy}}"], "stages.policy.watch.judge.model: 'policy' is this stage itself"),
+        (
+            ["{judge: {model: value}}"],
+            "stages.policy.watch.judge.model: 'value' is a value_pretraining stage",
+        ),
+        (
+            ["{judge: {verifier: arithmetic}, prompts: task}"],
+            "stages.policy.watch.prompts: no dataset is called 'task'; did you mean 'tasks'?",
+        ),
+        (
+            ["{judge: {verifier: arithmetic}, prompts: {data: pears}}"],
+            "stages.policy.watch.prompts: no dataset is called 'pears'",
+        ),
+        (
+            ["{judge: {verifier: arithmetic}, prompts: pairs}"],
+            "stages.policy.watch.prompts: reads as prompts what",
+        ),
+        (
+            ["{judge: {verifier: arithmetic}, prompts: {data: tasks, split: test}}"],
+            "stages.policy.watch.prompts.split: test is what gates and evaluations are measured on",
+        ),
+        (
+            ["{judge: {verifier: arithmetic}, prompts: {data: tasks, samples: 0}}"],
+            "stages.policy.watch.prompts.samples: 0 must be at least 1",
+        ),
+        (
+            ["{judge: {verifier: arithmetic}, prompts: long}"],
+            "stages.policy.watch.judge.verifier: 'arithmetic' does not understand the prompts that policy reads (data.long",
+        ),
         (["{judge: {verifier: arithmetic}, every: 0}"], "stages.policy.watch.every: 0 must be at least 1"),
         (
             ["{judge: {verifier: arithmetic}}", "guards: off"],
@@ -137,3 +167,103 @@ def test_without_a_watch_nothing_is_different(text: str) -> None:
     assert stage.validations == (10,)
     assert "watch" not in stage.model_dump(mode="json")
     assert "keep" not in stage.model_dump(mode="json")
+
+
+def test_a_judging_model_is_an_input_and_in_the_key_by_its_content(text: str) -> None:
+    whole = watched(text, "{judge: {model: sft}}")
+    recipe = parse_recipe(whole)
+    assert dependencies(recipe)["policy"]["watch"] == "sft"
+    stage = policy_of(recipe)
+    assert stage.watch is not None and stage.watch.judge.kind == "model"
+    by_model = watched(text, "{judge: {model: model}}")
+    assert key_of(by_model, watch="0" * 64) == key_of(whole)
+    assert key_of(whole, watch="3" * 64) != key_of(whole)
+    assert key_of(watched(text, "{judge: {model: sft, answers: [X, Y]}}")) != key_of(whole)
+
+
+def test_a_judging_model_may_be_another_of_the_recipe(text: str) -> None:
+    text = text.replace("data:\n", 'models:\n  big: {source: "builtin:nano"}\ndata:\n', 1)
+    recipe = parse_recipe(watched(text, "{judge: {model: big}}"))
+    assert dependencies(recipe)["policy"]["watch"] == "models.big"
+
+
+MORE = '  more: {source: "builtin:arithmetic/prompts", rows: 90}\n'
+
+
+def test_prompts_of_its_own_are_an_input_and_in_the_key_by_their_content(text: str) -> None:
+    text = text.replace("data:\n", f"data:\n{MORE}", 1)
+    short = watched(text, "{judge: {verifier: arithmetic}, prompts: more}")
+    recipe = parse_recipe(short)
+    assert dependencies(recipe)["policy"]["watch_prompts"] == "data.more"
+    assert dependencies(recipe)["data.more"] == {}
+    assert policy_of(recipe).watch_prompts == "more"
+    long = watched(text, "{judge: {verifier: arithmetic}, prompts: {data: more, split: validation}}")
+    assert parse_recipe(long) == recipe
+    assert key_of(long) == key_of(short)
+    renamed = short.replace("  more:", "  others:").replace("prompts: more", "prompts: others")
+    assert key_of(renamed) == key_of(short)
+    assert key_of(short, watch_prompts="4" * 64) != key_of(short)
+    for changed in ("{data: more, split: train}", "{data: more, samples: 9}"):
+        assert key_of(watched(text, f"{{judge: {{verifier: arithmetic}}, prompts: {changed}}}")) != key_of(
+            short
+        )
+    assert key_of(watched(text, "{judge: {verifier: arithmetic}}")) != key_of(short)
+
+
+def test_a_test_set_is_refused_with_the_evaluation_that_reads_it(text: str, tmp_path: Path) -> None:
+    (tmp_path / "exam.jsonl").write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
+    text = text.replace(
+        "data:\n", f"data:\n  exam: {{source: '{tmp_path}/exam.jsonl', split: {{test: all}}}}\n", 1
+    )
+    text = text.replace(
+        "    judge: {verifier: arithmetic}\n    prompts: tasks",
+        "    judge: {verifier: own}\n    prompts: exam",
+    )
+    [problem] = problems(watched(text, "{judge: {verifier: own}, prompts: exam}"))
+    assert (
+        "stages.policy.watch.prompts: data.exam is a test set (split.test: all), which evaluation reads, and a watch chooses the "
+        "policy that is kept; name prompts that no evaluation is measured on"
+    ) in problem
+
+
+def test_the_judges_verifier_is_tried_on_the_watchs_prompts_alone(text: str) -> None:
+    text = text.replace("data:\n", f"data:\n{MORE}", 1).replace(
+        "      - {model: reward}\n", "      - {model: reward}\n      - {verifier: other_rule}\n", 1
+    )
+    file = text.partition("own: {source: '")[2].partition("'")[0]
+    text = text.replace("verifiers:\n", f"verifiers:\n  other_rule: {{source: '{file}'}}\n")
+    steps = dependencies(parse_recipe(watched(text, "{judge: {verifier: own}, prompts: more}")))
+    assert steps["verifiers.own"] == {"prompts.0": "data.more"}
+    assert steps["verifiers.other_rule"] == {"prompts.0": "data.tasks", "prompts.1": "data.more"}
+    by_reward = dependencies(parse_recipe(watched(text, "{judge: {reward: other}, prompts: more}")))
+    assert by_reward["verifiers.own"] == {"prompts.0": "data.more"}
+    without = dependencies(parse_recipe(watched(text, "{judge: {verifier: own}}")))
+    assert without["verifiers.own"] == {"prompts.0": "data.tasks"}
+
+
+BEST_OF = """\
+  best:
+    kind: best_of_n
+    init: sft
+    reward: main
+    prompts: tasks
+"""
+
+
+def test_best_of_n_has_a_watch_too(text: str) -> None:
+    plain = text.replace("  evaluation:\n", f"{BEST_OF}  evaluation:\n", 1)
+    recipe = parse_recipe(
+        plain.replace(BEST_OF, f"{BEST_OF}    watch: {{judge: {{model: sft}}, every: 3}}\n")
+    )
+    stage = recipe.stages["best"]
+    assert isinstance(stage, BestOfN)
+    assert (stage.validations, stage.keeps_by_watch) == ((2, 3), True)
+    assert dependencies(recipe)["best"]["watch"] == "sft"
+    assert str(guards_of(stage)[0]).startswith("watch:")
+    assert "watch_worse" in [guard.metric for guard in guards_of(stage)]
+    without = parse_recipe(plain).stages["best"]
+    assert isinstance(without, BestOfN)
+    assert not {"watch", "keep"} & without.model_dump(mode="json").keys()
+    assert "watch_worse" not in [guard.metric for guard in guards_of(without)]
+    [problem] = problems(plain.replace(BEST_OF, f"{BEST_OF}    watch: {{judge: {{reward: main}}}}\n"))
+    assert "watch.judge.reward=main is the reward that trains the policy" in problem

@@ -7,13 +7,20 @@ from typing import Any
 import pytest
 
 from vantage.algorithms.rewards import RunningMoments
-from vantage.tasks.training.stage_state import BestSoFar, NoState, state_from_json
+from vantage.tasks.training.stage_state import (
+    BestSoFar,
+    FirstResponses,
+    NoState,
+    WatchedSoFar,
+    state_from_json,
+)
 from vantage.tasks.updates.policy_state import PolicyState
 from vantage.tasks.value_pretraining import ValueState
 
 STATES = [
     NoState(),
     BestSoFar(best=-0.1, best_iteration=3),
+    BestSoFar(watched=WatchedSoFar(judged=(0.5,), first=FirstResponses(("a\ud7ff\n",), (3,), (0.25,)))),
     ValueState(best=None, without_gain=2),
     PolicyState(
         best=1 / 3, batches=7, kl_coef=0.1, kl_penalty_coef=3.0, moments=RunningMoments(4, 0.5, 16.0)
@@ -39,6 +46,16 @@ def test_the_checkpoints_before_states_had_classes_can_be_resumed() -> None:
     }
     expected = PolicyState(best=0.25, best_iteration=4, batches=6, kl_coef=0.05)
     assert state_from_json(PolicyState(), saved, path="stage") == expected
+
+
+def test_a_watch_of_an_earlier_version_can_be_resumed() -> None:
+    """Its state did not hold the first policy's responses."""
+    saved = {
+        **asdict(BestSoFar(best=0.5)),
+        "watched": {"judged": [0.5, 1.0], "rewards": [0.1, 0.2], "falls": 1, "worse": 2},
+    }
+    watched = WatchedSoFar(judged=(0.5, 1.0), rewards=(0.1, 0.2), falls=1, worse=2)
+    assert state_from_json(BestSoFar(), saved, path="stage") == BestSoFar(best=0.5, watched=watched)
 
 
 def test_another_shape_is_refused_by_name() -> None:
