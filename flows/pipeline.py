@@ -248,7 +248,8 @@ async def when_ready(
             name = f"{step} · attempt {orchestrator.next_attempt(step)}"
             attempt = stage.with_options(task_run_name=name)
             state: State[None] = await attempt(request, return_state=True, wait_for=states)  # type: ignore[misc]
-        if state.name != "Resumable" or not orchestrator.tries_again(step):
+        is_extended = await asyncio.to_thread(orchestrator.extends, step)
+        if not is_extended and (state.name != "Resumable" or not orchestrator.tries_again(step)):
             return state
         only_reuse = False
 

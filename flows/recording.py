@@ -10,6 +10,7 @@ from vantage.flows.retry import Retry
 from vantage.ledger.operations import Input, StageOutcome
 from vantage.ledger.remarks import remark_on
 from vantage.ledger.run_ledger import Ledger
+from vantage.runs.extending import Place
 from vantage.runs.gates import Standing, check_gates, question_about, standing
 from vantage.runs.loosened import earlier_verdicts
 from vantage.runs.own_commands import own_command
@@ -19,12 +20,14 @@ from vantage.runs.run import Run, read_run
 from vantage.runs.summary import printed_intervals
 from vantage.runs.watching import Watcher, feed, journal_entries
 from vantage.runs.workspace import RunError
+from vantage.schemas.recipe.extending import PREVIOUS_ROLES
 from vantage.schemas.recipe.sources import Registered
 from vantage.schemas.recipe.work import ImportModel
 from vantage.schemas.records.approvals import Approval, answer_to
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
 from vantage.schemas.records.estimate_warnings import warnings_about
+from vantage.schemas.records.extensions import Shorter
 from vantage.schemas.records.metric_warnings import dropped_summary
 from vantage.schemas.records.verdicts import Verdict
 from vantage.schemas.safe_text import safe_text
@@ -68,8 +71,21 @@ class Recording:
         self._before = dict(run.record.stages)
         """The stages' records as the run was last left: their verdicts keep their interval methods."""
         self._earlier = earlier_verdicts(run.workspace, run.record)
+        self._places: dict[str, Place] = {}
+        """Step → what it computes, and what it goes on from."""
         self._scratch: dict[str, Path] = {}
         """Stage key → folder of the journal of the computation that this process watches."""
+
+    def goes_on_from(self, step: str, place: Place) -> None:
+        """Record the shorter stages that a step goes on from, before an attempt at it begins: nothing removes them then."""
+        self._places[step] = place
+        if self.shorter(step) != self.run.record.stages[step].shorter:
+            self.run.update_stage(step, shorter=self.shorter(step))
+
+    def shorter(self, step: str) -> tuple[Shorter, ...]:
+        """Return the shorter stages that a step goes on from, as they are recorded."""
+        place = self._places.get(step)
+        return () if place is None else tuple(each.model_copy(update={"provenance": {}}) for each in place.shorter)
 
     def watches(self, request: AttemptRequest, begun: AttemptBegun) -> None:
         """Note that a computation begins, whose journal is in ``begun.scratch``."""
@@ -82,7 +98,7 @@ class Recording:
     def succeeded(self, request: AttemptRequest, outcome: AttemptOutcome, artifact: Artifact) -> StageRecord:
         """Record an attempt with an artifact: first the verdicts of its gates, then the artifact."""
         step, reused = request.step, outcome.status == "reused"
-        inputs = self.ledger_inputs(step)
+        inputs = self.ledger_inputs(request)
         fields = self.ledger_fields(request)
         if outcome.unreported:  # this run made it, and was killed before everything was recorded
             self.ledger.open_stage(step, attempt=outcome.attempt or 1, **fields)
@@ -112,6 +128,7 @@ class Recording:
             warnings=warnings_about(artifact),
             firings=artifact.firings,
             verdicts=verdicts,
+            shorter=self.shorter(step),
             loosened=loosened,
             seconds=0.0 if reused else outcome.seconds,
             key_parts=request.key_parts,
@@ -249,12 +266,17 @@ class Recording:
         self.watcher.ended(step, stage)
         return stage
 
-    def ledger_inputs(self, step: str) -> dict[str, Input]:
-        """Return role → stage and artifact that the step reads."""
-        return {
-            role: Input(stage=read, artifact=self._artifacts[read])
-            for role, read in self._inputs[step].items()
+    def ledger_inputs(self, request: AttemptRequest) -> dict[str, Input]:
+        """Return role → stage and artifact that the step reads, and the shorter stage of whichever run that it goes on from."""
+        read = {
+            role: Input(stage=other, artifact=self._artifacts[other])
+            for role, other in self._inputs[request.step].items()
         }
+        before = request.extends
+        if before is None:
+            return read
+        stage = f"{before.run_id}/{before.step}"
+        return read | {role: Input(stage=stage, artifact=request.inputs[role]) for role in PREVIOUS_ROLES}
 
     def ledger_fields(self, request: AttemptRequest) -> dict[str, Any]:
         """Return the ledger's fields of every stage, computed or reused."""
@@ -263,7 +285,7 @@ class Recording:
             "kind": work.kind,
             "stage_key": request.stage_key,
             "params": work.model_dump(mode="json"),
-            "inputs": self.ledger_inputs(request.step),
+            "inputs": self.ledger_inputs(request),
             "source_sha256": request.key_parts["inputs"].get("source"),
         }
 
@@ -310,6 +332,7 @@ class AttemptObserver:
             attempt=begun.attempt,
             stage_key=request.stage_key,
             key_parts=request.key_parts,
+            shorter=recording.shorter(request.step),
             provenance=begun.provenance,
             microbatch_size=request.microbatch_size,
             microbatch_tokens=request.microbatch_tokens,

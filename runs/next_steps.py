@@ -8,7 +8,7 @@ from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.stage import Gate, Training
 from vantage.schemas.recipe.stages import Rollouts, ValuePretraining
 from vantage.schemas.records.no_gain import accepts_a_loss
-from vantage.schemas.records.verdicts import Verdict
+from vantage.schemas.records.verdicts import STOPS, Verdict
 from vantage.schemas.sweep import with_downstream
 
 
@@ -17,7 +17,7 @@ def after_closed_gates(record: RunRecord, workspace: str) -> list[str]:
     lines: list[str] = []
     for step, stage in record.stages.items():
         for number, verdict in enumerate(stage.verdicts):
-            if not verdict.passed and verdict.on_fail == "stop":
+            if not verdict.passed and verdict.on_fail in STOPS:
                 lines += _steps_after_gate(record, workspace, step, number, verdict)
     return lines
 

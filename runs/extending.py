@@ -1,0 +1,257 @@
+"""Where a stage that trains goes on from: nothing, a shorter stage of an earlier run, or itself before a gate had it extended.
+
+What is found is a function of the store and of the runs' records. So the plan shows what a run will do, and a run that is
+resumed finds the same again.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from vantage.attempts.jobs import RecipeStep
+from vantage.runs.record import RunRecord, StageRecord
+from vantage.schemas.recipe.extending import (
+    PREVIOUS,
+    PREVIOUS_ROLES,
+    PREVIOUS_STATE,
+    length_of,
+    unit_of,
+    why_not_extended,
+    with_length,
+)
+from vantage.schemas.recipe.stage import Training
+from vantage.schemas.records.artifacts import Artifact
+from vantage.schemas.records.extensions import Shorter, state_key
+from vantage.schemas.records.stage_key import stage_key
+from vantage.schemas.records.verdicts import Verdict, check_artifact_gate
+from vantage.storage.refs import Ref
+from vantage.storage.storage import Storage
+from vantage.tasks.training.scratch import REPORTS, read_committed
+
+Judge = Callable[[Artifact], tuple[Verdict, ...]]
+"""Artifact of a step → the verdicts of its gates."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a step computes, or has computed, and what it goes on from."""
+
+    step: RecipeStep
+    """The step, of the length that is computed."""
+    parts: Mapping[str, Any]
+    """Of its stage key."""
+    inputs: Mapping[str, Artifact] = field(default_factory=dict)
+    """The artifact and the training state that it goes on from; empty: it begins anew."""
+    shorter: tuple[Shorter, ...] = ()
+    """The shorter stages that it goes on from, each from the one before."""
+    refused: tuple[str, ...] = ()
+    """Why it does not go on from a shorter stage that there is, or is not extended although its gate asks for it."""
+
+    @property
+    def key(self) -> str:
+        """Its stage key."""
+        return stage_key(self.parts)
+
+    @property
+    def extends(self) -> Shorter | None:
+        """The shorter stage that it goes on from."""
+        return self.shorter[-1] if self.shorter else None
+
+    @property
+    def in_words(self) -> str | None:
+        """What it goes on from, in words."""
+        return None if self.extends is None else self.extends.extended_to(self.step.work)
+
+
+def place_of(
+    step: RecipeStep,
+    digests: Mapping[str, str],
+    store: Storage | None,
+    runs: Sequence[RunRecord],
+    *,
+    run_id: str = "",
+) -> Place:
+    """Return what a step computes next, or its last artifact if that is made.
+
+    Args:
+        digests: role → digest of each input.
+        store: of the artifacts; None: there is none yet.
+        runs: records of the workspace, newest first.
+        run_id: the run that computes it.
+    """
+    place = Place(step, step.key_parts(digests))
+    if store is None or not isinstance(step.work, Training):
+        return place
+    place = _begun(place, digests, store, runs, run_id)
+    return _extended_by_gates(place, digests, store, run_id)
+
+
+def asks_to_extend(step: RecipeStep, verdicts: Sequence[Verdict]) -> bool:
+    """Return whether the closed gates of an artifact ask that its stage is trained further; one that stops the run overrules them."""
+    closed = {verdict.on_fail for verdict in verdicts if not verdict.passed}
+    return "extend" in closed and "stop" not in closed and isinstance(step.work, Training)
+
+
+def extended_step(step: RecipeStep, parts: Mapping[str, Any]) -> RecipeStep:
+    """Return the step with the length that the parts of a key have, where its gates may have extended it to that."""
+    extend = step.work.extend if isinstance(step.work, Training) else None
+    if extend is None:
+        return step
+    lengths = [length_of(step.work) + extend.by * count for count in range(extend.at_most + 1)]
+    found = parts.get("configuration", {}).get(unit_of(step.work))
+    return replace(step, work=with_length(step.work, found)) if found in lengths else step
+
+
+def _begun(
+    place: Place, digests: Mapping[str, str], store: Storage, runs: Sequence[RunRecord], run_id: str
+) -> Place:
+    """Return the place that goes on from the longest shorter stage of any run, unless the whole one is made or under way."""
+    whole = store.inspect(place.key)
+    is_under_way = read_committed(store.reports(place.key, REPORTS))[0] > 0
+    if whole.ref is not None or whole.damage or is_under_way:
+        return place
+    refused: list[str] = []
+    for record, name, stage in _of_other_lengths(place, runs):
+        ref = _made(store, stage.stage_key or "", run_id)
+        if ref is None or ref.artifact.digest != stage.digest:
+            continue
+        length = _length_in(place, stage.key_parts)
+        if length == length_of(place.step.work):
+            if (found := _made_before(place, stage, digests, store)) is not None:
+                return found
+            continue
+        shorter = Shorter(
+            run_id=record.run_id,
+            step=name,
+            stage_key=ref.artifact.stage_key,
+            digest=ref.artifact.digest,
+            length=length,
+            provenance=stage.provenance,
+        )
+        why = why_not_extended(with_length(place.step.work, length))
+        gone_on = why or _going_on(place, ref.artifact, shorter, digests, store)
+        if isinstance(gone_on, Place):
+            return replace(gone_on, shorter=(*stage.shorter, shorter))
+        unit = unit_of(place.step.work)
+        refused.append(f"does not extend {record.run_id}/{name} ({length:g} {unit}): {gone_on}")
+    return replace(place, refused=tuple(refused[:1]))
+
+
+def _made_before(
+    place: Place, stage: StageRecord, digests: Mapping[str, str], store: Storage
+) -> Place | None:
+    """Return the place of an artifact of the length asked for that was made from a shorter one; None: from none that is there."""
+    before = stage.shorter[-1:]
+    artifact, state = (
+        (store.find(key) for key in (before[0].stage_key, state_key(before[0].stage_key))) if before else (None, None)
+    )
+    if artifact is None or state is None:
+        return None
+    roles = {PREVIOUS: artifact.artifact, PREVIOUS_STATE: state.artifact}
+    found = replace(place, parts=_parts(place, digests, roles), inputs=roles, shorter=stage.shorter)
+    return found if found.key == stage.stage_key else None
+
+
+def _extended_by_gates(
+    place: Place, digests: Mapping[str, str], store: Storage, run_id: str
+) -> Place:
+    """Return the place after as many extensions as closed gates have asked for so far."""
+    work = place.step.work
+    extend = work.extend if isinstance(work, Training) else None
+    for _ in range(0 if extend is None else extend.at_most):
+        assert extend is not None
+        ref = _made(store, place.key, run_id)
+        if ref is None:
+            return place
+        verdicts = tuple(check_artifact_gate(gate, ref.artifact) for gate in place.step.gates)
+        if not asks_to_extend(place.step, verdicts):
+            return place
+        length = length_of(place.step.work)
+        shorter = Shorter(
+            run_id=ref.run_id,
+            step=place.step.name,
+            stage_key=ref.artifact.stage_key,
+            digest=ref.artifact.digest,
+            length=length,
+            provenance=dict(ref.provenance),
+            verdicts=verdicts,
+        )
+        longer = replace(place.step, work=with_length(place.step.work, length + extend.by))
+        found = _going_on(replace(place, step=longer), ref.artifact, shorter, digests, store)
+        if isinstance(found, str):
+            return replace(place, refused=(*place.refused, f"is not extended: {found}"))
+        place = found
+    return place
+
+
+def _going_on(
+    place: Place,
+    artifact: Artifact,
+    shorter: Shorter,
+    digests: Mapping[str, str],
+    store: Storage,
+) -> Place | str:
+    """Return the place that goes on from a shorter stage's state, or why it cannot."""
+    state = _state_of(artifact, store)
+    if isinstance(state, str):
+        return state
+    roles = {PREVIOUS: artifact, PREVIOUS_STATE: state}
+    parts = _parts(place, digests, roles)
+    return replace(place, parts=parts, inputs=roles, shorter=(*place.shorter, shorter))
+
+
+def _parts(place: Place, digests: Mapping[str, str], previous: Mapping[str, Artifact]) -> dict[str, Any]:
+    """Return the parts of the key of a place that goes on from ``previous``."""
+    return place.step.key_parts({**digests, **{role: each.digest for role, each in previous.items()}})
+
+
+def _state_of(artifact: Artifact, store: Storage) -> Artifact | str:
+    """Return the training state beside an artifact, or why there is none that can be used."""
+    if artifact.ended_early is not None:
+        return f"it {artifact.ended_early}, and a longer one would have ended there too"
+    found = store.inspect(state_key(artifact.stage_key))
+    if found.damage:
+        return f"its training state is damaged ({'; '.join(found.damage)})"
+    if found.ref is None:
+        return (
+            "its training state was not kept, or it stopped before its last step; keep_state: true keeps the state of a stage "
+            "that trains anew"
+        )
+    return found.ref.artifact
+
+
+def _of_other_lengths(
+    place: Place, runs: Sequence[RunRecord]
+) -> Iterator[tuple[RunRecord, str, StageRecord]]:
+    """Yield the stages of runs that differ from this one in nothing but a shorter length, the longest first; before them
+    those of its own length that were made from a shorter one."""
+    asked, wanted = length_of(place.step.work), _without_length(place, place.parts)
+    found = [
+        (record, name, stage)
+        for record in runs
+        for name, stage in record.stages.items()
+        if stage.digest and stage.key_parts.get("kind") == place.parts["kind"]
+        if _without_length(place, stage.key_parts) == wanted
+    ]
+    lengths = {id(stage): _length_in(place, stage.key_parts) for _, _, stage in found}
+    shorter = [each for each in found if lengths[id(each[2])] <= asked]
+    return iter(sorted(shorter, key=lambda each: -lengths[id(each[2])]))
+
+
+def _without_length(place: Place, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of a key but for the stage's length, and for what it goes on from."""
+    configuration, inputs = dict(parts["configuration"]), dict(parts["inputs"])
+    configuration.pop(unit_of(place.step.work), None)
+    for role in PREVIOUS_ROLES:
+        inputs.pop(role, None)
+    return {**parts, "configuration": configuration, "inputs": inputs}
+
+
+def _length_in(place: Place, parts: Mapping[str, Any]) -> float:
+    return float(parts["configuration"][unit_of(place.step.work)])
+
+
+def _made(store: Storage, key: str, run_id: str) -> Ref | None:
+    """Return the ref of an intact artifact that serves the run for the whole stage."""
+    ref = store.inspect(key).ref
+    return ref if ref is not None and ref.serves(run_id) else None

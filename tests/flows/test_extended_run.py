@@ -1,0 +1,213 @@
+"""A stage is trained further: by a recipe with more iterations, and by a gate; what the plan and every record make of it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.extended_work import KILLED, Killed
+from tests.support.orchestrated import Witness, attempt_all, events, orchestrated
+from vantage.runs.planning import PlannedStep, plan
+from vantage.runs.record import RunRecord
+from vantage.runs.resolving import load_resolved
+from vantage.runs.run import read_runs
+from vantage.runs.workspace import Workspace
+from vantage.schemas.records.extensions import state_key
+from vantage.storage.refs import Ref
+
+WORK = "tests.support.extended_work.run_stage"
+KEPT = (
+    "stages.policy.iterations=4",
+    "stages.policy.validate_every=2",
+    "stages.policy.checkpoint_every=3",
+    "stages.policy.keep_state=true",
+)
+LONGER = (*KEPT, "stages.policy.iterations=6")
+
+
+def gate(at_least: float, *, by: int = 2, at_most: int = 2) -> str:
+    """The override that gives the policy stage a gate which extends it."""
+    return (
+        f"stages.policy.gate={{metric: test_score, at_least: {at_least}, on_fail: extend, "
+        f"extend: {{by: {by}, at_most: {at_most}}}}}"
+    )
+
+
+def go_through(workspace: Workspace, recipe: Path, *overrides: str) -> tuple[RunRecord, list[str]]:
+    """A run to its end."""
+    with orchestrated(
+        workspace, recipe, *overrides, in_process=True, stage_function=WORK, makes_report=False
+    ) as orchestrator:
+        attempt_all(orchestrator)
+        orchestrator.end()
+        assert isinstance(orchestrator.watcher, Witness)
+    return read_runs(workspace)[0], orchestrator.watcher.lines
+
+
+def planned_policy(workspace: Workspace, recipe: Path, overrides: Sequence[str]) -> PlannedStep:
+    """The plan of the policy stage."""
+    steps = plan(load_resolved(recipe, overrides)[0], workspace.storage, read_runs(workspace))
+    return next(step for step in steps if step.name == "policy")
+
+
+def ref_of(workspace: Workspace, record: RunRecord) -> Ref:
+    """The ref of the policy that a run has made."""
+    key = record.stages["policy"].stage_key
+    assert key is not None
+    ref = workspace.storage.find(key)
+    assert ref is not None
+    return ref
+
+
+def test_more_iterations_go_on_from_the_state_of_the_shorter_stage(
+    workspace: Workspace, recipe_file: Path, tmp_path: Path
+) -> None:
+    shorter, _ = go_through(workspace, recipe_file, *KEPT)
+    planned = planned_policy(workspace, recipe_file, LONGER)
+    assert (planned.action, planned.label) == ("run", "extend")
+    assert planned.reasons == (f"extends {shorter.run_id}/policy: 4 → 6 iterations",)
+
+    longer, _ = go_through(workspace, recipe_file, *LONGER)
+    stage, ref = longer.stages["policy"], ref_of(workspace, longer)
+    assert stage.status == "completed"
+    assert [(each.run_id, each.length) for each in stage.shorter] == [(shorter.run_id, 4.0)]
+    first = ref_of(workspace, shorter).artifact
+    state = workspace.storage.find(state_key(first.stage_key))
+    assert state is not None and state.artifact.metrics == {"steps": 4.0}
+    assert ref.artifact.parents["previous"] == first.digest
+    assert ref.artifact.parents["previous.state"] == state.artifact.digest
+    assert ref.key_parts["configuration"]["iterations"] == 6
+    assert ref.provenance["extended"] == f"extends {shorter.run_id}/policy: 4 → 6 iterations ({first.digest[:12]})"
+    assert "extended_across" not in ref.provenance
+
+    other = Workspace(tmp_path / "other")
+    whole, _ = go_through(other, recipe_file, *LONGER)
+    assert whole.stages["policy"].stage_key != stage.stage_key
+    assert whole.stages["policy"].digest == stage.digest
+    assert whole.stages["evaluation"].stage_key == longer.stages["evaluation"].stage_key
+
+    again = planned_policy(workspace, recipe_file, LONGER)
+    assert again.action == "reuse"
+    assert again.reasons[:2] == (f"extends {shorter.run_id}/policy: 4 → 6 iterations", f"made by run {longer.run_id}")
+    third, _ = go_through(workspace, recipe_file, *LONGER)
+    assert third.stages["policy"].status == "reused"
+    assert third.stages["policy"].shorter == stage.shorter
+
+
+def test_a_stage_that_was_extended_is_extended_again(workspace: Workspace, recipe_file: Path) -> None:
+    go_through(workspace, recipe_file, *KEPT)
+    second, _ = go_through(workspace, recipe_file, *LONGER)
+    third, _ = go_through(workspace, recipe_file, *KEPT, "stages.policy.iterations=8")
+    stage = third.stages["policy"]
+    assert [each.length for each in stage.shorter] == [4.0, 6.0]
+    assert ref_of(workspace, third).artifact.parents["previous"] == second.stages["policy"].digest
+    assert stage.metrics["test_score"] == 8.0
+
+
+def test_a_gate_extends_its_stage_until_it_passes(workspace: Workspace, recipe_file: Path) -> None:
+    record, lines = go_through(workspace, recipe_file, *KEPT, gate(7.5))
+    stage = record.stages["policy"]
+    assert (stage.status, stage.metrics["test_score"]) == ("completed", 8.0)
+    assert [(each.length, [verdict.passed for verdict in each.verdicts]) for each in stage.shorter] == [
+        (4.0, [False]),
+        (6.0, [False]),
+    ]
+    assert [verdict.passed for verdict in stage.verdicts] == [True]
+    assert record.stages["evaluation"].status == "completed"
+    assert (
+        f"  policy: gate test_score 4.000 >= 7.5: CLOSED; extends {record.run_id}/policy: 4 → 6 iterations"
+        in lines
+    )
+    assert events(workspace).count("policy started 1") == 3
+
+    planned = planned_policy(workspace, recipe_file, (*KEPT, gate(7.5)))
+    assert planned.action == "reuse"
+    again, _ = go_through(workspace, recipe_file, *KEPT, gate(7.5))
+    assert again.stages["policy"].status == "reused"
+    assert again.stages["policy"].shorter == stage.shorter
+
+
+def test_a_gate_that_stays_closed_stops_the_run_after_its_last_extension(
+    workspace: Workspace, recipe_file: Path
+) -> None:
+    record, _ = go_through(workspace, recipe_file, *KEPT, gate(99.0, at_most=1))
+    stage = record.stages["policy"]
+    assert (stage.status, stage.metrics["test_score"]) == ("gate_closed", 6.0)
+    assert record.stages["evaluation"].status == "blocked"
+    assert events(workspace).count("policy started 1") == 2
+    planned = planned_policy(workspace, recipe_file, (*KEPT, gate(99.0, at_most=1)))
+    assert (planned.action, planned.stands) == ("reuse", "gate_closed")
+    further = planned_policy(workspace, recipe_file, (*KEPT, gate(99.0, at_most=2)))
+    assert (further.label, further.reasons[0]) == ("extend", f"extends {record.run_id}/policy: 6 → 8 iterations")
+
+
+def test_a_stage_that_was_made_without_state_is_not_extended_and_says_why(
+    workspace: Workspace, recipe_file: Path
+) -> None:
+    """``keep_state`` is not in the key, so the recipe that asks for it reuses what is there."""
+    without = [each for each in KEPT if "keep_state" not in each]
+    first, _ = go_through(workspace, recipe_file, *without)
+    planned = planned_policy(workspace, recipe_file, LONGER)
+    assert planned.label == "run"
+    assert planned.reasons[-1] == (
+        f"does not extend {first.run_id}/policy (4 iterations): its training state was not kept, or it stopped before its last "
+        "step; keep_state: true keeps the state of a stage that trains anew"
+    )
+    record, lines = go_through(workspace, recipe_file, *KEPT, gate(7.5))
+    assert record.stages["policy"].status == "gate_closed"
+    [said] = [line for line in lines if "not extended" in line]
+    assert said.startswith("  policy is not extended: its training state was not kept")
+
+
+def test_a_schedule_that_has_ended_is_not_extended(workspace: Workspace, recipe_file: Path) -> None:
+    linear = ("stages.policy.schedule=linear", *(each for each in KEPT if "keep_state" not in each))
+    first, _ = go_through(workspace, recipe_file, *linear)
+    planned = planned_policy(workspace, recipe_file, (*linear, "stages.policy.iterations=6"))
+    assert planned.label == "run"
+    assert planned.reasons[-1].startswith(
+        f"does not extend {first.run_id}/policy (4 iterations): schedule=linear has reached its end"
+    )
+
+
+def test_a_stage_that_differs_in_more_than_its_length_begins_anew(workspace: Workspace, recipe_file: Path) -> None:
+    go_through(workspace, recipe_file, *KEPT)
+    planned = planned_policy(workspace, recipe_file, (*LONGER, "stages.policy.learning_rate=0.001"))
+    assert planned.label == "run"
+    assert not any("extend" in reason for reason in planned.reasons)
+
+
+def test_a_damaged_state_is_refused_by_its_digest(workspace: Workspace, recipe_file: Path) -> None:
+    first, _ = go_through(workspace, recipe_file, *KEPT)
+    state = workspace.storage.find(state_key(ref_of(workspace, first).artifact.stage_key))
+    assert state is not None
+    file = workspace.storage.folder(state.artifact) / "curves.jsonl"
+    file.chmod(0o644)
+    file.write_bytes(file.read_bytes().replace(b"4.0", b"5.0"))
+    planned = planned_policy(workspace, recipe_file, LONGER)
+    assert planned.label == "run"
+    assert "its training state is damaged" in planned.reasons[-1]
+    assert "curves.jsonl: sha256 is" in planned.reasons[-1]
+    record, _ = go_through(workspace, recipe_file, *LONGER)
+    assert record.stages["policy"].shorter == ()
+    assert record.stages["policy"].metrics["test_score"] == 6.0
+
+
+@pytest.mark.parametrize("step", [4, 5, 7])
+def test_a_run_that_is_killed_in_an_extension_goes_on_with_it(
+    workspace: Workspace, recipe_file: Path, tmp_path: Path, step: int
+) -> None:
+    overrides = (*KEPT, gate(99.0))
+    whole, _ = go_through(Workspace(tmp_path / "other"), recipe_file, *overrides)
+    workspace.root.mkdir(parents=True, exist_ok=True)
+    (workspace.root / KILLED).write_text(str(step))
+    with (
+        pytest.raises(Killed),
+        orchestrated(workspace, recipe_file, *overrides, in_process=True, stage_function=WORK) as orchestrator,
+    ):
+        attempt_all(orchestrator)
+    record, _ = go_through(workspace, recipe_file, *overrides)
+    assert len(read_runs(workspace)) == 1
+    stage, expected = record.stages["policy"], whole.stages["policy"]
+    assert (stage.digest, stage.stage_key) == (expected.digest, expected.stage_key)
+    assert [each.stage_key for each in stage.shorter] == [each.stage_key for each in expected.shorter]
+    assert [each.verdicts for each in stage.shorter] == [each.verdicts for each in expected.shorter]

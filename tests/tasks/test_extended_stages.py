@@ -1,0 +1,148 @@
+"""A stage that goes on from the training state of a shorter one ends with the bits of the stage that was never cut."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.tasks.kills import killed_in
+from vantage.ledger.journal import read
+from vantage.schemas.metric_names import SPEED
+from vantage.schemas.recipe.extending import PREVIOUS_STATE, with_length
+from vantage.schemas.recipe.guards import Guard
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training.kept_state import write_kept_state
+from vantage.tasks.training.scratch import JOURNAL
+
+Contents = Callable[[Path], dict[str, bytes]]
+SHORTER = {"sft": 0.2, "reward": 0.1, "value": 2, "policy": 2}
+"""Stage → iterations or epochs of the shorter one; the whole one has more."""
+
+
+def state_of(job: StageJob, folder: Path) -> Path:
+    """The training state that a finished stage leaves."""
+    folder.mkdir()
+    assert write_kept_state(job.scratch, folder) is not None
+    return folder
+
+
+def going_on(job: StageJob, state: Path) -> StageJob:
+    """The job of a stage that goes on from a training state."""
+    return job.model_copy(update={"inputs": {**job.inputs, PREVIOUS_STATE: state}})
+
+
+def steady(job: StageJob) -> list[tuple[int, dict[str, float]]]:
+    """The curves without what depends on the clock and the machine."""
+    return [
+        (entry.step, {name: each for name, each in entry.metrics.items() if name not in SPEED})
+        for entry in read(job.scratch / JOURNAL)
+    ]
+
+
+def shorter_and_longer(
+    pipeline: Any, name: str, folder: Path, **changes: object
+) -> tuple[StageResult, StageJob]:
+    """Run a shorter stage, then the one that goes on from it."""
+    whole = pipeline.job(name, **changes)
+    shorter = whole.model_copy(update={"work": with_length(whole.work, SHORTER[name])})
+    run_stage(shorter)
+    longer = going_on(pipeline.job(name, **changes), state_of(shorter, folder))
+    return run_stage(longer), longer
+
+
+@pytest.mark.parametrize("name", ["sft", "reward", "value", "policy"])
+def test_a_stage_in_two_parts_is_the_stage_in_one(
+    pipeline: Any, name: str, tmp_path: Path, contents: Contents
+) -> None:
+    whole = pipeline.job(name)
+    expected = run_stage(whole)
+    found, longer = shorter_and_longer(pipeline, name, tmp_path / "state")
+    assert found == expected
+    assert contents(longer.output) == contents(whole.output)
+    assert steady(longer) == steady(whole)
+    assert contents(state_of(longer, tmp_path / "again")) == contents(state_of(whole, tmp_path / "whole"))
+
+
+def test_a_kept_state_is_all_that_moves_and_nothing_that_a_clock_decides(
+    pipeline: Any, tmp_path: Path, contents: Contents
+) -> None:
+    one, other = pipeline.job("policy"), pipeline.job("policy")
+    for job in (one, other):
+        run_stage(job)
+    states = [state_of(job, tmp_path / str(place)) for place, job in enumerate((one, other))]
+    assert contents(states[0]) == contents(states[1])
+    parts = {name.partition("/")[0] for name in load_file(states[0] / "tensors.safetensors")}
+    assert parts == {"best", "policy.weights", "policy.optimizer", "critic.weights", "critic.optimizer"}
+    assert json.loads((states[0] / "state.json").read_text())["step"] == 4
+    assert [entry.time for entry in read(states[0] / "curves.jsonl")] == [0.0] * 4
+
+
+def test_a_longer_stage_that_is_killed_goes_on_from_its_own_checkpoint(
+    pipeline: Any, tmp_path: Path, contents: Contents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before its first checkpoint, and again after one: each time the next attempt ends with the same bits."""
+    whole = pipeline.job("policy", iterations=6)
+    expected = run_stage(whole)
+    shorter = pipeline.job("policy", iterations=2)
+    run_stage(shorter)
+    state = state_of(shorter, tmp_path / "state")
+
+    def job() -> StageJob:
+        return going_on(pipeline.job("policy", iterations=6, folder=tmp_path / "cut"), state)
+
+    for step in (3, 5):
+        with killed_in(step, monkeypatch):
+            run_stage(job())
+    again = job()
+    assert run_stage(again) == expected
+    assert contents(again.output) == contents(whole.output)
+    assert steady(again) == steady(whole)
+
+
+def test_guards_of_a_longer_stage_have_seen_the_curves_of_the_shorter_one(
+    pipeline: Any, tmp_path: Path, contents: Contents
+) -> None:
+    """Three reports in a row, of which two are the shorter stage's: the guard fires at the first step of the longer one."""
+    guards = (Guard(metric="grad_norm_policy", above=-1e9, over=3, action="warn"),)
+    whole = pipeline.job("policy", guards=guards)
+    expected = run_stage(whole)
+    found, longer = shorter_and_longer(pipeline, "policy", tmp_path / "state", guards=guards)
+    assert [firing.step for firing in expected.firings if not firing.is_default] == [3]
+    assert found.firings == expected.firings
+    assert contents(longer.output) == contents(whole.output)
+
+
+def test_a_stage_that_stopped_before_its_last_step_leaves_no_state(pipeline: Any, tmp_path: Path) -> None:
+    """A longer one would have stopped there too: it has nothing to go on with."""
+    impatient = pipeline.job("value", patience=1, learning_rate=1e-9, iterations=4)
+    run_stage(impatient)
+    assert len(steady(impatient)) < 4
+    (tmp_path / "state").mkdir()
+    assert write_kept_state(impatient.scratch, tmp_path / "state") is None
+    assert not list((tmp_path / "state").iterdir())
+
+
+def test_no_state_is_left_where_the_last_checkpoint_is_damaged(pipeline: Any, tmp_path: Path) -> None:
+    """The one before it is of an earlier step than the artifact."""
+    job = pipeline.job("sft")
+    run_stage(job)
+    newest = max((job.scratch / "checkpoints").iterdir(), key=lambda folder: folder.name)
+    tensors = newest / "tensors.safetensors"
+    tensors.chmod(0o644)
+    tensors.write_bytes(tensors.read_bytes()[:-1] + b"\x00\x01")
+    (tmp_path / "state").mkdir()
+    assert write_kept_state(job.scratch, tmp_path / "state") is None
+
+
+def test_the_last_bits_of_a_longer_stage_are_not_the_shorter_ones(pipeline: Any, tmp_path: Path) -> None:
+    """The test of this file: a stage that ignored its longer length would pass for one that was never cut."""
+    _, longer = shorter_and_longer(pipeline, "policy", tmp_path / "state")
+    last = load_file(state_of(longer, tmp_path / "last") / "tensors.safetensors")
+    first = load_file(tmp_path / "state" / "tensors.safetensors")
+    name = next(each for each in first if each.startswith("policy.weights/") and first[each].dim() == 2)
+    assert not torch.equal(first[name], last[name])
