@@ -20,7 +20,6 @@ from vantage.runs.run import Run, read_run
 from vantage.runs.summary import printed_intervals
 from vantage.runs.watching import Watcher, feed, journal_entries
 from vantage.runs.workspace import RunError
-from vantage.schemas.recipe.extending import PREVIOUS_ROLES
 from vantage.schemas.recipe.sources import Registered
 from vantage.schemas.recipe.work import ImportModel
 from vantage.schemas.records.approvals import Approval, answer_to
@@ -98,7 +97,7 @@ class Recording:
     def succeeded(self, request: AttemptRequest, outcome: AttemptOutcome, artifact: Artifact) -> StageRecord:
         """Record an attempt with an artifact: first the verdicts of its gates, then the artifact."""
         step, reused = request.step, outcome.status == "reused"
-        inputs = self.ledger_inputs(request)
+        inputs = self.ledger_inputs(step)
         fields = self.ledger_fields(request)
         if outcome.unreported:  # this run made it, and was killed before everything was recorded
             self.ledger.open_stage(step, attempt=outcome.attempt or 1, **fields)
@@ -266,17 +265,12 @@ class Recording:
         self.watcher.ended(step, stage)
         return stage
 
-    def ledger_inputs(self, request: AttemptRequest) -> dict[str, Input]:
-        """Return role → stage and artifact that the step reads, and the shorter stage of whichever run that it goes on from."""
-        read = {
-            role: Input(stage=other, artifact=self._artifacts[other])
-            for role, other in self._inputs[request.step].items()
+    def ledger_inputs(self, step: str) -> dict[str, Input]:
+        """Return role → stage and artifact that the step reads of this recipe; a shorter stage is among the artifact's parents."""
+        return {
+            role: Input(stage=read, artifact=self._artifacts[read])
+            for role, read in self._inputs[step].items()
         }
-        before = request.extends
-        if before is None:
-            return read
-        stage = f"{before.run_id}/{before.step}"
-        return read | {role: Input(stage=stage, artifact=request.inputs[role]) for role in PREVIOUS_ROLES}
 
     def ledger_fields(self, request: AttemptRequest) -> dict[str, Any]:
         """Return the ledger's fields of every stage, computed or reused."""
@@ -285,7 +279,7 @@ class Recording:
             "kind": work.kind,
             "stage_key": request.stage_key,
             "params": work.model_dump(mode="json"),
-            "inputs": self.ledger_inputs(request),
+            "inputs": self.ledger_inputs(request.step),
             "source_sha256": request.key_parts["inputs"].get("source"),
         }
 

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.support.extended_work import KILLED, Killed
 from tests.support.orchestrated import Witness, attempt_all, events, orchestrated
+from vantage.cli.main import app
 from vantage.runs.planning import PlannedStep, plan
 from vantage.runs.record import RunRecord
 from vantage.runs.resolving import load_resolved
@@ -211,3 +213,11 @@ def test_a_run_that_is_killed_in_an_extension_goes_on_with_it(
     assert (stage.digest, stage.stage_key) == (expected.digest, expected.stage_key)
     assert [each.stage_key for each in stage.shorter] == [each.stage_key for each in expected.shorter]
     assert [each.verdicts for each in stage.shorter] == [each.verdicts for each in expected.shorter]
+
+
+def test_an_audit_knows_what_an_extended_stage_goes_on_from(workspace: Workspace, recipe_file: Path) -> None:
+    first, _ = go_through(workspace, recipe_file, *KEPT)
+    second, _ = go_through(workspace, recipe_file, *KEPT, gate(7.5))
+    shown = CliRunner().invoke(app, ["audit", f"{second.run_id}", "--workspace", workspace.address])
+    print(shown.stdout)
+    assert shown.exit_code == 0
