@@ -6,7 +6,7 @@ It knows nothing of Prefect; ``vantage.flows.pipeline`` calls it from Prefect's 
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,18 +18,17 @@ from vantage.attempts.launchers.stage_process import explain
 from vantage.attempts.machine import Machine, this_machine
 from vantage.attempts.run_attempt import Observer, reused, run_attempt
 from vantage.attempts.stopping import Stop
+from vantage.flows.extending import Extending
 from vantage.flows.prefect_server.outages import outages_of
 from vantage.flows.prefect_server.server import server_name
 from vantage.flows.recording import Recording
 from vantage.flows.retry import Retries
 from vantage.ledger.run_ledger import Ledger
 from vantage.review.reports.at_end import ReportProcess, is_wanted
-from vantage.runs.extending import Place, asks_to_extend, place_of
 from vantage.runs.origin import origin
 from vantage.runs.record import SUCCEEDED, StageRecord
 from vantage.runs.run import Run, dead_runs, read_runs
 from vantage.runs.watching import Watcher
-from vantage.schemas.recipe.stage import Training
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.attempt import (
     RUN_STAGE,
@@ -38,7 +37,6 @@ from vantage.schemas.records.attempt import (
     Failure,
     Share,
 )
-from vantage.schemas.records.verdicts import Verdict
 from vantage.schemas.safe_text import without_secrets
 from vantage.storage.durable_files import make_folder
 from vantage.storage.storage import Storage
@@ -117,6 +115,7 @@ class Orchestrator:
         self._recording = Recording(
             run, store=store, ledger=ledger, watcher=watcher, inputs=self.inputs, artifacts=self.artifacts
         )
+        self._extending = Extending(run, store, watcher.say)
         known = run.record.stages
         waiting = {
             "status": "waiting",
@@ -256,8 +255,8 @@ class Orchestrator:
         """
         began, known = time.monotonic(), self.run.record.stages[step]
         try:
-            read = {role: self.artifacts[other] for role, other in self.inputs[step].items()}
-            place = self._place(step, read)
+            read = self._read_by(step)
+            place = self._extending.place(self.steps[step], read)
             self._recording.goes_on_from(step, place)
             request = request_for(
                 place.step,
@@ -284,30 +283,19 @@ class Orchestrator:
             self._failed(step, outcome)
             return None
 
-    def _place(self, step: str, read: Mapping[str, Artifact]) -> Place:
-        """Return what the step computes now, and what it goes on from; ``read``: role → artifact."""
-        digests = {role: artifact.digest for role, artifact in read.items()}
-        asked, store = self.steps[step], self.store
-        if not isinstance(asked.work, Training):
-            return Place(asked, asked.key_parts(digests))
-        return place_of(asked, digests, store, read_runs(self.run.workspace), run_id=self.run.record.run_id)
-
     def extends(self, step: str) -> bool:
         """Return whether a closed gate has the step trained further now; a run that was asked to stop goes on with that later."""
-        record = self.run.record.stages[step]
-        if not asks_to_extend(self.steps[step], record.verdicts) or record.status != "gate_closed":
-            return False
-        read = {role: self.artifacts[other] for role, other in self.inputs[step].items()}
-        place = self._place(step, read)
-        if place.key == record.stage_key:
-            for refused in place.refused:
-                self.watcher.say(f"  {step} {refused}", "yellow")
+        if self._extending.next_place(self.steps[step], self._read_by(step)) is None:
             return False
         if self.stop.is_set():
-            self._recording.ended(step, status="resumable", reason="the run was stopped before it was extended")
+            self._recording.ended(
+                step, status="resumable", reason="the run was stopped before it was extended"
+            )
             return False
-        self.watcher.say(f"  {step}: gate {_closed(record.verdicts)}; {place.in_words}", "yellow")
         return True
+
+    def _read_by(self, step: str) -> dict[str, Artifact]:
+        return {role: self.artifacts[read] for role, read in self.inputs[step].items()}
 
     def attempt(self, request: AttemptRequest) -> StageRecord:
         """Make the attempt and record its outcome; errors are recorded, never raised."""
@@ -450,8 +438,3 @@ class Orchestrator:
             make_folder(log.parent)
             with log.open("a") as file:
                 file.write(without_secrets("".join(traceback.format_exception(error))))
-
-
-def _closed(verdicts: Sequence[Verdict]) -> str:
-    """Return the closed gates that have their stage trained further, in words."""
-    return "; ".join(str(each) for each in verdicts if not each.passed and each.on_fail == "extend")

@@ -84,7 +84,11 @@ class Recording:
     def shorter(self, step: str) -> tuple[Shorter, ...]:
         """Return the shorter stages that a step goes on from, as they are recorded."""
         place = self._places.get(step)
-        return () if place is None else tuple(each.model_copy(update={"provenance": {}}) for each in place.shorter)
+        return (
+            ()
+            if place is None
+            else tuple(each.model_copy(update={"provenance": {}}) for each in place.shorter)
+        )
 
     def watches(self, request: AttemptRequest, begun: AttemptBegun) -> None:
         """Note that a computation begins, whose journal is in ``begun.scratch``."""

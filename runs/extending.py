@@ -143,7 +143,9 @@ def _made_before(
     """Return the place of an artifact of the length asked for that was made from a shorter one; None: from none that is there."""
     before = stage.shorter[-1:]
     artifact, state = (
-        (store.find(key) for key in (before[0].stage_key, state_key(before[0].stage_key))) if before else (None, None)
+        (store.find(key) for key in (before[0].stage_key, state_key(before[0].stage_key)))
+        if before
+        else (None, None)
     )
     if artifact is None or state is None:
         return None
@@ -152,9 +154,7 @@ def _made_before(
     return found if found.key == stage.stage_key else None
 
 
-def _extended_by_gates(
-    place: Place, digests: Mapping[str, str], store: Storage, run_id: str
-) -> Place:
+def _extended_by_gates(place: Place, digests: Mapping[str, str], store: Storage, run_id: str) -> Place:
     """Return the place after as many extensions as closed gates have asked for so far."""
     work = place.step.work
     extend = work.extend if isinstance(work, Training) else None

@@ -14,6 +14,7 @@ from vantage.schemas.records.verdicts import STOPS, Verdict, check_artifact_gate
 Standing = Literal["open", "waiting_approval", "gate_closed"]
 """Whether steps that depend on an artifact may start: yes, when a person approves of it, or no."""
 
+
 def check_gates(
     recipe: ResolvedRecipe,
     step: str,

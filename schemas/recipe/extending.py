@@ -54,9 +54,7 @@ def why_not_extended(work: "Training") -> str | None:
             "other learning rates; use schedule: constant"
         )
     if work.resources.cuts_weights:
-        return (
-            "the training state is kept whole, and resources.distributed.strategy=fsdp2 cuts it; use strategy: ddp"
-        )
+        return "the training state is kept whole, and resources.distributed.strategy=fsdp2 cuts it; use strategy: ddp"
     return _why_not_measured(work, length_of(work), unit_of(work))
 
 

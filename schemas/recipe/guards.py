@@ -68,9 +68,10 @@ class Guard(Frozen):
 
     @rule
     def _a_freeze_has_an_end(self) -> None:
-        if self.action == "freeze_policy" and self.relation not in ("above", "below"):
+        change = next((name for name in ("rises_by", "falls_by") if self._conditions[name] is not None), None)
+        if self.action == "freeze_policy" and change is not None:
             raise ValueError(
-                f"action=freeze_policy lasts until the metric is within a bound again, and {self.relation} has none; "
+                f"action=freeze_policy lasts until the metric is within a bound again, and {change} has none; "
                 "use above or below"
             )
 

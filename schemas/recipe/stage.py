@@ -283,7 +283,9 @@ class Training(Stage):
     @rule
     def _a_kept_state_can_be_trained_further(self) -> None:
         if self.keep_state and (why := why_not_extended(self)):
-            raise ValueError(f"keep_state=true keeps what a longer stage goes on from; {why}, or leave keep_state out")
+            raise ValueError(
+                f"keep_state=true keeps what a longer stage goes on from; {why}, or leave keep_state out"
+            )
 
     @rule
     def _a_gate_extends_what_trains(self) -> None:

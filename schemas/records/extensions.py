@@ -1,11 +1,12 @@
 """Stages that were trained further: the shorter stage that one goes on from, and the key of its training state."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
 
 from vantage.schemas.frozen import Frozen
-from vantage.schemas.recipe.extending import length_of, unit_of
+from vantage.schemas.recipe.extending import Unit, length_of, unit_of
 from vantage.schemas.recipe.fields import is_default, is_unset
 from vantage.schemas.recipe.work import Work
 from vantage.schemas.records.stage_key import stage_key as hash_key_parts
@@ -32,7 +33,25 @@ class Shorter(Frozen):
 
     def extended_to(self, work: Work) -> str:
         """Return in words how far a longer stage goes on from it."""
-        return f"extends {self.run_id}/{self.step}: {self.length:g} → {length_of(work):g} {unit_of(work)}"
+        return extension(self, length_of(work), unit_of(work))
+
+
+def in_words(shorter: Sequence[Shorter], key_parts: Mapping[str, Any]) -> list[str]:
+    """Return how a stage with these key parts was trained further, a line for each shorter stage that it goes on from."""
+    if not shorter:
+        return []
+    configuration = key_parts["configuration"]
+    unit: Unit = "iterations" if "iterations" in configuration else "epochs"
+    lengths = [*(each.length for each in shorter[1:]), float(configuration[unit])]
+    return [
+        "; ".join([extension(each, length, unit), *(f"gate {verdict}" for verdict in each.verdicts)])
+        for each, length in zip(shorter, lengths, strict=True)
+    ]
+
+
+def extension(shorter: Shorter, length: float, unit: Unit) -> str:
+    """Return in words how far a longer stage goes on from a shorter one."""
+    return f"extends {shorter.run_id}/{shorter.step}: {shorter.length:g} → {length:g} {unit}"
 
 
 def state_key_parts(stage_key: str) -> dict[str, Any]:

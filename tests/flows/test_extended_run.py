@@ -1,5 +1,6 @@
 """A stage is trained further: by a recipe with more iterations, and by a gate; what the plan and every record make of it."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +10,10 @@ from typer.testing import CliRunner
 from tests.support.extended_work import KILLED, Killed
 from tests.support.orchestrated import Witness, attempt_all, events, orchestrated
 from vantage.cli.main import app
+from vantage.flows.garbage_collection import collect
+from vantage.ledger.model_card import parents_table
+from vantage.ledger.replay import read_replay
+from vantage.review.reports.gather import gather_report
 from vantage.runs.planning import PlannedStep, plan
 from vantage.runs.record import RunRecord
 from vantage.runs.resolving import load_resolved
@@ -79,7 +84,10 @@ def test_more_iterations_go_on_from_the_state_of_the_shorter_stage(
     assert ref.artifact.parents["previous"] == first.digest
     assert ref.artifact.parents["previous.state"] == state.artifact.digest
     assert ref.key_parts["configuration"]["iterations"] == 6
-    assert ref.provenance["extended"] == f"extends {shorter.run_id}/policy: 4 → 6 iterations ({first.digest[:12]})"
+    assert (
+        ref.provenance["extended"]
+        == f"extends {shorter.run_id}/policy: 4 → 6 iterations ({first.digest[:12]})"
+    )
     assert "extended_across" not in ref.provenance
 
     other = Workspace(tmp_path / "other")
@@ -90,7 +98,10 @@ def test_more_iterations_go_on_from_the_state_of_the_shorter_stage(
 
     again = planned_policy(workspace, recipe_file, LONGER)
     assert again.action == "reuse"
-    assert again.reasons[:2] == (f"extends {shorter.run_id}/policy: 4 → 6 iterations", f"made by run {longer.run_id}")
+    assert again.reasons[:2] == (
+        f"extends {shorter.run_id}/policy: 4 → 6 iterations",
+        f"made by run {longer.run_id}",
+    )
     third, _ = go_through(workspace, recipe_file, *LONGER)
     assert third.stages["policy"].status == "reused"
     assert third.stages["policy"].shorter == stage.shorter
@@ -140,7 +151,10 @@ def test_a_gate_that_stays_closed_stops_the_run_after_its_last_extension(
     planned = planned_policy(workspace, recipe_file, (*KEPT, gate(99.0, at_most=1)))
     assert (planned.action, planned.stands) == ("reuse", "gate_closed")
     further = planned_policy(workspace, recipe_file, (*KEPT, gate(99.0, at_most=2)))
-    assert (further.label, further.reasons[0]) == ("extend", f"extends {record.run_id}/policy: 6 → 8 iterations")
+    assert (further.label, further.reasons[0]) == (
+        "extend",
+        f"extends {record.run_id}/policy: 6 → 8 iterations",
+    )
 
 
 def test_a_stage_that_was_made_without_state_is_not_extended_and_says_why(
@@ -171,7 +185,9 @@ def test_a_schedule_that_has_ended_is_not_extended(workspace: Workspace, recipe_
     )
 
 
-def test_a_stage_that_differs_in_more_than_its_length_begins_anew(workspace: Workspace, recipe_file: Path) -> None:
+def test_a_stage_that_differs_in_more_than_its_length_begins_anew(
+    workspace: Workspace, recipe_file: Path
+) -> None:
     go_through(workspace, recipe_file, *KEPT)
     planned = planned_policy(workspace, recipe_file, (*LONGER, "stages.policy.learning_rate=0.001"))
     assert planned.label == "run"
@@ -194,7 +210,9 @@ def test_a_damaged_state_is_refused_by_its_digest(workspace: Workspace, recipe_f
     assert record.stages["policy"].metrics["test_score"] == 6.0
 
 
-@pytest.mark.parametrize("step", [4, 5, 7])
+@pytest.mark.parametrize(
+    "step", [4, pytest.param(5, marks=pytest.mark.slow), pytest.param(7, marks=pytest.mark.slow)]
+)
 def test_a_run_that_is_killed_in_an_extension_goes_on_with_it(
     workspace: Workspace, recipe_file: Path, tmp_path: Path, step: int
 ) -> None:
@@ -204,7 +222,9 @@ def test_a_run_that_is_killed_in_an_extension_goes_on_with_it(
     (workspace.root / KILLED).write_text(str(step))
     with (
         pytest.raises(Killed),
-        orchestrated(workspace, recipe_file, *overrides, in_process=True, stage_function=WORK) as orchestrator,
+        orchestrated(
+            workspace, recipe_file, *overrides, in_process=True, stage_function=WORK
+        ) as orchestrator,
     ):
         attempt_all(orchestrator)
     record, _ = go_through(workspace, recipe_file, *overrides)
@@ -215,9 +235,101 @@ def test_a_run_that_is_killed_in_an_extension_goes_on_with_it(
     assert [each.verdicts for each in stage.shorter] == [each.verdicts for each in expected.shorter]
 
 
-def test_an_audit_knows_what_an_extended_stage_goes_on_from(workspace: Workspace, recipe_file: Path) -> None:
+def test_every_record_names_what_an_extended_stage_goes_on_from(workspace: Workspace, recipe_file: Path) -> None:
+    """The first part is an earlier run's, the two others the gate's: status, console, report, model card, diff and audit."""
     first, _ = go_through(workspace, recipe_file, *KEPT)
     second, _ = go_through(workspace, recipe_file, *KEPT, gate(7.5))
-    shown = CliRunner().invoke(app, ["audit", f"{second.run_id}", "--workspace", workspace.address])
-    print(shown.stdout)
-    assert shown.exit_code == 0
+    lines = (
+        f"extends {first.run_id}/policy: 4 → 6 iterations; gate test_score 4.000 >= 7.5: CLOSED",
+        f"extends {second.run_id}/policy: 6 → 8 iterations; gate test_score 6.000 >= 7.5: CLOSED",
+    )
+    assert tuple(second.stages["policy"].extensions) == lines
+
+    shown = command("status", second.run_id, "--workspace", workspace.address)
+    assert all(f"policy: {line}" in shown for line in lines)
+    state = json.loads(command("status", second.run_id, "--json", "--workspace", workspace.address))
+    assert [each["length"] for each in state["stages"]["policy"]["shorter"]] == [4.0, 6.0]
+    remarks = [each.text for each in gather_report(workspace, second).remarks if each.step == "policy"]
+    assert tuple(remarks[:2]) == lines
+
+    data = workspace.records.read_outbox(second.run_id)
+    assert data is not None
+    entry = read_replay(data, run_id=second.run_id).entry
+    parents = ref_of(workspace, second).artifact.parents
+    table = parents_table(entry.stages["policy"], {})
+    for role, kind in (("previous", "policy"), ("previous.state", "training state")):
+        assert f"| {role} | {kind} | the shorter stage that it goes on from | `{parents[role][:16]}` |" in table
+
+    differing = CliRunner().invoke(app, ["diff", first.run_id, second.run_id, "--workspace", workspace.address])
+    assert "inputs.previous: absent → " in differing.stdout
+    audited = CliRunner().invoke(app, ["audit", second.run_id, "--workspace", workspace.address])
+    assert audited.exit_code == 0
+    assert "training state" in audited.stdout
+
+
+def command(*words: str) -> str:
+    """What a command prints, in one line."""
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.stdout
+    return " ".join(done.stdout.split())
+
+
+def test_an_audit_finds_another_training_state_and_another_length(workspace: Workspace, recipe_file: Path) -> None:
+    go_through(workspace, recipe_file, *KEPT)
+    record, _ = go_through(workspace, recipe_file, *KEPT, gate(7.5))
+    path = workspace.folder(record.run_id) / "run.json"
+    whole = path.read_text()
+    edited = json.loads(whole)
+    edited["stages"]["policy"]["shorter"][1]["length"] = 7.0
+    path.write_text(json.dumps(edited))
+    audited = CliRunner().invoke(app, ["audit", record.run_id, "--workspace", workspace.address])
+    assert audited.exit_code == 1
+    assert "its length is 7, and its stage key was made with another" in audited.stdout
+    path.write_text(whole)
+
+    shorter = record.stages["policy"].shorter[0]
+    key = state_key(shorter.stage_key)
+    ref_file = workspace.root / "store" / "refs" / f"{key}.json"
+    ref = json.loads(ref_file.read_text())
+    ref["key_parts"]["of"] = "0" * 64
+    ref_file.write_text(json.dumps(ref))
+    audited = CliRunner().invoke(app, ["audit", record.run_id, "--workspace", workspace.address])
+    assert audited.exit_code == 1
+
+
+def test_a_state_stays_as_long_as_its_artifact(workspace: Workspace, recipe_file: Path) -> None:
+    """A run that went on from an artifact keeps it and its state; when that run goes too, nothing of them is left."""
+    first, _ = go_through(workspace, recipe_file, *KEPT)
+    second, _ = go_through(workspace, recipe_file, *LONGER)
+    artifact, longer = ref_of(workspace, first).artifact, ref_of(workspace, second).artifact
+    states = [state_key(each.stage_key) for each in (artifact, longer)]
+    digests = [ref.artifact.digest for key in states if (ref := workspace.storage.find(key)) is not None]
+    assert len(digests) == 2
+    collect(workspace, keep_last=1)
+    assert all(workspace.storage.find(key) is not None for key in (*states, artifact.stage_key))
+    assert all(map(workspace.storage.has_object, digests))
+    assert planned_policy(workspace, recipe_file, LONGER).action == "reuse"
+
+    go_through(workspace, recipe_file, "seed=18")
+    collect(workspace, keep_last=1)
+    assert not any(workspace.storage.find(key) is not None for key in (*states, artifact.stage_key))
+    assert not any(map(workspace.storage.has_object, digests))
+
+
+def test_a_run_that_was_asked_to_stop_extends_later(workspace: Workspace, recipe_file: Path) -> None:
+    overrides = (*KEPT, gate(7.5))
+    with orchestrated(workspace, recipe_file, *overrides, in_process=True, stage_function=WORK) as orchestrator:
+        attempt_all(orchestrator, until="policy")
+        request = orchestrator.request("policy")
+        assert request is not None
+        orchestrator.attempt(request)
+        orchestrator.request_stop()
+        assert not orchestrator.extends("policy")
+        assert orchestrator.run.record.stages["policy"].status == "resumable"
+        orchestrator.end()
+    [begun] = read_runs(workspace)
+    assert begun.status == "resumable"
+    planned = planned_policy(workspace, recipe_file, overrides)
+    assert planned.reasons[0] == f"extends {begun.run_id}/policy: 4 → 6 iterations"
+    record, _ = go_through(workspace, recipe_file, *overrides)
+    assert (record.run_id, record.stages["policy"].status) == (begun.run_id, "completed")

@@ -32,7 +32,12 @@ def run_stage(job: StageJob) -> StageResult:
     network = nn.Linear(1, 1, bias=False)
     network.weight.data.fill_(0.0)
     with Attempt(
-        job, total=work.iterations, modules={"network": network}, optimizers={}, state=NoState(), keeps_best=True
+        job,
+        total=work.iterations,
+        modules={"network": network},
+        optimizers={},
+        state=NoState(),
+        keeps_best=True,
     ) as attempt:
         attempt.best = attempt.best or {"weight": torch.zeros(1)}
         for step in attempt.remaining():
@@ -46,7 +51,5 @@ def run_stage(job: StageJob) -> StageResult:
             attempt.finish_step(metrics, num_tokens=1, headline="score_mean")
     (job.output / WEIGHTS).write_text(digest(str(network.weight.item())))
     mark(job, "finished")
-    result = StageResult(
-        metrics={"test_score": network.weight.item()}, tokenizer_digest=digest("tokenizer")
-    )
+    result = StageResult(metrics={"test_score": network.weight.item()}, tokenizer_digest=digest("tokenizer"))
     return with_guards(job, result)

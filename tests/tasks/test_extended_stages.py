@@ -55,7 +55,10 @@ def shorter_and_longer(
     return run_stage(longer), longer
 
 
-@pytest.mark.parametrize("name", ["sft", "reward", "value", "policy"])
+@pytest.mark.parametrize(
+    "name",
+    ["sft", pytest.param("reward", marks=pytest.mark.slow), pytest.param("value", marks=pytest.mark.slow), "policy"],
+)
 def test_a_stage_in_two_parts_is_the_stage_in_one(
     pipeline: Any, name: str, tmp_path: Path, contents: Contents
 ) -> None:
