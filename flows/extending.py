@@ -26,8 +26,8 @@ class Extending:
         digests = {role: artifact.digest for role, artifact in read.items()}
         if not isinstance(step.work, Training):
             return Place(step, step.key_parts(digests))
-        runs = read_runs(self.run.workspace)
-        return place_of(step, digests, self.store, runs, run_id=self.run.record.run_id)
+        workspace, run_id = self.run.workspace, self.run.record.run_id
+        return place_of(step, digests, self.store, lambda: read_runs(workspace), run_id=run_id)
 
     def next_place(self, step: RecipeStep, read: Mapping[str, Artifact]) -> Place | None:
         """Return where a step whose gate is closed goes on to; None: its gate does not ask for that, or it cannot."""

@@ -29,6 +29,7 @@ from vantage.runs.origin import origin
 from vantage.runs.record import SUCCEEDED, StageRecord
 from vantage.runs.run import Run, dead_runs, read_runs
 from vantage.runs.watching import Watcher
+from vantage.schemas.recipe.extending import length_in_words
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.attempt import (
     RUN_STAGE,
@@ -238,6 +239,13 @@ class Orchestrator:
         """Return whether this process starts another attempt at the step if the last one is resumable."""
         return self.retries and not self.stop.is_set() and self._retries.is_another_allowed(step)
 
+    def attempt_name(self, request: AttemptRequest) -> str:
+        """Return the step and the number of the attempt; and how long the stage is, where it goes on from a shorter one."""
+        is_same = self.run.record.stages[request.step].stage_key in (None, request.stage_key)
+        number = self.next_attempt(request.step) if is_same else 1
+        length = "" if request.extends is None else f" · {length_in_words(request.work)}"
+        return f"{request.step}{length} · attempt {number}"
+
     def next_attempt(self, step: str) -> int:
         """Return number of the attempt that made the step's artifact, or of the next attempt."""
         known = self.run.record.stages[step]
@@ -260,7 +268,7 @@ class Orchestrator:
             self._recording.goes_on_from(step, place)
             request = request_for(
                 place.step,
-                with_bases({**read, **place.inputs}, self.artifacts.values()),
+                {**with_bases(read, self.artifacts.values()), **place.inputs},
                 run_id=self.run.record.run_id,
                 storage=self.store.address,
                 log=self.log_of(step),

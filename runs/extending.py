@@ -67,7 +67,7 @@ def place_of(
     step: RecipeStep,
     digests: Mapping[str, str],
     store: Storage | None,
-    runs: Sequence[RunRecord],
+    runs: Callable[[], Sequence[RunRecord]],
     *,
     run_id: str = "",
 ) -> Place:
@@ -76,7 +76,7 @@ def place_of(
     Args:
         digests: role → digest of each input.
         store: of the artifacts; None: there is none yet.
-        runs: records of the workspace, newest first.
+        runs: reads the records of the workspace, newest first; called where the artifact is neither made nor under way.
         run_id: the run that computes it.
     """
     place = Place(step, step.key_parts(digests))
@@ -103,7 +103,11 @@ def extended_step(step: RecipeStep, parts: Mapping[str, Any]) -> RecipeStep:
 
 
 def _begun(
-    place: Place, digests: Mapping[str, str], store: Storage, runs: Sequence[RunRecord], run_id: str
+    place: Place,
+    digests: Mapping[str, str],
+    store: Storage,
+    runs: Callable[[], Sequence[RunRecord]],
+    run_id: str,
 ) -> Place:
     """Return the place that goes on from the longest shorter stage of any run, unless the whole one is made or under way."""
     whole = store.inspect(place.key)
@@ -111,7 +115,7 @@ def _begun(
     if whole.ref is not None or whole.damage or is_under_way:
         return place
     refused: list[str] = []
-    for record, name, stage in _of_other_lengths(place, runs):
+    for record, name, stage in _of_other_lengths(place, runs()):
         ref = _made(store, stage.stage_key or "", run_id)
         if ref is None or ref.artifact.digest != stage.digest:
             continue

@@ -217,7 +217,7 @@ def _plan_step(
             name, kind, "wait", reasons=(f"for {', '.join(waits_for)}", *changes), waits_for=waits_for
         )
 
-    place = place_of(step, digests, store, runs, run_id=going_on or "")
+    place = place_of(step, digests, store, lambda: runs, run_id=going_on or "")
     planned = _plan_place(place, read, store, earlier, present, going_on)
     return replace(
         planned,
@@ -283,7 +283,8 @@ def _plan_place(
             stage_key=key,
             damage=found.damage,
         )
-    reasons = () if place.extends is not None else _reasons_to_run(found, earlier, parts)
+    extends = place.extends is not None and not found.damage  # which is reason enough
+    reasons = () if extends else _reasons_to_run(found, earlier, parts)
     return PlannedStep(name, kind, "run", reasons=reasons, stage_key=key, damage=found.damage)
 
 

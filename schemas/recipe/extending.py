@@ -40,6 +40,11 @@ def length_of(work: Work) -> float:
     return float(getattr(work, unit_of(work)))
 
 
+def length_in_words(work: Work) -> str:
+    """Return how long a stage trains, with the unit."""
+    return f"{length_of(work):g} {unit_of(work)}"
+
+
 def with_length(work: AnyWork, length: float) -> AnyWork:
     """Return the same work of another length."""
     unit = unit_of(work)

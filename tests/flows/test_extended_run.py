@@ -235,7 +235,9 @@ def test_a_run_that_is_killed_in_an_extension_goes_on_with_it(
     assert [each.verdicts for each in stage.shorter] == [each.verdicts for each in expected.shorter]
 
 
-def test_every_record_names_what_an_extended_stage_goes_on_from(workspace: Workspace, recipe_file: Path) -> None:
+def test_every_record_names_what_an_extended_stage_goes_on_from(
+    workspace: Workspace, recipe_file: Path
+) -> None:
     """The first part is an earlier run's, the two others the gate's: status, console, report, model card, diff and audit."""
     first, _ = go_through(workspace, recipe_file, *KEPT)
     second, _ = go_through(workspace, recipe_file, *KEPT, gate(7.5))
@@ -258,9 +260,13 @@ def test_every_record_names_what_an_extended_stage_goes_on_from(workspace: Works
     parents = ref_of(workspace, second).artifact.parents
     table = parents_table(entry.stages["policy"], {})
     for role, kind in (("previous", "policy"), ("previous.state", "training state")):
-        assert f"| {role} | {kind} | the shorter stage that it goes on from | `{parents[role][:16]}` |" in table
+        assert (
+            f"| {role} | {kind} | the shorter stage that it goes on from | `{parents[role][:16]}` |" in table
+        )
 
-    differing = CliRunner().invoke(app, ["diff", first.run_id, second.run_id, "--workspace", workspace.address])
+    differing = CliRunner().invoke(
+        app, ["diff", first.run_id, second.run_id, "--workspace", workspace.address]
+    )
     assert "inputs.previous: absent → " in differing.stdout
     audited = CliRunner().invoke(app, ["audit", second.run_id, "--workspace", workspace.address])
     assert audited.exit_code == 0
@@ -274,7 +280,9 @@ def command(*words: str) -> str:
     return " ".join(done.stdout.split())
 
 
-def test_an_audit_finds_another_training_state_and_another_length(workspace: Workspace, recipe_file: Path) -> None:
+def test_an_audit_finds_another_training_state_and_another_length(
+    workspace: Workspace, recipe_file: Path
+) -> None:
     go_through(workspace, recipe_file, *KEPT)
     record, _ = go_through(workspace, recipe_file, *KEPT, gate(7.5))
     path = workspace.folder(record.run_id) / "run.json"
@@ -318,7 +326,9 @@ def test_a_state_stays_as_long_as_its_artifact(workspace: Workspace, recipe_file
 
 def test_a_run_that_was_asked_to_stop_extends_later(workspace: Workspace, recipe_file: Path) -> None:
     overrides = (*KEPT, gate(7.5))
-    with orchestrated(workspace, recipe_file, *overrides, in_process=True, stage_function=WORK) as orchestrator:
+    with orchestrated(
+        workspace, recipe_file, *overrides, in_process=True, stage_function=WORK
+    ) as orchestrator:
         attempt_all(orchestrator, until="policy")
         request = orchestrator.request("policy")
         assert request is not None

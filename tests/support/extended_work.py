@@ -17,6 +17,9 @@ from vantage.tasks.training.stage_state import NoState
 KILLED = "kill.txt"
 """A file in the workspace: its number is the step of the policy stage in which its process is killed, once."""
 
+REALLY = "kill its process.txt"
+"""A file beside it: the process dies by a signal, and not by ``Killed``."""
+
 
 class Killed(BaseException):
     """Stands for a kill in the process of a test: nothing is saved on the way out."""
@@ -43,7 +46,7 @@ def run_stage(job: StageJob) -> StageResult:
         for step in attempt.remaining():
             if killed.exists() and int(killed.read_text()) == step:
                 killed.unlink()
-                if (workspace_of(job) / "really").exists():
+                if (workspace_of(job) / REALLY).exists():
                     os.kill(os.getpid(), signal.SIGKILL)
                 raise Killed
             network.weight.data.add_(1.0)

@@ -10,7 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 from tests.tasks.kills import killed_in
+from tests.tasks.test_stages_on_ranks import result_of, start
 from vantage.ledger.journal import read
+from vantage.schemas.kinds import resolve_work
 from vantage.schemas.metric_names import SPEED
 from vantage.schemas.recipe.extending import PREVIOUS_STATE, with_length
 from vantage.schemas.recipe.guards import Guard
@@ -57,7 +59,12 @@ def shorter_and_longer(
 
 @pytest.mark.parametrize(
     "name",
-    ["sft", pytest.param("reward", marks=pytest.mark.slow), pytest.param("value", marks=pytest.mark.slow), "policy"],
+    [
+        "sft",
+        pytest.param("reward", marks=pytest.mark.slow),
+        pytest.param("value", marks=pytest.mark.slow),
+        "policy",
+    ],
 )
 def test_a_stage_in_two_parts_is_the_stage_in_one(
     pipeline: Any, name: str, tmp_path: Path, contents: Contents
@@ -149,3 +156,22 @@ def test_the_last_bits_of_a_longer_stage_are_not_the_shorter_ones(pipeline: Any,
     first = load_file(tmp_path / "state" / "tensors.safetensors")
     name = next(each for each in first if each.startswith("policy.weights/") and first[each].dim() == 2)
     assert not torch.equal(first[name], last[name])
+
+
+@pytest.mark.slow
+def test_a_stage_in_two_parts_on_two_ranks_is_the_stage_in_one_on_two(
+    pipeline: Any, tmp_path: Path, contents: Contents
+) -> None:
+    def job(name: str, iterations: int) -> StageJob:
+        (tmp_path / name).mkdir()
+        found: StageJob = pipeline.job("policy", folder=tmp_path / name, iterations=iterations)
+        return found.model_copy(update={"work": resolve_work(found.work)})
+
+    whole, shorter = job("whole", 4), job("shorter", 2)
+    start(2, tmp_path / "jobs", [whole, shorter])
+    longer = going_on(job("longer", 4), state_of(shorter, tmp_path / "state"))
+    start(2, tmp_path / "again", [longer])
+    assert result_of(longer, 0) == result_of(whole, 0)
+    assert result_of(longer, 1).metrics == result_of(whole, 1).metrics
+    assert contents(longer.output) == contents(whole.output)
+    assert steady(longer) == steady(whole)

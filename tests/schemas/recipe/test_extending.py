@@ -73,7 +73,10 @@ def key_of(recipe: ResolvedRecipe, step: str) -> str:
             "resources: {gpus: 2, distributed: {strategy: fsdp2}}, keep_state: true",
             "resources.distributed.strategy=fsdp2 cuts it; use strategy: ddp, or leave keep_state out",
         ),
-        (GATE, "gate.on_fail=extend goes on from the stage's training state, and keep_state=false keeps none"),
+        (
+            GATE,
+            "gate.on_fail=extend goes on from the stage's training state, and keep_state=false keeps none",
+        ),
         (
             "keep_state: true, gate: {metric: test_score, at_least: 0.5, on_fail: extend}",
             "on_fail=extend trains the stage further, by an amount that is not given; add extend: {by: 30, at_most: 2}",
@@ -82,13 +85,19 @@ def key_of(recipe: ResolvedRecipe, step: str) -> str:
             "keep_state: true, gate: {metric: test_score, at_least: 0.5, extend: {by: 30}}",
             "extend is read only with on_fail: extend, and on_fail=stop; leave extend out, or use on_fail: extend",
         ),
-        (f"keep_state: true, {GATE}".replace("by: 30", "by: 25"), "gate.iterations + extend.by=85 is not a multiple of"),
+        (
+            f"keep_state: true, {GATE}".replace("by: 30", "by: 25"),
+            "gate.iterations + extend.by=85 is not a multiple of",
+        ),
         (
             f"keep_state: true, {GATE}".replace("by: 30", "by: 2.5"),
             "gate.extend.by=2.5 is a number of iterations; use a whole number",
         ),
         (f"keep_state: true, {GATE}".replace("by: 30", "by: 0"), "stages.policy.gate.extend.by"),
-        (f"keep_state: true, {GATE}".replace("at_most: 2", "at_most: 0"), "stages.policy.gate.extend.at_most"),
+        (
+            f"keep_state: true, {GATE}".replace("at_most: 2", "at_most: 0"),
+            "stages.policy.gate.extend.at_most",
+        ),
         (
             f"keep_state: true, {GATE.replace('gate: {', 'gate: [{')}, "
             "{metric: kl_to_reference, at_most: 9, on_fail: extend, extend: {by: 10}}]",
@@ -102,7 +111,10 @@ def test_what_cannot_be_extended_is_refused_with_its_remedy(policy: str, said: s
 
 def test_a_gate_of_a_stage_that_trains_nothing_extends_nothing() -> None:
     said = refused(text_of(evaluation=GATE.replace("test_score", "accuracy_gain")))
-    assert "gate.on_fail=extend trains a stage further, and this one trains nothing; put the gate on the stage that trains" in said
+    assert (
+        "gate.on_fail=extend trains a stage further, and this one trains nothing; put the gate on the stage that trains"
+        in said
+    )
 
 
 def test_epochs_are_extended_by_any_share() -> None:
@@ -117,7 +129,9 @@ def test_a_kept_state_and_a_gate_are_in_no_key() -> None:
 
 
 @pytest.mark.parametrize(("step", "length"), [("policy", 90.0), ("sft", 2.5)])
-def test_a_longer_stage_is_the_recipe_with_that_length_and_names_what_it_goes_on_from(step: str, length: float) -> None:
+def test_a_longer_stage_is_the_recipe_with_that_length_and_names_what_it_goes_on_from(
+    step: str, length: float
+) -> None:
     unit = "iterations" if step == "policy" else "epochs"
     recipe = resolved()
     longer = with_length(recipe.stages[step], length)
