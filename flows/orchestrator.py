@@ -29,7 +29,7 @@ from vantage.runs.origin import origin
 from vantage.runs.record import SUCCEEDED, StageRecord
 from vantage.runs.run import Run, dead_runs, read_runs
 from vantage.runs.watching import Watcher
-from vantage.schemas.recipe.extending import length_in_words
+from vantage.schemas.recipe.extending import length_in_words, length_of, unit_of
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.attempt import (
     RUN_STAGE,
@@ -243,7 +243,11 @@ class Orchestrator:
         """Return the step and the number of the attempt; and how long the stage is, where it goes on from a shorter one."""
         is_same = self.run.record.stages[request.step].stage_key in (None, request.stage_key)
         number = self.next_attempt(request.step) if is_same else 1
-        length = "" if request.extends is None else f" · {length_in_words(request.work)}"
+        length = (
+            ""
+            if request.extends is None
+            else f" · {length_in_words(length_of(request.work), unit_of(request.work))}"
+        )
         return f"{request.step}{length} · attempt {number}"
 
     def next_attempt(self, step: str) -> int:

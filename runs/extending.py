@@ -14,6 +14,7 @@ from vantage.schemas.recipe.extending import (
     PREVIOUS,
     PREVIOUS_ROLES,
     PREVIOUS_STATE,
+    length_in_words,
     length_of,
     unit_of,
     why_not_extended,
@@ -136,8 +137,8 @@ def _begun(
         gone_on = why or _going_on(place, ref.artifact, shorter, digests, store)
         if isinstance(gone_on, Place):
             return replace(gone_on, shorter=(*stage.shorter, shorter))
-        unit = unit_of(place.step.work)
-        refused.append(f"does not extend {record.run_id}/{name} ({length:g} {unit}): {gone_on}")
+        amount = length_in_words(length, unit_of(place.step.work))
+        refused.append(f"does not extend {record.run_id}/{name} ({amount}): {gone_on}")
     return replace(place, refused=tuple(refused[:1]))
 
 

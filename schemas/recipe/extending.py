@@ -40,9 +40,9 @@ def length_of(work: Work) -> float:
     return float(getattr(work, unit_of(work)))
 
 
-def length_in_words(work: Work) -> str:
-    """Return how long a stage trains, with the unit."""
-    return f"{length_of(work):g} {unit_of(work)}"
+def length_in_words(length: float, unit: Unit) -> str:
+    """Return a length with its unit: ``60 iterations``, ``1 epoch``."""
+    return f"{length:g} {unit.removesuffix('s') if length == 1 else unit}"
 
 
 def with_length(work: AnyWork, length: float) -> AnyWork:

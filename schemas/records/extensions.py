@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import Field
 
 from vantage.schemas.frozen import Frozen
-from vantage.schemas.recipe.extending import Unit, length_of, unit_of
+from vantage.schemas.recipe.extending import Unit, length_in_words, length_of, unit_of
 from vantage.schemas.recipe.fields import is_default, is_unset
 from vantage.schemas.recipe.work import Work
 from vantage.schemas.records.stage_key import stage_key as hash_key_parts
@@ -51,7 +51,7 @@ def in_words(shorter: Sequence[Shorter], key_parts: Mapping[str, Any]) -> list[s
 
 def extension(shorter: Shorter, length: float, unit: Unit) -> str:
     """Return in words how far a longer stage goes on from a shorter one."""
-    return f"extends {shorter.run_id}/{shorter.step}: {shorter.length:g} → {length:g} {unit}"
+    return f"extends {shorter.run_id}/{shorter.step}: {shorter.length:g} → {length_in_words(length, unit)}"
 
 
 def state_key_parts(stage_key: str) -> dict[str, Any]:

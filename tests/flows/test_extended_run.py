@@ -185,6 +185,48 @@ def test_a_schedule_that_has_ended_is_not_extended(workspace: Workspace, recipe_
     )
 
 
+def test_a_stage_that_a_guard_ended_is_not_extended(workspace: Workspace, recipe_file: Path) -> None:
+    """The guard is in the key of the longer stage too, which would end at the same step."""
+    guard = "stages.policy.guards={metric: score_mean, above: 0.5, over: 1, action: finish}"
+    first, _ = go_through(workspace, recipe_file, *KEPT, guard)
+    assert ref_of(workspace, first).artifact.ended_early is not None
+    planned = planned_policy(workspace, recipe_file, (*LONGER, guard))
+    assert planned.label == "run"
+    assert planned.reasons[-1] == (
+        f"does not extend {first.run_id}/policy (4 iterations): it finished at 2 of 4 by guard score_mean, and a longer one would "
+        "have ended there too"
+    )
+
+
+def test_a_whole_stage_that_is_under_way_goes_on(workspace: Workspace, recipe_file: Path) -> None:
+    workspace.root.mkdir(parents=True)
+    (workspace.root / KILLED).write_text("4")
+    with (
+        pytest.raises(Killed),
+        orchestrated(workspace, recipe_file, *LONGER, in_process=True, stage_function=WORK) as orchestrator,
+    ):
+        attempt_all(orchestrator)
+    go_through(workspace, recipe_file, *KEPT)
+    planned = planned_policy(workspace, recipe_file, LONGER)
+    assert (planned.label, planned.extends) == ("resume at 3", None)
+
+
+def test_a_closed_gate_that_stops_the_run_overrules_one_that_extends(
+    workspace: Workspace, recipe_file: Path
+) -> None:
+    both = gate(7.5).replace("gate={", "gate=[{") + ", {metric: test_score, at_most: 3}]"
+    record, _ = go_through(workspace, recipe_file, *KEPT, both)
+    assert record.stages["policy"].status == "gate_closed"
+    assert record.stages["policy"].shorter == ()
+
+
+def test_the_longest_shorter_stage_is_gone_on_from(workspace: Workspace, recipe_file: Path) -> None:
+    go_through(workspace, recipe_file, *LONGER)
+    go_through(workspace, recipe_file, *KEPT)
+    planned = planned_policy(workspace, recipe_file, (*KEPT, "stages.policy.iterations=8"))
+    assert planned.reasons[0].endswith("/policy: 6 → 8 iterations")
+
+
 def test_a_stage_that_differs_in_more_than_its_length_begins_anew(
     workspace: Workspace, recipe_file: Path
 ) -> None:
@@ -227,6 +269,7 @@ def test_a_run_that_is_killed_in_an_extension_goes_on_with_it(
         ) as orchestrator,
     ):
         attempt_all(orchestrator)
+    collect(workspace)  # the first part is needed, although nothing that is made was made of it yet
     record, _ = go_through(workspace, recipe_file, *overrides)
     assert len(read_runs(workspace)) == 1
     stage, expected = record.stages["policy"], whole.stages["policy"]
