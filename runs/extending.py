@@ -111,6 +111,7 @@ def _begun(
     run_id: str,
 ) -> Place:
     """Return the place that goes on from the longest shorter stage of any run, unless the whole one is made or under way."""
+    assert isinstance(place.step.work, Training), "no other stage is trained further"
     whole = store.inspect(place.key)
     is_under_way = read_committed(store.reports(place.key, REPORTS))[0] > 0
     if whole.ref is not None or whole.damage or is_under_way:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.flows.test_extended_run import KEPT, LONGER, WORK, go_through
+from tests.flows.test_extended_run import KEPT, LONGER, WORK, go_through, recipe_file
 from tests.support.extended_work import Killed
 from tests.support.orchestrated import InProcess, attempt_all, orchestrated
 from vantage.attempts.run_attempt import run_attempt
@@ -17,6 +17,8 @@ from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.attempt import AttemptOutcome, AttemptRequest
 from vantage.schemas.records.extensions import state_key
 from vantage.storage.store import Store
+
+__all__ = ["recipe_file"]
 
 
 @contextmanager

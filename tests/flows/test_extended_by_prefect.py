@@ -5,13 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.test_extended_run import KEPT, LONGER, WORK, gate, planned_policy, ref_of
+from tests.flows.test_extended_run import KEPT, LONGER, WORK, gate, planned_policy, recipe_file, ref_of
 from tests.support.extended_work import KILLED, REALLY
 from tests.support.orchestrated import attempt_all, events, orchestrated
 from tests.support.real_runs import prefect_shows, run_recipe
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
 from vantage.schemas.records.extensions import state_key
+
+__all__ = ["recipe_file"]
 
 pytestmark = pytest.mark.slow
 

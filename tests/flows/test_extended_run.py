@@ -13,6 +13,7 @@ from vantage.cli.main import app
 from vantage.flows.garbage_collection import collect
 from vantage.ledger.model_card import parents_table
 from vantage.ledger.replay import read_replay
+from vantage.review.exports.bills import bill_of
 from vantage.review.reports.gather import gather_report
 from vantage.runs.planning import PlannedStep, plan
 from vantage.runs.record import RunRecord
@@ -30,6 +31,27 @@ KEPT = (
     "stages.policy.keep_state=true",
 )
 LONGER = (*KEPT, "stages.policy.iterations=6")
+
+RECIPE = """\
+recipe: fake
+seed: 17
+model: {source: "builtin:tiny"}
+data:
+  prompts: {source: "builtin:arithmetic/prompts"}
+rewards:
+  main: {terms: [{verifier: arithmetic}]}
+stages:
+  policy: {kind: policy_optimization, algorithm: grpo, init: model, reward: main, prompts: prompts}
+  evaluation: {kind: evaluation, candidate: policy, baseline: model, judge: {verifier: arithmetic}, prompts: prompts}
+"""
+"""As small as a run with a stage that reads an extended one can be."""
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(RECIPE)
+    return path
 
 
 def gate(at_least: float, *, by: int = 2, at_most: int = 2) -> str:
@@ -307,6 +329,10 @@ def test_every_record_names_what_an_extended_stage_goes_on_from(
             f"| {role} | {kind} | the shorter stage that it goes on from | `{parents[role][:16]}` |" in table
         )
 
+    bill = bill_of(workspace, second, "policy")
+    assert bill is not None
+    listed = {each["version"] for each in json.loads(bill)["components"] if "version" in each}
+    assert {parents["previous"][:12], parents["previous.state"][:12]} <= listed
     differing = CliRunner().invoke(
         app, ["diff", first.run_id, second.run_id, "--workspace", workspace.address]
     )
