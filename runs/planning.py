@@ -285,7 +285,15 @@ def _plan_place(
         )
     extends = place.extends is not None and not found.damage  # which is reason enough
     reasons = () if extends else _reasons_to_run(found, earlier, parts)
-    return PlannedStep(name, kind, "run", reasons=reasons, stage_key=key, damage=found.damage)
+    return PlannedStep(
+        name,
+        kind,
+        "run",
+        reasons=reasons,
+        drift=() if place.extends is None else tuple(drift(place.extends.provenance, present)),
+        stage_key=key,
+        damage=found.damage,
+    )
 
 
 def _reasons_to_run(found: Lookup, earlier: StageRecord | None, parts: Mapping[str, Any]) -> tuple[str, ...]:

@@ -129,6 +129,7 @@ def test_more_iterations_go_on_from_the_state_of_the_shorter_stage(
     assert third.stages["policy"].shorter == stage.shorter
 
 
+@pytest.mark.slow
 def test_a_stage_that_was_extended_is_extended_again(workspace: Workspace, recipe_file: Path) -> None:
     go_through(workspace, recipe_file, *KEPT)
     second, _ = go_through(workspace, recipe_file, *LONGER)
@@ -179,6 +180,19 @@ def test_a_gate_that_stays_closed_stops_the_run_after_its_last_extension(
     )
 
 
+def test_code_that_has_changed_since_is_shown_and_recorded(
+    workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_through(workspace, recipe_file, *KEPT)
+    for module in ("runs.planning", "attempts.run_attempt"):
+        monkeypatch.setattr(
+            f"vantage.{module}.provenance", lambda *_, **__: {"device": "another", "threads": "1"}
+        )
+    assert "device: cpu → another" in planned_policy(workspace, recipe_file, LONGER).drift
+    longer, _ = go_through(workspace, recipe_file, *LONGER)
+    assert "device: cpu → another" in longer.stages["policy"].provenance["extended_across"]
+
+
 def test_a_stage_that_was_made_without_state_is_not_extended_and_says_why(
     workspace: Workspace, recipe_file: Path
 ) -> None:
@@ -207,6 +221,7 @@ def test_a_schedule_that_has_ended_is_not_extended(workspace: Workspace, recipe_
     )
 
 
+@pytest.mark.slow
 def test_a_stage_that_a_guard_ended_is_not_extended(workspace: Workspace, recipe_file: Path) -> None:
     """The guard is in the key of the longer stage too, which would end at the same step."""
     guard = "stages.policy.guards={metric: score_mean, above: 0.5, over: 1, action: finish}"
@@ -242,6 +257,7 @@ def test_a_closed_gate_that_stops_the_run_overrules_one_that_extends(
     assert record.stages["policy"].shorter == ()
 
 
+@pytest.mark.slow
 def test_the_longest_shorter_stage_is_gone_on_from(workspace: Workspace, recipe_file: Path) -> None:
     go_through(workspace, recipe_file, *LONGER)
     go_through(workspace, recipe_file, *KEPT)

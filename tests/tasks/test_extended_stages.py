@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.tasks import test_best_of_n, test_dpo, test_presets_run
 from tests.tasks.kills import killed_in
 from tests.tasks.test_stages_on_ranks import result_of, start
 from vantage.ledger.journal import read
@@ -16,14 +17,15 @@ from vantage.schemas.kinds import resolve_work
 from vantage.schemas.metric_names import SPEED
 from vantage.schemas.recipe.extending import PREVIOUS_STATE, with_length
 from vantage.schemas.recipe.guards import Guard
+from vantage.schemas.recipe.lora import Lora
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training.kept_state import write_kept_state
 from vantage.tasks.training.scratch import JOURNAL
 
 Contents = Callable[[Path], dict[str, bytes]]
-SHORTER = {"sft": 0.2, "reward": 0.1, "value": 2, "policy": 2}
-"""Stage → iterations or epochs of the shorter one; the whole one has more."""
+Job = Callable[[Any, Path], StageJob]
+"""From the small pipeline and a folder to the job."""
 
 
 def state_of(job: StageJob, folder: Path) -> Path:
@@ -46,36 +48,61 @@ def steady(job: StageJob) -> list[tuple[int, dict[str, float]]]:
     ]
 
 
-def shorter_and_longer(
-    pipeline: Any, name: str, folder: Path, **changes: object
-) -> tuple[StageResult, StageJob]:
-    """Run a shorter stage, then the one that goes on from it."""
-    whole = pipeline.job(name, **changes)
-    shorter = whole.model_copy(update={"work": with_length(whole.work, SHORTER[name])})
+def shorter_and_longer(pipeline: Any, folder: Path, **changes: object) -> tuple[StageResult, StageJob]:
+    """Run two iterations of the policy stage, then the stage of four that goes on from them."""
+    whole = pipeline.job("policy", **changes)
+    shorter = whole.model_copy(update={"work": with_length(whole.work, 2)})
     run_stage(shorter)
-    longer = going_on(pipeline.job(name, **changes), state_of(shorter, folder))
+    longer = going_on(pipeline.job("policy", **changes), state_of(shorter, folder))
     return run_stage(longer), longer
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "sft",
-        pytest.param("reward", marks=pytest.mark.slow),
-        pytest.param("value", marks=pytest.mark.slow),
-        "policy",
-    ],
-)
+def of_kind(name: str, **changes: object) -> Job:
+    return lambda pipeline, folder: pipeline.job(name, folder=folder, **changes)
+
+
+def of_preset(name: str) -> Job:
+    def job(pipeline: Any, folder: Path) -> StageJob:
+        found: StageJob = test_presets_run.job_of(test_presets_run.CASES[name], pipeline, folder)
+        changes = {"validate_every": 1}  # a longer stage measures after the shorter one's last iteration too
+        return found.model_copy(update={"work": found.work.model_copy(update=changes)})
+
+    return job
+
+
+FAST: dict[str, tuple[Job, float]] = {"sft": (of_kind("sft"), 0.2), "policy": (of_kind("policy"), 2)}
+SLOW: dict[str, tuple[Job, float]] = {
+    "reward": (of_kind("reward"), 0.1),
+    "value": (of_kind("value"), 2),
+    "critic with its optimiser": (of_kind("value", keep_optimizer=True), 2),
+    "adapters": (of_kind("policy", lora=Lora(rank=4, alpha=8.0)), 2),
+    "dpo": (lambda pipeline, folder: test_dpo.job_in(pipeline, folder, reference="model"), 0.1),
+    "best of n": (
+        lambda pipeline, folder: test_best_of_n.job_in(pipeline, folder, iterations=2, validate_every=1),
+        1,
+    ),
+    **{f"policy: {name}": (of_preset(name), 1) for name in test_presets_run.CASES},
+}
+"""Name → the job of the whole stage, and the length of the shorter one."""
+
+
+@pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_a_stage_in_two_parts_is_the_stage_in_one(
     pipeline: Any, name: str, tmp_path: Path, contents: Contents
 ) -> None:
-    whole = pipeline.job(name)
+    job_in, length = (FAST | SLOW)[name]
+    for folder in ("whole", "shorter", "longer"):
+        (tmp_path / folder).mkdir()
+    whole = job_in(pipeline, tmp_path / "whole")
     expected = run_stage(whole)
-    found, longer = shorter_and_longer(pipeline, name, tmp_path / "state")
-    assert found == expected
+    shorter = job_in(pipeline, tmp_path / "shorter")
+    run_stage(shorter.model_copy(update={"work": with_length(shorter.work, length)}))
+    longer = going_on(job_in(pipeline, tmp_path / "longer"), state_of(shorter, tmp_path / "state"))
+    assert run_stage(longer) == expected
     assert contents(longer.output) == contents(whole.output)
     assert steady(longer) == steady(whole)
-    assert contents(state_of(longer, tmp_path / "again")) == contents(state_of(whole, tmp_path / "whole"))
+    assert len(steady(shorter)) < len(steady(whole))
+    assert contents(state_of(longer, tmp_path / "again")) == contents(state_of(whole, tmp_path / "kept"))
 
 
 def test_a_kept_state_is_all_that_moves_and_nothing_that_a_clock_decides(
@@ -121,7 +148,7 @@ def test_guards_of_a_longer_stage_have_seen_the_curves_of_the_shorter_one(
     guards = (Guard(metric="grad_norm_policy", above=-1e9, over=3, action="warn"),)
     whole = pipeline.job("policy", guards=guards)
     expected = run_stage(whole)
-    found, longer = shorter_and_longer(pipeline, "policy", tmp_path / "state", guards=guards)
+    found, longer = shorter_and_longer(pipeline, tmp_path / "state", guards=guards)
     assert [firing.step for firing in expected.firings if not firing.is_default] == [3]
     assert found.firings == expected.firings
     assert contents(longer.output) == contents(whole.output)
@@ -151,7 +178,7 @@ def test_no_state_is_left_where_the_last_checkpoint_is_damaged(pipeline: Any, tm
 
 def test_the_last_bits_of_a_longer_stage_are_not_the_shorter_ones(pipeline: Any, tmp_path: Path) -> None:
     """The test of this file: a stage that ignored its longer length would pass for one that was never cut."""
-    _, longer = shorter_and_longer(pipeline, "policy", tmp_path / "state")
+    _, longer = shorter_and_longer(pipeline, tmp_path / "state")
     last = load_file(state_of(longer, tmp_path / "last") / "tensors.safetensors")
     first = load_file(tmp_path / "state" / "tensors.safetensors")
     name = next(each for each in first if each.startswith("policy.weights/") and first[each].dim() == 2)
