@@ -62,7 +62,12 @@ def _steps_after_gate(
             "  where its critic explains the returns and where not:",
             f"      {own_command('critic', f'{record.run_id}/{step}', '--workspace', workspace)}",
         ]
-    if fields := _fields_to_try(recipe, step):
+    if (extend := recipe.stages[step].extend) is not None:
+        lines += [
+            f"  1. train it further: {gate}.extend.at_most. It goes on from its last iteration; {again} run again:",
+            command(f"{gate}.extend.at_most={2 * extend.at_most}"),
+        ]
+    elif fields := _fields_to_try(recipe, step):
         values = "  ".join(f"{name}={value}" for name, value in fields.items())
         lines += [
             f"  1. train it otherwise: {values}. {kept} reused; {again} run again:",
@@ -79,7 +84,7 @@ def _steps_after_gate(
     lines += [
         f"  {2 if lower is None else 3}. let a person decide, whose name and reason are recorded (`vantage approve`): "
         f"{gate}.on_fail",
-        command(f"{gate}.on_fail=approve"),
+        command(f"{gate}.on_fail=approve", *([f"{gate}.extend=null"] if verdict.on_fail == "extend" else [])),
     ]
     return lines
 

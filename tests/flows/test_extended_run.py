@@ -15,6 +15,7 @@ from vantage.ledger.model_card import parents_table
 from vantage.ledger.replay import read_replay
 from vantage.review.exports.bills import bill_of
 from vantage.review.reports.gather import gather_report
+from vantage.runs.next_steps import after_closed_gates
 from vantage.runs.planning import PlannedStep, plan
 from vantage.runs.record import RunRecord
 from vantage.runs.resolving import load_resolved
@@ -173,6 +174,16 @@ def test_a_gate_that_stays_closed_stops_the_run_after_its_last_extension(
     assert events(workspace).count("policy started 1") == 2
     planned = planned_policy(workspace, recipe_file, (*KEPT, gate(99.0, at_most=1)))
     assert (planned.action, planned.stands) == ("reuse", "gate_closed")
+    advice = after_closed_gates(record, workspace.address)
+    assert (
+        "  1. train it further: stages.policy.gate.extend.at_most. It goes on from its last iteration"
+        in advice[1]
+    )
+    assert "--set stages.policy.gate.extend.at_most=2" in advice[2]
+    [approving] = [line for line in advice if "on_fail=approve" in line]
+    overrides = [word for word in approving.split() if word.startswith("stages.policy.gate.")]
+    asked = planned_policy(workspace, recipe_file, (*KEPT, gate(99.0, at_most=1), *overrides))
+    assert asked.stands == "waiting_approval"
     further = planned_policy(workspace, recipe_file, (*KEPT, gate(99.0, at_most=2)))
     assert (further.label, further.reasons[0]) == (
         "extend",
