@@ -25,7 +25,7 @@ def state_kept(
     """Commit the training state of a stage whose recipe keeps it, then hold its key while the block commits the artifact.
 
     The state comes first, so that an artifact whose state is to be kept never is without one after a kill. As long as the key
-    is held, nobody removes the state as one that no artifact needs.
+    is held, no collector takes its files for those of an attempt that has died.
     """
     if not isinstance(request.work, Training) or not request.work.keep_state:
         yield

@@ -4,7 +4,8 @@ What is found is a function of the store and of the runs' records. So the plan s
 resumed finds the same again.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,7 +26,7 @@ from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.extensions import Shorter, state_key
 from vantage.schemas.records.stage_key import stage_key
 from vantage.schemas.records.verdicts import Verdict, check_artifact_gate
-from vantage.storage.refs import Ref
+from vantage.storage.refs import DamagedRef, Ref
 from vantage.storage.storage import Storage
 from vantage.tasks.training.scratch import REPORTS, read_committed
 
@@ -117,47 +118,38 @@ def _begun(
     if whole.ref is not None or whole.damage or is_under_way:
         return place
     refused: list[str] = []
-    for record, name, stage in _of_other_lengths(place, runs()):
-        ref = _made(store, stage.stage_key or "", run_id)
-        if ref is None or ref.artifact.digest != stage.digest:
+    for shorter, before in _of_other_lengths(place, runs()):
+        ref = _made(store, shorter.stage_key, run_id)
+        if ref is None or ref.artifact.digest != shorter.digest:
             continue
-        length = _length_in(place, stage.key_parts)
-        if length == length_of(place.step.work):
-            if (found := _made_before(place, stage, digests, store)) is not None:
+        if shorter.length == length_of(place.step.work):
+            if (found := _made_before(place, shorter.stage_key, before, digests, store)) is not None:
                 return found
             continue
-        shorter = Shorter(
-            run_id=record.run_id,
-            step=name,
-            stage_key=ref.artifact.stage_key,
-            digest=ref.artifact.digest,
-            length=length,
-            provenance=stage.provenance,
-        )
-        why = why_not_extended(with_length(place.step.work, length))
-        gone_on = why or _going_on(place, ref.artifact, shorter, digests, store)
+        why = why_not_extended(with_length(place.step.work, shorter.length))
+        known = shorter.model_copy(update={"provenance": dict(ref.provenance)})
+        gone_on = why or _going_on(replace(place, shorter=before), ref.artifact, known, digests, store)
         if isinstance(gone_on, Place):
-            return replace(gone_on, shorter=(*stage.shorter, shorter))
-        amount = length_in_words(length, unit_of(place.step.work))
-        refused.append(f"does not extend {record.run_id}/{name} ({amount}): {gone_on}")
+            return gone_on
+        amount = length_in_words(shorter.length, unit_of(place.step.work))
+        refused.append(f"does not extend {shorter.run_id}/{shorter.step} ({amount}): {gone_on}")
     return replace(place, refused=tuple(refused[:1]))
 
 
 def _made_before(
-    place: Place, stage: StageRecord, digests: Mapping[str, str], store: Storage
+    place: Place, key: str, before: tuple[Shorter, ...], digests: Mapping[str, str], store: Storage
 ) -> Place | None:
     """Return the place of an artifact of the length asked for that was made from a shorter one; None: from none that is there."""
-    before = stage.shorter[-1:]
-    artifact, state = (
-        (store.find(key) for key in (before[0].stage_key, state_key(before[0].stage_key)))
-        if before
-        else (None, None)
-    )
-    if artifact is None or state is None:
+    if not before:
         return None
-    roles = {PREVIOUS: artifact.artifact, PREVIOUS_STATE: state.artifact}
-    found = replace(place, parts=_parts(place, digests, roles), inputs=roles, shorter=stage.shorter)
-    return found if found.key == stage.stage_key else None
+    previous = before[-1].stage_key
+    with suppress(DamagedRef):
+        artifact, state = store.find(previous), store.find(state_key(previous))
+        if artifact is not None and state is not None:
+            roles = {PREVIOUS: artifact.artifact, PREVIOUS_STATE: state.artifact}
+            found = replace(place, parts=_parts(place, digests, roles), inputs=roles, shorter=before)
+            return found if found.key == key else None
+    return None
 
 
 def _extended_by_gates(place: Place, digests: Mapping[str, str], store: Storage, run_id: str) -> Place:
@@ -226,35 +218,44 @@ def _state_of(artifact: Artifact, store: Storage) -> Artifact | str:
     return found.ref.artifact
 
 
-def _of_other_lengths(
-    place: Place, runs: Sequence[RunRecord]
-) -> Iterator[tuple[RunRecord, str, StageRecord]]:
-    """Yield the stages of runs that differ from this one in nothing but a shorter length, the longest first; before them
-    those of its own length that were made from a shorter one."""
-    asked, wanted = length_of(place.step.work), _without_length(place, place.parts)
-    found = [
-        (record, name, stage)
-        for record in runs
-        for name, stage in record.stages.items()
-        if stage.digest and stage.key_parts.get("kind") == place.parts["kind"]
-        if _without_length(place, stage.key_parts) == wanted
-    ]
-    lengths = {id(stage): _length_in(place, stage.key_parts) for _, _, stage in found}
-    shorter = [each for each in found if lengths[id(each[2])] <= asked]
-    return iter(sorted(shorter, key=lambda each: -lengths[id(each[2])]))
+def _of_other_lengths(place: Place, runs: Sequence[RunRecord]) -> list[tuple[Shorter, tuple[Shorter, ...]]]:
+    """Return the stages of runs that differ from this one in nothing but a length that is no larger, the longest first.
+
+    Each comes with the shorter stages that it goes on from itself; those are among them too.
+    """
+    wanted = _without_length(place, place.parts)
+    found: dict[str, tuple[Shorter, tuple[Shorter, ...]]] = {}
+    for record in runs:
+        for name, stage in record.stages.items():
+            parts = stage.key_parts
+            if parts.get("kind") != place.parts["kind"] or _without_length(place, parts) != wanted:
+                continue
+            whole = _as_shorter(place, record.run_id, name, stage)
+            made = [*stage.shorter, *([] if whole is None else [whole])]
+            for number, each in enumerate(made):
+                plain = each.model_copy(update={"verdicts": ()})  # those of the gates that it had
+                found.setdefault(each.stage_key, (plain, tuple(made[:number])))
+    asked = length_of(place.step.work)
+    return sorted(
+        (each for each in found.values() if each[0].length <= asked), key=lambda each: -each[0].length
+    )
+
+
+def _as_shorter(place: Place, run_id: str, name: str, stage: StageRecord) -> Shorter | None:
+    """Return a stage of a run as one that a longer stage may go on from; None: it has made no artifact yet."""
+    if stage.digest is None or stage.stage_key is None:
+        return None
+    length = float(stage.key_parts["configuration"][unit_of(place.step.work)])
+    return Shorter(run_id=run_id, step=name, stage_key=stage.stage_key, digest=stage.digest, length=length)
 
 
 def _without_length(place: Place, parts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts of a key but for the stage's length, and for what it goes on from."""
-    configuration, inputs = dict(parts["configuration"]), dict(parts["inputs"])
+    configuration, inputs = dict(parts.get("configuration", {})), dict(parts.get("inputs", {}))
     configuration.pop(unit_of(place.step.work), None)
     for role in PREVIOUS_ROLES:
         inputs.pop(role, None)
     return {**parts, "configuration": configuration, "inputs": inputs}
-
-
-def _length_in(place: Place, parts: Mapping[str, Any]) -> float:
-    return float(parts["configuration"][unit_of(place.step.work)])
 
 
 def _made(store: Storage, key: str, run_id: str) -> Ref | None:

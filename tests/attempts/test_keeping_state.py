@@ -67,21 +67,22 @@ def test_a_kill_between_both_commits_leaves_a_state_that_the_next_attempt_makes_
     assert (again.attempt, again.artifact) == (2, state.artifact)
 
 
-def test_no_collector_removes_a_state_whose_artifact_is_about_to_come(
+def test_no_collector_removes_a_state_that_is_being_committed(
     workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between both commits nothing that is recorded needs the state but the key that is held."""
-    found: list[bool] = []
+    """Neither its files before they are an object, nor the object before its artifact is there."""
+    collections: list[bool] = []
 
     def collect_now() -> None:
         collect(workspace)
-        found.append(workspace.storage.find(state_key(key)) is not None)
+        collections.append(workspace.storage.find(state_key(key)) is not None)
 
     with asked(workspace, recipe_file, *KEPT) as request:
         key = request.stage_key
+        before_commit_of(state_key(key), collect_now, monkeypatch)
         before_commit_of(key, collect_now, monkeypatch)
         assert attempted(workspace, request).status == "made"
-    assert found == [True]
+    assert collections == [False, True]
     state = workspace.storage.find(state_key(key))
     assert state is not None and workspace.storage.verify(state.artifact) == []
 

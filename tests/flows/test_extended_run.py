@@ -157,6 +157,10 @@ def test_a_gate_extends_its_stage_until_it_passes(workspace: Workspace, recipe_f
     )
     assert events(workspace).count("policy started 1") == 3
 
+    between = planned_policy(
+        workspace, recipe_file, LONGER
+    )  # a recipe of six iterations finds the part in between
+    assert (between.action, between.digest) == ("reuse", stage.shorter[1].digest)
     planned = planned_policy(workspace, recipe_file, (*KEPT, gate(7.5)))
     assert planned.action == "reuse"
     again, _ = go_through(workspace, recipe_file, *KEPT, gate(7.5))
