@@ -120,7 +120,11 @@ def test_a_kept_state_is_all_that_moves_and_nothing_that_a_clock_decides(
 
 
 def test_a_longer_stage_that_is_killed_goes_on_from_its_own_checkpoint(
-    pipeline: Any, tmp_path: Path, contents: Contents, monkeypatch: pytest.MonkeyPatch
+    pipeline: Any,
+    tmp_path: Path,
+    contents: Contents,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Killed before its first checkpoint, and again after one: each time the next attempt ends with the same bits."""
     whole = pipeline.job("policy", iterations=6)
@@ -136,7 +140,9 @@ def test_a_longer_stage_that_is_killed_goes_on_from_its_own_checkpoint(
         with killed_in(step, monkeypatch):
             run_stage(job())
     again = job()
-    assert run_stage(again) == expected
+    with caplog.at_level("INFO"):
+        assert run_stage(again) == expected
+    assert "goes on from the checkpoint of step 4 of 6" in caplog.text
     assert contents(again.output) == contents(whole.output)
     assert steady(again) == steady(whole)
 
