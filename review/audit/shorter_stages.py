@@ -29,6 +29,18 @@ def shorter_in(record: object, stage_key: str | None, digest: str) -> tuple[str,
     return next(found, None)
 
 
+def gone_on_from(record: object, stage_key: str | None) -> Shorter | None:
+    """Return the shorter stage that a run's stage of this key goes on from; None: it began anew, or no stage has the key.
+
+    By keys and not by digests: a longer stage may have kept the very weights that a shorter one kept.
+    """
+    for stage in record.stages.values() if isinstance(record, RunRecord) else ():
+        keys = [*(each.stage_key for each in stage.shorter), stage.stage_key]
+        if stage_key in keys[1:]:
+            return stage.shorter[keys.index(stage_key) - 1]
+    return None
+
+
 def shorter_checks(
     evidence: Evidence, record: RunRecord, step: str, shorter: Shorter, ref: Ref | None
 ) -> Iterator[Check]:

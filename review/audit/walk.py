@@ -13,7 +13,13 @@ from vantage.review.audit.cards import model_card_checks
 from vantage.review.audit.evidence import Evidence, check_of
 from vantage.review.audit.mlflow_claims import check_without_outbox, mlflow_check
 from vantage.review.audit.run_claims import ENDED, edge_problems, outbox_check, record_checks, steps_of
-from vantage.review.audit.shorter_stages import edge_problem, is_state, shorter_checks, shorter_in
+from vantage.review.audit.shorter_stages import (
+    edge_problem,
+    gone_on_from,
+    is_state,
+    shorter_checks,
+    shorter_in,
+)
 from vantage.review.audit.signatures import signature_checks, unsigned
 from vantage.review.audit.sources import source_check
 from vantage.review.audit.versions import version_checks, versions_of
@@ -200,11 +206,9 @@ class Walk:
 
     def _key_of_previous(self, found: Found, role: str, record: object) -> str | None:
         """Return the stage key of the shorter stage that an artifact goes on from, or of its training state."""
-        previous = self._parents(found).get(PREVIOUS)
-        stages = record.stages.values() if isinstance(record, RunRecord) else ()
-        named = (each for stage in stages for each in stage.shorter if each.digest == previous)
-        shorter = next(named, None)
-        refs = self.evidence.refs_of.get(previous or "", [])
+        previous = self._parents(found).get(PREVIOUS, "")
+        shorter = gone_on_from(record, found.stage_key)
+        refs = self.evidence.refs_of.get(previous, [])
         key = shorter.stage_key if shorter is not None else refs[0].artifact.stage_key if refs else None
         return state_key(key) if key is not None and role == PREVIOUS_STATE else key
 

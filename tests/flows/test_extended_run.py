@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.support.extended_work import KILLED, Killed
+from tests.support.extended_work import KILLED, SAME, Killed
 from tests.support.orchestrated import Witness, attempt_all, events, orchestrated
 from vantage.cli.main import app
 from vantage.flows.garbage_collection import collect
@@ -323,6 +323,7 @@ def test_a_run_that_is_killed_in_an_extension_goes_on_with_it(
     ):
         attempt_all(orchestrator)
     collect(workspace)  # the first part is needed, although nothing that is made was made of it yet
+    assert workspace.storage.find(whole.stages["policy"].shorter[0].stage_key) is not None
     record, _ = go_through(workspace, recipe_file, *overrides)
     assert len(read_runs(workspace)) == 1
     stage, expected = record.stages["policy"], whole.stages["policy"]
@@ -371,6 +372,21 @@ def test_every_record_names_what_an_extended_stage_goes_on_from(
     audited = CliRunner().invoke(app, ["audit", second.run_id, "--workspace", workspace.address])
     assert audited.exit_code == 0
     assert "training state" in audited.stdout
+
+
+def test_parts_that_keep_the_same_weights_are_told_apart_by_their_keys(
+    workspace: Workspace, recipe_file: Path
+) -> None:
+    """Nothing better was found: three artifacts are one object, and their states are three."""
+    workspace.root.mkdir(parents=True)
+    (workspace.root / SAME).touch()
+    record, _ = go_through(workspace, recipe_file, *KEPT, gate(7.5))
+    stage = record.stages["policy"]
+    assert {each.digest for each in stage.shorter} == {stage.digest}
+    states = [workspace.storage.find(state_key(each.stage_key)) for each in stage.shorter]
+    assert len({each.artifact.digest for each in states if each is not None}) == 2
+    audited = CliRunner().invoke(app, ["audit", record.run_id, "--workspace", workspace.address])
+    assert audited.exit_code == 0, audited.stdout
 
 
 def command(*words: str) -> str:
