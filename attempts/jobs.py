@@ -38,6 +38,7 @@ from vantage.schemas.recipe.work import (
 )
 from vantage.schemas.records.artifacts import Artifact, StoredModel
 from vantage.schemas.records.attempt import RUN_STAGE, AttemptRequest, Share
+from vantage.schemas.records.extensions import Shorter
 from vantage.schemas.records.stage_key import key_parts, stage_key
 from vantage.schemas.source_files import (
     VERIFIER_LIMIT,
@@ -275,6 +276,7 @@ def request_for(
     only_reuse: bool = False,
     microbatch_tokens: int | None = None,
     microbatch_size: int | None = None,
+    extends: Shorter | None = None,
     made_with: Mapping[str, str] | None = None,
     function: str = RUN_STAGE,
 ) -> AttemptRequest:
@@ -306,6 +308,7 @@ def request_for(
         microbatch_tokens=microbatch_tokens,
         microbatch_size=microbatch_size,
         resources=step.resources,
+        extends=extends,
         made_with=dict(made_with or {}),
         log=log,
         function=function,

@@ -9,7 +9,7 @@ import json
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from vantage.attempts.facts import read_facts
 from vantage.attempts.identity.environment import environment
 from vantage.attempts.identity.identity import identity
 from vantage.attempts.jobs import threads_of
+from vantage.attempts.keeping_state import check_previous_state, state_kept
 from vantage.attempts.launchers.launcher import Launcher, StageFailed
 from vantage.attempts.launchers.local_process import LocalProcess, saved_result
 from vantage.attempts.launchers.stage_process import explain
@@ -30,11 +31,13 @@ from vantage.attempts.segments import SEGMENTS, begin_segment, ranks_of, read_se
 from vantage.attempts.usage import UsageMeter
 from vantage.schemas.kind import TOKENIZED
 from vantage.schemas.kinds import KINDS
+from vantage.schemas.recipe.extending import PREVIOUS
 from vantage.schemas.recipe.stage import Stage
 from vantage.schemas.recipe.work import MixData, PrepareData
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
 from vantage.schemas.records.energy import Energy
+from vantage.schemas.records.extensions import Shorter
 from vantage.schemas.records.facts import Facts
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.schemas.records.usage import Usage
@@ -217,6 +220,7 @@ class _Attempt:
         key = self.request.stage_key
         number = self.storage.next_attempt(key)
         scratch = self.storage.scratch_folder(key)
+        check_previous_state(self.storage, self.request.inputs)
         keep_environment(self.storage, environment())
         if getattr(self.request.work, "microbatch_tokens", None) is not None:
             forget_found(scratch)  # the recipe has the word
@@ -254,15 +258,16 @@ class _Attempt:
         if (content := KINDS[job.work.kind].content) is not None:
             check_dataset(job.output, content, step=request.step)
         made_with = self._found_provenance(begun)
-        artifact = self.storage.commit(
-            job.output,
-            stage_key=request.stage_key,
-            attempt=job.attempt,
-            run_id=request.run_id,
-            description=_description(request, result),
-            key_parts=request.key_parts,
-            provenance=made_with,
-        )
+        with state_kept(self.storage, request, begun.scratch, provenance=made_with):
+            artifact = self.storage.commit(
+                job.output,
+                stage_key=request.stage_key,
+                attempt=job.attempt,
+                run_id=request.run_id,
+                description=_description(request, result),
+                key_parts=request.key_parts,
+                provenance=made_with,
+            )
         return AttemptOutcome(
             status="made",
             attempt=job.attempt,
@@ -310,7 +315,11 @@ class _Attempt:
             chat=request.chat,
             date=request.date,
             rewards=request.rewards,
-            inputs={role: self.storage.folder(artifact) for role, artifact in request.inputs.items()},
+            inputs={
+                role: self.storage.folder(artifact)
+                for role, artifact in request.inputs.items()
+                if role != PREVIOUS  # all that a longer stage reads of it is its state
+            },
             digests={role: artifact.digest for role, artifact in request.inputs.items()},
             max_dropped=request.max_dropped,
             source_sha256=request.key_parts["inputs"].get("source"),
@@ -328,14 +337,17 @@ class _Attempt:
         request = self.request
         world_size = num_ranks(request.work, request.share)
         threads = threads_of(request.share, request.work)
-        present = provenance(request.work.kind, threads=threads, world_size=world_size)
+        computes_now = provenance(request.work.kind, threads=threads, world_size=world_size)
+        present = dict(computes_now)
         committed_step, _ = read_committed(scratch)
-        changed = drift(request.made_with, present) if committed_step and request.made_with else []
+        changed = drift(request.made_with, computes_now) if committed_step and request.made_with else []
         if changed:
             present["resumed_across"] = "; ".join(changed)
             before = request.made_with.get("world_size", "1")
             if before != str(world_size):
                 present["not_bitwise"] = f"begun on {before} processes, continued on {world_size}"
+        if request.extends is not None:
+            present |= _extended(request.extends, request, computes_now)
         for name in ("microbatch_tokens", "microbatch_size"):
             if reduced := getattr(request, name):
                 asked = getattr(request.work, name) or "any number"
@@ -365,6 +377,13 @@ class _Attempt:
             make_folder(log.parent)
             with log.open("a") as file:
                 file.write(without_secrets("".join(traceback.format_exception(error))))
+
+
+def _extended(shorter: Shorter, request: AttemptRequest, present: Mapping[str, str]) -> dict[str, str]:
+    """Return what the provenance of a longer stage says of the shorter one, and of what has changed since that was made."""
+    changed = drift(shorter.provenance, present)
+    across = {"extended_across": "; ".join(changed)} if changed else {}
+    return {"extended": f"{shorter.extended_to(request.work)} ({shorter.digest[:12]})", **across}
 
 
 def _description(request: AttemptRequest, result: StageResult) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from vantage.attempts.launchers.stage_process import explain
 from vantage.attempts.machine import Machine, this_machine
 from vantage.attempts.run_attempt import Observer, reused, run_attempt
 from vantage.attempts.stopping import Stop
+from vantage.flows.extending import Extending
 from vantage.flows.prefect_server.outages import outages_of
 from vantage.flows.prefect_server.server import server_name
 from vantage.flows.recording import Recording
@@ -28,6 +29,7 @@ from vantage.runs.origin import origin
 from vantage.runs.record import SUCCEEDED, StageRecord
 from vantage.runs.run import Run, dead_runs, read_runs
 from vantage.runs.watching import Watcher
+from vantage.schemas.recipe.extending import length_in_words, length_of, unit_of
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.attempt import (
     RUN_STAGE,
@@ -114,6 +116,7 @@ class Orchestrator:
         self._recording = Recording(
             run, store=store, ledger=ledger, watcher=watcher, inputs=self.inputs, artifacts=self.artifacts
         )
+        self._extending = Extending(run, store, watcher.say)
         known = run.record.stages
         waiting = {
             "status": "waiting",
@@ -236,6 +239,17 @@ class Orchestrator:
         """Return whether this process starts another attempt at the step if the last one is resumable."""
         return self.retries and not self.stop.is_set() and self._retries.is_another_allowed(step)
 
+    def attempt_name(self, request: AttemptRequest) -> str:
+        """Return the step and the number of the attempt; and how long the stage is, where it goes on from a shorter one."""
+        is_same = self.run.record.stages[request.step].stage_key in (None, request.stage_key)
+        number = self.next_attempt(request.step) if is_same else 1
+        length = (
+            ""
+            if request.extends is None
+            else f" · {length_in_words(length_of(request.work), unit_of(request.work))}"
+        )
+        return f"{request.step}{length} · attempt {number}"
+
     def next_attempt(self, step: str) -> int:
         """Return number of the attempt that made the step's artifact, or of the next attempt."""
         known = self.run.record.stages[step]
@@ -253,12 +267,12 @@ class Orchestrator:
         """
         began, known = time.monotonic(), self.run.record.stages[step]
         try:
+            read = self._read_by(step)
+            place = self._extending.place(self.steps[step], read)
+            self._recording.goes_on_from(step, place)
             request = request_for(
-                self.steps[step],
-                with_bases(
-                    {role: self.artifacts[read] for role, read in self.inputs[step].items()},
-                    self.artifacts.values(),
-                ),
+                place.step,
+                {**with_bases(read, self.artifacts.values()), **place.inputs},
                 run_id=self.run.record.run_id,
                 storage=self.store.address,
                 log=self.log_of(step),
@@ -266,6 +280,7 @@ class Orchestrator:
                 only_reuse=only_reuse,
                 microbatch_tokens=known.microbatch_tokens,
                 microbatch_size=known.microbatch_size,
+                extends=place.extends,
                 function=self.stage_function,
             )
             self.run.use_key(step, request.stage_key)
@@ -279,6 +294,20 @@ class Orchestrator:
             )
             self._failed(step, outcome)
             return None
+
+    def extends(self, step: str) -> bool:
+        """Return whether a closed gate has the step trained further now; a run that was asked to stop goes on with that later."""
+        if self._extending.next_place(self.steps[step], self._read_by(step)) is None:
+            return False
+        if self.stop.is_set():
+            self._recording.ended(
+                step, status="resumable", reason="the run was stopped before it was extended"
+            )
+            return False
+        return True
+
+    def _read_by(self, step: str) -> dict[str, Artifact]:
+        return {role: self.artifacts[read] for role, read in self.inputs[step].items()}
 
     def attempt(self, request: AttemptRequest) -> StageRecord:
         """Make the attempt and record its outcome; errors are recorded, never raised."""

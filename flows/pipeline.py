@@ -245,10 +245,10 @@ async def when_ready(
             request = await asyncio.to_thread(orchestrator.request, step, share, only_reuse=only_reuse)
             if request is None:
                 return None
-            name = f"{step} · attempt {orchestrator.next_attempt(step)}"
-            attempt = stage.with_options(task_run_name=name)
+            attempt = stage.with_options(task_run_name=orchestrator.attempt_name(request))
             state: State[None] = await attempt(request, return_state=True, wait_for=states)  # type: ignore[misc]
-        if state.name != "Resumable" or not orchestrator.tries_again(step):
+        is_extended = await asyncio.to_thread(orchestrator.extends, step)
+        if not is_extended and (state.name != "Resumable" or not orchestrator.tries_again(step)):
             return state
         only_reuse = False
 

@@ -10,6 +10,7 @@ from vantage.flows.retry import Retry
 from vantage.ledger.operations import Input, StageOutcome
 from vantage.ledger.remarks import remark_on
 from vantage.ledger.run_ledger import Ledger
+from vantage.runs.extending import Place
 from vantage.runs.gates import Standing, check_gates, question_about, standing
 from vantage.runs.loosened import earlier_verdicts
 from vantage.runs.own_commands import own_command
@@ -25,6 +26,7 @@ from vantage.schemas.records.approvals import Approval, answer_to
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
 from vantage.schemas.records.estimate_warnings import warnings_about
+from vantage.schemas.records.extensions import Shorter
 from vantage.schemas.records.metric_warnings import dropped_summary
 from vantage.schemas.records.verdicts import Verdict
 from vantage.schemas.safe_text import safe_text
@@ -68,8 +70,25 @@ class Recording:
         self._before = dict(run.record.stages)
         """The stages' records as the run was last left: their verdicts keep their interval methods."""
         self._earlier = earlier_verdicts(run.workspace, run.record)
+        self._places: dict[str, Place] = {}
+        """Step → what it computes, and what it goes on from."""
         self._scratch: dict[str, Path] = {}
         """Stage key → folder of the journal of the computation that this process watches."""
+
+    def goes_on_from(self, step: str, place: Place) -> None:
+        """Record the shorter stages that a step goes on from, before an attempt at it begins: nothing removes them then."""
+        self._places[step] = place
+        if self.shorter(step) != self.run.record.stages[step].shorter:
+            self.run.update_stage(step, shorter=self.shorter(step))
+
+    def shorter(self, step: str) -> tuple[Shorter, ...]:
+        """Return the shorter stages that a step goes on from, as they are recorded."""
+        place = self._places.get(step)
+        return (
+            ()
+            if place is None
+            else tuple(each.model_copy(update={"provenance": {}}) for each in place.shorter)
+        )
 
     def watches(self, request: AttemptRequest, begun: AttemptBegun) -> None:
         """Note that a computation begins, whose journal is in ``begun.scratch``."""
@@ -112,6 +131,7 @@ class Recording:
             warnings=warnings_about(artifact),
             firings=artifact.firings,
             verdicts=verdicts,
+            shorter=self.shorter(step),
             loosened=loosened,
             seconds=0.0 if reused else outcome.seconds,
             key_parts=request.key_parts,
@@ -250,7 +270,7 @@ class Recording:
         return stage
 
     def ledger_inputs(self, step: str) -> dict[str, Input]:
-        """Return role → stage and artifact that the step reads."""
+        """Return role → stage and artifact that the step reads of this recipe; a shorter stage is among the artifact's parents."""
         return {
             role: Input(stage=read, artifact=self._artifacts[read])
             for role, read in self._inputs[step].items()
@@ -310,6 +330,7 @@ class AttemptObserver:
             attempt=begun.attempt,
             stage_key=request.stage_key,
             key_parts=request.key_parts,
+            shorter=recording.shorter(request.step),
             provenance=begun.provenance,
             microbatch_size=request.microbatch_size,
             microbatch_tokens=request.microbatch_tokens,

@@ -8,9 +8,11 @@ from importlib.metadata import PackageNotFoundError, version
 
 from vantage.ledger.entries import RunEntry, StageEntry
 from vantage.ledger.page_links import ArtifactKey, Link, artifact_key, linked, linked_run, words
+from vantage.schemas.recipe.extending import PREVIOUS, PREVIOUS_STATE
 from vantage.schemas.recipe.sources import Builtin, model_source
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.estimate_warnings import warnings_about
+from vantage.schemas.records.extensions import STATE_KIND
 from vantage.schemas.records.metric_warnings import dropped_summary
 from vantage.schemas.records.metrics import METRICS
 from vantage.schemas.records.uncertainty import interval_among
@@ -248,6 +250,13 @@ def parents_table(stage: StageEntry, producers: Mapping[ArtifactKey, Link]) -> l
         made_by = linked_run(link) if link.run else markdown_text(given.stage)
         kind = linked(words(given.artifact.kind), link.model)
         lines.append(f"| {role} | {kind} | {made_by} | `{given.artifact.digest[:16]}` |")
+    parents = {} if stage.artifact is None else stage.artifact.parents
+    kinds = {PREVIOUS: stage.artifact.kind, PREVIOUS_STATE: STATE_KIND} if stage.artifact is not None else {}
+    lines += [
+        f"| {role} | {words(kind)} | the shorter stage that it goes on from | `{parents[role][:16]}` |"
+        for role, kind in kinds.items()
+        if role in parents
+    ]
     return lines
 
 

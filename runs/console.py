@@ -195,6 +195,8 @@ class Screen:
             self._line(Text("      "), Text(stage.remark, style="yellow"))
         if stage.left_out:
             self._line(Text("      left out: "), Text(stage.left_out))
+        for extension in stage.extensions:
+            self._line(Text("      "), Text(extension, style="dim"))
         for warning in stage.warnings:
             self._line(Text("      warning: "), Text(warning, style="bold yellow"))
         for verdict in stage.verdicts:
@@ -355,6 +357,8 @@ def _show_makers(console: Console, record: RunRecord) -> None:
 
 def _show_warnings(console: Console, record: RunRecord) -> None:
     for name, stage in record.stages.items():
+        for extension in stage.extensions:
+            console.print(Text(f"{name}: {extension}", style="dim"), soft_wrap=True)
         for warning in stage.warnings:
             console.print(Text(f"warning: {name}: {warning}", style="bold yellow"), soft_wrap=True)
         for gate in stage.loosened:

@@ -9,7 +9,7 @@ from vantage.ledger.remarks import compared_with_itself
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.records.approvals import Approval, Question, answer_to
 from vantage.schemas.records.artifacts import Artifact
-from vantage.schemas.records.verdicts import Verdict, check_artifact_gate, recorded_verdict
+from vantage.schemas.records.verdicts import STOPS, Verdict, check_artifact_gate, recorded_verdict
 
 Standing = Literal["open", "waiting_approval", "gate_closed"]
 """Whether steps that depend on an artifact may start: yes, when a person approves of it, or no."""
@@ -38,7 +38,7 @@ def question_about(step: str, artifact: Artifact, verdicts: tuple[Verdict, ...])
     """Return what a person is asked about the artifact; None: nothing, because all gates passed, or one stops the run anyway."""
     closed = [verdict for verdict in verdicts if not verdict.passed]
     asking = tuple(verdict for verdict in closed if verdict.on_fail == "approve")
-    if not asking or any(verdict.on_fail == "stop" for verdict in closed):
+    if not asking or any(verdict.on_fail in STOPS for verdict in closed):
         return None
     return Question(
         subject=step, stage=step, stage_key=artifact.stage_key, digest=artifact.digest, verdicts=asking
@@ -51,7 +51,7 @@ def standing(
     """Return whether steps that depend on this one may start."""
     question = question_about(step, artifact, verdicts)
     if question is None:
-        stopped = any(not verdict.passed and verdict.on_fail == "stop" for verdict in verdicts)
+        stopped = any(not verdict.passed and verdict.on_fail in STOPS for verdict in verdicts)
         return "gate_closed" if stopped else "open"
     answer = answer_to(question, approvals)
     if answer is None:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from vantage.runs.record import REMOVED, RunRecord
+from vantage.schemas.records.extensions import state_key
 from vantage.storage.refs import Ref
 
 
@@ -21,7 +22,8 @@ def needed_artifacts(runs: Iterable[RunRecord], refs: Mapping[str, Ref]) -> Need
     """Return what is needed by runs that are kept, and by the models that any run has published.
 
     A kept run needs the keys of its stages, their refs, and the objects of both. A published model needs its own
-    object and all that it was made from, so that its lineage can be audited when its run is gone.
+    object and all that it was made from, so that its lineage can be audited when its run is gone. The training state of a
+    stage stays as long as the stage's artifact.
 
     Args:
         runs: all runs; those with status ``removed`` need only what they have published.
@@ -41,7 +43,9 @@ def needed_artifacts(runs: Iterable[RunRecord], refs: Mapping[str, Ref]) -> Need
         more |= {parent for artifact in artifacts for parent in artifact.parents.values()}
         digests |= more
         # All that made equal content: one of them alone may have made it from itself, which explains nothing.
-        new = {key for digest in digests for key in made_by.get(digest, ())} - keys
+        new = {key for digest in digests for key in made_by.get(digest, ())}
+        new |= {state for key in keys if (state := state_key(key)) in refs}  # what longer stages go on from
+        new -= keys
         if not new:
             return NeededArtifacts(frozenset(keys), frozenset(digests))
         keys |= new
@@ -49,4 +53,5 @@ def needed_artifacts(runs: Iterable[RunRecord], refs: Mapping[str, Ref]) -> Need
 
 def _keys_of(run: RunRecord) -> set[str]:
     recorded = {stage.stage_key for stage in run.stages.values() if stage.stage_key}
-    return recorded | set(run.used_keys.values())
+    shorter = {each.stage_key for stage in run.stages.values() for each in stage.shorter}
+    return recorded | shorter | set(run.used_keys.values())

@@ -8,7 +8,7 @@ from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.stage import Gate, Training
 from vantage.schemas.recipe.stages import Rollouts, ValuePretraining
 from vantage.schemas.records.no_gain import accepts_a_loss
-from vantage.schemas.records.verdicts import Verdict
+from vantage.schemas.records.verdicts import STOPS, Verdict
 from vantage.schemas.sweep import with_downstream
 
 
@@ -17,7 +17,7 @@ def after_closed_gates(record: RunRecord, workspace: str) -> list[str]:
     lines: list[str] = []
     for step, stage in record.stages.items():
         for number, verdict in enumerate(stage.verdicts):
-            if not verdict.passed and verdict.on_fail == "stop":
+            if not verdict.passed and verdict.on_fail in STOPS:
                 lines += _steps_after_gate(record, workspace, step, number, verdict)
     return lines
 
@@ -62,7 +62,12 @@ def _steps_after_gate(
             "  where its critic explains the returns and where not:",
             f"      {own_command('critic', f'{record.run_id}/{step}', '--workspace', workspace)}",
         ]
-    if fields := _fields_to_try(recipe, step):
+    if (extend := recipe.stages[step].extend) is not None:
+        lines += [
+            f"  1. train it further: {gate}.extend.at_most. It goes on from its last iteration; {again} run again:",
+            command(f"{gate}.extend.at_most={2 * extend.at_most}"),
+        ]
+    elif fields := _fields_to_try(recipe, step):
         values = "  ".join(f"{name}={value}" for name, value in fields.items())
         lines += [
             f"  1. train it otherwise: {values}. {kept} reused; {again} run again:",
@@ -79,7 +84,7 @@ def _steps_after_gate(
     lines += [
         f"  {2 if lower is None else 3}. let a person decide, whose name and reason are recorded (`vantage approve`): "
         f"{gate}.on_fail",
-        command(f"{gate}.on_fail=approve"),
+        command(f"{gate}.on_fail=approve", *([f"{gate}.extend=null"] if verdict.on_fail == "extend" else [])),
     ]
     return lines
 

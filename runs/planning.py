@@ -14,6 +14,7 @@ from vantage.attempts.machine import available_cpus, num_ranks
 from vantage.attempts.provenance import drift, provenance
 from vantage.ledger.operations import Input
 from vantage.ledger.remarks import compared_with_itself, remark_on
+from vantage.runs.extending import Place, place_of
 from vantage.runs.gates import Standing, standing
 from vantage.runs.record import UNFINISHED, RunRecord, StageRecord
 from vantage.runs.registered_models import missing_models, registered_version
@@ -26,7 +27,7 @@ from vantage.schemas.recipe.work import Work
 from vantage.schemas.records.approvals import Approval
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.attempt import Share
-from vantage.schemas.records.stage_key import differences, stage_key
+from vantage.schemas.records.stage_key import differences
 from vantage.schemas.records.verdicts import Verdict, check_artifact_gate
 from vantage.storage.refs import Lookup
 from vantage.storage.storage import Storage
@@ -93,10 +94,15 @@ class PlannedStep:
         least = f"{self.least_nodes} to " if self.least_nodes else ""
         return (self.pool or "here") + (f", {least}{self.nodes} nodes" if self.nodes else "")
 
+    extends: str | None = None
+    """The shorter stage that it goes on from, in words; None: none, or nothing is computed."""
+
     @property
     def label(self) -> str:
         """The action for display."""
-        return f"resume at {self.at_step}" if self.action == "resume" else self.action
+        if self.action == "resume":
+            return f"resume at {self.at_step}"
+        return "extend" if self.action == "run" and self.extends else self.action
 
     def as_json(self) -> dict[str, Any]:
         """Return the step in the output of ``plan --json``."""
@@ -134,7 +140,7 @@ def plan(
         present = _provenance(step)  # for all steps: the code is read now, while there is only one thread
         earlier = _earlier_record(name, earlier_runs)
         read = {role: planned[other] for role, other in step.reads.items()}
-        found = _plan_step(step, read, store, earlier, present, going_on)
+        found = _plan_step(step, read, store, earlier, present, going_on, runs)
         if found.artifact is not None:
             stands = standing(name, found.artifact, found.verdicts, approvals)
             found = replace(found, stands=stands)
@@ -195,6 +201,7 @@ def _plan_step(
     earlier: StageRecord | None,
     present: Mapping[str, str],
     going_on: str | None,
+    runs: Sequence[RunRecord],
 ) -> PlannedStep:
     name, kind = step.name, step.work.kind
     obstacles = dict.fromkeys(obstacle for each in read.values() if (obstacle := _obstacle(each)))
@@ -202,15 +209,33 @@ def _plan_step(
         return PlannedStep(name, kind, "blocked", reasons=tuple(obstacles))
 
     digests = {role: each.digest or _UNKNOWN for role, each in read.items()}
-    parts = step.key_parts(digests)
     waits_for = tuple(dict.fromkeys(each.name for each in read.values() if each.digest is None))
     if waits_for:
+        parts = step.key_parts(digests)
         changes = _changes(earlier.key_parts, parts) if earlier else []
         return PlannedStep(
             name, kind, "wait", reasons=(f"for {', '.join(waits_for)}", *changes), waits_for=waits_for
         )
 
-    key = stage_key(parts)
+    place = place_of(step, digests, store, lambda: runs, run_id=going_on or "")
+    planned = _plan_place(place, read, store, earlier, present, going_on)
+    return replace(
+        planned,
+        extends=None if planned.action == "reuse" else place.in_words,
+        reasons=(*([place.in_words] if place.in_words else []), *planned.reasons, *place.refused),
+    )
+
+
+def _plan_place(
+    place: Place,
+    read: Mapping[str, PlannedStep],
+    store: Storage | None,
+    earlier: StageRecord | None,
+    present: Mapping[str, str],
+    going_on: str | None,
+) -> PlannedStep:
+    """Return the plan of a step whose inputs are all there."""
+    name, kind, parts, key = place.step.name, place.step.work.kind, place.parts, place.key
     found = store.inspect(key) if store else Lookup(None)
     if found.ref is not None and not found.ref.serves(going_on or ""):
         ended = f"run {found.ref.run_id} {found.ref.artifact.ended_early}; a run of its own does all steps"
@@ -223,7 +248,7 @@ def _plan_step(
             if each.artifact is not None
         }
         equal, remark = compared_with_itself(inputs), remark_on(artifact, inputs)
-        verdicts = tuple(check_artifact_gate(gate, artifact, equal=equal) for gate in step.gates)
+        verdicts = tuple(check_artifact_gate(gate, artifact, equal=equal) for gate in place.step.gates)
         return PlannedStep(
             name,
             kind,
@@ -258,8 +283,17 @@ def _plan_step(
             stage_key=key,
             damage=found.damage,
         )
-    reasons = _reasons_to_run(found, earlier, parts)
-    return PlannedStep(name, kind, "run", reasons=reasons, stage_key=key, damage=found.damage)
+    extends = place.extends is not None and not found.damage  # which is reason enough
+    reasons = () if extends else _reasons_to_run(found, earlier, parts)
+    return PlannedStep(
+        name,
+        kind,
+        "run",
+        reasons=reasons,
+        drift=() if place.extends is None else tuple(drift(place.extends.provenance, present)),
+        stage_key=key,
+        damage=found.damage,
+    )
 
 
 def _reasons_to_run(found: Lookup, earlier: StageRecord | None, parts: Mapping[str, Any]) -> tuple[str, ...]:

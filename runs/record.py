@@ -8,6 +8,7 @@ from vantage.schemas.frozen import Frozen
 from vantage.schemas.recipe.fields import is_default, is_unset
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.records.approvals import Approval, Question, answer_to
+from vantage.schemas.records.extensions import Shorter, in_words
 from vantage.schemas.records.firings import Firing
 from vantage.schemas.records.loosened_gates import LoosenedGate
 from vantage.schemas.records.verdicts import Verdict
@@ -49,6 +50,8 @@ class StageRecord(Frozen):
     firings: tuple[Firing, ...] = Field((), exclude_if=is_default(()))
     """The firings of the stage's guards, of a failed stage too."""
     verdicts: tuple[Verdict, ...] = ()
+    shorter: tuple[Shorter, ...] = Field((), exclude_if=is_default(()))
+    """The shorter stages that it goes on from, each from the one before: of an earlier run, or judged by its own gates."""
     loosened: tuple[LoosenedGate, ...] = Field((), exclude_if=lambda loosened: not loosened)
     """Gates that closed on this artifact in an earlier run, and of which this run asks less."""
     seconds: float = 0.0
@@ -67,6 +70,11 @@ class StageRecord(Frozen):
     """The reduced bound after memory ran out; None: the recipe's."""
     microbatch_size: int | None = Field(None, exclude_if=is_unset)
     """The reduced size that a version before ``microbatch_tokens`` recorded after memory ran out; None: the recipe's."""
+
+    @property
+    def extensions(self) -> list[str]:
+        """How it was trained further, a line for each shorter stage that it goes on from."""
+        return in_words(self.shorter, self.key_parts) if self.key_parts else []
 
 
 class OpenFlowRun(Frozen):

@@ -42,7 +42,7 @@ class RunState:
         """Return the run in the output of ``status --json``."""
         kept = {
             "attempt", "stage_key", "digest", "metrics", "left_out", "warnings", "verdicts", "remark", "seconds", "reason",
-            "provenance",
+            "provenance", "shorter",
         }  # fmt: skip
         stages = {}
         for step, stage in self.record.stages.items():

@@ -16,6 +16,7 @@ ArtifactKind = Literal[
     "benchmark",
     "reward_model",
     "value_model",
+    "training_state",
     "evaluation",
 ]
 

@@ -22,9 +22,9 @@ def record_model(
         [experiment_id],
         filter_string=f"source_run_id = '{run_id}' AND tags.`vantage.digest` = '{digest}'",
     )
-    if found:  # by a process that was killed before it had told all
+    if found:  # by a process that was killed before it had told all, or a stage was extended and kept the same weights
         model = found[0]
-        client.set_logged_model_tags(model.model_id, {NOTE: fit_tag(note)})
+        client.set_logged_model_tags(model.model_id, {**expected.tags, NOTE: fit_tag(note)})
         outputs = client.get_run(run_id).outputs
         is_output = outputs is not None and model.model_id in {
             each.model_id for each in outputs.model_outputs

@@ -7,6 +7,7 @@ from typing import Any
 
 from vantage.attempts.jobs import BASE_SUFFIX
 from vantage.review.audit.evidence import Evidence, check_of
+from vantage.review.audit.shorter_stages import is_state, state_problems
 from vantage.runs.view import Broken, Missing
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.records.artifacts import StoredModel
@@ -29,7 +30,7 @@ def files_check(evidence: Evidence, digest: str) -> Check:
 
 def ref_check(evidence: Evidence, ref: Ref) -> Check:
     """Return the ref against what is sealed in the artifact, and against the parts of its key."""
-    problems = [*_kind_problems(ref), *_parent_problems(ref)]
+    problems = [*state_problems(ref)] if is_state(ref) else [*_kind_problems(ref), *_parent_problems(ref)]
     sealed = evidence.sealed(ref.artifact.digest)
     if isinstance(sealed, Broken):
         problems.append(sealed)

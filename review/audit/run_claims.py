@@ -2,17 +2,19 @@
 
 from collections.abc import Iterator, Mapping
 
-from vantage.attempts.jobs import BASE_SUFFIX, facts_in_key, key_parts_of, work_of
+from vantage.attempts.jobs import BASE_SUFFIX, work_of
 from vantage.ledger.operations import Input
 from vantage.ledger.replay import Replay
 from vantage.review.audit.evidence import Evidence, check_of
 from vantage.review.audit.judging import gate_checks, is_close, judge_again
+from vantage.review.audit.shorter_stages import key_problems
 from vantage.runs.gates import standing
 from vantage.runs.loosened import known_loosened
 from vantage.runs.record import REMOVED, SUCCEEDED, RunRecord, StageRecord
 from vantage.runs.summary import printed_intervals
 from vantage.runs.view import Broken, Missing
 from vantage.schemas.kinds import KINDS
+from vantage.schemas.recipe.extending import PREVIOUS_ROLES
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.audit import Check
@@ -113,7 +115,10 @@ def edge_problems(
     if isinstance(record, RunRecord) and step in record.stages and record.stages[step].status in ENDED:
         read = dependencies(record.recipe).get(step, {}).get(role)
         stage = None if read is None else record.stages.get(read)
-        if read is None and not role.endswith(BASE_SUFFIX):
+        if read is None and role in PREVIOUS_ROLES:
+            if not record.stages[step].shorter:
+                yield f"run.json does not say that {step} goes on from a shorter stage"
+        elif read is None and not role.endswith(BASE_SUFFIX):
             yield f"the recipe in run.json gives {step} no {role}"
         if stage is not None and stage.digest != digest:
             yield f"run.json says that {read} made {str(stage.digest)[:12]}"
@@ -121,7 +126,7 @@ def edge_problems(
             yield f"{read} is {stage.status.replace('_', ' ')}, so nothing could be made of it"
     if isinstance(replay, Replay) and step in replay.entry.stages:
         given = replay.entry.stages[step].inputs.get(role)
-        if given is None and not role.endswith(BASE_SUFFIX):
+        if given is None and not role.endswith(BASE_SUFFIX) and role not in PREVIOUS_ROLES:
             yield f"the outbox names no {role}"
         elif given is not None and given.artifact.digest != digest:
             yield f"the outbox says {given.artifact.digest[:12]}"
@@ -188,21 +193,7 @@ def _against_recipe(recipe: ResolvedRecipe, step: str, stage: StageRecord, ref: 
         yield "its key_parts do not hash to its stage key"
     if ref is None:
         return  # only a ref names every input
-    source = parts.get("inputs", {}).get("source")
-    inputs = {role: each for role, each in ref.artifact.parents.items() if not role.endswith(BASE_SUFFIX)}
-    try:
-        again = key_parts_of(
-            recipe,
-            step,
-            inputs,
-            source={} if source is None else {"source": source},
-            facts=facts_in_key(parts),
-        )
-    except (ValueError, KeyError, OSError) as error:
-        yield f"its recipe makes no such step ({error})"
-        return
-    if hash_key_parts(again) != stage.stage_key:
-        yield f"its recipe makes another stage key: {'; '.join(key_differences(parts, again))}"
+    yield from key_problems(recipe, step, ref)
 
 
 def _inputs(evidence: Evidence, record: RunRecord, step: str) -> dict[str, Input]:

@@ -1,15 +1,23 @@
 """Signatures of artifacts: whether each holds, and whether those that are required are there."""
 
+from dataclasses import replace
+
 from vantage.review.audit.evidence import Evidence
 from vantage.runs.record import RunRecord
 from vantage.schemas.records.audit import Check
+from vantage.schemas.records.verdicts import Verdict
 from vantage.storage.refs import Ref
 
 SUBJECT = "signature"
 
 
-def signature_checks(evidence: Evidence, ref: Ref, step: str) -> list[Check]:
-    """Return a check for each key that has signed the artifact or must have; none where nothing is signed nor required."""
+def signature_checks(
+    evidence: Evidence, ref: Ref, step: str, *, verdicts: tuple[Verdict, ...] | None = None
+) -> list[Check]:
+    """Return a check for each key that has signed the artifact or must have; none where nothing is signed nor required.
+
+    ``verdicts``: those of an artifact that its run went on from; None: the run's record has them.
+    """
     if evidence.store is None:
         return []
     from vantage.signing.key_validity import ALWAYS_VALID
@@ -19,6 +27,8 @@ def signature_checks(evidence: Evidence, ref: Ref, step: str) -> list[Check]:
 
     record = evidence.record(ref.run_id)
     judged = judged_by(record, step) if isinstance(record, RunRecord) and step in record.stages else None
+    if judged is not None and verdicts is not None:
+        judged = replace(judged, verdicts=tuple(each.model_dump(mode="json") for each in verdicts))
     validity = evidence.key_validity
     found = checks_of(
         evidence.store,

@@ -14,13 +14,22 @@ from vantage.review.audit.evidence import Evidence, check_of
 from vantage.review.audit.guards import guard_checks
 from vantage.review.audit.mlflow_claims import check_without_outbox, mlflow_check
 from vantage.review.audit.run_claims import ENDED, edge_problems, outbox_check, record_checks, steps_of
+from vantage.review.audit.shorter_stages import (
+    edge_problem,
+    gone_on_from,
+    is_state,
+    shorter_checks,
+    shorter_in,
+)
 from vantage.review.audit.signatures import signature_checks, unsigned
 from vantage.review.audit.sources import source_check
 from vantage.review.audit.versions import version_checks, versions_of
 from vantage.runs.record import RunRecord
 from vantage.runs.view import Broken, Missing
+from vantage.schemas.recipe.extending import PREVIOUS, PREVIOUS_ROLES, PREVIOUS_STATE
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.audit import AuditedArtifact, Check, Edge
+from vantage.schemas.records.extensions import Shorter, state_key
 from vantage.schemas.steps import dependencies
 from vantage.storage.refs import Ref
 from vantage.storage.removed import Removal
@@ -177,6 +186,8 @@ class Walk:
     def _key_of_parent(self, found: Found, role: str, digest: str) -> str | None:
         """Return the stage key of a parent: as its run recorded it, as it told, or of any ref that names it."""
         record = self.evidence.record(found.run_id) if found.run_id else None
+        if role in PREVIOUS_ROLES:
+            return self._key_of_previous(found, role, record)
         if isinstance(record, RunRecord):
             read = dependencies(record.recipe).get(found.step, {}).get(role)
             named = record.stages.get(read) if read else None
@@ -193,6 +204,14 @@ class Walk:
                     return stage.stage_key
         refs = self.evidence.refs_of.get(digest, [])
         return refs[0].artifact.stage_key if refs else None
+
+    def _key_of_previous(self, found: Found, role: str, record: object) -> str | None:
+        """Return the stage key of the shorter stage that an artifact goes on from, or of its training state."""
+        previous = self._parents(found).get(PREVIOUS, "")
+        shorter = gone_on_from(record, found.stage_key)
+        refs = self.evidence.refs_of.get(previous, [])
+        key = shorter.stage_key if shorter is not None else refs[0].artifact.stage_key if refs else None
+        return state_key(key) if key is not None and role == PREVIOUS_STATE else key
 
     # The checks
 
@@ -217,12 +236,17 @@ class Walk:
             checks.append(ref_check(self.evidence, found.ref))
         if found.ref is not None:
             checks += environment_checks(self.evidence, found.ref)
+        own = self._own_shorter(found)
+        if own is not None:
+            record, step, shorter = own
+            checks += shorter_checks(self.evidence, record, step, shorter, found.ref)
         for run_id, step in self._told_by(found):
             checks += self._claims(found, run_id, step, artifact)
-        if found.ref is not None:
+        if found.ref is not None and not is_state(found.ref):
             checks += self._source(found, found.ref)
-            checks += signature_checks(self.evidence, found.ref, found.step)
-        else:
+            verdicts = None if own is None else own[2].verdicts
+            checks += signature_checks(self.evidence, found.ref, found.step, verdicts=verdicts)
+        elif found.ref is None:
             checks += unsigned(self.evidence)
         checks += self._versions(found, artifact)
         return AuditedArtifact(
@@ -240,13 +264,23 @@ class Walk:
 
     def _told_by(self, found: Found) -> list[tuple[str, str]]:
         """Return the runs whose records have the artifact, each with its step: the one that made it first."""
+        if is_state(found.ref):
+            return []  # the stage that has left it is a parent of its own
         made = [] if found.ref is None else [(found.ref.run_id, found.step)]
+        if self._own_shorter(found) is not None:
+            made = []
         for run_id, step in made:
             record = self.evidence.record(run_id)
             if isinstance(record, RunRecord) and found.stage_key:
                 steps = steps_of(record, found.stage_key, found.digest)
                 made = [(run_id, steps[0] if steps else step)]
         return list(dict.fromkeys([*made, *found.asked]))
+
+    def _own_shorter(self, found: Found) -> tuple[RunRecord, str, Shorter] | None:
+        """Return the run that made an artifact and went on from it, its step, and what it recorded; None: no run did."""
+        record = self.evidence.record(found.ref.run_id) if found.ref is not None else None
+        own = shorter_in(record, found.stage_key, found.digest)
+        return (record, *own) if own is not None and isinstance(record, RunRecord) else None
 
     def _claims(self, found: Found, run_id: str, step: str, artifact: Artifact | None) -> Iterator[Check]:
         """Check what one run and its entry in MLflow say of the artifact."""
@@ -297,6 +331,9 @@ class Walk:
             problems += edge_problems(
                 self.evidence, found.run_id, found.step, role, parent.digest, parent.ref
             )
+        if role == PREVIOUS_STATE and PREVIOUS in found.parents:
+            problem = edge_problem(parent.ref, found.parents[PREVIOUS].stage_key)
+            problems += [] if problem is None else [problem]
         if role.endswith(BASE_SUFFIX):
             adapters = found.parents.get(role.removesuffix(BASE_SUFFIX))
             base = getattr(adapters.ref.artifact, "base", None) if adapters and adapters.ref else None

@@ -5,6 +5,7 @@ licences are the newest that any run of the workspace names.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 from vantage.ledger.run_ledger import Ledger
 from vantage.review.exports.bill_of_materials import Material, bill_of_materials
@@ -13,9 +14,11 @@ from vantage.runs.run import Run, read_runs
 from vantage.runs.view import Broken, Maker, Missing, RunView
 from vantage.runs.workspace import Workspace
 from vantage.schemas.records.artifacts import Artifact
+from vantage.schemas.records.extensions import state_key
 from vantage.schemas.steps import dependencies
 from vantage.storage.durable_files import make_folder, replace_file
 from vantage.storage.environments import read_environment
+from vantage.storage.refs import DamagedRef
 
 FOLDER = "bills"
 """In a run's folder: ``STAGE.cdx.json`` of each published stage."""
@@ -38,7 +41,7 @@ def bill_of(workspace: Workspace, record: RunRecord, step: str) -> str | None:
     facts = {f"provenance.{part}": text for part, text in record.stages[step].provenance.items()}
     subject, *inputs = (
         _material(maker, made, licences, facts if made.digest == artifact.digest else {})
-        for maker, made in _made_of(run, step, set())
+        for maker, made in _made_of(run, step, workspace, set())
     )
     return bill_of_materials(subject, inputs, environment)
 
@@ -57,7 +60,9 @@ def tell_bill(run: Run, step: str, *, ledger: Ledger) -> None:
         ledger.log_bill(step, file)
 
 
-def _made_of(run: RunView, step: str, seen: set[str]) -> Iterator[tuple[Maker, Artifact]]:
+def _made_of(
+    run: RunView, step: str, workspace: Workspace, seen: set[str]
+) -> Iterator[tuple[Maker, Artifact]]:
     """Yield the step's artifact and all that it was made of, at any depth, each once and with the step that made it."""
     artifact = run.artifact(step)
     if isinstance(artifact, Missing | Broken) or artifact.digest in seen:
@@ -69,7 +74,21 @@ def _made_of(run: RunView, step: str, seen: set[str]) -> Iterator[tuple[Maker, A
     record = maker.run.record
     if isinstance(record, RunRecord):
         for read in dependencies(record.recipe)[maker.step].values():
-            yield from _made_of(maker.run, read, seen)
+            yield from _made_of(maker.run, read, workspace, seen)
+        for gone_on_from in _shorter(record, maker.step, workspace, seen):
+            yield maker, gone_on_from
+
+
+def _shorter(record: RunRecord, step: str, workspace: Workspace, seen: set[str]) -> Iterator[Artifact]:
+    """Yield the artifacts and the training states of the shorter stages that a step goes on from, as far as they are there."""
+    storage = workspace.existing_storage
+    shorter = record.stages[step].shorter if step in record.stages else ()
+    for key in (key for each in shorter for key in (each.stage_key, state_key(each.stage_key))):
+        with suppress(DamagedRef):
+            ref = None if storage is None else storage.find(key)
+            if ref is not None and ref.artifact.digest not in seen:
+                seen.add(ref.artifact.digest)
+                yield ref.artifact
 
 
 def _licences(workspace: Workspace) -> dict[str, str]:

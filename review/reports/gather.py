@@ -320,6 +320,7 @@ class _Gathering:
             if done.reason:
                 level = "bad" if done.status == "failed" else "note"
                 found.append(Remark(name, done.reason, level))
+            found += [Remark(name, each, "note") for each in done.extensions]
             found += [Remark(name, each, "warning") for each in done.warnings]
             found += [Remark(name, each, "warning") for each in filter(None, [done.remark])]
             found += [Remark(name, f"left out: {each}", "note") for each in filter(None, [done.left_out])]

@@ -114,5 +114,6 @@ def consequence(verdict: Verdict) -> str:
         return "passed"
     return {
         "stop": "closed: what depends on it did not run",
+        "extend": "closed, and the stage is extended no further: what depends on it did not run",
         "continue": "closed, and the recipe says to go on",
     }.get(verdict.on_fail, f"closed ({verdict.on_fail})")

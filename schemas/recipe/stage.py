@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, StringConstraints, Tag, field_validator
 
 from vantage.schemas.frozen import Frozen, rule
+from vantage.schemas.recipe.extending import Extend, why_not_extended, why_not_extended_by
 from vantage.schemas.recipe.fields import (
     MAX_NAMED,
     Confidence,
@@ -39,14 +40,28 @@ class Gate(Frozen):
     confidence: Confidence | None = None
     """None: the measured number is compared. Else a bound of its two-sided interval at this confidence, for example
     0.95, is compared: the lower bound for ``at_least``, the upper one for ``at_most``."""
-    on_fail: Literal["stop", "continue", "approve"] = "stop"
+    on_fail: Literal["stop", "continue", "approve", "extend"] = "stop"
     """``stop``: stages that depend on this one do not start. ``continue``: the verdict is only recorded. ``approve``: they
-    start when a person has approved of it (``vantage approve``)."""
+    start when a person has approved of it (``vantage approve``). ``extend``: the stage is trained further, as ``extend``
+    says, and judged again; it needs ``keep_state`` (docs/extending.md)."""
+    extend: Extend | None = Field(None, exclude_if=is_unset)
+    """How far and how often ``on_fail: extend`` trains the stage further."""
 
     @rule
     def _one_bound(self) -> None:
         if (self.at_least is None) == (self.at_most is None):
             raise ValueError("a gate has either at_least or at_most; give exactly one of them")
+
+    @rule
+    def _extends_by_an_amount(self) -> None:
+        if self.on_fail == "extend" and self.extend is None:
+            raise ValueError(
+                "on_fail=extend trains the stage further, by an amount that is not given; add extend: {by: 30, at_most: 2}"
+            )
+        if self.on_fail != "extend" and self.extend is not None:
+            raise ValueError(
+                f"extend is read only with on_fail: extend, and on_fail={self.on_fail}; leave extend out, or use on_fail: extend"
+            )
 
     @property
     def bound(self) -> float:
@@ -195,6 +210,19 @@ class Stage(Work):
         """The bounds of a forward pass."""
         return PassLimits(rows=self.microbatch_size, tokens=self.microbatch_tokens)
 
+    @property
+    def extend(self) -> Extend | None:
+        """How far a closed gate trains the stage further; None: no gate does."""
+        return next((gate.extend for gate in self.gate if gate.extend is not None), None)
+
+    @rule
+    def _a_gate_extends_what_trains(self) -> None:
+        if self.extend is not None:
+            raise ValueError(
+                "gate.on_fail=extend trains a stage further, and this one trains nothing; put the gate on the stage that trains, "
+                "or use on_fail: stop"
+            )
+
     @field_validator("gate", mode="before")
     @classmethod
     def _one_gate_is_a_list_of_one(cls, value: Any) -> Any:
@@ -233,6 +261,10 @@ class Training(Stage):
     """Bounds on the stage's curves, and what happens when a curve leaves them; one guard, or a list. None: the defaults of
     the stage's kind, which only warn (docs/guards.md). A list comes in addition to the defaults of the metrics that it does
     not name. ``off``: no guard at all."""
+    keep_state: Switch = Field(False, exclude_if=is_off)
+    """Keep the complete training state (optimisers, last and best weights, counters, curves) beside the artifact, so that the
+    stage can be trained further: by ``on_fail: extend``, or by a recipe with more ``iterations`` or ``epochs``
+    (docs/extending.md). It takes about four times the size of the weights that train. Not in the stage's key."""
     gradient_checkpointing: Switch = Field(False, exclude_if=is_off)
     """Keep only the inputs of each layer for the backward pass, and compute the rest again there: less memory, a third
     more time, the same gradients. Prompts that several responses have are read once for each of them then."""
@@ -247,6 +279,28 @@ class Training(Stage):
     def pass_limits(self) -> PassLimits:
         """The bounds of a forward pass."""
         return replace(super().pass_limits, share_prompts=not self.gradient_checkpointing)
+
+    @rule
+    def _a_kept_state_can_be_trained_further(self) -> None:
+        if self.keep_state and (why := why_not_extended(self)):
+            raise ValueError(
+                f"keep_state=true keeps what a longer stage goes on from; {why}, or leave keep_state out"
+            )
+
+    @rule
+    def _a_gate_extends_what_trains(self) -> None:
+        """Replaces the rule of ``Stage``: this kind trains."""
+        if self.extend is None:
+            return
+        if not self.keep_state:
+            raise ValueError(
+                "gate.on_fail=extend goes on from the stage's training state, and keep_state=false keeps none; set keep_state: "
+                "true, or use on_fail: stop"
+            )
+        if any(gate.extend not in (None, self.extend) for gate in self.gate):
+            raise ValueError("two gates extend the stage by different amounts; give both the same extend")
+        if why := why_not_extended_by(self, self.extend):
+            raise ValueError(f"gate.{why}")
 
     @rule
     def _compiled_layers_are_whole(self) -> None:

@@ -426,6 +426,14 @@ class PolicyOptimization(WatchedRollouts):
         _refuse_cut_sampler(self.rollout, self.resources)
 
     @rule
+    def _no_rollout_ahead_of_a_kept_state(self) -> None:
+        if self.keep_state and self.rollout.ahead:
+            raise ValueError(
+                "keep_state=true keeps what a longer stage goes on from, and rollout.ahead=1 samples each rollout beside the "
+                "update before it, but none beside the last one; use ahead: 0, or leave keep_state out"
+            )
+
+    @rule
     def _the_exact_kl_reads_whole_weights(self) -> None:
         switches = self.algorithm
         if switches.kl_coef and switches.kl_kind == "full":

@@ -118,6 +118,12 @@ class BenchmarkArtifact(StoredArtifact):
     kind: Literal["benchmark"] = "benchmark"
 
 
+class TrainingState(StoredArtifact):
+    """What a stage has left beside its model, for a longer one that goes on from it: a checkpoint, and its curves."""
+
+    kind: Literal["training_state"] = "training_state"
+
+
 class Evaluation(StoredArtifact):
     """What a model was measured to do: responses with their judgements, or tables."""
 
@@ -133,6 +139,7 @@ Artifact = Annotated[
     | ValueModel
     | VerifierArtifact
     | BenchmarkArtifact
+    | TrainingState
     | Evaluation,
     Field(discriminator="kind"),
 ]

@@ -14,6 +14,7 @@ from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.stage import Resources
 from vantage.schemas.records.artifacts import Artifact, Digest
 from vantage.schemas.records.energy import Energy
+from vantage.schemas.records.extensions import Shorter
 from vantage.schemas.records.facts import Facts
 from vantage.schemas.records.firings import Firing
 from vantage.schemas.records.usage import Usage
@@ -84,6 +85,8 @@ class AttemptRequest(Frozen):
     """The same, of a run that an earlier version began, which halved rows; None: the work's."""
     resources: Resources = Resources()
     """What the computation needs of the machine that runs it, and its time limit."""
+    extends: Shorter | None = Field(None, exclude_if=is_unset)
+    """The shorter stage that it goes on from, whose artifact and training state are among the inputs; None: it begins anew."""
     made_with: dict[str, str] = Field(default_factory=dict)
     """Provenance of the previous attempt, to record what has changed if this one resumes from its checkpoint."""
     log: Path

@@ -4,10 +4,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from vantage.schemas.frozen import Frozen
-from vantage.schemas.records.verdicts import Verdict
+from vantage.schemas.records.verdicts import STOPS, Verdict
 
-_STRICTNESS = {"continue": 0, "approve": 1, "stop": 2}
-_EFFECTS = {"stop": "stops the run", "approve": "asks a person", "continue": "lets the run go on"}
+_STRICTNESS = {"continue": 0, "approve": 1, "stop": 2, "extend": 2}
+_EFFECTS = {
+    "stop": "stops the run",
+    "extend": "has the stage trained further, and then stops the run",
+    "approve": "asks a person",
+    "continue": "lets the run go on",
+}
 
 
 class Asked(Frozen):
@@ -78,7 +83,7 @@ def loosened_gates(
         verdicts: a run's verdicts on an artifact.
         earlier: (run, verdict) of earlier runs on the same artifact.
     """
-    if any(not verdict.passed and verdict.on_fail == "stop" for verdict in verdicts):
+    if any(not verdict.passed and verdict.on_fail in STOPS for verdict in verdicts):
         return ()
     found: dict[tuple[str, Asked], LoosenedGate] = {}
     for gate in _loosened(verdicts, earlier):

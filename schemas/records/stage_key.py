@@ -14,6 +14,7 @@ from typing import Any
 from vantage.schemas.canonical_json import canonical_json
 from vantage.schemas.frozen import Frozen
 from vantage.schemas.kinds import KINDS
+from vantage.schemas.recipe.extending import PREVIOUS_ROLES
 from vantage.schemas.recipe.inputs import MODEL, Generation
 from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.sources import (
@@ -28,7 +29,7 @@ from vantage.schemas.recipe.sources import (
     Package,
     Registered,
 )
-from vantage.schemas.recipe.stage import Stage
+from vantage.schemas.recipe.stage import Stage, Training
 from vantage.schemas.recipe.terms import row_of
 from vantage.schemas.recipe.work import (
     CheckRows,
@@ -56,6 +57,7 @@ NOT_IN_KEY = frozenset(
         "resources",
         "seed",
         "checkpoint_every",
+        "keep_state",
         "microbatch_size",
         "microbatch_tokens",
         "gradient_checkpointing",
@@ -123,6 +125,8 @@ def key_parts(
         roles = [role_of_test_set(i) for i in range(len(test_sets))]
         roles += [held_out_role(i) for i, name in enumerate(held_out_of) if name not in test_sets]
         named |= {role: _take(digests, role, kind) for role in roles}
+    if isinstance(work, Training):
+        named |= {role: _take(digests, role, kind) for role in PREVIOUS_ROLES if role in digests}
     reward_names = _reward_names(configuration)
     read_rewards = {
         place: _reward_by_content(name, rewards, digests, kind) for place, name in reward_names.items()

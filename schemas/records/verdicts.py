@@ -27,6 +27,9 @@ Metrics = Mapping[str, float | None]
 DEFAULT_CONFIDENCE = 0.95
 """Confidence of a verdict's interval if the gate sets none."""
 
+STOPS = ("stop", "extend")
+"""``on_fail`` of gates that stop the run when they are closed; one that extends its stage does when it extends no further."""
+
 
 class Verdict(Frozen):
     """The result of a gate on a stage's metrics."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from math import isfinite
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, NoReturn, Protocol, Self, cast
 
@@ -15,12 +16,14 @@ from torch.optim import Optimizer
 
 from vantage.ledger.journal import Journal, read
 from vantage.schemas.recipe.default_guards import guards_of, own_guards
+from vantage.schemas.recipe.extending import PREVIOUS_STATE
 from vantage.schemas.recipe.guards import OFF
 from vantage.schemas.recipe.stage import Training
 from vantage.schemas.records.firings import EndedEarly, Watched
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.training import checkpoints, nonfinite, preemption, ranks
 from vantage.tasks.training.guarding import Asked, Guarding, ended_early
+from vantage.tasks.training.kept_state import kept_checkpoint, kept_curves
 from vantage.tasks.training.progress import RUNNING, Progress
 from vantage.tasks.training.scratch import (
     CHECKPOINTS,
@@ -70,7 +73,7 @@ class Attempt(Generic[State]):
         keeps_best: bool = False,
         ahead: Ahead | None = None,
     ) -> None:
-        """Start from the newest intact checkpoint, or from nothing.
+        """Start from the newest intact checkpoint, from where a shorter stage ended, or from nothing.
 
         Args:
             total: steps (iterations) that the loop has at most.
@@ -106,7 +109,7 @@ class Attempt(Generic[State]):
         self._scratch, self._run_id = job.scratch, job.run_id
         self._scratch.mkdir(parents=True, exist_ok=True)
         self._journal = Journal(self._scratch / JOURNAL) if writes_files() else None
-        self._restore()
+        self._restore(job.inputs.get(PREVIOUS_STATE))
         self._guarding = self._guarding_of(job)
         self._tolerance = nonfinite.Tolerance(self._scratch, allowed=self._allowed(job))
         self._open = ExitStack()
@@ -284,8 +287,12 @@ class Attempt(Generic[State]):
         else:
             log.info("begins at step 0 of %d", self._total)
 
-    def _restore(self) -> None:
+    def _restore(self, previous: Path | None) -> None:
+        """Have what moves as the newest checkpoint has it, or else the training state that a shorter stage has left."""
         found = self._latest()
+        begins_from = previous if found is None else None
+        if begins_from is not None:
+            found = kept_checkpoint(begins_from)
         if found is None:
             self._truncate_journal(0)
             return
@@ -319,6 +326,9 @@ class Attempt(Generic[State]):
             self.length = loaded.step
         self._stopped = bool(stopped)
         self._truncate_journal(loaded.state["journal_offset"])
+        if begins_from is not None and self._journal is not None:
+            for entry in kept_curves(begins_from):
+                self._journal.append(entry.step, entry.metrics, time=time.time())
         self.step = loaded.step
 
     def _latest(self) -> checkpoints.Checkpoint | None:

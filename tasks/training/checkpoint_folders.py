@@ -17,6 +17,8 @@ from vantage.storage.sealed_folders import find_problems, seal
 
 _NAME = re.compile(r"checkpoint-(\d{8,})(?:\.(\d+))?")
 SAVING = "saving"
+TENSORS = "tensors.safetensors"
+STATE = "state.json"
 
 _log = logging.getLogger(__name__)
 

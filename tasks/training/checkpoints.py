@@ -25,6 +25,8 @@ from vantage.storage.durable_files import write_file
 from vantage.tasks.training import ranks
 from vantage.tasks.training.checkpoint_folders import (
     SAVING,
+    STATE,
+    TENSORS,
     Checkpoint,
     commit,
     latest,
@@ -45,9 +47,7 @@ __all__ = [
     "save_shards",
 ]
 
-_TENSORS = "tensors.safetensors"
 _SHARD = "tensors-{rank}.safetensors"
-_STATE = "state.json"
 _HAS_STATE = "has_state"
 
 
@@ -94,8 +94,8 @@ def save(
     description = canonical_json({"step": step, "state": dict(state), "aliases": aliases}).encode()
 
     new = saving_folder(folder)
-    save_file(unique, new / _TENSORS)
-    write_file(new / _STATE, description)
+    save_file(unique, new / TENSORS)
+    write_file(new / STATE, description)
     return commit(folder, step=step, keep=keep)
 
 
@@ -124,7 +124,7 @@ def save_shards(
     if ranks.rank() == 0:
         shards = {"files": ranks.world_size(), "cut": sorted(filter(is_shard, unique))}
         description = {"step": step, "state": dict(state), "aliases": aliases, "shards": shards}
-        write_file(new / _STATE, canonical_json(description).encode())
+        write_file(new / STATE, canonical_json(description).encode())
         commit(folder, step=step, keep=keep)
 
 
@@ -139,9 +139,9 @@ def load(
     Raises:
         IncompleteCheckpoint: its parts are not exactly the required ones.
     """
-    description = json.loads((checkpoint.folder / _STATE).read_bytes())
+    description = json.loads((checkpoint.folder / STATE).read_bytes())
     shards = description.get("shards")
-    names = [_TENSORS] if shards is None else [_SHARD.format(rank=rank) for rank in range(shards["files"])]
+    names = [TENSORS] if shards is None else [_SHARD.format(rank=rank) for rank in range(shards["files"])]
     cut = set() if shards is None else set(shards["cut"])
     with ExitStack() as opened:
         files = [opened.enter_context(safe_open(checkpoint.folder / name, "pt")) for name in names]

@@ -87,7 +87,9 @@ def test_a_changed_switch_is_named_with_both_values(workspace: Workspace, recipe
 def test_a_waiting_step_says_what_changed_in_itself(workspace: Workspace, recipe_file: Path) -> None:
     run_all(workspace, recipe_file)
     steps = planned(workspace, recipe_file, "stages.sft.epochs=2", "stages.reward.learning_rate=0.5")
-    assert steps["sft"].reasons == ("configuration.epochs: 1.0 → 2.0",)
+    changed, not_extended = steps["sft"].reasons
+    assert changed == "configuration.epochs: 1.0 → 2.0"
+    assert "/sft (1 epoch): its training state was not kept" in not_extended
     assert steps["reward"].reasons == ("for sft", "configuration.learning_rate: 0.00032 → 0.5")
 
 

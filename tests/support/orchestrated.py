@@ -125,6 +125,8 @@ def _attempt_steps(orchestrator: Orchestrator, steps: Iterable[str]) -> dict[str
         else:
             cpus, _ = Machine(cpus=available_cpus()).share_of(resources_of(orchestrator.recipe, step))
             attempt(orchestrator, step, Share(cpus=cpus))
+            while orchestrator.extends(step):
+                attempt(orchestrator, step, Share(cpus=cpus))
     return orchestrator.run.record.stages
 
 

@@ -31,13 +31,18 @@ if TYPE_CHECKING:
 Starter = Callable[..., subprocess.Popen[str]]
 
 
-def run_recipe(workspace: Workspace, recipe: Path, *overrides: str) -> tuple[RunRecord, str]:
+def run_recipe(
+    workspace: Workspace,
+    recipe: Path,
+    *overrides: str,
+    stage_function: str = "tests.support.fake_work.run_stage",
+) -> tuple[RunRecord, str]:
     """What ``vantage run`` does in this process, and what it printed."""
     printed = io.StringIO()
     screen = Screen(Console(file=printed, width=200))
     resolved, _ = load_resolved(str(recipe), overrides)
     with acquire_run(workspace, resolved, source=str(recipe)) as run:
-        record = execute(run, screen, stage_function="tests.support.fake_work.run_stage")
+        record = execute(run, screen, stage_function=stage_function)
     return record, printed.getvalue()
 
 

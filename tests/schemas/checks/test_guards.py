@@ -42,6 +42,10 @@ def policy_of(text: str) -> Training:
             "stages.policy.guards.0.metric: a policy_optimization stage has no curve 'kl_to_referenz'; did you mean 'kl_to_reference'?",
         ),
         ("{metric: entropy}", "a guard has one of above, below, rises_by, falls_by, and this one has none"),
+        (
+            "{metric: entropy, action: freeze_policy}",
+            "a guard has one of above, below, rises_by, falls_by, and this one has none",
+        ),
         ("{metric: entropy, above: 1, below: 0}", "this one has above and below; give exactly one of them"),
         ("[{metric: entropy, rises_by: -1}]", "stages.policy.guards.0.rises_by"),
         ("[{metric: entropy, rises_by: fifty}]", "stages.policy.guards.0.rises_by"),

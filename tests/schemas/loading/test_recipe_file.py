@@ -286,7 +286,7 @@ def test_everything_wrong_is_found_in_one_loading() -> None:
         ("model: builtin:tiny", 'model: {source: "builtin:tiny"}',
          "x.yaml:2: model: 'builtin:tiny' must be a mapping (field: value)"),
         ("at_least: 0.3, on_fail: retry", "at_least: 0.3", "x.yaml:25: stages.value.gate.on_fail: 'retry' is not "
-         "known; use one of: stop, continue, approve"),
+         "known; use one of: stop, continue, approve, extend"),
         ("stages: []\nx:", "stages:", "x.yaml:11: stages: [] must be a mapping (field: value)"),
         ("judge: {verifer: arithmetic}", "judge: {verifier: arithmetic}",
          "x.yaml:37: stages.evaluation.judge.verifer: there is no field 'verifer' here; did you mean 'verifier'?"),
