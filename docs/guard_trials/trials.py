@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,4 +157,5 @@ def table() -> None:
 
 
 if __name__ == "__main__":
-    {"run": run, "table": table}[sys.argv[1]](*sys.argv[2:])
+    COMMANDS: dict[str, Callable[..., None]] = {"run": run, "table": table}
+    COMMANDS[sys.argv[1]](*sys.argv[2:])
