@@ -20,7 +20,7 @@ KNOWN = {
     "attempts/usage.py": 1,  # the times of readings of the machine, which MLflow draws
     "models/pinned_date.py": 1,  # none: the recipe's date, written out
     "runs/run.py": 1,  # when a run was started, for people
-    "tasks/training/attempt.py": 1,  # the times of a journal's lines, which MLflow draws
+    "tasks/training/attempt.py": 2,  # the times of a journal's lines, which MLflow draws; those of a shorter stage have none
     "tasks/training/batch_files.py": 1,
     "tasks/training/progress.py": 2,  # of progress, for people
     "flows/prefect_server/outages.py": 3,  # since when a server does not answer, for people

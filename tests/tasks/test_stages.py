@@ -10,10 +10,12 @@ from tests.tasks.kills import killed_in, same_weights_in_half_the_micro_batch
 from vantage.ledger.journal import read
 from vantage.schemas.metric_names import (
     COMPILED,
+    DEMONSTRATED,
     ENSEMBLE,
     GRAPHS,
     IMPORTANCE,
     NONFINITE,
+    REWARD_DATA,
     UNCOMPILED,
     WATCHED,
 )
@@ -123,6 +125,8 @@ OF_OTHER_SWITCHES = {
     "critic_weight",
     "baseline_mean",
     *IMPORTANCE,
+    *REWARD_DATA,
+    *DEMONSTRATED,
 }
 
 
