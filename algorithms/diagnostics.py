@@ -1,4 +1,4 @@
-"""How well a critic predicts returns, and how far a trainer's log-probabilities are from its sampler's.
+"""Measure how well a critic predicts returns, and how far a trainer's log-probabilities are from its sampler's.
 
 Both are measured on a whole set at once: an average of micro-batch results is another quantity, and wrong. Returns
 are Monte-Carlo returns, never A + V with λ < 1, which contain the critic's own predictions. Everything is computed

@@ -1,4 +1,4 @@
-"""Whether a policy has learnt to please its reward: the reward rises on the same prompts on which a judge finds it worse."""
+"""Detect reward hacking: on the same prompts, the reward rises while an independent judge's score falls."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from torch import Tensor
 from vantage.algorithms.uncertainty import Estimate, clustered_mean
 
 Z = 1.959963984540054
-"""Standard errors in half of a two-sided 95 % interval of the normal distribution."""
+"""Number of standard errors in half of a two-sided 95 % interval of the normal distribution."""
 
 
 @dataclass(frozen=True)
