@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vantage.schemas.records.sampling import Answer, Answers, ModelOpened, SampleRequest, Turn
 
 CHUNK = 32
-"""Prompts of one request; their answers are printed before the next are sampled."""
+"""Number of prompts in one request; their answers are printed before the next prompts are sampled."""
 
 Named = Annotated[
     str,
@@ -88,7 +88,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Settings:
-    """How each prompt is sampled."""
+    """Settings with which each prompt is sampled."""
 
     count: int
     seed: int
