@@ -1,8 +1,8 @@
 """Measure a critic on one held-out rollout: by prompt, by predicted value, by rank, and against other baselines.
 
 All functions take `values`, `returns` (Monte-Carlo) and `response_mask`, all (B,T), and `prompts` (B,), an integer for
-each prompt.
-Everything is computed in float64 on the CPU; standard errors are over prompts. The order of the rows changes nothing.
+each prompt. Everything is computed in float64 on the CPU; standard errors are over prompts. The order of the rows
+changes nothing.
 All raise ValueError for an empty mask or unequal shapes.
 """
 

@@ -20,8 +20,7 @@ def swapped_verdicts(*, candidate_first: Tensor, baseline_first: Tensor) -> Swap
     """Return verdicts that count where both orders agree; a pair on which the orders disagree is a tie.
 
     A judge that always prefers the first response therefore ties on every pair. This is the "conservative" rule of
-    Zheng et al.,
-    arXiv 2306.05685 §3.4, against position bias.
+    Zheng et al., arXiv 2306.05685 §3.4, against position bias.
 
     Both (B,): log-probability of the answer that prefers the first response less that of the answer that prefers the second, in
     nats; 0 prefers neither.
