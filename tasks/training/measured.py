@@ -27,7 +27,7 @@ def clusters_of_ids(prompts: Sequence[Sequence[int]]) -> Tensor:
     for row, prompt in enumerate(prompts):
         digests[row] = hashlib.blake2b(array("q", prompt).tobytes(), digest_size=_DIGEST_BYTES).digest()
     _, first, cluster = np.unique(digests, return_index=True, return_inverse=True)
-    number = np.argsort(np.argsort(first))  # its number by the order of first rows
+    number = np.argsort(np.argsort(first))  # the number of each prompt, in the order of first appearance
     return torch.from_numpy(number[cluster])
 
 
