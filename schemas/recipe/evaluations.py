@@ -57,7 +57,7 @@ class BenchmarkEvaluation(Stage):
     task: Annotated[str, StringConstraints(min_length=1, max_length=200)]
     """The name of a task in the folder, or of a group of tasks that says how its numbers are averaged."""
     metric: Annotated[str, StringConstraints(pattern=r"^[^,\s]+(,[^,\s]+)?$", max_length=200)] = "acc"
-    """Which of the task's metrics is ``benchmark_score``, as lm-eval names it: ``acc_norm``, ``exact_match`` …; with several
+    """The task's metric that becomes ``benchmark_score``, by its name in lm-eval: ``acc_norm``, ``exact_match`` …; with several
     filters ``exact_match,strict-match``."""
     chat_template: Switch = False
     """Ask by the tokenizer's chat template, examples before the question as turns. Published numbers of most tasks are

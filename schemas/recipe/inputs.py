@@ -40,17 +40,18 @@ EXACT_MATCH = str(Builtin("exact_match"))
 """Source of the verifier that compares a response with the row's answer."""
 
 Content = Literal["demonstrations", "preferences", "rankings", "prompts"]
-"""What the rows of a dataset are."""
+"""Content of a dataset's rows."""
 
 
 class SourcedModel(Frozen):
-    """Where a model comes from."""
+    """A model with its source."""
 
     source: str
     """``builtin:tiny`` or ``builtin:nano``, a Hugging Face folder, ``gguf:FILE``, ``package:NAME`` or ``hub:org/name@revision``."""
     base: str | None = Field(None, exclude_if=is_unset)
-    """Where ``source`` is the folder of an adapter (LoRA, as peft saves it): the model that it was trained on, as ``source``
-    names others. The adapter is merged into it when it is imported; the name in ``adapter_config.json`` is not followed."""
+    """The base model of an adapter, in the form of ``source``; for a ``source`` that is the folder of an adapter (LoRA,
+    as peft saves it). The adapter is merged into it when it is imported; the name in ``adapter_config.json`` is not
+    followed."""
 
     @property
     def whole(self) -> str:
@@ -201,7 +202,7 @@ _NOT_TEXT = ("margin", "responses", "ranks", "conversation", "history", "tools",
 
 
 class Labels(Frozen):
-    """What the labels of judgments mean: which of two responses they prefer."""
+    """The meaning of the labels of judgments: which of two responses each label prefers."""
 
     first: tuple[str, ...]
     """Labels that prefer the first response; numbers count as text."""
@@ -405,7 +406,7 @@ class Verifier(Frozen):
     function: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = "verify"
     """The file's function ``(prompt, response, answer) -> bool``; ``answer`` is None where the row has none."""
     extract: str | None = None
-    """For ``builtin:exact_match``: a regular expression with one group. The group's last match is compared with the
+    """A regular expression with one group, for ``builtin:exact_match``. The group's last match is compared with the
     row's answer; None: the whole response is compared."""
 
     @field_validator("extract")

@@ -34,7 +34,7 @@ class MissingEos(Frozen):
 
 
 class Ensemble(Frozen):
-    """How the reward models of a reward become one score, in place of their sum."""
+    """A combination of a reward's models to one score, in place of their sum."""
 
     combine: Literal["mean", "min", "mean_minus_std"]
     """``mean``, ``min``imum, or mean − k · standard deviation over the models."""
