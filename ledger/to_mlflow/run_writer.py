@@ -151,7 +151,7 @@ class RunWriter:
         if critic_of is not None:
             log_critic_page(self._client, run_id, critic_of)
         if change.status == RUNNING:
-            if not is_new:  # a run that MLflow has just created is running
+            if not is_new:  # one that MLflow has just created is running
                 self._client.update_run(run_id, status=RUNNING)
         elif change.status is not None:
             self._client.set_terminated(run_id, change.status, change.ended)

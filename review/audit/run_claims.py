@@ -173,7 +173,7 @@ def _against_files(evidence: Evidence, stage: StageRecord, digest: str) -> Itera
     if not isinstance(sealed, Missing | Broken):
         measured = sealed.measured
         yield from differences("metrics", stage.metrics, measured.metrics)
-        if stage.intervals:  # an earlier version recorded no intervals
+        if stage.intervals:  # an earlier version recorded none
             found = printed_intervals(measured.metrics, measured.uncertainty, stage.verdicts)
             if not is_close(stage.intervals, found):
                 yield from differences("intervals", stage.intervals, found)

@@ -158,7 +158,7 @@ def _find(taken: Taken, device: torch.device, meter: Meter) -> FoundLimits:
             share=0.5 if beside else 1.0,
             row=row,
         )
-    meter.begin()  # the measurements are no part of the first step's peak
+    meter.begin()  # what was measured is no part of the first step's peak
     return FoundLimits(tokens=tokens, sampled_tokens=sampled)
 
 
@@ -172,7 +172,7 @@ def _most(costs: Callable[[], list[Cost]], room: float, *, share: float, row: Ro
     try:
         fitting = min((cost.positions_in(room, share=share) for cost in costs()), default=0)
     except torch.OutOfMemoryError as error:
-        if ranks.are_sharded():  # the other ranks wait for this rank's part of the weights
+        if ranks.are_sharded():  # the others wait for this rank's part of the weights
             raise
         log.warning("two of the longest sequences do not fit side by side: %s", error)
         fitting = 0
