@@ -8,7 +8,7 @@ class ExitCode(IntEnum):
 
     OK = 0
     AUDIT_FAILED = 1
-    """An audit found an error; ``vantage diff`` found a difference, as ``diff`` says it."""
+    """An audit found an error, or ``vantage diff`` found a difference."""
     USAGE = 2
     """The command line was not understood (the shells' and Typer's own code)."""
     BAD_INPUT = 65

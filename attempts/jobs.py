@@ -384,7 +384,8 @@ def facts_in_key(parts: Mapping[str, Any]) -> frozenset[str]:
 
 
 def source_of(work: Work) -> dict[str, str]:
-    """Return ``source`` → sha256 of the source of an implicit step, as it is now; empty where its text says what it holds.
+    """Return ``source`` → sha256 of the present source of an implicit step; empty where its text already determines the
+    content.
 
     Raises:
         OSError, ValueError: it cannot be read.

@@ -20,7 +20,7 @@ from vantage.tasks.training.control_groups import whole_cpus
 
 
 def num_ranks(work: Work, share: Share | None) -> int:
-    """Processes that do the work, at most: as many as the recipe says, else one for each GPU, at least one on each node."""
+    """Most processes that do the work: as many as the recipe asks for, else one for each GPU, at least one on each node."""
     if not isinstance(work, Stage):
         return 1
     resources = work.resources

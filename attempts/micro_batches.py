@@ -20,7 +20,7 @@ def remedy_for_memory(step: str, work: Work, *, rows: int | None, tokens: int | 
     """Return what a user can do if a pass of so many rows and positions does not fit, and half of it is not tried.
 
     Args:
-        rows: of the pass; None: the stage told of none, as when memory ran out while it loaded a model.
+        rows: rows of the pass; None: the stage reported none, as when memory ran out while it loaded a model.
     """
     elsewhere = "run fewer stages side by side (resources.cpus), or on a machine with more memory"
     if not isinstance(work, Stage) or rows is None:

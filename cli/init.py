@@ -369,7 +369,7 @@ def _verifier_of(given: Given, file: Path, *, own: bool, prompts: "Builtin | Non
 
 
 def _from_recipe(path: str, file: Path) -> str:
-    """Return a path as the recipe says it: from its folder on if it is inside, else absolute."""
+    """Return a path in the form for the recipe: relative to its folder if it is inside, else absolute."""
     found, folder = Path(path).expanduser().resolve(), file.parent.resolve()
     return str(found.relative_to(folder)) if found.is_relative_to(folder) else str(found)
 

@@ -232,7 +232,7 @@ def _in_file(file: Path) -> "Iterator[tuple[Turn, ...]]":
 
 
 def _of_row(line: str, where: str) -> "tuple[Turn, ...]":
-    """Return the conversation of a line; ValueError says what the line lacks."""
+    """Return the conversation of a line. Raises ValueError, which names what the line lacks."""
     from vantage.schemas.records.sampling import Turn
 
     try:
@@ -342,7 +342,7 @@ def _show_answers(console: "Console", model: Opened, reply: "Answers", *, logpro
 
 
 def _tokens(answer: "Answer") -> "Text":
-    """Return each token with its log-probability; unlikely ones stand out."""
+    """Return each token with its log-probability; unlikely tokens are coloured."""
     from rich.text import Text
 
     text = Text()

@@ -1,4 +1,4 @@
-"""Adapters (LoRA) in an estimate: how many weights they have, and which networks of a stage stand on one base."""
+"""Adapters (LoRA) in an estimate: how many weights they have, and which networks of a stage share one base model."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def adapter_weights(shape: ModelShape, lora: Lora) -> int:
 def with_adapters(recipe: Recipe, name: str, networks: list[Network]) -> list[Network]:
     """Return the networks of a stage, with adapters where it or the stages before it trained them.
 
-    All that stand on one base, in one type, hold it once: the first of them does, the others only their own weights.
+    Networks that share one base, in one type, hold it once: the first of them does, the others only their own weights.
     """
     lora = lora_of(recipe.stages[name])
     held: set[bool] = set()
@@ -51,7 +51,7 @@ def with_adapters(recipe: Recipe, name: str, networks: list[Network]) -> list[Ne
 
 
 def _is_in_4_bits(recipe: Recipe) -> bool:
-    """Return whether what adapters stand on is the imported model, rounded; counted as float32 where a stage trains all weights."""
+    """Return whether the adapters' base is the imported model, rounded; counted as float32 where a stage trains all weights."""
     trains_all = any(isinstance(stage, Training) and not stage.lora for stage in recipe.stages.values())
     return recipe.model.quantization is not None and not trains_all
 
@@ -74,5 +74,5 @@ def _frozen_on(recipe: Recipe, name: str, role: str) -> Lora | None:
 
 
 def _is_whole_base(recipe: Recipe, name: str, role: str) -> bool:
-    """Return whether it is the recipe's own model, on which adapters stand."""
+    """Return whether it is the recipe's own model, which the adapters have as their base."""
     return _step_of(recipe, name, role) == MODEL and recipe.model.lora is not None

@@ -133,7 +133,7 @@ def estimate_recipe(
     nodes: int | None = None,
     price: float | None = None,
 ) -> RecipeEstimate:
-    """Estimate every stage on ``nodes`` nodes of ``gpus`` GPUs each; None: as many as its ``resources`` say.
+    """Estimate every stage on ``nodes`` nodes of ``gpus`` GPUs each; None: as many as its ``resources`` ask for.
 
     The strategy of several GPUs is that of ``resources.distributed`` where they come from there; else ddp, or fsdp2
     where ddp does not fit.

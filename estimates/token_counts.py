@@ -85,7 +85,7 @@ def count_data(recipe: Recipe, name: str, count: CountTokens, *, counted_by: str
     """Return rows and lengths of ``data.NAME``.
 
     Raises:
-        ValueError: the file is not here and the recipe does not say how many rows to train on.
+        ValueError: the file is not here and the recipe does not contain the number of training rows.
     """
     data, content = recipe.data[name], content_of(recipe, name)
     limits = recipe.generation

@@ -252,7 +252,7 @@ def ordering(server: servers.PrefectServer) -> Iterator[str]:
 
 def _pages(run: Run, ledger: Ledger, *, in_prefect: bool) -> Mapping[str, str]:
     """Return where to look further, by whose page it is; Prefect's only where it has one of this run."""
-    # without it, the last lines say why MLflow has no page of the run
+    # without it, the last lines contain the reason why MLflow has no page of the run
     pages = {"MLflow": mlflow_server(ledger.where())} if run.record.mlflow_run_id else {}
     if in_prefect:
         from vantage.flows.prefect_server.flow_runs import page_of

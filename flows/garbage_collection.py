@@ -115,7 +115,7 @@ def collect(
 
 
 def _cause(*, keep_last: int | None, older_than: float | None) -> Cause:
-    """Return what the record of a removed artifact says of the removal."""
+    """Return the record of a removed artifact's removal, in words."""
     options = [] if keep_last is None else [f"--keep-last {keep_last}"]
     options += [] if older_than is None else [f"--older-than {older_than:g}s"]
     return Cause(

@@ -18,7 +18,7 @@ CLOSE_SECONDS = 10.0
 """How long the end of a run waits for messages that are on their way."""
 
 SECONDS_EACH = 5.0
-"""How long Apprise waits for a connection, and for each answer, unless the address says ``cto`` and ``rto``."""
+"""Seconds that Apprise waits for a connection, and for each answer, unless the address contains ``cto`` and ``rto``."""
 
 
 _BREAK = "\u200b"

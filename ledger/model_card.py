@@ -1,6 +1,6 @@
 """The card of a model: its data, gates, measurements, limits and licence, and how it is checked.
 
-The same text stands on MLflow's pages of the model and in an exported folder. It is made of what the run recorded alone.
+The same text is on MLflow's pages of the model and in an exported folder. It is made only from the run's records.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -26,7 +26,7 @@ RETRY_SECONDS = 15.0
 """Pause after a server did not answer, unless a flush is requested."""
 
 _CAUSE = re.compile(r"\[Errno -?\d+\] ([^)\"']+)")
-"""What the system said, at the end of a long message of the HTTP library."""
+"""Error of the operating system, at the end of a long message of the HTTP library."""
 
 
 class Sender:

@@ -44,7 +44,7 @@ def check_address(tracking_uri: str) -> None:
     Whether a server answers is no matter here: one that is down gets the records later.
 
     Raises:
-        ValueError: MLflow keeps no runs there (folders, since 3.17), or it is no address; the message says what is one.
+        ValueError: MLflow keeps no runs there (folders, since 3.17), or it is no address; the message contains a valid one.
     """
     scheme = _scheme_of(tracking_uri)
     shown = f"MLFLOW_TRACKING_URI={safe_text(tracking_uri)!r}"

@@ -56,7 +56,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def check_adapter(folder: Path) -> AdapterShape:
-    """Refuse a folder that is no plain LoRA adapter in safetensors; what it says about its base is not followed.
+    """Refuse a folder that is no plain LoRA adapter in safetensors; the name of its base is not followed.
 
     Raises:
         UnsafeModel: with the file, the field and the rule.

@@ -48,7 +48,7 @@ def logits_and_slope(hidden: Tensor, head: OutputHead, temperature: float) -> tu
 class HeadGradients:
     """Gradients of hidden states (N, H), weight (V, H) and bias (V,), summed up chunk by chunk.
 
-    `needs` says which of the three are wanted. Sums over chunks are kept in `dtype` even where the weights are not.
+    `needs` lists which of the three are wanted. Sums over chunks are kept in `dtype` even where the weights are not.
     """
 
     def __init__(

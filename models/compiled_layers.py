@@ -141,7 +141,7 @@ def _kept_gradients(trunk: nn.Module) -> Iterator[None]:
 
 
 def _is_trunk(part: PreTrainedModel) -> bool:
-    """Return whether layers stand right below it."""
+    """Return whether it contains layers directly."""
     return bool(_layers(part)) and part.base_model is part
 
 

@@ -18,7 +18,7 @@ from vantage.models.turn_end import end_token_id
 from vantage.schemas.conversations import Message, extras_of
 
 _STAND_IN = "Q{}words"
-"""What stands in a rendered template for the words of an earlier turn of the assistant."""
+"""Placeholder, in a rendered template, for the words of an earlier turn of the assistant."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ _LONGEST_CLOSING = 4
 
 
 def _pieces(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message], is_chat: bool) -> list[str]:
-    """Return the rendered conversation without the assistant's words: what stands before, between and after them."""
+    """Return the rendered conversation without the assistant's words: the text before, between and after them."""
     numbers = iter(range(len(turns)))
     replaced = [
         Message(role=turn["role"], content=_STAND_IN.format(next(numbers)), extra=turn["extra"])
@@ -109,7 +109,7 @@ def _words_in_history(
     """Return the assistant's words as the template writes them in turns that lie in the past, often without thinking.
 
     Raises:
-        ValueError: they cannot be told from what the template writes around them.
+        ValueError: they cannot be separated from the template's text around them.
     """
     whole = _rendered(tokenizer, list(turns))
     if _interleaved(pieces, words) == whole:

@@ -51,7 +51,7 @@ class CudaGraphs:
             try:
                 step()
             except Exception:
-                with suppress(RuntimeError):  # which says less than what went before
+                with suppress(RuntimeError):  # a second error, with less information than the first
                     graph.capture_end()
                 raise
             graph.capture_end()

@@ -141,7 +141,7 @@ def scores_and_logprobs(
 
 
 def _last_positions(sequences: Sequences) -> Tensor:
-    """Return where (B, 1) the last valid token of each response stands."""
+    """Return the position (B, 1) of the last valid token of each response."""
     _refuse_empty(sequences.known.responses)
     return sequences.last_positions[:, None]
 
@@ -197,7 +197,7 @@ def reward_with_language_head(
 
 
 def fresh_value_head(policy: PreTrainedModel, *, seed: int) -> nn.Linear:
-    """Return the head that a critic from this policy begins with, in float32 on its device, to stand on its own trunk."""
+    """Return the head that a critic from this policy begins with, in float32 on its device, for a trunk of its own."""
     head = fresh_head(trunk(policy), seed=seed, bias=True)
     return head if policy.device.type == "meta" else head.to(policy.device)
 

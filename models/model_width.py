@@ -14,14 +14,14 @@ MAX_CONFIG_BYTES = 2**20
 
 
 class UnknownWidth(ValueError):
-    """A model that does not say how wide it is."""
+    """The width of a model cannot be found."""
 
 
 def hidden_size(source: str) -> int:
     """Return width of the residual stream of the model that ``model.source`` names.
 
     Raises:
-        UnknownWidth: its configuration does not say, or cannot be read.
+        UnknownWidth: its configuration does not contain the width, or cannot be read.
         ValueError: see ``vantage.models.source_digest.parse_source``.
     """
     match parse_source(source):

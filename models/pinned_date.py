@@ -26,7 +26,7 @@ def pin_date(tokenizer: PreTrainedTokenizerBase, day: date) -> PreTrainedTokeniz
 
 
 def template_arguments(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Return the variables that stand in for the clock in a chat template: of the pinned date, else of the default.
+    """Return the variables that replace the clock in a chat template: with the pinned date, else the default.
 
     A template reads a date from ``date_string``, if it knows that name, or calls ``strftime_now(FORMAT)``. The time of day
     is midnight, UTC.

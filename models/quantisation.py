@@ -1,7 +1,7 @@
 """Frozen weights in 4 bits (NF4), under adapters: QLoRA, arXiv 2305.14314.
 
 The weights are rounded once, when the recipe's model is imported: the folder in the store holds numbers that NF4 can hold,
-in float32, and everything that stands on it (policy, reference, reward model, merged model) has the same base. Holding
+in float32, and everything built on it (policy, reference, reward model, merged model) has the same base. Holding
 them in 4 bits is then a matter of memory alone: rounding them again changes nothing, and on a CPU the same bits come out of
 every pass. Without double quantisation, which would round the scales too, the second time by another amount.
 """

@@ -2,7 +2,7 @@
 
 A step is captured for few numbers of rows and few lengths of the cache. The first token of each capture is computed by the
 plain loop too, for some rows: where the two differ by more than rounding, or something cannot be captured, the plain loop
-goes on from there, and a line in the log says why.
+goes on from there, and a line in the log contains the reason.
 """
 
 import logging
@@ -114,7 +114,8 @@ class ReplayedSteps:
     ) -> bool:
         """Draw the tokens of a batch that has its first ones; whether any were drawn.
 
-        Then ``batch.is_done`` says whether all were; where they were not, ``prompts`` has become the cache of the batch's rows.
+        Then ``batch.is_done`` shows whether all were; where they were not, ``prompts`` has become the cache of the
+        batch's rows.
 
         Args:
             prompts: the cache of distinct prompts.

@@ -1,6 +1,6 @@
 """Frozen models that share their weights: what is loaded twice from one folder is in memory once.
 
-Policy, reference, reward model and critic often stand on the same base. Each is a network of its own, so that forward and
+Policy, reference, reward model and critic often share the same base. Each is a network of its own, so that forward and
 backward passes of one never meet the other's state, but the frozen tensors in them are the very same ones. Nothing
 writes into them: folders in the store never change, and what trains is beside them (`vantage.models.adapters`).
 """

@@ -22,7 +22,7 @@ class MlflowRegistry:
         self._found: dict[RegisteredNamed, PublishedVersion] = {}
 
     def has(self, named: RegisteredNamed) -> bool:
-        """Return whether MLflow has such a version, whoever has published it.
+        """Return whether MLflow has such a version, also one that Vantage did not publish.
 
         Raises:
             vantage.ledger.to_mlflow.published_models.RegistryUnavailable: MLflow does not answer.

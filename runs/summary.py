@@ -14,7 +14,7 @@ from vantage.schemas.records.verdicts import DEFAULT_CONFIDENCE, Verdict
 from vantage.storage.storage import Storage
 
 _LONGEST_PROMPT = 80
-"""Characters of a prompt that stands in a printed command."""
+"""Most characters of a prompt in a printed command."""
 
 
 def comparison(stage: StageRecord) -> str:
@@ -40,7 +40,7 @@ def headline_of(stage: StageRecord) -> str:
 
 
 def headline_metrics(metrics: Mapping[str, float | None], verdicts: Sequence[Verdict]) -> list[str]:
-    """Return the gated metrics, else the first two of a stage that say something."""
+    """Return the gated metrics, else the first two informative ones of a stage."""
     first = (name for name, value in metrics.items() if value or not name.endswith("_rows"))
     return [verdict.metric for verdict in verdicts] or list(islice(first, 2))
 
@@ -71,7 +71,7 @@ _COMPARED = (
 
 
 def _preference(stage: StageRecord) -> str:
-    """Return what a model says of pairs: its win rate has a name of its own where it is the second judge."""
+    """Return a model judge's result on pairs: its win rate has a name of its own where it is the second judge."""
     if "order_disagreement" not in stage.metrics:
         return ""
     rate = "preference_win_rate" if "preference_win_rate" in stage.metrics else "win_rate"

@@ -28,7 +28,7 @@ _SHOWN = 60
 
 
 class RunError(ValueError):
-    """A run cannot be found, read or resumed; the message says what to do."""
+    """A run cannot be found, read or resumed; the message contains the remedy."""
 
 
 @dataclass(frozen=True)

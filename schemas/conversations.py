@@ -29,7 +29,7 @@ Prompt = str | list[Message]
 
 
 def transcript(messages: Sequence[Message]) -> str:
-    """Return the turns as one text, for people, for verifiers, and to tell one conversation from another."""
+    """Return the turns as one text, for people, for verifiers, and to distinguish conversations."""
     return "\n\n".join(f"{message['role'].capitalize()}: {_shown(message)}" for message in messages)
 
 

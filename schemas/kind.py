@@ -1,4 +1,4 @@
-"""A kind of work: what the table in ``vantage.schemas.kinds`` says of each."""
+"""A kind of work: one row of the table in ``vantage.schemas.kinds``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ class Kind:
     """Dotted name of its module in ``tasks``; the module's function ``run`` does the work."""
     makes: ArtifactKind
     content: Content | None = None
-    """Content of the dataset that it makes; None: it makes none, or ``work.content`` says."""
+    """Content of the dataset that it makes; None: it makes none, or ``work.content`` names it."""
     revision: int
     """Part of every stage key; raised when the kind's numbers change (``tests/attempts/golden_digests.py`` asks)."""
     imports: str | None = None

@@ -132,7 +132,7 @@ def _why_not_saved(folder: Path) -> str | None:
 
 
 def digest_of_files(digests: Sequence[str]) -> str:
-    """Return what stands for several files: sha256 of their sha256s, a line each; of one file its own."""
+    """Return one digest for several files: sha256 of their sha256s, one per line; for a single file its own sha256."""
     [*_, last] = digests  # none is a mistake
     return (
         last if len(digests) == 1 else hashlib.sha256("".join(f"{d}\n" for d in digests).encode()).hexdigest()

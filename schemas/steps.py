@@ -122,7 +122,7 @@ def dependencies(recipe: Recipe) -> dict[str, dict[str, str]]:
     datasets = _datasets_read(recipe, read)
     models = (
         f"{OTHER_MODEL_PREFIX}{name}" for name in recipe.models
-    )  # one with a stand-in is read by nobody
+    )  # a model that a stage replaces has no reader
     benchmarks = (f"{BENCHMARK_PREFIX}{name}" for name in recipe.benchmarks)
     before: dict[str, dict[str, str]] = {step: {} for step in (MODEL, *models) if step in read}
     checks = {CHECKED_ROWS: checked} if (checked := _checked_rows(recipe, read)) else {}

@@ -304,7 +304,7 @@ def _load(recipe: str, texts: Iterable[str]) -> tuple[Recipe | None, tuple[Probl
 def _in_sweep_file(
     problem: Problem, recipe: str, texts: Mapping[str, Path], arm: str | None = None
 ) -> Problem:
-    """Return a recipe's problem at the place in the sweep's file that causes it (``texts``: override → where it stands)."""
+    """Return a recipe's problem at the place in the sweep's file that causes it (``texts``: override → its place)."""
     paths = {f"--set {text}": path for text, path in texts.items() if path}
     path = paths.get(problem.source) or (("arms", arm) if arm and problem.source == recipe else ())
     if path:  # the message may be about another field than the overridden one

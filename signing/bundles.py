@@ -57,7 +57,7 @@ def problem_of(statement: bytes, signature: bytes, public_key: bytes) -> str | N
             whole_files = hashing.Config().use_file_serialization(hashing_algorithm="sha256")
             config = verifying.Config().set_hashing_config(whole_files)
             config.use_elliptic_key_verifier(public_key=key).verify(file, bundle)
-        except Exception as error:  # whatever a library says of bytes that anyone may have written
+        except Exception as error:  # a library may raise anything for bytes that anyone may have written
             said = str(error).partition(":")[0].strip()
             return said if said in ("Key mismatch", "Signature mismatch") else type(error).__name__
     return None

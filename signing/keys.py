@@ -1,6 +1,6 @@
 """Keys for signatures: elliptic-curve keys in PEM files.
 
-A key's id is the sha256 of its public key (DER, SubjectPublicKeyInfo), so an id alone says which key is meant.
+A key's id is the sha256 of its public key (DER, SubjectPublicKeyInfo), so an id alone identifies the key.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ _PACKAGES = ("model_signing", "OpenSSL", "cryptography")
 
 
 class BadKey(ValueError):
-    """A key cannot be used; the message says why and what to do."""
+    """A key cannot be used; the message contains the reason and the remedy."""
 
 
 class MissingPackages(ValueError):

@@ -245,7 +245,7 @@ def decision_keys_of(rule: AliasRule, folder: Path) -> list[PublicKey]:
 
 
 def present_user() -> str:
-    """Return the user of the operating system, whatever the environment says."""
+    """Return the user of the operating system, whatever the environment contains."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # a container's user without a name

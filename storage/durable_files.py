@@ -220,7 +220,7 @@ def _move_folder_aside(path: Path) -> None:
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
-    """Return what tells a folder from any other, whatever its name; None if it is not there."""
+    """Return an identity of a folder that is independent of its name; None if the folder does not exist."""
     try:
         found = folder.stat()
     except OSError:

@@ -76,7 +76,7 @@ def messages_of(remote: "Remote", stage_key: str, number: int) -> Messages:
 
 
 def logs_with(logs: bytes, number: int, log: bytes) -> bytes:
-    """Return several attempts' logs, and what the attempt of the next numbered request has printed under a line that says so."""
+    """Return several attempts' logs, and the output of the attempt of the next numbered request, under a line that names it."""
     end = b"" if not logs or logs.endswith(b"\n") else b"\n"
     return logs + end + _title(number) + log
 

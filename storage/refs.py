@@ -23,7 +23,7 @@ class DamagedRef(ValueError):
 
 
 class DamagedObject(ValueError):
-    """A stored object that is missing or has other bytes than its digest says."""
+    """A stored object that is missing, or whose bytes do not match its digest."""
 
 
 class Ref(Frozen):

@@ -183,7 +183,7 @@ class Store:
         return read_sealed(self._object_path(digest), digest=digest)
 
     def read_file(self, digest: str, path: str) -> bytes | None:
-        """Return a small file of an object, as ``Objects.read_file`` says."""
+        """Return a small file of an object; see ``Objects.read_file``."""
         return read_sealed_file(self._object_path(digest), path, digest=digest)
 
     def folder(self, artifact: Artifact) -> Path:

@@ -152,7 +152,8 @@ def measure(job: StageJob[BenchmarkEvaluation], task: Any) -> Mapping[str, Any]:
 
 
 def asked_within(limits: PassLimits) -> Any:
-    """Return lm-eval's class of models, with as many texts at once as both bounds allow; its own is told a number of texts alone.
+    """Return lm-eval's class of models, with as many texts at once as both bounds allow; its own bounds only the number
+    of texts.
 
     The longest of all texts decides: lm-eval asks the longest first, in batches of one size.
     """

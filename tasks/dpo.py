@@ -111,7 +111,7 @@ def run(job: StageJob[ResolvedDirectPreferenceOptimization]) -> StageResult:
             metrics |= update_weights(optimizer, models.policy, work, step=step, total_steps=num_steps)
             attempt.finish_step(metrics, num_tokens=num_tokens, headline="loss")
 
-    # 3. How well it tells pairs apart that it has not seen
+    # 3. How well it separates pairs that it has not seen
     held_out = measure_pairs(models, test, work)
     selected = measure_pairs(models, validation, work)
     written = write_policy(job, models.policy.causal_lm, codec.tokenizer)

@@ -217,7 +217,7 @@ def _rank(config: dict[str, Any]) -> None:
     _check_node(path, config["versions"])
     torch.set_num_threads(config["threads"])
     if not writes_files():
-        logging.getLogger("vantage.tasks").setLevel(logging.WARNING)  # all ranks say the same
+        logging.getLogger("vantage.tasks").setLevel(logging.WARNING)  # all ranks log the same messages
     with _listening(path.parent):
         resources = _work(path).resources
         if int(os.environ["WORLD_SIZE"]) > 1:  # of one rank, Ray begins no group, and none is needed

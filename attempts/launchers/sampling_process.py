@@ -48,7 +48,7 @@ class SamplingProcess:
     def send(self, message: BaseModel) -> None:
         """Send a line, whose answer must be taken before the next."""
         assert self._process.stdin is not None, "a pipe"
-        with suppress(BrokenPipeError):  # the answer will say why
+        with suppress(BrokenPipeError):  # the answer will contain the reason
             self._process.stdin.write(message.model_dump_json().encode() + b"\n")
             self._process.stdin.flush()
 
@@ -56,7 +56,7 @@ class SamplingProcess:
         """Return the answer to ``OpenModel``, which was sent at the start.
 
         Raises:
-            ValueError: the model cannot be used; the message says why.
+            ValueError: the model cannot be used; the message contains the reason.
             SamplingFailed: the process has ended.
         """
         return self._take(ModelOpened)

@@ -38,7 +38,7 @@ SECONDS_FOR_STACKS = 10.0
 SECONDS_WITHOUT_A_LINE = 1.0
 """After it, all of them have written."""
 SECONDS_FOR_THE_CAUSE = 10.0
-"""How long a rank whose communication broke waits to be ended: the rank that broke it says why."""
+"""Seconds that a rank whose communication broke waits to be ended: the rank that broke it reports the cause."""
 
 
 def run_ranks(job_file: Path, stage: str, num_ranks: int) -> int:
@@ -130,7 +130,7 @@ def _rank(job_file: str, stage: str, threads: int) -> None:
     os.environ["OMP_NUM_THREADS"] = str(threads)
     torch.set_num_threads(threads)
     if not writes_files():
-        logging.getLogger("vantage.tasks").setLevel(logging.WARNING)  # all ranks say the same
+        logging.getLogger("vantage.tasks").setLevel(logging.WARNING)  # all ranks log the same messages
     try:
         resources = _resources(path)
         ranks.join(

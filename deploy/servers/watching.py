@@ -13,7 +13,7 @@ def watch(folder: Path) -> None:
     """Start the servers, start again those that end, and stop all when this process gets SIGTERM or SIGINT.
 
     Raises:
-        ServersFailure: a server does not start. The others are stopped, and whoever starts this process again tries again.
+        ServersFailure: a server does not start. The others are stopped, and the service that starts this process tries again.
     """
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

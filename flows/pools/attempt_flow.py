@@ -58,7 +58,7 @@ def _read(request: str | dict[str, Any]) -> AttemptRequest:
 
 
 def _make(request: AttemptRequest, number: int, stop: threading.Event) -> AttemptOutcome:
-    """Make the attempt, and tell the storage how it goes."""
+    """Make the attempt, and write its progress to the storage."""
     warm_up()
     storage = open_storage(request.storage)
     messages = messages_of(storage.remote, request.stage_key, number)
@@ -106,7 +106,8 @@ class _Observer(Unobserved):
 
 
 class _Reporter:
-    """A thread that tells the storage every few seconds that the attempt lives and what it printed, and hears requests to stop or finish."""
+    """A thread that writes to the storage every few seconds that the attempt lives and what it printed, and reads
+    requests to stop or finish."""
 
     def __init__(
         self, messages: Messages, log: Path, stop: threading.Event, *, scratch: Path, run_id: str

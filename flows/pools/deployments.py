@@ -25,7 +25,7 @@ FORMER_ENTRYPOINTS = {
 
 
 class UnknownPool(ValueError):
-    """Prefect has no such work pool; the message says how to make one."""
+    """Prefect has no such work pool; the message contains how to make one."""
 
 
 def attempt_deployment(pool: str) -> str:
@@ -82,7 +82,8 @@ def with_former_entrypoints(client: SyncPrefectClient) -> list[DeploymentRespons
 
 
 def deployment_findings() -> Iterator[Finding]:
-    """Yield what ``vantage doctor`` says of the deployments of the configured Prefect server; nothing if it does not answer."""
+    """Yield the lines of ``vantage doctor`` about the deployments of the configured Prefect server; nothing if it does
+    not answer."""
     url = configured_url()
     if url is None or not is_healthy(url):
         return

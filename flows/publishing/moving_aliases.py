@@ -65,7 +65,7 @@ def publish_again(
     alias: str | None,
     key: Path | None = None,
 ) -> dict[str, Outcome]:
-    """Publish what the recipe of an ended run says; ``NAME@ALIAS`` → outcome.
+    """Publish what the recipe of an ended run lists; ``NAME@ALIAS`` → outcome.
 
     Args:
         workspace: that of the run.
@@ -207,7 +207,7 @@ def _publications(record: RunRecord, model: str | None, alias: str | None) -> li
 
 
 def _for_alias(entries: Sequence[Publication], alias: str, record: RunRecord) -> Publication:
-    """Return what the recipe says of a model, with this alias: the entry of the alias, else the only one that there is.
+    """Return the recipe's entry for a model: the one with this alias, else the only one that there is.
 
     Raises:
         RunError: its entries differ in what holds an alias back, and none is of this one; or it is no alias.
@@ -269,7 +269,7 @@ def _require_registry(address: str, name: str) -> None:
 
 
 def _present_version(address: str, name: str, alias: str) -> str:
-    """Return the version that the alias points to now, whoever has published it."""
+    """Return the version that the alias points to now, also one that Vantage did not publish."""
     _require_registry(address, name)
     from vantage.ledger.to_mlflow.published_models import NoSuchModel, version_of_alias  # imports MLflow
 

@@ -229,7 +229,7 @@ def _verdicts(publication: Publication, given: Published) -> tuple[Verdict, ...]
 
 
 def _why_not_earned(publication: Publication, given: Published) -> str | None:
-    """Return what the run itself says against the movement: a gate, or a model that is not a new one."""
+    """Return the run's own objections to the movement: a closed gate, or a model that is not a new one."""
     return _why_gates(publication, given) or _why_unchanged(publication, given)
 
 

@@ -1,4 +1,4 @@
-"""The tables of a critic's diagnosis, each with a sentence that says what good looks like."""
+"""The tables of a critic's diagnosis, each with a sentence about good values."""
 
 from collections.abc import Callable, Iterable, Sequence
 

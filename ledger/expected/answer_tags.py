@@ -18,7 +18,7 @@ def answer_tags(answer: Approval) -> dict[str, str]:
 
 
 def alias_tags(operation: MoveAlias) -> dict[str, str]:
-    """Return tags that say from where to where an alias was moved, by whom and why."""
+    """Return tags with the movement of an alias: from where to where, by whom and why."""
     name = f"{ALIAS}{operation.registered_model}.{operation.alias}"
     from_version = operation.from_version or "none"
     return {name: f"version {from_version} → {operation.to_version}, by {operation.by}: {operation.reason}"}

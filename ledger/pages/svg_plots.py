@@ -37,7 +37,7 @@ _MARGINS = {"left": 0.15, "right": 0.97, "top": 0.93, "bottom": 0.2}
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot with its title; the title says what to look for."""
+    """A plot with its title; the title names what to look for."""
 
     title: str
     svg: str

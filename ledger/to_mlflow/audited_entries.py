@@ -96,7 +96,7 @@ class MlflowVersion:
     run_id: str = ""
     """The id of MLflow's run that made it."""
     registered: Mapping[str, str] = field(default_factory=dict)
-    """Tags of the registered model, which say who moved each alias last."""
+    """Tags of the registered model, which name the person who moved each alias last."""
     status: str = "READY"
     stage: str = "None"
     """MLflow's own, by which ``models:/NAME/STAGE`` loads it. Vantage gives none."""

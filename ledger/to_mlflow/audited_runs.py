@@ -85,7 +85,7 @@ class AuditedServer:
         return None if found is None else f"{found.experiment_id} {found.name} {found.creation_time}"
 
     def runs(self, experiment: str, run_id: str) -> dict[str | None, list[MlflowRun]]:
-        """Return stage → MLflow's runs that say they are of this stage of a run of ours, the earliest first; None: the parents."""
+        """Return stage → MLflow's runs with the tags of this stage of a Vantage run, the earliest first; None: the parents."""
         found: dict[str | None, list[MlflowRun]] = {}
         with self._answers() as client:
             place = client.get_experiment_by_name(experiment)
@@ -165,7 +165,7 @@ class AuditedServer:
             return self._described(client, found)
 
     def versions_of(self, digest: str) -> list[MlflowVersion]:
-        """Return every version that says it holds this artifact."""
+        """Return every version whose tags claim that it holds this artifact."""
         with self._answers() as client:
             found = client.search_model_versions(f"tags.`vantage.digest` = '{digest}'")
             return [self._described(client, each) for each in found]
@@ -312,7 +312,7 @@ class AuditedServer:
             raise Unanswered(self._why_not) from error
 
     def _connect(self) -> MlflowClient:
-        for name in ("alembic", "mlflow"):  # what goes wrong comes as an exception, and is told once
+        for name in ("alembic", "mlflow"):  # errors come as exceptions, and are reported once
             logging.getLogger(name).setLevel(logging.CRITICAL)
         if is_missing_database(self._address):
             raise Unanswered(f"there is no MLflow database at {self.address}")

@@ -31,7 +31,7 @@ class Published(NamedTuple):
     repaired: tuple[str, ...]
     """Problems of MLflow's copy, which was then replaced."""
     alias_stays: str | None = None
-    """Why the alias was not moved although the operation says so."""
+    """Reason why the alias was not moved although the operation asks for it."""
 
 
 def publish(

@@ -97,7 +97,7 @@ def _base_problems(evidence: Evidence, ref: Ref) -> Iterator[str]:
     try:
         data = evidence.store.read_file(artifact.digest, "base.json")
     except (ValueError, OSError):
-        return  # the check of the files says so
+        return  # the check of the files reports this
     told = None if data is None else json.loads(data).get("base")
     if told != artifact.base:
         yield f"base is {artifact.base[:12]}, base.json of the artifact says {str(told)[:12]}"

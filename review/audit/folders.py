@@ -51,7 +51,7 @@ def add_folder(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Ch
     """Check a folder's own files, and add the artifact that it is to the walk; what it is in words, and the checks.
 
     Raises:
-        RunError: it is no folder that says what it must hold.
+        RunError: it is no folder that lists its own content.
     """
     if not path.is_dir():
         raise RunError(
@@ -190,10 +190,10 @@ def _against_artifact(
     digest: str,
     parents: Mapping[str, Any],
 ) -> Iterator[Check]:
-    """Compare what ``vantage.json`` says with the artifact in the workspace that it names."""
+    """Compare the content of ``vantage.json`` with the artifact in the workspace that it names."""
     refs = evidence.refs_of.get(digest, [])
     if not refs or not evidence.has_object(digest):
-        return  # the checks of the artifact itself say so
+        return  # the checks of the artifact itself report this
     ref = next((each for each in refs if each.artifact.stage_key == told.get("stage_key")), None)
     if ref is None:
         own, said = refs[0].artifact.stage_key, str(told.get("stage_key"))

@@ -1,4 +1,4 @@
-"""MLflow's entry of a run or a stage, compared with what the outbox told."""
+"""Compare MLflow's entry of a run or a stage with the run's outbox."""
 
 import json
 from collections.abc import Iterator, Mapping, Set
@@ -227,7 +227,7 @@ def _parsed(text: str) -> object:
 def _pointers(
     evidence: Evidence, found: "MlflowRun", parents: "list[MlflowRun]", stage: str | None
 ) -> Iterator[str]:
-    """Yield the tags that point to others of MLflow's runs and models: what they point to is what they say."""
+    """Yield the tags that point to other runs and models of MLflow, and what these really are."""
     tags = found.tags
     if stage is not None and parents and tags.get("mlflow.parentRunId") != parents[0].run_id:
         yield f"tag mlflow.parentRunId is {shown(tags.get('mlflow.parentRunId'))}, and not the run's own {parents[0].run_id}"

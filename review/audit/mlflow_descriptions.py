@@ -23,7 +23,7 @@ _OF_THE_WRITER = {
     "run_id": r"[0-9a-f]{32}",
     "utc_time_created": r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:.]+",
 }
-"""Line → what may stand there: it depends on when and where the copy was made."""
+"""Line → text that may be in its place: it depends on when and where the copy was made."""
 _EXAMPLES_TOLD = "saved_input_example_info."
 _BUILD, _INSTALL = ["pip", "setuptools", "wheel"], ["-r requirements.txt"]
 _SHOWN = 3
@@ -119,7 +119,7 @@ def _differences(
         if name not in told or name not in expected or told[name] != expected[name]:
             said = str(told[name])[:80] if name in told else "absent"
             must = f"must be {expected[name]}" if name in expected else "nobody published it"
-            # what stands at the place of a flavor or a signature is named once
+            # What is in the place of a flavor or a signature is named once
             yield f"{DESCRIPTION}: {name} is {said}, {must}"
 
 

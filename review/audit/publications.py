@@ -18,7 +18,7 @@ from vantage.schemas.recipe.recipe import Publication, ResolvedRecipe
 
 @dataclass(frozen=True)
 class Recorded:
-    """A publication, or a movement of an alias, that a run told of and that MLflow was sent."""
+    """A publication, or a movement of an alias, that is in a run's outbox and that MLflow was sent."""
 
     run_id: str
     operation: Publish | MoveAlias

@@ -33,7 +33,7 @@ class Pair:
 
 
 def compare(workspace: Workspace, a: Side, b: Side) -> Difference:
-    """Return everything that differs between two sides; of files that cannot be read, a note says so."""
+    """Return everything that differs between two sides; a note names files that cannot be read."""
     expected = a.is_recipe or b.is_recipe
     steps_a, steps_b = (_steps(side, expected) for side in (a, b))
     pairs, only_a, only_b = _paired(a, b, steps_a, steps_b)
@@ -204,7 +204,7 @@ def _provenance(pairs: Sequence[Pair]) -> tuple[ProvenanceDifference, ...]:
 def _libraries(
     storage: Storage | None, provenance: Sequence[ProvenanceDifference]
 ) -> tuple[tuple[FieldDifference, ...], list[str]]:
-    """Return distributions whose versions differ between environments, and what cannot be told of them."""
+    """Return distributions whose versions differ between environments, and what could not be compared."""
     found: dict[str, FieldDifference] = {}
     notes = []
     for part in (each for each in provenance if each.part == "environment"):

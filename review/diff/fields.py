@@ -21,7 +21,7 @@ def recipe_differences(
     """Return fields of two recipes that differ, with every default filled in.
 
     Args:
-        steps: leave out what is said of other steps, and what is published; None: compare everything.
+        steps: leave out fields about other steps, and what is published; None: compare everything.
     """
     plain = [recipe.model_dump(mode="json") for recipe in (a, b)]
     if steps is not None:

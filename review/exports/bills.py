@@ -1,4 +1,4 @@
-"""The bill of materials of a step of a run, for whoever asks, and for MLflow when a model is published.
+"""Write the bill of materials of a step of a run, on request, and for MLflow when a model is published.
 
 A bill describes the artifact and not the run that asks: names and inputs are those of the runs that made them, and
 licences are the newest that any run of the workspace names.

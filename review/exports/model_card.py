@@ -161,7 +161,8 @@ def _reward_use(folder: Path) -> list[str]:
 
 
 def _card(model: NamedModel, entry: RunEntry | None) -> list[str]:
-    """Return what MLflow's page of the model says too; of a model whose run is not here, the metrics and gates that are known."""
+    """Return the lines that MLflow's page of the model has too; for a model whose run is not here, the known metrics and
+    gates."""
     origin = model.origin
     assert origin is not None, "made by a run"
     if entry is not None and origin.stage in entry.stages:

@@ -51,7 +51,7 @@ class ReportProcess:
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
-                start_new_session=True,  # Ctrl-C stops the last step, and the report tells of it
+                start_new_session=True,  # Ctrl-C stops the last step, and the report shows that
             )
         except OSError as error:
             self._problem = str(error)
@@ -66,12 +66,12 @@ class ReportProcess:
 
     def _tell(self, word: str) -> None:
         if self._process is not None and self._process.stdin is not None:
-            with suppress(OSError):  # it has failed: `finish` says why
+            with suppress(OSError):  # it has failed: `finish` reports why
                 self._process.stdin.write(f"{word}\n")
                 self._process.stdin.flush()
 
     def finish(self, ledger: Ledger, watcher: Watcher) -> Path | None:
-        """Wait for the report and tell the ledger of it; None, and a line for the reader: there is none.
+        """Wait for the report and record it in the ledger; returns None, and prints a line for the reader, if there is none.
 
         Never raises for a report that could not be made.
         """

@@ -157,7 +157,7 @@ def _tokens(answer: Answer, scale: tuple[float, float] | None) -> str:
 
 
 def _box(token: Token, scale: tuple[float, float] | None) -> str:
-    """Return a token with its numbers; the style says how surprising it was, the bar what the critic expected."""
+    """Return a token with its numbers; the style shows how surprising it was, the bar shows the critic's value."""
     style = next((style for lowest, style, _ in _SURPRISE if token.logprob >= lowest), _RARE[0])
     value = _value(token.value, scale) if token.value is not None and scale is not None else ""
     return (

@@ -36,7 +36,7 @@ def _waits(name: str, recipe: PartialRecipe, references: RecipeReferences) -> It
     models, judging = references.models[name], references.judging_models[name]
     collected = [each for each in references.data[name] if each.collects]
     others = [each for each in models if each.field in kind.other_models]
-    stand_ins = [  # a stage that stands in for another model would have to end first
+    stand_ins = [  # a stage that replaces another model would have to end first
         stand_in for other in (*others, *judging) for stand_in in references.stand_ins.get(other.name, ())
     ]
     for each in (*models, *collected, *judging, *stand_ins):

@@ -17,7 +17,7 @@ from vantage.schemas.splits import asked_test_rows
 from vantage.schemas.steps import Inputs
 
 MARGIN = 0.1
-"""Largest allowed distance between the threshold and the lowest share that the gate can tell from it."""
+"""Largest allowed distance between the threshold and the lowest share that the gate can distinguish from it."""
 ENOUGH_PROMPTS = 30
 """Smallest number of prompts whose standard error is known well enough."""
 

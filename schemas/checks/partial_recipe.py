@@ -104,7 +104,7 @@ class PartialRecipe:
     """The sections whose items have names or name others."""
 
     models: Mapping[str, str | None] = field(default_factory=dict)
-    """Other model → the stage that stands in for it (``otherwise``)."""
+    """Other model → the stage that replaces it (``otherwise``)."""
     data: Mapping[str, PartialData] = field(default_factory=dict)
     mixtures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Mixture → its parts."""

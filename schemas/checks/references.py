@@ -66,7 +66,7 @@ class RecipeReferences:
     models: Mapping[str, References]
     """Stage → its fields that name a stage, the recipe's model, or another model."""
     stand_ins: Mapping[str, References]
-    """Other model → the stage that stands in for it."""
+    """Other model → the stage that replaces it."""
     judging_models: Mapping[str, References]
     """Stage → models that judge in it."""
     rewards: Mapping[str, References]

@@ -53,7 +53,7 @@ def validated(model: type[Model], plain: Any) -> Validated[Model]:
     """Return ``plain`` as a ``model``, with everything that is wrong with its fields.
 
     pydantic does not check the rules of a class where one of its fields is invalid. So invalid fields are omitted and
-    the rest is validated again. What a rule then says about an omitted field is dropped.
+    the rest is validated again. A rule's message about an omitted field is dropped.
     """
     problems: list[Problem] = []
     omitted: list[Path] = []
@@ -181,7 +181,7 @@ def _problem(model: type[BaseModel], path: Path, errors: Sequence[ErrorDetails],
             path, f"{quote(error['input'])} is not known", suggest(str(error["input"]), _choices(context))
         )
     rules = " or ".join(dict.fromkeys(_rule(each) for each in errors))
-    # An address with its secret may stand where only names belong.
+    # An address with its secret may be written where only names belong.
     said = "what is written here" if path[:1] == ("notify",) else quote(error["input"])
     return Problem(path, f"{said} must be {rules}", _remedy_for_type(error))
 

@@ -117,7 +117,7 @@ def _events(text: str) -> Iterator[yaml.Event]:
     """Yield the events of a text.
 
     Raises:
-        yaml.YAMLError: the text is no YAML, and PyYAML says so.
+        yaml.YAMLError: the text is no YAML; the error is PyYAML's.
         RecipeError: it is none, and PyYAML fails at it.
     """
     loader = yaml.SafeLoader(text)

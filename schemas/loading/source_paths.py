@@ -45,7 +45,7 @@ BUILTIN_DATA = tuple(
 
 
 class UnresolvablePath(ValueError):
-    """A path that cannot be looked up; the message says why."""
+    """A path that cannot be looked up; the message contains the reason."""
 
 
 def absolute(path: str | File, start: File) -> File:
@@ -157,7 +157,7 @@ def _resolve_key(
 
 
 def _adapter_problems(owner: Path, model: Any) -> list[Problem]:
-    """Return an adapter without the model that it stands on, or a base of what is no adapter."""
+    """Return the problem of an adapter without its base model, or of a base without an adapter."""
     if not isinstance(model, dict) or not isinstance(model.get("source"), str):
         return []
     name = ".".join(map(str, owner))

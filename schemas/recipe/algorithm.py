@@ -203,7 +203,7 @@ class Algorithm(Returns):
     positive_threshold: Number | None = None
     """A response is positive above this score (before KL); used where no verifier is named."""
     positive_verifier: str | None = None
-    """A response is positive if this verifier says that it is right."""
+    """A response is positive if this verifier judges it right."""
     ptx_coef: NonNegative = 0.0
     """Weight of the NLL per token on the demonstrations that the stage names as ``ptx`` (InstructGPT's PPO-ptx)."""
 

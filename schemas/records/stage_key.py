@@ -219,7 +219,8 @@ def _reward_by_content(
 
 
 def _source_by_content(work: Work, imported: dict[str, Any], digests: dict[str, str]) -> dict[str, str]:
-    """Return ``source`` → its digest, unless its text says what it holds; in ``imported`` only how it is read is left."""
+    """Return ``source`` → its digest, unless its text determines the content; in ``imported`` only the options of reading
+    it are left."""
     origin: ModelSource | DataSource = getattr(work, KINDS[work.kind].imports or "").origin
     imported["source"] = _form(origin, is_folder=isinstance(work, ImportModel | ImportBenchmark))
     if imported.pop("base", None) is not None:  # its content is in the digest of the source

@@ -140,7 +140,7 @@ class RowMapper:
 
     def _filled(self, row: Row, template: str, ours: str) -> str | None:
         filled = _PLACEHOLDER.sub(lambda match: as_text(self._follow(row, match[1], ours)) or "", template)
-        # Lines of a template that come out empty (an optional input, say) are left out.
+        # Lines of a template that come out empty (for example an optional input) are left out.
         return whole_text("\n".join(line for line in filled.splitlines() if line.strip()))
 
     def _follow(self, row: Row, path: str, ours: str) -> Any:
@@ -214,7 +214,7 @@ def _items(value: Any, part: str) -> list[Any] | None:
 
 
 def is_pattern(part: str) -> bool:
-    """Return whether a part of a path stands for several keys."""
+    """Return whether a part of a path matches several keys."""
     return any(character in part for character in "*?[")
 
 

@@ -15,12 +15,12 @@ from vantage.tasks.data.rows import column_names, open_parquet
 from vantage.tasks.data.splits import TEST, VALIDATION, prompt_position
 
 ASKED_COLUMNS = ("prompt", "messages")
-"""Those that say what was asked."""
+"""Columns with the question."""
 _READ_ROWS = 1 << 14
 
 
 def asked_text(row: Mapping[str, Any]) -> str:
-    """Return the row's prompt; of a conversation, what the user said first."""
+    """Return the row's prompt; for a conversation, the user's first message."""
     turns = row.get("messages")
     text: str = row["prompt"] if turns is None else first_words(turns)
     return text

@@ -37,7 +37,7 @@ _KEPT = ("tool_calls", "name", "tool_call_id", "reasoning_content")
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 """What the reasoning of a turn is called; templates call it by the first of these names."""
 _ROUNDS = (("human", "assistant"), ("user", "assistant"), ("input", "output"))
-"""Keys of a round: what the user and what the assistant said; the last round may lack an answer."""
+"""Keys of a round: the user's and the assistant's message; the last round may lack an answer."""
 _TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant|System):[ \t]?")
 _LIST_BEGINS = 200
 _LIST = re.compile(r"""\[\s*\{\s*["'](role|from|author|speaker|content|value|text|message)["']\s*:""")
@@ -65,7 +65,7 @@ def read_conversation(value: Any) -> list[Message]:
 
 
 def turns_in_text(text: str) -> list[Message] | None:
-    """Return the messages of a list that stands in a text; None: it is another text.
+    """Return the messages of a list in a text; None: the text is something else.
 
     Raises:
         ValueError: it is such a list, but cannot be read.
@@ -122,7 +122,7 @@ def is_transcript(value: Any) -> bool:
 
 
 def read_history(value: Any) -> list[Message]:
-    """Return the messages of earlier rounds, each a list of what the user and what the assistant said.
+    """Return the messages of earlier rounds, each a list of the user's and the assistant's message.
 
     Raises:
         ValueError: it is no list of such pairs.
@@ -151,7 +151,7 @@ def common_beginning(one: Sequence[Message], other: Sequence[Message]) -> list[M
 
 
 def joined(asked: Sequence[Message], before: Sequence[Message]) -> list[Message] | None:
-    """Return a prompt, and the turns that stand before the last one of a response that is a conversation, as one conversation.
+    """Return a prompt, and the turns before the last one of a response that is a conversation, as one conversation.
 
     None: they do not belong together, as where the prompt is the conversation in another way of writing.
     """

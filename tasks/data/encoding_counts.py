@@ -43,9 +43,9 @@ class EncodingCounts:
     num_tokens: int = 0
     """Tokens of prompts and responses."""
     num_unknown: int = 0
-    """Tokens that stand for text which the tokenizer does not know."""
+    """Tokens for text that the tokenizer does not know."""
     num_bytes: int = 0
-    """Tokens that stand for a single byte of text."""
+    """Tokens for a single byte of text."""
     num_refused: int = 0
     """Rows that the chat template refuses or renders differently, or that contain its tokens as text."""
     refused: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class Encoded(Protocol):
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """Number of tokens, and how many of them stand for unknown text or single bytes."""
+    """Number of tokens, and how many of them are unknown text or single bytes."""
 
     num_tokens: int
     num_unknown: int

@@ -57,7 +57,7 @@ def _names(source: HubFiles) -> list[str]:
     cached = matching(source, _cached(source))
     if are_all(cached):
         return cached
-    # Others of a name may be missing in the cache, so only the hub can say which there are
+    # Other files of the name may be missing in the cache, so only the hub can list them
     listed = huggingface_hub.HfApi().list_repo_files(
         source.repository, repo_type="dataset", revision=source.revision
     )
@@ -88,7 +88,7 @@ def matching(source: HubFiles, names: Sequence[str]) -> list[str]:
 
 
 def are_all(names: Sequence[str]) -> bool:
-    """Return whether the names themselves say that none is missing: ``train-00000-of-00002.parquet`` and ``-00001-of-``."""
+    """Return whether the names themselves show that none is missing: ``train-00000-of-00002.parquet`` and ``-00001-of-``."""
     parts: dict[tuple[str, str, str], set[int]] = {}
     for name in names:
         found = _NUMBERED.fullmatch(name)

@@ -53,7 +53,7 @@ def preferred(labels: Any, names: Mapping[str, Sequence[str]]) -> Literal[0, 1]:
 
     Args:
         labels: a label, or a list of them; missing ones do not count.
-        names: ``first``, ``second`` and ``tie`` → the labels that say so; empty: ``WORDS``.
+        names: ``first``, ``second`` and ``tie`` → the labels that mean them; empty: ``WORDS``.
 
     Raises:
         Undecided: as many prefer one as the other, or all are ties.

@@ -31,10 +31,10 @@ class RowReader:
     ) -> None:
         """
         Args:
-            data: what the recipe says of the file; without ``columns``, its format is recognised.
+            data: the recipe's entry of the file; without ``columns``, its format is recognised.
             content: content of the rows.
             first_rows: the first ``SAMPLE_ROWS`` of the file.
-            ending: what the file is, where its source does not say it.
+            ending: format of the file, if its source does not name it.
 
         Raises:
             GarbledRows: their texts hold something else than prompts and responses.
@@ -93,7 +93,7 @@ class RowReader:
         return by_prompt(read, content=self._content, are_marks=are_marks, folder=folder)
 
     def table(self, made: Iterable[Numbered]) -> pa.Table:
-        """Return rows that it made; one that could not be read says why in ``vantage.schemas.row_rules.FAULT``."""
+        """Return the rows; one that could not be read has the reason in ``vantage.schemas.row_rules.FAULT``."""
         rows = [
             {**({FAULT: asdict(row)} if isinstance(row, Fault) else row), SOURCE_ROW: number}
             for number, row in made

@@ -114,7 +114,7 @@ class TokenRowsWriter:
 
 
 class JsonRows(Sequence[Any]):
-    """Texts, or what else JSON can say, read where they lie; each comes out anew."""
+    """Texts, or other JSON values, read from the file; each is decoded at every read."""
 
     def __init__(self, rows: TokenRows) -> None:
         """
@@ -137,7 +137,7 @@ class JsonRows(Sequence[Any]):
 
 
 class JsonRowsWriter:
-    """Takes texts, or what else JSON can say, one after the other."""
+    """Receives texts, or other JSON values, one after the other."""
 
     def __init__(self, folder: Path | None) -> None:
         """

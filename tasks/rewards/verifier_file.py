@@ -1,4 +1,4 @@
-"""A verifier of a user's own: their file becomes a function, and what is wrong with it is said in terms of the file.
+"""Load a user's verifier from its file as a function; its faults are described in terms of the file.
 
 The file is run under a private name and from where it lies in the store, so that what it is called, and what stands
 beside it, has no effect. Stages do that in a process of its own (``vantage.tasks.rewards.verifier_process``).
@@ -24,7 +24,7 @@ _SHOWN_CHARACTERS = 200
 
 
 class BrokenVerifier(ValueError):
-    """A verifier that cannot be loaded or called, or that does not say right or wrong."""
+    """A verifier cannot be loaded or called, or returns neither right nor wrong."""
 
 
 def load_function(file: Path, function: str, *, name: str) -> VerifierFunction:

@@ -245,7 +245,7 @@ class _Running:
         deadline = time.monotonic() + seconds
         self._printed = 0
         while b"\n" not in self._told:
-            status = self._process.poll()  # before the last look: what it said before its end is read
+            status = self._process.poll()  # before the last read: its output before its end is read too
             self.look(min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
             if self._printed > MAX_PRINTED:
                 return _NoReply(printed=True)
@@ -257,7 +257,7 @@ class _Running:
         return line + b"\n"
 
     def place_of_hang(self) -> str:
-        """Return where the code stands now: faulthandler writes it from C, whatever the code does."""
+        """Return the line that the code executes now: faulthandler writes it from C, whatever the code does."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGUSR1)
         deadline = time.monotonic() + _STACK_SECONDS

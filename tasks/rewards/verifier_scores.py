@@ -1,4 +1,4 @@
-"""A term that asks a verifier: 1 for a right response, and for a wrong one what the term says."""
+"""Score responses by a verifier: 1 for a right response, and the term's value for a wrong one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Rules that say whether a response is right, by the name that a recipe gives them."""
+"""Verifiers: rules that decide whether a response is right, by the name that a recipe gives them."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -23,7 +23,7 @@ class MissingAnswers(ValueError):
 
 
 def _on_a_dial(prompt: str, response: str, answer: str | None = None, *, dial: arithmetic.Dial) -> bool:
-    """Return the prompt itself says what is right."""
+    """Return whether the response is right; the prompt itself determines the answer."""
     return arithmetic.verify(prompt, response, dial=dial)
 
 
@@ -66,7 +66,7 @@ def in_process(folder: Path, *, name: str) -> VerifierProcess:
 
 
 def read_configuration(folder: Path) -> Verifier:
-    """Return what a verifier's artifact says of it."""
+    """Return the content of a verifier's artifact."""
     return Verifier.model_validate_json((folder / CONFIGURATION).read_bytes())
 
 

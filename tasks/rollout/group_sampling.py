@@ -25,7 +25,7 @@ class Filled:
 def uniform_groups(scores: Tensor, *, samples_per_prompt: int) -> Tensor:
     """Return which groups (B / K,) have one score: all right or all wrong, so that their scores say nothing about what to prefer.
 
-    ``scores`` (B,), groups in a row, before any shaping: a length penalty would tell equal answers apart.
+    ``scores`` (B,), those of a group adjacent, before any shaping: a length penalty would make equal answers differ.
     """
     groups = scores.view(-1, samples_per_prompt)
     return groups.amax(dim=1) == groups.amin(dim=1)

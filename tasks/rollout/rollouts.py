@@ -85,7 +85,7 @@ class Rollout:
     sampled: Sampled
     scores: Scores
     scaled_scores: Tensor
-    """(B,): scaled, clipped and shaped by length, as ``Returns`` says; what the last token's reward begins with."""
+    """(B,): scaled, clipped and shaped by length as ``Returns`` asks; the last token's reward begins with it."""
     logprobs: Tensor
     """(B,T): the sampling policy's."""
     ref_logprobs: Tensor | None

@@ -25,7 +25,7 @@ class Watching:
 
     judge: Judgement
     is_verifier: bool = False
-    """Whether it says right (1) or wrong (0)."""
+    """Whether the judge is a verifier, whose judgements are right (1) or wrong (0)."""
 
     def look(self, scored: Scored, before: WatchedSoFar) -> tuple[WatchedSoFar, dict[str, float]]:
         """Return what the watch has seen with these responses, and its metrics.
@@ -67,7 +67,8 @@ class Watching:
         }
 
     def _monitors(self, scored: Scored, judged: Tensor, rewards: Tensor) -> dict[str, float]:
-        """Return how well the reward tells right from wrong responses, and how long they are; what is undefined is left out."""
+        """Return how well the reward separates right from wrong responses, and how long they are; undefined values are
+        left out."""
         is_right, lengths = judged > 0.5, scored.sampled.sequences.lengths.cpu().double()
         found = {
             "watch_pair_accuracy": pair_accuracy(rewards, is_right),

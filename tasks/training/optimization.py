@@ -111,7 +111,7 @@ def frozen_dtype(precision: Precision) -> torch.dtype:
     """Return type in which a reward's models are held.
 
     Not a reference: its embeddings and norms would compute in bfloat16 where autocast leaves the policy's in float32,
-    and equal weights would say different things.
+    and equal weights would give different results.
     """
     return torch.bfloat16 if precision == "bfloat16" else torch.float32
 

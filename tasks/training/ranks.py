@@ -24,7 +24,7 @@ BUCKET_ELEMENTS = 2**25
 """Gradients that are added in one message: 128 MiB of float32."""
 
 MARGIN_SECONDS = 300.0
-"""How much later than the watchdog a waiting rank gives up: the watchdog writes where all ranks stand."""
+"""Seconds by which a waiting rank gives up later than the watchdog, which writes the stack traces of all ranks."""
 
 _is_sharded = False
 
@@ -69,7 +69,7 @@ def leave() -> None:
 
 
 def is_of_communication(error: BaseException) -> bool:
-    """Return whether the error says that another rank has ended or does not answer; its own error tells why."""
+    """Return whether the error means that another rank has ended or does not answer; that rank's own error has the cause."""
     is_of_gloo = isinstance(error, RuntimeError) and "gloo" in str(error)
     return is_of_gloo or isinstance(error, distributed.DistError)
 

@@ -10,7 +10,7 @@ from vantage.algorithms.groups import index_of_groups
 from vantage.algorithms.uncertainty import Estimate
 
 Statistic = Callable[[Tensor], Tensor]
-"""Weights of the rows (R,N), float64 → the statistic under each set of weights: (R,), or (R,B) where it says so."""
+"""Weights of the rows (R,N), float64 → the statistic under each set of weights: (R,), or (R,B) where noted."""
 
 CONFIDENCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
 """Confidences of the intervals that are kept, whichever of them a gate will ask for."""
@@ -46,7 +46,7 @@ def bootstrapped(statistic: Statistic, clusters: Tensor, *, seed: int) -> Estima
 def bootstrapped_size(gaps: Statistic, clusters: Tensor, *, seed: int) -> Estimate:
     """Return Σ_b |gap_b| of all rows, with the intervals that resampled prompts give it.
 
-    A resample that repeats equal prompts says nothing of those that were not drawn. So each drawn prompt has the opposite
+    A resample with equal prompts has no information on those that were not drawn. So each drawn prompt has the opposite
     outcome with a chance of 2/(n + 4), n prompts: as if two of four more had had it (Agresti and Coull, 1998).
 
     With ‖·‖ the sum of sizes, g the gaps of all rows and g* those of a resample, the upper end of an interval is a quantile

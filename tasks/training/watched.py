@@ -17,7 +17,7 @@ class FinishRequest(Frozen):
 
 
 def write_watched(scratch: Path, watched: Watched) -> None:
-    """Show whoever watches the stage what its guards have seen."""
+    """Show the observers of the stage what its guards have seen."""
     replace_file_unsynced(scratch / WATCHED, watched.model_dump_json().encode())
 
 
