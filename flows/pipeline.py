@@ -211,7 +211,7 @@ async def _finish(flow_run_id: str, orchestrator: Orchestrator) -> State[None]:
     ):  # the automation of its deployment answers this
         status, message = "crashed", f"its worker was asked to end\n{message}"
     run.end_flow_run(flow_run_id, status, message)
-    if not orchestrator.stop.is_set():  # its attempts may go on, and the stop waits for them
+    if not orchestrator.stop.is_set():  # after a stop its attempts may go on, and time is short
         await close_attempts(run, server=server_name(run.workspace.root))
     return state_of(status, message)
 
