@@ -13,7 +13,7 @@ from vantage.schemas.steps import dependencies, trains_adapters
 
 
 def adapter_weights(shape: ModelShape, lora: Lora) -> int:
-    """Return r · (rows + columns) of every matrix that gets an adapter, in all layers.
+    """Return r · (rows + columns), summed over the matrices with an adapter, in all layers.
 
     Names that the family here has not are counted as the widest of its matrices.
     """
@@ -24,7 +24,7 @@ def adapter_weights(shape: ModelShape, lora: Lora) -> int:
 
 
 def with_adapters(recipe: Recipe, name: str, networks: list[Network]) -> list[Network]:
-    """Return the networks of a stage, with adapters where it or the stages before it trained them.
+    """Return the networks of a stage, with adapters if it or earlier stages trained them.
 
     Networks that share one base, in one type, hold it once: the first of them does, the others only their own weights.
     """
@@ -57,7 +57,7 @@ def _is_in_4_bits(recipe: Recipe) -> bool:
 
 
 def _step_of(recipe: Recipe, name: str, role: str) -> str | None:
-    """Return the step that a frozen network comes from; reward models go by the name of theirs."""
+    """Return the step that a frozen network comes from; a reward model is identified by the name of its stage."""
     read = dependencies(recipe)[name]
     return (
         role if role in recipe.stages else next((read[each] for each in _roles(role) if each in read), None)

@@ -6,10 +6,10 @@ from typing import Any
 from vantage.ledger.pages.elements import page, safe
 
 MAX_SHOWN = 100
-"""Prompts on the page."""
+"""Number of prompts on the page."""
 ROLES = ("baseline", "candidate")
 JUDGEMENTS = ("judgement", "also_judgement")
-"""Columns of a response: by the stage's ``judge``, and by ``also``."""
+"""Columns with a response's judgements: by the stage's ``judge``, and by ``also``."""
 
 
 def samples_page(

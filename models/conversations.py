@@ -1,4 +1,4 @@
-"""Conversations of several turns as token ids, with the tokens that the assistant wrote.
+"""Encode conversations of several turns as token ids, and mark the tokens that the assistant wrote.
 
 A conversation is tokenised in pieces: what stands around the assistant's earlier words as part of the template, the
 words themselves as text, as a response is. So earlier turns have the tokens that the model would have generated, and
@@ -23,7 +23,7 @@ _STAND_IN = "Q{}words"
 
 @dataclass(frozen=True)
 class EncodedTurns:
-    """A conversation up to where its next response begins."""
+    """A conversation up to the begin of its next response."""
 
     ids: list[int]
     spoken: list[tuple[int, int]]
@@ -77,7 +77,7 @@ def encode_conversations(
 
 
 _LONGEST_CLOSING = 4
-"""Tokens after the assistant's words among which the one that closes its turn is looked for."""
+"""Tokens after the assistant's words among which the closing token of its turn is searched."""
 
 
 def _pieces(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message], is_chat: bool) -> list[str]:

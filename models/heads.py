@@ -74,7 +74,7 @@ class ScalarModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Return where the weights are."""
+        """Return the device of the weights."""
         return self.backbone.device
 
     def forward(
@@ -104,7 +104,7 @@ class ScalarModel(nn.Module):
 
 
 def freeze_attention(model: ScalarModel) -> None:
-    """Keep the weights of all attention modules of the trunk as they are; the others still learn.
+    """Freeze the weights of all attention modules of the trunk; the others still learn.
 
     Raises:
         ValueError: no module of the trunk is known to be attention.
@@ -209,7 +209,7 @@ def value_from_policy(
     dtype: torch.dtype = torch.float32,
     training: Training = "all",
 ) -> ScalarModel:
-    """Return a policy's trunk with a fresh small head and a bias of 0.
+    """Return a policy's trunk with a new small head and a bias of 0.
 
     Raises:
         UnsafeModel: see `vantage.models.stored_models.load_stored_policy`.
@@ -386,7 +386,8 @@ def _refuse_empty(lengths: Sequence[int]) -> None:
 
 
 def _as_sequence_classifier(model: ScalarModel) -> PreTrainedModel | None:
-    """Return the model in transformers' own class for it, sharing its tensors; None where it has none with a plain head."""
+    """Return the model in transformers' own class for it, sharing its tensors; None if there is no such class with a
+    plain head."""
     config = copy.deepcopy(model.backbone.config)
     config.num_labels = 1
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:

@@ -94,7 +94,7 @@ class RoomyLayer(DynamicLayer):
         return self.keys, self.values
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep the rows at ``indices``, whichever these are."""
+        """Keep the rows at ``indices``, in any order."""
         assert self.keys is not None
         assert self.values is not None
         self._take_over(self.keys, self.values, indices)
@@ -109,7 +109,7 @@ class RoomyLayer(DynamicLayer):
         self.keys, self.values = (held[:, :, :length] for held in self._held)
 
     def _take_over(self, keys: Tensor, values: Tensor, rows: Tensor | None, *, at_least: int = 0) -> None:
-        """Copy rows (None: all) of keys and values to where there is room for more."""
+        """Copy rows (None: all) of keys and values to larger tensors."""
         length, room = keys.shape[-2], max(at_least, min(ROOM, self._remaining))
         held = []
         for old in (keys, values):

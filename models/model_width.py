@@ -9,7 +9,7 @@ from vantage.models.source_digest import parse_source, resolve_commit
 from vantage.schemas.recipe.sources import Builtin, Gguf, Hub, LocalPath
 
 WIDTH_FIELDS = ("hidden_size", "n_embd", "d_model")
-"""Names that transformers' configurations have for it."""
+"""Names of the width in transformers' configurations."""
 MAX_CONFIG_BYTES = 2**20
 
 
@@ -18,7 +18,7 @@ class UnknownWidth(ValueError):
 
 
 def hidden_size(source: str) -> int:
-    """Return width of the residual stream of the model that ``model.source`` names.
+    """Return the width of the residual stream of the model that ``model.source`` names.
 
     Raises:
         UnknownWidth: its configuration does not contain the width, or cannot be read.

@@ -1,4 +1,4 @@
-"""Hidden states of the tokens of a batch, however its pass lays them out."""
+"""Read the hidden states of a batch's tokens, in any layout of its pass."""
 
 from torch import Tensor
 from transformers import PreTrainedModel

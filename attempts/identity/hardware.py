@@ -1,4 +1,4 @@
-"""The machine: processor, memory, GPUs and their driver; read from the kernel's files, no library is loaded."""
+"""Describe the machine: processor, memory, GPUs and their driver; read from the kernel's files, no library is loaded."""
 
 import os
 import platform

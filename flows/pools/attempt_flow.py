@@ -32,7 +32,7 @@ from vantage.tasks.training.watched import ask_to_finish
 
 BEAT_SECONDS = 5.0
 LOG_BYTES = 2**20
-"""A log of so many bytes is sent with every beat; one of twice as many with every second."""
+"""Bytes of a log that is sent with every beat; a log of twice as many is sent with every second beat."""
 
 
 @flow(name="vantage-attempt", flow_run_name="{name}", persist_result=False)
@@ -96,7 +96,7 @@ def _make_room(storage: Storage, request: AttemptRequest) -> None:
 
 
 class _Observer(Unobserved):
-    """Tells the storage that the computation begins."""
+    """Write to the storage that the computation begins."""
 
     def __init__(self, messages: Messages) -> None:
         self._messages = messages

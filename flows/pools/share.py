@@ -76,7 +76,7 @@ def _take(
 
 
 def _try_to_take(count: int, gpus: tuple[str, ...], folder: Path, held: ExitStack) -> tuple[str, ...] | None:
-    """Take so many GPUs that no other process holds; none of them if there are fewer."""
+    """Take ``count`` GPUs that no other process holds; none if there are fewer."""
     with ExitStack() as locks:
         taken = []
         for gpu in gpus:

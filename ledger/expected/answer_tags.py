@@ -1,10 +1,10 @@
-"""Tags of a stage's run for what people decided: their answers, and the aliases that they moved."""
+"""Tags of a stage's run for people's decisions: their answers, and the aliases that they moved."""
 
 from vantage.ledger.operations import MoveAlias
 from vantage.schemas.records.approvals import PUBLISH_PREFIX, Approval
 
 ANSWER, ALIAS = "vantage.approval", "vantage.alias."
-"""How the names of these tags begin."""
+"""Prefix of the names of these tags."""
 
 
 def answer_tags(answer: Approval) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The files that MLflow needs to load a Hugging Face folder as a pipeline.
+"""Write the files that MLflow needs to load a Hugging Face folder as a pipeline.
 
 MLflow's own packing loads transformers and torch, which the orchestrating process never does, copies the weights once
 more, and looks for a model card on a hub. The folder is already a model, so only its description is written here, in

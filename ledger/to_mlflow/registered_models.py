@@ -1,4 +1,4 @@
-"""Publishing: copies an artifact's files to MLflow as a version of a registered model, and moves the alias."""
+"""Publish: copy an artifact's files to MLflow as a version of a registered model, and move the alias."""
 
 import json
 import tempfile

@@ -24,7 +24,8 @@ _SHOWN = 3
 
 
 def mlflow_check(evidence: Evidence, run_id: str, stage: str | None) -> Check:
-    """Tags, params, metric rows and dataset inputs of a stage's run (None: of the parent run), and whom they point to."""
+    """Tags, params, metric rows and dataset inputs of a stage's run (None: of the parent run), and the entries that they
+    point to."""
     replay = evidence.replay(run_id)
     if isinstance(replay, Missing | Broken):
         return Check(
@@ -68,7 +69,7 @@ def mlflow_check(evidence: Evidence, run_id: str, stage: str | None) -> Check:
 
 
 def check_without_outbox(evidence: Evidence, record: RunRecord, step: str, artifact: Artifact) -> Check:
-    """Return what is left to compare where the run's outbox is gone: digest, key, parents and headline metrics."""
+    """Return what can be compared without the run's outbox: digest, key, parents and headline metrics."""
     runs = evidence.mlflow_runs(record.recipe.recipe, record.run_id)
     if isinstance(runs, Missing):
         return check_of(_SUBJECT, runs)
@@ -143,7 +144,7 @@ def _row_problems(required: Set[Row], allowed: Set[Row], found: Set[Row]) -> Ite
 
 
 def _latest_problems(found: "MlflowRun") -> Iterator[str]:
-    """MLflow keeps the newest value of each metric a second time, and shows that one in its tables."""
+    """MLflow stores the newest value of each metric a second time, and shows that one in its tables."""
     newest: dict[str, tuple[int, int]] = {}
     for name, time, step, _ in found.rows:
         newest[name] = max(newest.get(name, (step, time)), (step, time))
@@ -212,7 +213,7 @@ def _source_digest(text: str) -> object:
 
 
 def _parsed(text: str) -> object:
-    """Return a field of a dataset, without what may differ."""
+    """Return a field of a dataset, without the parts that may differ."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Signatures of artifacts: whether each holds, and whether those that are required are there."""
+"""Check signatures of artifacts: whether each is valid, and whether the required ones exist."""
 
 from vantage.review.audit.evidence import Evidence
 from vantage.runs.record import RunRecord
@@ -9,7 +9,7 @@ SUBJECT = "signature"
 
 
 def signature_checks(evidence: Evidence, ref: Ref, step: str) -> list[Check]:
-    """Return a check for each key that has signed the artifact or must have; none where nothing is signed nor required."""
+    """Return a check for each key that has signed the artifact or must have; none if nothing is signed or required."""
     if evidence.store is None:
         return []
     from vantage.signing.key_validity import ALWAYS_VALID
@@ -33,7 +33,7 @@ def signature_checks(evidence: Evidence, ref: Ref, step: str) -> list[Check]:
 
 
 def unsigned(evidence: Evidence) -> list[Check]:
-    """Check an artifact without a ref, where keys are required: a signature is of an artifact and its ref."""
+    """Check an artifact without a ref, if keys are required: a signature is of an artifact and its ref."""
     if not evidence.required_keys:
         return []
     keys = ", ".join(key.short for key in evidence.required_keys)

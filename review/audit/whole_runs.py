@@ -25,7 +25,7 @@ from vantage.schemas.records.stage_key import differences
 
 
 def run_checks(evidence: Evidence, run_id: str) -> AuditedRun:
-    """Return every check of a run that is of none of its steps."""
+    """Return every check of a run that belongs to none of its steps."""
     record, replay = evidence.record(run_id), evidence.replay(run_id)
     checks = []
     if isinstance(record, Missing | Broken):
@@ -68,7 +68,7 @@ def _record_problems(record: RunRecord) -> Iterator[str]:
 
 
 def _strange_stages(evidence: Evidence, run_id: str, replay: Replay) -> Iterator[Check]:
-    """Runs of MLflow with the tags of a stage that this run does not have."""
+    """Yield runs of MLflow with the tags of a stage that this run does not have."""
     runs = evidence.mlflow_runs(replay.opened.experiment, run_id)
     if isinstance(runs, Missing):
         return  # the check of the parent run reports this

@@ -1,4 +1,4 @@
-"""Values of two nested mappings that differ, by their paths."""
+"""Find the values of two nested mappings that differ, by their paths."""
 
 from collections.abc import Collection, Iterator, Mapping
 from itertools import zip_longest
@@ -12,7 +12,7 @@ _BY_STEP = {
     "stages": "", "data": "data.", "models": "models.", "mixtures": "mixtures.", "verifiers": "verifiers.",
     "benchmarks": "benchmarks.",
 }  # fmt: skip
-"""Field of a recipe → prefix of the steps that its entries are."""
+"""Field of a recipe → prefix of the steps that its entries define."""
 
 
 def recipe_differences(

@@ -18,11 +18,11 @@ from vantage.storage.durable_files import make_folder, replace_file
 from vantage.storage.environments import read_environment
 
 FOLDER = "bills"
-"""In a run's folder: ``STAGE.cdx.json`` of each published stage."""
+"""Folder of a run: ``STAGE.cdx.json`` of each published stage."""
 
 
 def bill_of(workspace: Workspace, record: RunRecord, step: str) -> str | None:
-    """Return the bill as CycloneDX in JSON; None: there is no artifact, or what was installed where it was made is not recorded.
+    """Return the bill as CycloneDX in JSON; None: there is no artifact, or its environment is not recorded.
 
     Args:
         record: any run that made or reused the artifact.
@@ -44,7 +44,7 @@ def bill_of(workspace: Workspace, record: RunRecord, step: str) -> str | None:
 
 
 def tell_bill(run: Run, step: str, *, ledger: Ledger) -> None:
-    """Write the bill of a step into the run's folder, and have it logged to MLflow; nothing where none can be made.
+    """Write the bill of a step into the run's folder, and log it to MLflow; does nothing if it cannot be made.
 
     Raises:
         OSError: the disk.
@@ -58,7 +58,7 @@ def tell_bill(run: Run, step: str, *, ledger: Ledger) -> None:
 
 
 def _made_of(run: RunView, step: str, seen: set[str]) -> Iterator[tuple[Maker, Artifact]]:
-    """Yield the step's artifact and all that it was made of, at any depth, each once and with the step that made it."""
+    """Yield the step's artifact and its inputs at any depth, each once and with the step that made it."""
     artifact = run.artifact(step)
     if isinstance(artifact, Missing | Broken) or artifact.digest in seen:
         return
@@ -73,7 +73,7 @@ def _made_of(run: RunView, step: str, seen: set[str]) -> Iterator[tuple[Maker, A
 
 
 def _licences(workspace: Workspace) -> dict[str, str]:
-    """Return content digest → licence, that of the newest run which names one."""
+    """Return content digest → licence, from the newest run that names one."""
     found: dict[str, str] = {}
     for record in read_runs(workspace):
         for step, licence in record.recipe.licenses.items():

@@ -1,4 +1,4 @@
-"""The card of an exported model: what it is, how it is asked, and what serves it."""
+"""Write the card of an exported model: what it is, how to use it, and what serves it."""
 
 import json
 import shlex
@@ -18,7 +18,7 @@ _TASKS = {"policy": "text-generation", "reward_model": "text-classification"}
 
 @dataclass(frozen=True)
 class MadeBy:
-    """The run that made a model which another run has found in the store."""
+    """The run that made a model which another run has reused from the store."""
 
     run_id: str
     stage: str
@@ -178,7 +178,7 @@ def _card(model: NamedModel, entry: RunEntry | None) -> list[str]:
 
 
 def _made_with(model: NamedModel) -> list[str]:
-    """Code and machine, in a line; all of it is in ``vantage.json``."""
+    """Return code and machine, in a line; all of it is in ``vantage.json``."""
     assert model.origin is not None, "made by a run"
     text = describe(model.origin.provenance)
     return ["", "## Made with", "", text] if text else []
