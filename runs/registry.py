@@ -1,4 +1,4 @@
-"""Registered models of MLflow that a person names, and what was published as them; MLflow is asked once about each."""
+"""Look up registered models of MLflow that a person names, and what was published as them; MLflow is asked once about each."""
 
 from typing import TYPE_CHECKING
 
@@ -41,7 +41,7 @@ class MlflowRegistry:
         return True
 
     def published(self, named: RegisteredNamed) -> "PublishedVersion":
-        """Return what was published as this version.
+        """Return the publication of this version.
 
         Raises:
             NotRegistered: there is none, or Vantage did not publish it.

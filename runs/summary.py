@@ -67,7 +67,7 @@ _COMPARED = (
     *("accuracy_gain", "score_gain", "win_rate", "preference_win_rate", "order_disagreement"),
     "pair_accuracy",
 )
-"""Metrics that a comparison prints, and those of which a warning speaks."""
+"""Metrics that a comparison prints, and those that warnings mention."""
 
 
 def _preference(stage: StageRecord) -> str:
@@ -152,14 +152,14 @@ def _short_prompt(record: RunRecord) -> list[str]:
 
 
 def why(stage: StageRecord) -> str:
-    """Return why a stage has its status: its reason, remedy and exit code, or its verdicts."""
+    """Return the reason for a stage's status: its reason, remedy and exit code, or its verdicts."""
     if stage.reason:
         return f"{stage.reason}; exit code {stage.exit_code}" if stage.exit_code else stage.reason
     return " · ".join(map(str, stage.verdicts))
 
 
 def reasons(record: RunRecord) -> list[str]:
-    """Return why each unsuccessful stage that was not blocked ended so, a line each; failed stages come first."""
+    """Return the reasons of all unsuccessful stages that were not blocked, a line each; failed stages come first."""
     return [
         f"{name} {stage.status.replace('_', ' ')}: {why(stage)}"
         for status in ("failed", "gate_closed", "waiting_approval", "resumable")

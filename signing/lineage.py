@@ -1,4 +1,4 @@
-"""The steps of a run that a model was made from, with the refs of their artifacts."""
+"""Find the steps of a run that a model was made from, with the refs of their artifacts."""
 
 from collections.abc import Collection
 

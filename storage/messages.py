@@ -1,4 +1,4 @@
-"""Small files between a run and one of its attempts on another machine, in the storage that both reach.
+"""Exchange small files between a run and one of its attempts on another machine, in the storage that both reach.
 
 messages/<stage key>/<number>/request.json    who asked for the attempt; created once, so one of several wins
 messages/<stage key>/<number>/begun.json      the computation has begun
@@ -82,7 +82,7 @@ def logs_with(logs: bytes, number: int, log: bytes) -> bytes:
 
 
 def logs_before(logs: bytes, number: int) -> bytes:
-    """Return, of several attempts' logs, those before a numbered request's."""
+    """Return the part of several attempts' logs before a numbered request's log."""
     return logs.partition(_title(number))[0]
 
 

@@ -95,7 +95,7 @@ class Store:
 
     @property
     def address(self) -> str:
-        """Return what ``vantage.storage.storage.open_storage`` takes."""
+        """Return the address for ``vantage.storage.storage.open_storage``."""
         return str(self.root)
 
     @property
@@ -244,7 +244,7 @@ class Store:
             os.close(descriptor)
 
     def holder_of(self, stage_key: str) -> str | None:
-        """Return who holds the key's lock; nothing is written, and the lock is looked at for a moment."""
+        """Return the holder of the key's lock; nothing is written, and the lock is tried for a moment."""
         try:
             descriptor = os.open(self._lock_path(stage_key, "lock"), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:

@@ -137,7 +137,7 @@ def read_pairs(job: StageJob[ResolvedDirectPreferenceOptimization], split: str, 
 def tied_share(
     job: StageJob[ResolvedDirectPreferenceOptimization], pairs: Sequence[Completions]
 ) -> dict[str, float]:
-    """Share of the collected prompts, over all splits, that gave no pair."""
+    """Return the share of the collected prompts, over all splits, that gave no pair."""
     if job.work.rollouts is None:
         return {}
     return {"tied_share": 1 - sum(map(len, pairs)) / sum(each.counts.num_rows for each in pairs)}
@@ -188,7 +188,7 @@ def pair_logprobs(models: Models, batch: Sequences, *, precision: Precision) -> 
 def measure_pairs(
     models: Models, pairs: Completions, work: ResolvedDirectPreferenceOptimization
 ) -> dict[str, Estimate]:
-    """Accuracy of the implicit rewards β·(log π − log π_ref), DPO loss (nats) and mean reward gap over pairs.
+    """Return accuracy of the implicit rewards β·(log π − log π_ref), DPO loss (nats) and mean reward gap over pairs.
 
     All pairs of a prompt are one cluster.
     """

@@ -63,11 +63,11 @@ from vantage.tasks.training.scratch import PROGRESS
 LEFT_OUT = {"contaminated": "contaminated", "near_duplicates": "near_duplicate"}
 """Key of ``report.json`` → the metric ``NAME_rows`` with the same number."""
 BUILTIN_SEED = 0
-"""Built-in data is like a file: the same for every recipe and seed."""
+"""Seed of the built-in data, which is like a file: the same for every recipe and seed."""
 
 
 class UnusableData(ValueError):
-    """A dataset that cannot be trained on, with the reason and the rows that show it."""
+    """A dataset cannot be trained on; the message contains the reason and the rows that show it."""
 
 
 def run(job: StageJob[PrepareData]) -> StageResult:
@@ -172,13 +172,13 @@ def builtin_batches(work: PrepareData) -> Iterator[pa.Table]:
 
 
 def number_of(size: int | float, rows: int) -> int:
-    """Return a split's number of rows, where it is given as a share of so many."""
+    """Return a split's number of rows, if it is given as a share of ``total``."""
     return size if isinstance(size, int) else max(1, round(size * rows))
 
 
 @contextmanager
 def read_file(data: Data, content: str, job: StageJob) -> Iterator[tuple[RowReader, Iterator[pa.Table]]]:
-    """Yield what reads the rows of the user's file, and its batches; of a copy that was made while it was hashed.
+    """Yield the reader of the user's file, and its batches, from a copy that was made while it was hashed.
 
     Raises:
         UnusableData: the file cannot be read in the format of its name, or cannot hold such rows.
@@ -266,7 +266,7 @@ def copy_sources(
 
 
 def refuse_if_too_many_dropped(report: Report, *, name: str, max_dropped: float) -> None:
-    """Refuse a dataset with more unusable rows than the recipe allows; repeats and ties are left out without blame."""
+    """Refuse a dataset with more unusable rows than the recipe allows; repeats and ties do not count."""
     unusable = sum(count for reason, count in report.dropped.items() if reason not in WITHOUT_BLAME)
     if unusable <= max_dropped * report.num_rows:
         return
@@ -369,7 +369,7 @@ def write_splits(
     *,
     train_rows: int | None,
 ) -> dict[str, int]:
-    """Write one file a side; returns how many rows each has.
+    """Write one file per side; returns the number of rows in each.
 
     Args:
         train_rows: the most rows for training; None: all.

@@ -1,4 +1,4 @@
-"""Stages that wait for one another."""
+"""Find stages that wait for one another."""
 
 from collections.abc import Iterator
 
@@ -29,7 +29,7 @@ def cycles(recipe: PartialRecipe, references: RecipeReferences) -> Iterator[Prob
 
 
 def _waits(name: str, recipe: PartialRecipe, references: RecipeReferences) -> Iterator[tuple[Path, str]]:
-    """Yield the stages that a stage waits for. One that names itself is refused elsewhere."""
+    """Yield the stages that a stage waits for. A stage that names itself is refused elsewhere."""
     kind = recipe.stages[name].kind
     if kind is None:
         return

@@ -1,4 +1,4 @@
-"""Resolves the sources of model, data and verifiers to absolute paths, and checks that they exist.
+"""Resolve the sources of model, data and verifiers to absolute paths, and check that they exist.
 
 A path that cannot be looked up (too long, with a NUL, a cycle of links, in an unreadable folder) raises
 ``UnresolvablePath``, and nothing else.
@@ -49,7 +49,7 @@ class UnresolvablePath(ValueError):
 
 
 def absolute(path: str | File, start: File) -> File:
-    """Return the path from ``start`` on, with ``~`` and links followed.
+    """Return the path relative to ``start``, with ``~`` and links followed.
 
     Raises:
         UnresolvablePath: it cannot be resolved.
@@ -62,7 +62,7 @@ def absolute(path: str | File, start: File) -> File:
 
 
 def mode_of(file: File) -> int:
-    """Return ``st_mode`` of a path; 0 where nothing exists.
+    """Return ``st_mode`` of a path; 0 if nothing exists there.
 
     Raises:
         UnresolvablePath: it cannot be looked up.

@@ -1,4 +1,4 @@
-"""The files that a source of data names: here, or of a dataset's repository on the Hugging Face hub at one commit.
+"""Find the files of a data source: local ones, or those of a dataset's repository on the Hugging Face hub at one commit.
 
 A repository's files are read as files, and its loading script, where it has one, is never run. They lie in the hub's own
 cache (`HF_HOME`), from which they are read again without the network.
@@ -16,7 +16,7 @@ _NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\..*)")
 
 
 class UnreachableHub(ValueError):
-    """Files of a repository that are neither in the cache nor could be fetched."""
+    """Files of a repository are not in the cache, and could not be fetched."""
 
 
 def source_files(source: str) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Rows of a user's file as rows of one content: recognised or mapped, read, and with the reason where they cannot be."""
+"""Read rows of a user's file as rows of one content, recognised or mapped, with the reason if they cannot be read."""
 
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -54,7 +54,7 @@ class RowReader:
                 )
 
     def read(self, row: SourceRow) -> Mapping[str, Any] | Fault:
-        """Return the row's columns, or why it cannot be read."""
+        """Return the row's columns, or the reason why it cannot be read."""
         if isinstance(row, Fault):
             return row
         try:
@@ -77,7 +77,7 @@ class RowReader:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns of the rows that it makes."""
+        """Columns of the resulting rows."""
         return (*CONTENT_COLUMNS[self._content], "messages") if self._are_single else self._assembly.made
 
     def made(self, rows: Iterable[SourceRow], folder: Path) -> Iterator[Numbered]:
@@ -114,7 +114,7 @@ class RowReader:
             raise error
 
     def unread(self, names: Collection[str]) -> list[str]:
-        """Return those of the file's columns that nothing is read from."""
+        """Return the columns of the file that are not read."""
         read = [path if path in names else path.partition(".")[0] for path in self._mapper.paths()]
         return [name for name in names if not any(name == each or fnmatchcase(name, each) for each in read)]
 

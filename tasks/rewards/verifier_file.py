@@ -15,10 +15,10 @@ from typing import Any
 import numpy
 
 VerifierFunction = Callable[[str, str, str | None], bool]
-"""(prompt, response, the row's answer or None) → right or wrong. A user's function is given them by these names."""
+"""(prompt, response, the row's answer or None) → right or wrong. A user's function is called with these argument names."""
 
 FILE = "verifier.py"
-"""What the copy in the store is called."""
+"""Name of the copy in the store."""
 SIGNATURE = "(prompt, response, answer)"
 _SHOWN_CHARACTERS = 200
 
@@ -58,7 +58,7 @@ def load_function(file: Path, function: str, *, name: str) -> VerifierFunction:
 
 
 def _run(file: Path, *, name: str) -> ModuleType:
-    """Return the module that the file makes; no bytecode is left in the store."""
+    """Return the module made from the file; no bytecode is left in the store."""
     module = ModuleType(f"_verifier_{name}")
     module.__file__ = str(file)
     sys.modules[module.__name__] = module  # where a dataclass looks its own module up
@@ -107,7 +107,7 @@ def _told(error: BaseException, file: Path) -> str:
 
 
 def shown_case(prompt: str, response: str, answer: str | None) -> str:
-    """Return what a verifier was given, shortened."""
+    """Return a verifier's arguments, shortened."""
     case = f"prompt {_short(prompt)}, response {_short(response)}, answer {_short(answer)}"
     return case if answer is not None else f"{case} (data.*.columns.answer maps answers)"
 

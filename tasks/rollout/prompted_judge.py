@@ -38,7 +38,7 @@ class PromptedJudge:
 
     policy: PolicyModel
     tokenizer: PreTrainedTokenizerBase
-    """The judge's own."""
+    """Tokenizer of the judge's model."""
     template: str
     answers: tuple[list[int], list[int]]
     """Ids of the answers that prefer the first and the second response."""
