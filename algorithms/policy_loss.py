@@ -28,8 +28,8 @@ class PolicyLoss:
     `clip_fraction`: tokens on which the clip binds, that is, whose gradient it takes away.
     `dual_clip_fraction`: tokens on which the dual clip does; none is counted in both. `approx_kl`: KL(old‖new)
     in nats by e^ℓ − 1 − ℓ with ℓ = logprobs − old_logprobs, samples from old. `ratio`: ρ = e^ℓ, and
-    `ratio_deviation`: |ρ − 1|. At a rollout's first update they are 1 and 0; the second alone says so, since the
-    expectation of the first is 1 for any policy. `ratio_squared`: ρ², for the effective sample size (Σρ)²/Σρ².
+    `ratio_deviation`: |ρ − 1|. At a rollout's first update they are 1 and 0. Only the second shows that the policies are equal,
+    since the expectation of the first is 1 for any policy. `ratio_squared`: ρ², for the effective sample size (Σρ)²/Σρ².
     """
 
     loss: Tensor

@@ -1,9 +1,9 @@
 """Encode conversations of several turns as token ids, and mark the tokens that the assistant wrote.
 
-A conversation is tokenised in pieces: what stands around the assistant's earlier words as part of the template, the
-words themselves as text, as a response is. So earlier turns have the tokens that the model would have generated, and
-which tokens are the assistant's is known exactly. For templates whose turns end with special tokens the ids are those
-of the whole text.
+A conversation is tokenised in pieces: the text around the assistant's earlier words as part of the template, and the words
+themselves as text, like a response. So earlier turns have the tokens that the model would have generated, and it is known
+exactly which tokens are the assistant's. For templates whose turns end with special tokens, the ids are those of the whole
+text.
 """
 
 from collections.abc import Sequence

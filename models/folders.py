@@ -332,7 +332,7 @@ def check_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase)
     """Refuse a tokenizer whose ids exceed the model's embedding table.
 
     Raises:
-        ValueError: as said.
+        ValueError: an id exceeds the table.
     """
     embeddings = model.get_input_embeddings().weight
     assert isinstance(embeddings, torch.Tensor), "a table"

@@ -55,8 +55,8 @@ def without_gaps(active: Sequence[bool]) -> list[int]:
 def needs_mask(cache: Cache, lengths: Sequence[int], width: int) -> bool:
     """Return whether a mask has to be given with the next token of rows whose prompts have these lengths, padded to a width.
 
-    Where no row is padded there is nothing to hide. Where one is, transformers would look at each token whether nothing is
-    hidden, and a GPU would be waited for; of a cache that says of itself that it can be compiled it makes the mask unseen.
+    If no row is padded, there is nothing to hide. If one is, transformers would check at each token whether anything is hidden,
+    which makes the CPU wait for the GPU. For a cache that is marked as compileable it makes the mask without this check.
     """
     is_padded = min(lengths) < width
     for layer in cache.layers:

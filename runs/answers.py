@@ -1,7 +1,7 @@
 """Store people's answers to a run's questions, each in a file of its own that is written once.
 
-A process that executes the run is the only writer of its ``run.json``. So an answer is first a new file beside it, named by
-its question; whoever reads the run next finds it there, and whoever executes the run copies it into ``run.json``.
+Only the process that executes the run writes its ``run.json``. So an answer is first a new file beside it, named by its
+question. The next reader of the run finds it there, and the process that executes the run copies it into ``run.json``.
 """
 
 from pydantic import ValidationError

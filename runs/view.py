@@ -1,7 +1,7 @@
 """The one reader of a run: its record, the refs of its artifacts, and its outbox. Each is read once.
 
-What cannot be read comes back as a value: ``Missing`` or ``Broken``, whose text says what is wrong and what to do about
-it. The caller decides whether that is an error.
+A part that cannot be read is returned as a value, ``Missing`` or ``Broken``, whose text contains the fault and the remedy.
+The caller decides whether that is an error.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """The Prefect flow that a worker runs: one attempt at a stage, as plain JSON.
 
-What the attempt tells, it writes to the storage (``vantage.storage.messages``): the run that asked for it may have died, and
-another may be waiting for the same artifact.
+The attempt writes its messages to the storage (``vantage.storage.messages``): the run that asked for it may have died, and
+another run may be waiting for the same artifact.
 """
 
 import asyncio

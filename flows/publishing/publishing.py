@@ -98,7 +98,7 @@ def publish(publication: Publication, given: Published, *, by: str | None = None
 def _record_refusal(publication: Publication, given: Published, refused: str | None) -> None:
     """Record in run.json who forbids the alias to move, or remove that once it may.
 
-    A gate's own verdict is there already. The recipe said that the run goes on after it, so its exit code says nothing of it.
+    A gate's own verdict is recorded already. The recipe continues after it, so it does not change the exit code.
     """
     record = given.run.record
     others = {target: why for target, why in record.refused_aliases.items() if target != publication.target}

@@ -85,8 +85,8 @@ class Recipe(Frozen):
     models: Annotated[dict[Name, OtherModel], Field(max_length=MAX_NAMED)] = Field(
         default_factory=dict, exclude_if=lambda models: not models
     )
-    """Other models, by name: the ``policy`` of a collection, ``candidate`` or ``baseline`` of an evaluation. Prompts are
-    wrapped as ``model.chat`` says."""
+    """Other models, by name: the ``policy`` of a collection, ``candidate`` or ``baseline`` of an evaluation. ``model.chat``
+    decides whether their prompts are wrapped."""
     generation: Generation = Generation()
     """Settings of sampled text, the same for all stages."""
     data: Annotated[dict[Name, Data], Field(max_length=MAX_NAMED)]

@@ -227,7 +227,7 @@ class Training(Stage):
     checkpoint_every: Count = 50
     """Optimiser steps (iterations in policy optimisation) between two in-stage checkpoints."""
     lora: LoraOrNot | None = Field(None, exclude_if=is_unset)
-    """Train adapters on frozen weights: the artifact holds the adapters, and the digest of what they stand on. ``false``:
+    """Train adapters on frozen weights: the artifact contains the adapters, and the digest of their base model. ``false``:
     train all weights; adapters that the stage starts from are merged first. None: ``model.lora``."""
     guards: Guards | None = Field(None, exclude_if=is_unset)
     """Bounds on the stage's curves, and what happens when a curve leaves them; one guard, or a list. None: the defaults of
@@ -238,10 +238,10 @@ class Training(Stage):
     more time, the same gradients. Prompts that several responses have are read once for each of them then."""
 
     compile: Switch = Field(False, exclude_if=is_off)
-    """Compile the layers of the networks that train, and of a reference, by ``torch.compile``: faster passes, rounded otherwise,
-    after a wait at the start of each attempt (half a minute on a CPU, less once torch has its cache). It needs a C++ compiler (on a
-    CPU) or Triton (on a GPU); where the layers cannot be compiled they run as they are written, and a warning says so. Passes
-    with a key-value cache, in sampling and where several responses share a prompt, are not compiled."""
+    """Compile the layers of the networks that train, and of a reference, by ``torch.compile``. Passes become faster, and
+    are rounded differently, after a wait at the start of each attempt (half a minute on a CPU, less once torch has its
+    cache). It needs a C++ compiler (on a CPU) or Triton (on a GPU). Layers that cannot be compiled run uncompiled, with a
+    warning. Passes with a key-value cache, in sampling and where several responses share a prompt, are not compiled."""
 
     @property
     def pass_limits(self) -> PassLimits:
