@@ -13,7 +13,7 @@ nor gradient.
     preference_loss    Bradley-Terry, on pairs and on rankings with ties; centring; DPO
     supervised_loss    negative log-likelihood of given tokens
     aggregation        the four means over tokens and sequences, and their denominators
-    diagnostics        explained variance and what must stand beside it
+    diagnostics        explained variance and what must be read beside it
     critic_slices      explained variance by part of the response, tokens left, length and difficulty
     critic_quality     by prompt, calibration, order within a prompt, and other baselines on the same tokens
     uncertainty        standard errors of measurements whose rows come in clusters, as the responses to one prompt do

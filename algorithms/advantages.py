@@ -1,4 +1,4 @@
-"""How much better a token was than expected, and how much reward followed it.
+"""Advantages and returns: how much better a token was than expected, and how much reward followed it.
 
 Nothing here passes a gradient: advantages and returns are targets.
 """
@@ -94,8 +94,8 @@ def truncated_gae(
         raise ValueError(f"horizon={horizon} is below 1; it counts the steps that are summed")
     exact_rewards, exact_values = rewards.to(torch.float64), values.to(torch.float64)
     whole = gae(exact_rewards, exact_values, response_mask, gamma=gamma, lam=lam, final_values=final_values)
-    # A_t holds the sum from t + horizon on, (γλ)^horizon times: what is subtracted. Gaps do not count as steps, so
-    # the advantages stand without them first, with a 0 behind the last.
+    # A_t also contains the sum from t + horizon on, (γλ)^horizon times; it is subtracted here. Gaps do not count as steps.
+    # So the advantages are computed without gaps first, with a 0 after the last.
     width = response_mask.shape[1]
     rank = response_mask.cumsum(dim=1) - 1
     row = whole.new_zeros(whole.shape[0], width + 1)
@@ -117,8 +117,8 @@ def n_step_advantages(
 ) -> Tensor:
     """Return the n-step return less the value, A_t = Σ_{k<n} γ^k·r_{t+k} + γ^n·V_{t+n} − V_t: PPO, arXiv 1707.06347 eq. 10.
 
-    Where fewer than n tokens are left, their rewards and what stands after the last. It is `truncated_gae` at
-    λ = 1, where the values between telescope; shapes and errors are the same.
+    Where fewer than n tokens are left, the return contains their rewards and the value after the last token. The result is
+    `truncated_gae` at λ = 1, where the values in between cancel; shapes and errors are the same.
     """
     return truncated_gae(
         rewards,

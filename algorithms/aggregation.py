@@ -1,4 +1,4 @@
-"""From one number per token to one loss: the four aggregations and their denominators.
+"""Reduce one number per token to one loss: the four aggregations and their denominators.
 
 | aggregation    | sum                              | denominator                 |
 |----------------|----------------------------------|-----------------------------|

@@ -1,4 +1,4 @@
-"""Baselines of whole responses that are made beforehand, one number a prompt: PVPO, A*-PO and SPO.
+"""Baselines of whole responses that are computed beforehand, one number per prompt: PVPO, A*-PO and SPO.
 
 Nothing here passes a gradient. Everything is computed in float64. All three papers were read from their abstracts and public
 implementations.
@@ -39,7 +39,7 @@ class TrackedMeans:
     means: Tensor
     """(P,), float64."""
     weights: Tensor
-    """(P,): how many scores each is worth."""
+    """(P,): number of scores that each mean counts as."""
 
 
 def tracked(

@@ -1,4 +1,4 @@
-"""How well the probabilities of a reward model agree with what is preferred: pairs, calibration, subgroups."""
+"""Measure how well a reward model's probabilities agree with the preferences: accuracy, calibration, subgroups."""
 
 from dataclasses import dataclass
 
@@ -11,14 +11,14 @@ NUM_BINS = 10
 
 @dataclass(frozen=True)
 class ReliabilityBin:
-    """Pairs of one range of confidence, lower end excluded (0.5 included)."""
+    """Pairs whose confidence lies in one range; the range excludes its lower end (except 0.5)."""
 
     low: float
     high: float
     weight: float
-    """Pairs in it."""
+    """Number of pairs in the bin."""
     mean_confidence: float
-    """NaN where it is empty, like the accuracy."""
+    """Mean confidence of the pairs; NaN for an empty bin, as is the accuracy."""
     accuracy: float
 
 
@@ -28,7 +28,8 @@ def preferred_probabilities(margins: Tensor) -> Tensor:
 
 
 def brier_scores(margins: Tensor) -> Tensor:
-    """Return (1 − σ(margin))² of each pair (N,): 0 is certain and right, 0.25 says nothing, 1 is certain and wrong.
+    """Return (1 − σ(margin))² of each pair (N,): 0 for a certain right answer, 0.25 for no preference, 1 for a certain
+    wrong one.
 
     (Brier, 1950, of the outcome "the chosen response is preferred", which is true of every pair.)
     """

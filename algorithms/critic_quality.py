@@ -1,7 +1,8 @@
-"""How good a critic is on one held-out rollout: by prompt, by its own prediction, in order, and against other baselines.
+"""Measure a critic on one held-out rollout: by prompt, by predicted value, by rank, and against other baselines.
 
-All take `values`, `returns`, `response_mask` (B,T), Monte-Carlo returns, and `prompts` (B,), integers, one for each prompt.
-Everything is computed in float64 on the CPU; standard errors are over prompts. The order of the rows changes nothing.
+All functions take `values`, `returns` (Monte-Carlo) and `response_mask`, all (B,T), and `prompts` (B,), an integer for
+each prompt. Everything is computed in float64 on the CPU; standard errors are over prompts. The order of the rows
+changes nothing.
 All raise ValueError for an empty mask or unequal shapes.
 """
 
@@ -18,13 +19,14 @@ from vantage.algorithms.uncertainty import Estimate, clustered_explained_varianc
 
 @dataclass(frozen=True)
 class PromptParts:
-    """Explained variance in two parts: Var(G) is the variance of the prompts' means plus that around them."""
+    """Explained variance in two parts. Var(G) is the variance between prompts (of their means) plus the variance within
+    prompts."""
 
     between: Estimate
-    """Of the prompts' mean returns, each by its tokens: does the critic know which prompts go well?"""
+    """Explained variance of the prompts' mean returns, weighted by tokens: does the critic know which prompts go well?"""
     within: Estimate | None
-    """Of the differences to the prompt's mean, over prompts with several responses: does it know which of them go well?
-    None where each prompt has one."""
+    """Explained variance of the differences from the prompt's mean return, over prompts with several responses: does the critic
+    know which responses go well? None where each prompt has one response."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class PromptError:
     returned: float
     squared_error: float
     share: float
-    """Of the squared error of all tokens; NaN where that is 0."""
+    """Share of the squared error of all tokens; NaN where that is 0."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,12 @@ class SquaredAdvantages:
     """
 
     critic: Estimate
-    """Of G − V."""
+    """Mean square of G − V."""
     batch_mean: Estimate
-    """Of G less the mean of G over all valid tokens."""
+    """Mean square of G less the mean of G over all valid tokens."""
     others_mean: Estimate | None
-    """Of G less the mean return of the other responses to the same prompt; None where a prompt has a single one."""
+    """Mean square of G less the mean return of the other responses to the same prompt; None where a prompt has only one
+    response."""
     ratio: Estimate | None
     """`critic` / `batch_mean`; None where all returns are equal. The mean makes the divisor smallest, so that its own
     uncertainty has no first-order effect."""

@@ -1,7 +1,7 @@
-"""Where a critic explains the returns and where it does not, on one held-out rollout.
+"""Measure where a critic explains the returns and where it does not, on one held-out rollout.
 
-Explained variance of all tokens hides most of it: pooled tokens are mostly those of long responses, and a critic that knows
-how a response will end a few tokens before its end looks good on average. Everything is computed in float64 on the CPU;
+Explained variance over all tokens hides most of this. Most pooled tokens belong to long responses, and a critic that only
+knows the outcome a few tokens before the end looks good on average. Everything is computed in float64 on the CPU;
 standard errors are over prompts. The order of the rows changes nothing.
 """
 
@@ -19,13 +19,13 @@ DOUBLING_BINS = 17
 """Bins of 1, 2-3, 4-7, 8-15 … tokens; the last, from 65,536 on, has no upper end."""
 DIFFICULTIES = ("hardest", "middle", "easiest")
 ROUNDING = 1e-4
-"""Returns that differ by this part of the rollout's root mean square or less are equal: a KL penalty between equal policies
-is rounding, and whoever explains that gets any number."""
+"""Returns that differ by at most this share of the rollout's root mean square count as equal. A KL penalty between equal
+policies is only rounding, and its explained variance would be an arbitrary number."""
 
 
 @dataclass(frozen=True)
 class Slice:
-    """How well a critic predicts the returns of some of the tokens."""
+    """One part of the tokens, and how well a critic predicts their returns."""
 
     label: str
     explained_variance: Estimate
@@ -63,8 +63,8 @@ def by_length(values: Tensor, returns: Tensor, response_mask: Tensor, prompts: T
 def by_difficulty(values: Tensor, returns: Tensor, response_mask: Tensor, prompts: Tensor) -> list[Slice]:
     """Slice by thirds of the responses, in the order of the mean return of the other responses to the same prompt.
 
-    A response's own return is left out: sorted by it, the unlucky responses are in the first third, where the best of
-    critics has too high a value. Responses alone with their prompt are in no slice; where all are alone, there is none.
+    A response's own return is left out of the order. If it were not, the unlucky responses would be in the first third, where
+    even the best critic predicts too high a value. A response that is its prompt's only one is in no slice.
     """
     check_response_mask(response_mask, values=values, returns=returns)
     others, is_known = others_mean(returns, response_mask, prompts)

@@ -1,4 +1,4 @@
-"""How well a critic predicts returns, and how far a trainer's log-probabilities are from its sampler's.
+"""Measure how well a critic predicts returns, and how far a trainer's log-probabilities are from its sampler's.
 
 Both are measured on a whole set at once: an average of micro-batch results is another quantity, and wrong. Returns
 are Monte-Carlo returns, never A + V with λ < 1, which contain the critic's own predictions. Everything is computed
@@ -49,7 +49,7 @@ class SamplerGap:
 def sampler_gap(logprobs: Tensor, sampler_logprobs: Tensor, response_mask: Tensor) -> SamplerGap:
     """Return how far the trainer's `logprobs` (B,T) of the sampled tokens are from the sampler's own (B,T), in nats.
 
-    Token by token, since the mean ratio cannot tell: under the sampler its expectation is 1 for any trainer.
+    Compared token by token, since the mean ratio shows nothing: under the sampler its expectation is 1 for any trainer.
 
     Raises ValueError for an empty mask or unequal shapes.
     """

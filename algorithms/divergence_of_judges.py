@@ -1,4 +1,4 @@
-"""Whether a policy has learnt to please its reward: the reward rises on the same prompts on which a judge finds it worse."""
+"""Detect reward hacking: on the same prompts, the reward rises while an independent judge's score falls."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,5 @@
-"""One score of several reward models, and how far they disagree: conservative ensembles against over-optimisation.
+"""Combine the scores of several reward models, and measure their disagreement: conservative ensembles against
+over-optimisation.
 
 Where models were trained on different seeds or data, they differ most on responses unlike those that they were trained on,
 which is where a policy finds mistakes to exploit (Coste et al., arXiv 2310.02743; mean − k·std as in arXiv 2606.09073).
@@ -25,7 +26,7 @@ def combined(scores: Tensor, combine: Combination, *, k: float = 1.0) -> Tensor:
 
 
 def disagreement(scores: Tensor) -> Tensor:
-    """Population standard deviation (B,) of `scores` (M,B) over the models; 0 of a single one.
+    """Return the population standard deviation (B,) of `scores` (M,B) over the models; 0 for a single model.
 
     Raises ValueError for another shape, or no model.
     """

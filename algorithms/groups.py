@@ -1,4 +1,4 @@
-"""Rows that belong together because they answer one prompt."""
+"""Number the groups of rows that answer the same prompt."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""When a curve leaves the bounds of a guard: pure functions of its newest values."""
+"""Decide whether a curve has left the bounds of a guard: pure functions of the curve's newest values."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -10,7 +10,7 @@ Relation = Literal["above", "below", "rises_by", "falls_by"]
 def is_outside(
     values: Sequence[float], relation: Relation, amount: float, *, over: int, is_relative: bool = False
 ) -> bool:
-    """Return whether the newest of `values`, oldest first, leave the bound.
+    """Return whether the newest of `values` (oldest first) are outside the bound.
 
     `above`, `below`: each of the newest `over` values is beyond `amount`. `rises_by`, `falls_by`: the mean of the newest
     `over` values is more than `amount` above (below) the mean of the `over` values before them; if `is_relative`, more

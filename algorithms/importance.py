@@ -1,4 +1,4 @@
-"""Weights for tokens that another policy drew than the one that learns from them."""
+"""Weights for tokens that were sampled by another policy than the one that learns from them."""
 
 import math
 from collections.abc import Callable

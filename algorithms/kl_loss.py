@@ -1,4 +1,4 @@
-"""What holds the policy near its reference, or near the policy that sampled, as a term of the loss."""
+"""KL penalties as terms of the loss: they hold the policy near its reference, or near the policy that sampled."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args

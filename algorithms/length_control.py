@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 PRIOR_VARIANCE = 1.0
-"""Of the length's coefficient: a normal prior of mean 0, so that it stays finite where length alone decides."""
+"""Variance of the normal prior (mean 0) on the length's coefficient. It keeps the coefficient finite where length
+decides every pair."""
 _MOST_STEPS = 100
 _LONGEST_STEP = 2.0
 _SMALL_STEP = 1e-9

@@ -1,4 +1,4 @@
-"""The one way in which masks are checked and applied."""
+"""Check and apply masks; all of the maths does it through this module."""
 
 import torch
 from torch import Tensor

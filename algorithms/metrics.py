@@ -15,7 +15,7 @@ from vantage.algorithms.masking import keep
 
 @dataclass(frozen=True)
 class SumCount:
-    """A mean that is not divided yet: `sum` and `count` are detached 0-d tensors."""
+    """A mean before its division: `sum` and `count` are detached 0-d tensors."""
 
     sum: Tensor
     count: Tensor
@@ -24,7 +24,7 @@ class SumCount:
         return SumCount(self.sum + other.sum, self.count + other.count)
 
     def mean(self) -> float:
-        """Return sum / count, or NaN where nothing was counted."""
+        """Return sum / count, or NaN if nothing was counted."""
         count = self.count.item()
         return self.sum.item() / count if count else float("nan")
 
@@ -35,5 +35,5 @@ def sum_count(values: Tensor, mask: Tensor) -> SumCount:
 
 
 def metrics_of(loss: Any) -> dict[str, SumCount]:
-    """Return the metrics of a loss dataclass by name, `.loss` itself left out."""
+    """Return the metrics of a loss dataclass by name, without `.loss`."""
     return {field.name: getattr(loss, field.name) for field in fields(loss) if field.name != "loss"}

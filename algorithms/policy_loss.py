@@ -1,4 +1,4 @@
-"""What moves the policy: the clipped surrogate, the plain and the masked gradient, imitation of its own correct responses."""
+"""Losses of the policy: the clipped surrogate, plain and masked policy gradients, and imitation of correct responses."""
 
 import math
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ class PolicyLoss:
     `clip_fraction`: tokens on which the clip binds, that is, whose gradient it takes away.
     `dual_clip_fraction`: tokens on which the dual clip does; none is counted in both. `approx_kl`: KL(old‖new)
     in nats by e^ℓ − 1 − ℓ with ℓ = logprobs − old_logprobs, samples from old. `ratio`: ρ = e^ℓ, and
-    `ratio_deviation`: |ρ − 1|. At a rollout's first update they are 1 and 0; the second alone says so, since the
-    expectation of the first is 1 for any policy. `ratio_squared`: ρ², for the effective sample size (Σρ)²/Σρ².
+    `ratio_deviation`: |ρ − 1|. At a rollout's first update they are 1 and 0. Only the second shows that the policies are equal,
+    since the expectation of the first is 1 for any policy. `ratio_squared`: ρ², for the effective sample size (Σρ)²/Σρ².
     """
 
     loss: Tensor
@@ -219,7 +219,7 @@ def positive_example_nll(
     positive_mask = response_mask & is_positive.unsqueeze(1)
     nll = -logprobs
     total = keep(nll, positive_mask).sum()
-    # a number above 0 divides either way; only what is not known to be one has to be looked at, which a GPU would wait for
+    # A number above 0 divides either way. Only a tensor has to be checked, which makes the CPU wait for the GPU.
     if isinstance(denominator, (int, float)) and denominator > 0:
         total = total / denominator
     elif (num_positive_tokens := int(positive_mask.sum())) > 0:

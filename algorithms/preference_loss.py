@@ -1,4 +1,4 @@
-"""What moves the reward model, or a policy without one: pairs of which one was preferred, and rankings."""
+"""Losses on preferences, for reward models and for policies (DPO): preferred pairs and rankings."""
 
 from dataclasses import dataclass
 
@@ -108,7 +108,7 @@ def rankable(ranks: Tensor, group_ids: Tensor) -> int:
 
 @dataclass(frozen=True)
 class PairMeasures:
-    """What is measured of each held-out pair (P,), margins left out; float64, to be averaged.
+    """Measurements of each held-out pair (P,) in float64, to be averaged; margins do not enter.
 
     `correct`: 1 where the chosen response scores strictly higher, so a tie is a miss. `score_gap`: chosen −
     rejected. `loss`: −log σ(score_gap), in nats.
@@ -196,7 +196,8 @@ class CentringLoss:
 def score_centring(
     chosen_scores: Tensor, rejected_scores: Tensor, *, denominator: Denominator | None = None
 ) -> CentringLoss:
-    """Return Σ_i (chosen_i + rejected_i)² / denominator, over N pairs: gives scores, whose zero Bradley-Terry leaves open, one.
+    """Return Σ_i (chosen_i + rejected_i)² / denominator over N pairs, which centres scores on 0; Bradley-Terry leaves
+    their zero open.
 
     arXiv 2312.09244 eq. 2. Scores (N,). `denominator` is the number of pairs of the whole global minibatch; None takes
     this call's.
@@ -227,7 +228,7 @@ def _kept_margin(margin: float | Tensor | None, counts: Tensor) -> float | Tenso
 
 
 def untied_pairs(ranks: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return, of each pair (P,) of one prompt's completions whose ranks differ: the better, the worse, the prompt.
+    """Return (better, worse, prompt) of each pair (P,) of completions of one prompt whose ranks differ.
 
     The first two are places in `ranks` (N,), the third numbers the prompts from 0 on, in the order of their ids.
     """

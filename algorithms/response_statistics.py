@@ -1,4 +1,4 @@
-"""Statistics of several responses to one prompt: how often one of k is right, and how varied they are.
+"""Statistics of several responses to one prompt: the chance that one of k is right, and the diversity of the texts.
 
 Each function gives one number a prompt, so that means over prompts have errors by `vantage.algorithms.uncertainty`. Everything
 is computed in float64 on the CPU.
@@ -52,7 +52,7 @@ def distinct_ngrams(responses_of_prompts: Sequence[Sequence[Sequence[int]]], *, 
 
 
 def repeated_trigrams(ids: Tensor, response_mask: Tensor) -> Tensor:
-    """Share of each response's 3-grams that occur earlier in the same response (B,); NaN for fewer than 3 tokens.
+    """Return the share of each response's 3-grams that occur earlier in the same response (B,); NaN for fewer than 3 tokens.
 
     `ids` (B,T) are those of the responses' tokens, `response_mask` (B,T) is True on a contiguous stretch of each row. Near 0
     in ordinary text, near 1 in a loop: seq-rep-n of Welleck et al., arXiv 1908.04319 eq. 8, with n = 3.
@@ -69,7 +69,7 @@ def repeated_trigrams(ids: Tensor, response_mask: Tensor) -> Tensor:
 
 
 def distinct_bigrams(ids: Tensor, response_mask: Tensor) -> float:
-    """Distinct 2-grams / 2-grams over all responses at once; NaN where there is none.
+    """Return distinct 2-grams / 2-grams over all responses at once; NaN if there is none.
 
     distinct-2 of Li et al., arXiv 1510.03055 §5.3, over one rollout as its corpus. Arguments as in `repeated_trigrams`.
     """

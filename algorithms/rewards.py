@@ -59,7 +59,7 @@ def replace_missing_eos(scores: Tensor, has_eos: Tensor, *, score: float) -> Ten
 
 @dataclass(frozen=True)
 class RunningMoments:
-    """How many scores were seen so far, their mean, and `m2`, the sum of squared deviations from it.
+    """Number of scores seen so far (`count`), their `mean`, and `m2`, the sum of squared deviations from the mean.
 
     Welford's recursion as Chan, Golub and LeVeque (1983) wrote it for pieces, in float64. The pieces may come
     in any order and from any rank; up to rounding the result is that of all scores at once. The three numbers

@@ -1,4 +1,4 @@
-"""How a set of scores is spread, and how far it has moved from another set: float64 on the CPU."""
+"""Describe the distribution of a set of scores, and its distance from another set: float64 on the CPU."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What moves a model towards given text."""
+"""Loss of supervised training: the negative log-likelihood of given text."""
 
 from dataclasses import dataclass
 

@@ -8,19 +8,19 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class SwappedVerdicts:
-    """What a judge says of B pairs, whatever stands first."""
+    """Verdicts of a judge on B pairs, from both orders of the two responses."""
 
     wins: Tensor
     """(B,), float64: 1 where both orders prefer the candidate, 0 where both prefer the baseline, else ½."""
     disagree: Tensor
-    """(B,), bool: the two orders say different things."""
+    """(B,), bool: True where the verdicts in the two orders differ."""
 
 
 def swapped_verdicts(*, candidate_first: Tensor, baseline_first: Tensor) -> SwappedVerdicts:
-    """Return a verdict counts where both orders agree; a pair on which they disagree is a tie.
+    """Return verdicts that count where both orders agree; a pair on which the orders disagree is a tie.
 
-    A judge that always prefers what stands first so ties everywhere (position bias: Zheng et al., arXiv 2306.05685 §3.4, whose
-    "conservative" rule this is).
+    A judge that always prefers the first response therefore ties on every pair. This is the "conservative" rule of
+    Zheng et al., arXiv 2306.05685 §3.4, against position bias.
 
     Both (B,): log-probability of the answer that prefers the first response less that of the answer that prefers the second, in
     nats; 0 prefers neither.

@@ -26,9 +26,9 @@ class Estimate:
     """(confidence, low, high), by confidence: of a resampled statistic, which is no mean. Empty: the interval follows
     from the standard error."""
     differing: float | None = None
-    """Of a comparison of shares: the share of rows in which the two differ."""
+    """Share of rows in which the two sides differ; only for a comparison of shares."""
     equal_clusters: float | None = None
-    """Clusters of one size that vary as much as these, where they differ in size; None: they have one size."""
+    """Number of clusters of equal size that would vary as much as these, if their sizes differ; None: they have one size."""
 
 
 def clustered_mean(values: Tensor, clusters: Tensor) -> Estimate:

@@ -1,4 +1,4 @@
-"""What moves the critic: squared error against its targets."""
+"""Loss of the critic: squared error against its targets."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""One attempt as a program, for another process or machine with access to the same storage.
+"""Run one attempt as a program, for another process or machine with access to the same storage.
 
     python -m vantage.attempts REQUEST.json OUTCOME.json
 

@@ -1,7 +1,7 @@
-"""Which code a stage runs: digests of syntax trees, of a module and of all of ours that it imports.
+"""Compute digests of the code that a stage runs: of the syntax trees of a module and of all our modules that it imports.
 
-Nothing here imports the code. What was read of a module is kept (``vantage.storage.machine_cache``), and holds for as long as
-its bytes are the same: parsing all modules takes a third of the time of ``vantage plan``.
+Nothing here imports the code. What was read of a module is cached (``vantage.storage.machine_cache``) and reused while the
+module's bytes are the same: parsing all modules takes a third of the time of ``vantage plan``.
 """
 
 import ast
@@ -21,7 +21,7 @@ from vantage.schemas.recipe.terms import TERMS
 from vantage.storage.machine_cache import keep_derived, read_derived
 
 PREFIX = "vantage."
-"""Of the names of our modules. Digests are taken without it: they are older than it."""
+"""Prefix of our modules' names. Digests are taken without it, since the first digests were taken before it was introduced."""
 
 PACKAGES = ("schemas", "algorithms", "models", "storage", "ledger", "tasks")
 """Packages whose code determines a stage's numbers."""
@@ -29,8 +29,8 @@ PACKAGES = ("schemas", "algorithms", "models", "storage", "ledger", "tasks")
 _PREFIXED = re.compile(rf"\b{re.escape(PREFIX)}(?=(?:{'|'.join(PACKAGES)})\b)")
 
 KINDS_MODULE = "vantage.schemas.kinds"
-"""Excluded from the code: its rows are in the stage key, or change no number. Otherwise a new kind, or a new revision
-of one kind, would count as changed code of all others."""
+"""Excluded from the code: the rows of its table are in the stage key, or change no number. Otherwise a new kind, or a new
+revision of one kind, would count as changed code of all other kinds."""
 
 LOADED_BY_NAME = {"vantage.tasks.rewards.scoring": [kind.module for kind in TERMS]}
 """Module → modules that it imports by the names in a table."""
@@ -43,7 +43,7 @@ _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionD
 
 
 class Reading(NamedTuple):
-    """What one module's source says."""
+    """Facts that were read from one module's source."""
 
     source: str
     """sha256 of its bytes."""
@@ -93,7 +93,7 @@ def module_digests(module: str) -> dict[str, str]:
 
 @cache
 def _read(path: Path) -> Reading:
-    """Return the module, from what was read before where its bytes are the same."""
+    """Return the module's facts, from the cache where its bytes are the same."""
     source = path.read_bytes()
     sha256 = hashlib.sha256(source).hexdigest()
     kept = _kept().get(str(path))
@@ -109,20 +109,20 @@ def _read(path: Path) -> Reading:
 
 @cache
 def _kept() -> dict[str, Reading]:
-    """Return path → what was read of it, by this process and those before."""
+    """Return path → facts read from the file, by this process and by earlier ones."""
     kept = read_derived(_name())
     readings = {} if kept is None else json.loads(kept)
     return {path: Reading(source, tree, tuple(imports)) for path, (source, tree, imports) in readings.items()}
 
 
 def _keep() -> None:
-    """Keep what was read, of modules that are still there."""
+    """Write the facts of modules that still exist to the cache."""
     present = {path: reading for path, reading in _kept().copy().items() if Path(path).is_file()}
     keep_derived(_name(), json.dumps(present).encode())
 
 
 def _name() -> str:
-    """Return the file's name, which has the digest of this module: another version may read otherwise."""
+    """Return the cache file's name. It contains the digest of this module, since another version may read other facts."""
     return f"code-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]}.json"
 
 

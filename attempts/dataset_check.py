@@ -1,4 +1,4 @@
-"""Validation of a dataset that a stage collected, before it becomes an artifact.
+"""Validate a dataset that a stage collected, before it becomes an artifact.
 
 Stages may run without pandera, so the check is here, between a stage's end and its commit. It reads the files in Arrow
 batches: memory holds one of them.

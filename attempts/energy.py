@@ -1,4 +1,4 @@
-"""The energy of an attempt, from counters of the hardware: NVML's of each GPU, and RAPL's of each processor package.
+"""Measure the energy of an attempt by counters of the hardware: NVML's of each GPU, and RAPL's of each processor package.
 
 A GPU belongs to one attempt, so its energy is the attempt's. A package's counter knows no processes: attempts side by
 side each get all that the package used meanwhile. What cannot be read is not measured, and never guessed.
@@ -15,7 +15,8 @@ from vantage.schemas.records.energy import Energy
 
 POWERCAP = Path("/sys/class/powercap")
 READ_EVERY_SECONDS = 10.0
-"""A package's counter begins anew after some 60 kJ to 260 kJ, which a large one uses in five minutes."""
+"""Seconds between two readings. A package's counter starts again after 60 kJ to 260 kJ, which a large package uses in
+five minutes."""
 
 
 class EnergyMeter:
@@ -37,24 +38,24 @@ class EnergyMeter:
         self._next_read = time.monotonic() + READ_EVERY_SECONDS
 
     def poll(self) -> None:
-        """Follow the counters of the packages, so that none goes round twice unseen."""
+        """Read the counters of the packages, so often that none starts again unseen."""
         if time.monotonic() >= self._next_read:
             self._next_read = time.monotonic() + READ_EVERY_SECONDS
             self.read_packages()
 
     def read_packages(self) -> None:
-        """Add what each package has used since it was read last."""
+        """Add the energy that each package has used since it was last read."""
         for package in self._packages:
             package.read()
 
     def finish(self) -> Energy | None:
-        """Return what was used since the meter was made; None: nothing here can be measured."""
+        """Return the energy used since the meter was made; None: nothing on this machine can be measured."""
         self.read_packages()
         found = Energy(gpu_joules=self._gpu_joules(), cpu_joules=self._cpu_joules())
         return None if found == Energy() else found
 
     def _cpu_joules(self) -> float | None:
-        """Return the joules of all packages; None also where one of several cannot be read: a part would look like the whole."""
+        """Return the joules of all packages; None also if one of several cannot be read: a part would look like the whole."""
         used = [package.joules for package in self._packages]
         known = [each for each in used if each is not None]
         return sum(known) if known and len(known) == len(used) else None
@@ -76,7 +77,7 @@ class EnergyMeter:
 
 
 class _Package:
-    """A processor package: what it has used since it was made."""
+    """A processor package, and the energy that it has used since this object was made."""
 
     def __init__(self, zone: Path) -> None:
         self._zone = zone
@@ -85,7 +86,7 @@ class _Package:
 
     @property
     def joules(self) -> float | None:
-        """None: a reading failed, so that not all is known."""
+        """Joules; None: a reading failed, so that the total is not known."""
         return None if self._last is None else self._used / 1e6
 
     def read(self) -> None:
@@ -102,7 +103,7 @@ class _Package:
 
 
 def _packages(powercap: Path) -> list[Path]:
-    """Return one zone for each package; parts of a package, and a second way to the same one (``intel-rapl-mmio``), are left out."""
+    """Return one zone for each package, without parts of packages and second ways to the same one (``intel-rapl-mmio``)."""
     zones = [zone for zone in sorted(powercap.glob("intel-rapl:*")) if zone.name.count(":") == 1]
     return [zone for zone in zones if _text(zone / "name").partition("-")[0] == "package"]
 

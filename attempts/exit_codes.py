@@ -4,17 +4,17 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Meaning of an exit code; the numbers are those of ``sysexits.h`` where it has one."""
+    """Exit codes; the numbers are those of ``sysexits.h`` where it has the meaning."""
 
     OK = 0
     AUDIT_FAILED = 1
-    """An audit found an error; ``vantage diff`` found a difference, as ``diff`` says it."""
+    """An audit found an error, or ``vantage diff`` found a difference."""
     USAGE = 2
     """The command line was not understood (the shells' and Typer's own code)."""
     BAD_INPUT = 65
     """A recipe, data or a model was refused; the same input will be refused again."""
     UNAVAILABLE = 69
-    """A server that was named does not answer."""
+    """A named server does not answer."""
     INTERNAL = 70
     """An error of ours, or an unexpected one; the log has the traceback."""
     STORAGE = 74
@@ -22,7 +22,7 @@ class ExitCode(IntEnum):
     RESUME = 75
     """Stopped before the end with its state saved: run the same command again."""
     WAITING_APPROVAL = 77
-    """A person has to approve of a gate or of an alias: ``vantage approve`` (``sysexits.h``: no permission)."""
+    """A person has to approve a gate or an alias: ``vantage approve`` (``sysexits.h``: no permission)."""
     GATE_CLOSED = 78
     """A gate did not pass, or a guard stopped a stage; the verdict or the firing is recorded."""
     HUNG = 124
@@ -52,7 +52,7 @@ MEANINGS: dict[ExitCode, str] = {
 
 
 def may_be_retried(code: int) -> bool:
-    """Return whether another attempt can succeed without changes: only after an interruption."""
+    """Return whether another attempt can succeed without changes, which is only so after an interruption."""
     return code == ExitCode.RESUME
 
 

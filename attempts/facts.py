@@ -1,4 +1,4 @@
-"""Reads the facts of an attempt (``vantage.schemas.records.facts``) on the machine that computes it."""
+"""Read the facts of an attempt (``vantage.schemas.records.facts``) on the machine that computes it."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ from vantage.schemas.records.facts import FACTS, Facts
 
 
 def _load() -> str:
-    """Return the load average of the last minute, and the number of CPUs that it is to be compared with."""
+    """Return the load average of the last minute, and the number of CPUs to compare it with."""
     return f"{os.getloadavg()[0]:.1f} of {os.cpu_count()} CPUs"
 
 
@@ -19,7 +19,7 @@ READERS: Mapping[str, Callable[[], str]] = {
 
 
 def read_facts() -> Facts:
-    """Return the facts of an attempt that begins now; those that cannot be read are left out."""
+    """Return the facts of an attempt that is about to begin; facts that cannot be read are left out."""
     found = {}
     for fact in FACTS:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Files beside built-in recipes, which lay in another folder before our packages were one: runs of then name them there."""
+"""Find files of built-in recipes at their former place: runs from before our packages were one name them there."""
 
 from pathlib import Path
 from typing import TypeVar
@@ -20,7 +20,8 @@ def folder_before() -> Path:
 
 
 def found_now(given: Sourced) -> Sourced:
-    """Return the same data, verifier or benchmark; if its file was installed with a recipe and is gone, as it is installed now."""
+    """Return the path of the same data, verifier or benchmark as it is installed now, if the path is a former one without
+    a file."""
     source = Path(given.source)
     if not source.is_relative_to(folder_before()) or source.exists():
         return given

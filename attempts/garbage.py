@@ -1,11 +1,11 @@
-"""How often CPython looks for garbage in processes that begin with many imports."""
+"""Make CPython's garbage collector run less often in processes that begin with many imports."""
 
 import atexit
 import gc
 
 THRESHOLDS = (50_000, 20, 20)
-"""Objects made since the last collection, and collections of one generation until one of the next. CPython's own numbers are
-700, 10, 10 (2,000 from 3.12 on)."""
+"""Number of objects made between two collections, then the number of collections of one generation before the next generation
+is collected. CPython's own numbers are 700, 10, 10 (2,000 from 3.12 on)."""
 
 
 def collect_rarely() -> None:

@@ -1,4 +1,4 @@
-"""From a step of a recipe to the request of an attempt: the work, the parts of its key, and the request."""
+"""Build the request of an attempt from a step of a recipe: the work, the parts of its key, and the request itself."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -71,7 +71,7 @@ DATA_PREFIX = "data."
 VERIFIER_PREFIX = "verifiers."
 """Prefix of the implicit steps that import verifiers."""
 BASE_SUFFIX = ".base"
-"""After a role: the whole model that the adapters in it stand on."""
+"""Suffix of a role; ``ROLE.base`` is the whole model that the role's adapters were trained on."""
 
 _ONE_CPU = Resources(cpus=1, gpus=0, hang_seconds=86400.0)
 """Resources of implicit steps. Their time limit is a day, since a model may be downloaded over a slow line."""
@@ -316,10 +316,10 @@ def request_for(
 
 
 def with_bases(inputs: Mapping[str, Artifact], known: Iterable[Artifact]) -> dict[str, Artifact]:
-    """Return the inputs, and for each that is only adapters what they stand on, as ``ROLE.base``.
+    """Return the inputs. For each input that holds only adapters, also return their base model as ``ROLE.base``.
 
     Args:
-        known: artifacts of the run, among which are those that the adapters' own stages began with.
+        known: artifacts of the run; the base models are among them.
 
     Raises:
         ValueError: a base is not among them.
@@ -387,7 +387,8 @@ def facts_in_key(parts: Mapping[str, Any]) -> frozenset[str]:
 
 
 def source_of(work: Work) -> dict[str, str]:
-    """Return ``source`` → sha256 of the source of an implicit step, as it is now; empty where its text says what it holds.
+    """Return ``source`` → sha256 of the present source of an implicit step; empty where its text already determines the
+    content.
 
     Raises:
         OSError, ValueError: it cannot be read.

@@ -20,7 +20,7 @@ from vantage.tasks.training.control_groups import whole_cpus
 
 
 def num_ranks(work: Work, share: Share | None) -> int:
-    """Processes that do the work, at most: as many as the recipe says, else one for each GPU, at least one on each node."""
+    """Most processes that do the work: as many as the recipe asks for, else one for each GPU, at least one on each node."""
     if not isinstance(work, Stage):
         return 1
     resources = work.resources
@@ -29,7 +29,7 @@ def num_ranks(work: Work, share: Share | None) -> int:
 
 
 def num_nodes(work: Work) -> int:
-    """Machines that do the work together, at most."""
+    """Most machines that do the work together."""
     return work.resources.most_nodes if isinstance(work, Stage) else 1
 
 
@@ -158,7 +158,7 @@ def available_cpus() -> int:
 
 
 def at_most_asked(threads: int) -> int:
-    """Return so many CPU threads, or OMP_NUM_THREADS if that is less."""
+    """Return ``count`` CPU threads, or OMP_NUM_THREADS if that is less."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
     return min(threads, int(asked)) if asked.isdecimal() and int(asked) else threads
 
@@ -194,7 +194,7 @@ def gpus_listed(listing: str) -> tuple[str, ...]:
 
 
 def _listing() -> str:
-    """Return what ``nvidia-smi -L`` prints; empty without a driver."""
+    """Return the output of ``nvidia-smi -L``; empty without a driver."""
     if shutil.which("nvidia-smi") is None:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""The bounds of one forward pass, of which that of positions is half of a pass that did not fit after memory ran out.
+"""Bounds of one forward pass: after memory ran out, the bound for positions is half of the pass that did not fit.
 
 Losses are divided by the denominators of the whole minibatch, and samples are drawn by their index in the rollout. So
 these bounds change memory and, except for rounding, nothing else; they are in no stage key.
@@ -17,10 +17,10 @@ def with_limits(
 
 
 def remedy_for_memory(step: str, work: Work, *, rows: int | None, tokens: int | None) -> str:
-    """Return what a user can do if a pass of so many rows and positions does not fit, and half of it is not tried.
+    """Return the remedy if a pass of this many rows and positions does not fit, and half of it is not tried.
 
     Args:
-        rows: of the pass; None: the stage told of none, as when memory ran out while it loaded a model.
+        rows: rows of the pass; None: the stage reported none, as when memory ran out while it loaded a model.
     """
     elsewhere = "run fewer stages side by side (resources.cpus), or on a machine with more memory"
     if not isinstance(work, Stage) or rows is None:

@@ -19,7 +19,7 @@ def initialised(nvml: ModuleType | None) -> Iterator[ModuleType]:
 
 
 def handle_of(nvml: ModuleType, gpu: str) -> Any:
-    """Return a GPU as CUDA_VISIBLE_DEVICES names it: by number or UUID."""
+    """Return a GPU by its name in CUDA_VISIBLE_DEVICES, a number or a UUID."""
     if gpu.isdecimal():
         return nvml.nvmlDeviceGetHandleByIndex(int(gpu))
     return nvml.nvmlDeviceGetHandleByUUID(gpu)

@@ -1,4 +1,5 @@
-"""The provenance of a stage's result: code, library versions, device. Differences are shown as drift; no key has it.
+"""Record the provenance of a stage's result: code, library versions, device. Differences are shown as drift; no key
+contains it.
 
 Nothing here imports the code: versions come from the installed metadata.
 """
@@ -16,7 +17,7 @@ from vantage.schemas.kinds import KINDS
 
 NVIDIA = Path("/proc/driver/nvidia")
 GRAPHS = "VANTAGE_CUDA_GRAPHS"
-"""Environment variable; 0: the sampler captures none, so that what it draws is rounded otherwise."""
+"""Environment variable; 0: the sampler captures no steps, so that its responses are rounded differently."""
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "pyarrow", "numpy")
 

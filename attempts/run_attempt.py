@@ -51,7 +51,7 @@ from vantage.tasks.training.scratch import REPORTS, RESUMED_FROM, forget_found, 
 from vantage.tasks.training.watched import read_watched
 
 _PATIENCE_SECONDS = 1.0
-"""How long to wait for the stage key before checking whether a stop was requested."""
+"""Seconds to wait for the stage key before checking whether a stop was requested."""
 
 
 class Observer(Protocol):
@@ -61,16 +61,16 @@ class Observer(Protocol):
         """Record that another process holds the stage key."""
 
     def queued(self, pool: str) -> None:
-        """Hear that the attempt waits for a worker of the work pool."""
+        """Report that the attempt waits for a worker of the work pool."""
 
     def damaged(self, problem: str) -> None:
-        """Hear that a stored artifact is damaged and will be made again."""
+        """Report that a stored artifact is damaged and will be made again."""
 
     def begun(self, begun: AttemptBegun) -> None:
-        """Hear that a computation is about to begin; it waits until this returns."""
+        """Report that a computation is about to begin; the computation waits until this returns."""
 
     def polled(self) -> None:
-        """Hear that the computation is running; called a few times a second."""
+        """Report that the computation is running; called a few times a second."""
 
 
 class Unobserved:
@@ -138,7 +138,7 @@ def run_attempt(
 
 
 def reused(request: AttemptRequest, ref: Ref, storage: Storage) -> AttemptOutcome:
-    """Return the outcome of a request whose artifact is there; nothing of it is fetched."""
+    """Return the outcome of a request whose artifact exists; none of its files are fetched."""
     return AttemptOutcome(
         status="reused",
         attempt=ref.attempt,
@@ -233,7 +233,7 @@ class _Attempt:
 
     @contextmanager
     def measured(self) -> Iterator[Callable[[], None]]:
-        """Measure what a computation uses, however it ends; what is yielded is called while it runs."""
+        """Measure what a computation uses, however it ends; the yielded function is called while it runs."""
         request = self.request
         is_here = num_nodes(request.work) == 1  # else others compute, whose counters are theirs
         gpus = request.share.gpus if request.share else available_gpus()
@@ -329,7 +329,8 @@ class _Attempt:
         )
 
     def _provenance(self, scratch: Path) -> dict[str, str]:
-        """Return provenance of the computation, how it differs from that of the checkpoint that it resumes from, and who computes.
+        """Return the computation's provenance, its differences from that of the checkpoint that it resumes from, and its
+        identity.
 
         The identity of code and machine is of the process that computes or starts the processes that do. It is no part of
         the comparison: a revision or a driver changes often, and the numbers seldom with it.
@@ -355,7 +356,7 @@ class _Attempt:
         return {**present, **identity()}
 
     def _found_provenance(self, begun: AttemptBegun) -> dict[str, str]:
-        """Provenance of the computation with what was found out meanwhile.
+        """Return the provenance of the computation with facts that were found meanwhile.
 
         That is the limits that it found, unless memory ran out under others, and how many ranks have computed which steps: how many nodes
         of a Ray cluster take part is known only when they do.

@@ -1,7 +1,7 @@
-"""How many ranks computed each part of a stage: a stage that is resumed may go on with more ranks or fewer.
+"""Record how many ranks computed each part of a stage: a resumed stage may go on with more ranks or fewer.
 
-The last bits of the weights depend on it, so the parts belong to what is known of the artifact. They are stored beside the stage's
-checkpoints and go with them to another machine.
+The last bits of the weights depend on the number of ranks, so the parts belong to the artifact's provenance. They are stored
+beside the stage's checkpoints and go with them to another machine.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ _Count = Annotated[int, Field(ge=0, le=2**62, strict=True)]
 
 
 class Segment(Frozen):
-    """Steps that one attempt computes."""
+    """The steps that one attempt computes."""
 
     attempt: _Count
     from_step: _Count
-    """The step of the checkpoint that it goes on from; 0: there was none."""
+    """Step of the checkpoint from which the attempt went on; 0: it had none."""
     ranks: Annotated[int, Field(ge=1, le=2**31, strict=True)]
 
 

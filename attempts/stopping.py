@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 DRAIN_FILE = "VANTAGE_DRAIN_FILE"
-"""Variable with the path of a file that a worker makes when what it has started is to save its state and stop."""
+"""Name of the variable with a file's path. A worker makes the file when the processes that it started are to save and stop."""
 
 
 class Stop(threading.Event):
-    """When set, the computations of a run save their state and stop."""
+    """An event; when it is set, the computations of a run save their state and stop."""
 
     leaves_pools = False
     """Whether attempts on pools go on, for the next process that executes the run."""

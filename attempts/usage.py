@@ -1,4 +1,4 @@
-"""Readings of processor, memory and GPUs while an attempt is computed: MLflow's system metrics.
+"""Read processor, memory and GPUs while an attempt is computed: MLflow's system metrics.
 
 Stages know no MLflow, so the process that watches them reads the machine, and the ledger sends what it has read when the
 attempt ends. The number of readings is bounded: of a long attempt they are farther apart.
@@ -16,9 +16,9 @@ from vantage.attempts.nvml import handle_of, initialised
 from vantage.schemas.records.usage import Usage
 
 EVERY_SECONDS = 10.0
-"""Between two readings, as MLflow has it, until there are too many."""
+"""Seconds between two readings, MLflow's default, until there are too many readings."""
 MOST = 120
-"""Readings; of more, every second one goes, and the next ones are twice as far apart."""
+"""Most readings; beyond it every second one is dropped, and the following ones are twice as far apart."""
 _MB = 1e6
 
 
@@ -55,7 +55,7 @@ class UsageMeter:
             self._next = self._clock() + self._every
 
     def finish(self) -> Usage:
-        """Return all readings, with one of now."""
+        """Return all readings, with one of the present."""
         self._read()
         names = sorted({name for each in self._readings for name in each})
         return Usage(
@@ -77,7 +77,7 @@ class UsageMeter:
         self._readings.append({name: round(value, 1) for name, value in (found | self._of_gpus()).items()})
 
     def _of_gpus(self) -> dict[str, float]:
-        """Read what each GPU reports; nothing without a driver, or of a part of a GPU."""
+        """Read the counters of each GPU; empty without a driver, and for partitions of a GPU."""
         found: dict[str, float] = {}
         if not self._gpus:
             return found
@@ -89,7 +89,7 @@ class UsageMeter:
 
 
 def _cpu_seconds() -> tuple[float, float]:
-    """Return the seconds of all processors since the machine's start: busy, and busy and idle together."""
+    """Return the seconds of all processors since the machine's start: those busy, and all together."""
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
     # guests' time is in that of their users already

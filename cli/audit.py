@@ -1,4 +1,4 @@
-"""``vantage audit``: from a deployed model back to the bytes of its data, with a verdict for every edge."""
+"""``vantage audit``: check a deployed model back to the bytes of its data, with a verdict for every edge."""
 
 import sys
 from pathlib import Path

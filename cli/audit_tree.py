@@ -34,7 +34,7 @@ def show_audit(console: Console, report: AuditReport) -> None:
 
 
 def last_line(report: AuditReport) -> str:
-    """Return what came out, how much was compared, and how fast it was read."""
+    """Return the result, the amount of compared data, and the speed of reading."""
     checks = [check for _, check in report.every_check()]
     counts = {outcome: sum(check.outcome == outcome for check in checks) for outcome in MARKS}
     said = {
@@ -59,7 +59,7 @@ def subject_of(artifact: AuditedArtifact) -> str:
 
 
 def checks_shown_alone(checks: Iterable[Check]) -> Iterator[Check]:
-    """Yield those with a line of their own: gates, copies and aliases, and whatever is not as it should be."""
+    """Yield the checks with a line of their own: gates, copies and aliases, and those that failed."""
     for check in checks:
         if check.outcome != "ok" or check.subject.startswith((_GATES, "alias ", "version ", "copy ")):
             yield check
@@ -116,7 +116,7 @@ def _listed(checks: Iterable[Check]) -> str:
 
 
 def _where(report: AuditReport) -> str:
-    """Return the first of the checks that failed, by name."""
+    """Return the first failed checks, by name."""
     names = [
         check.subject if where == report.target else f"{where} {check.subject}"
         for where, check in report.every_check()

@@ -1,4 +1,4 @@
-"""``vantage cancel``: stops a run wherever it is executed; its state is saved."""
+"""``vantage cancel``: stop a run wherever it is executed; its state is saved."""
 
 import time
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""``vantage critic``: how good the critics of a run are, where they are not, and what to do."""
+"""``vantage critic``: show the quality of a run's critics, where they fail, and what to do."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,7 +35,7 @@ def critic(
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Show where the critics of a run explain the returns and where not, and say what to do."""
+    """Show where the critics of a run explain the returns and where not, and what to do."""
     with explained(verbose):
         from vantage.runs.console import open_console
         from vantage.runs.critics import read_critics

@@ -1,4 +1,4 @@
-"""``vantage data inspect``: what a file of data holds, what is wrong with it, and what a recipe says of it."""
+"""``vantage data inspect``: show the content of a file of data, its faults, and its entry in a recipe."""
 
 import re
 from collections import Counter
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 data_app = typer.Typer(no_args_is_help=True, help="Look at files of data.")
 
 MEASURED_ROWS = 500
-"""Usable rows whose tokens are counted."""
+"""Number of usable rows whose tokens are counted."""
 _PIECE = 1200
 """Characters of a piece of a row that are shown."""
 _NO_RESPONSE: Sequence[Any] = (None,)
@@ -102,7 +102,7 @@ def _content(named: str | None) -> "Content | None":
 
 
 def _load(split: str | None, config: str | None, max_rows: int | None) -> "Load | None":
-    """Return which rows of a dataset on the hub are read; they are streamed, so that no more is fetched."""
+    """Return which rows of a dataset on the hub are read; they are streamed, so that no more are fetched."""
     from vantage.schemas.recipe.inputs import CONFIG_PATTERN, SPLIT_PATTERN, Load
 
     if split is None:
@@ -170,7 +170,7 @@ def _with_tokens(
 
 
 def _special_tokens(numbers: Sequence[int], rendered: "Sequence[RenderedRow]") -> dict[str, tuple[int, int]]:
-    """Return special token → (how often the rows spell it out, in how many); several responses share a row's prompt."""
+    """Return special token → (how often the rows contain it, in how many rows); several responses share a row's prompt."""
     of_row: dict[int, Counter[str]] = {}
     for number, each in zip(numbers, rendered, strict=True):
         found = of_row.setdefault(number, Counter(each.special_in_prompt))

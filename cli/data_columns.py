@@ -1,4 +1,4 @@
-"""Which columns of a file are a prompt, a response and so on: recognised as data preparation recognises them."""
+"""Find which columns of a file hold prompts, responses and so on, by the rules of data preparation."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,26 +13,26 @@ from vantage.schemas.steps import CONTENT_COLUMNS
 
 @dataclass(frozen=True)
 class FoundColumns:
-    """How a file is read, and what its first rows hold."""
+    """Columns of a file, and its first rows."""
 
     columns: Mapping[str, str]
-    """Our column → a column of the file, or a template; empty: they are called like ours."""
+    """Our column → a column of the file, or a template; empty: the file uses our names."""
     rows: Sequence[Mapping[str, Any]]
     """The first rows in our columns."""
     is_all: bool
-    """There are no others."""
+    """True if the file has no other rows."""
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Of judgments: ``first``, ``second``, ``tie`` → the labels that mean it; empty: the usual words."""
+    """Labels of judgments: ``first``, ``second``, ``tie`` → the labels that mean it; empty: the usual words."""
 
 
 def find_columns(file: Path, content: Content, *, needs_answers: bool = False) -> FoundColumns:
     """Return the format of the file's first rows.
 
     Args:
-        needs_answers: of prompts: only with a reference answer.
+        needs_answers: require a reference answer with each prompt.
 
     Raises:
-        ValueError: the file is not one of ours, or of no known format; the message names its columns.
+        ValueError: the file cannot be read, or has no known format; the message names its columns.
     """
     from vantage.tasks.data.formats import SAMPLE_ROWS, recognise
     from vantage.tasks.data.row_faults import Fault, UnreadableFile
@@ -69,6 +69,7 @@ def check_builtin(source: str, content: Content) -> None:
     """
     Raises:
         ValueError: there is no such built-in data, or it holds something else than the content.
+    ValueError: there is no such built-in data, or it holds other content.
     """
     from vantage.schemas.loading.source_paths import BUILTIN_DATA
     from vantage.schemas.problems import suggest

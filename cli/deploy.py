@@ -150,7 +150,7 @@ def _quiet(verbose: bool) -> None:
 
 @contextmanager
 def _client() -> Iterator["SyncPrefectClient"]:
-    """Yield a client of the configured Prefect server, which answers.
+    """Yield a client of the configured Prefect server, after a check that it answers.
 
     Raises:
         ValueError: none is configured.
@@ -187,7 +187,7 @@ def _described(deployment: "DeploymentResponse") -> dict[str, Any]:
 
 
 def _at_once(deployment: "DeploymentResponse") -> str:
-    """Return ``1, skips others``: how many runs there may be, and what happens to one too many."""
+    """Return ``1, skips others``: the number of concurrent runs, and what happens to one too many."""
     from vantage.flows.prefect_server.overlaps import CANCELS_EARLIER
 
     limit = deployment.global_concurrency_limit

@@ -1,4 +1,4 @@
-"""``vantage diff``: what differs between two runs, stages, models or recipes."""
+"""``vantage diff``: show what differs between two runs, stages, models or recipes."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""``vantage doctor``: whether this machine can run recipes."""
+"""``vantage doctor``: check whether this machine can run recipes."""
 
 import os
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""``vantage estimate``: memory, time and cost of each stage, before anything runs."""
+"""``vantage estimate``: estimate memory, time and cost of each stage, before anything runs."""
 
 from typing import TYPE_CHECKING, Annotated
 

@@ -1,4 +1,4 @@
-"""``vantage export``: a model of a run, or one that MLflow has, as a plain Hugging Face folder."""
+"""``vantage export``: write a model of a run, or one in MLflow, as a plain Hugging Face folder."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -95,7 +95,7 @@ def export(
 
 
 def _entry_of(place: "Workspace", origin: "Origin") -> "RunEntry | None":
-    """Return the run that made the model, if it is in this workspace and has made it."""
+    """Return the run that made the model, if it is in this workspace."""
     from vantage.runs.view import Broken, Missing, RunView
 
     entry = RunView(place, origin.run_id).entry()
@@ -107,7 +107,7 @@ def _entry_of(place: "Workspace", origin: "Origin") -> "RunEntry | None":
 
 
 def _maker_of(place: "Workspace", origin: "Origin") -> "MadeBy | None":
-    """Return the run that made the model, if the named run has found it in the store."""
+    """Return the run that made the model, if the named run has reused it from the store."""
     from vantage.review.exports.model_card import MadeBy
     from vantage.runs.view import Maker, RunView
 
@@ -126,7 +126,7 @@ def _print_check(folder: Path, signed: str) -> None:
 
 
 def _can_serve() -> bool:
-    """Return whether what `transformers serve` imports is installed, which transformers alone does not bring."""
+    """Return whether the imports of `transformers serve` are installed, which transformers alone does not bring."""
     from importlib.util import find_spec
 
     return all(find_spec(name) is not None for name in ("openai", "fastapi", "uvicorn"))

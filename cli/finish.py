@@ -1,4 +1,4 @@
-"""``vantage finish``: ends a running stage with what it has."""
+"""``vantage finish``: end a running stage with the result that it has."""
 
 from typing import Annotated
 

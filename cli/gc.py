@@ -1,4 +1,4 @@
-"""``vantage gc``: removes what is no longer needed."""
+"""``vantage gc``: remove what is no longer needed."""
 
 import re
 from typing import TYPE_CHECKING, Annotated

@@ -27,7 +27,7 @@ FEW_ROWS = 1000
 """A file with fewer rows holds out a tenth of them in place of a twentieth."""
 ONE_GPU_BYTES = 60e9
 BYTES_PER_WEIGHT = 16
-"""Of weights, gradients and AdamW's moments in float32."""
+"""Bytes per trained weight: the weight, its gradient and AdamW's two moments in float32."""
 MARK = "####"
 """GSM8K's mark before the final number."""
 
@@ -96,7 +96,7 @@ Force = Annotated[bool, typer.Option("--force", help="Write over an existing fil
 
 @dataclass(frozen=True)
 class Given:
-    """Flags and answers; None: nothing was said."""
+    """Flags and answers; None: not given."""
 
     model: str | None
     demonstrations: str | None
@@ -355,7 +355,7 @@ def _is_marked(found: "FoundColumns") -> bool:
 
 
 def _prompts_in(source: str) -> str:
-    """Return what has the prompts of preferences: a file itself, and the built-in prompts beside built-in preferences."""
+    """Return the source of prompts for preferences: the file itself, or the built-in prompts beside built-in preferences."""
     builtin = _builtin(source)
     return source if builtin is None else f"builtin:{builtin.name}/prompts"
 
@@ -369,7 +369,7 @@ def _verifier_of(given: Given, file: Path, *, own: bool, prompts: "Builtin | Non
 
 
 def _from_recipe(path: str, file: Path) -> str:
-    """Return a path as the recipe says it: from its folder on if it is inside, else absolute."""
+    """Return a path in the form for the recipe: relative to its folder if it is inside, else absolute."""
     found, folder = Path(path).expanduser().resolve(), file.parent.resolve()
     return str(found.relative_to(folder)) if found.is_relative_to(folder) else str(found)
 

@@ -1,4 +1,4 @@
-"""``vantage logs``: what the stages of a run have printed."""
+"""``vantage logs``: print the output of a run's stages."""
 
 import sys
 import time

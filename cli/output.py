@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vantage.runs.workspace import Workspace
 
 _SHOWN = 80
-"""Characters of a path that a message shows."""
+"""Most characters of a path in a message."""
 
 
 @contextmanager
@@ -95,26 +95,26 @@ def _code_of(error: Exception) -> ExitCode:
 
 
 def _is_no_path(error: Exception) -> bool:
-    """Return whether a path was named that no file can have: one too long, or links in a ring."""
+    """Return whether the named path can belong to no file: it is too long, or its links form a ring."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENAMETOOLONG, errno.ELOOP)
     return type(error) is RuntimeError and str(error).startswith("Symlink loop")  # pathlib's
 
 
 def _shown_path(path: str) -> str:
-    """Return a path in one line, cut in its middle where it is long."""
+    """Return a path in one line, cut in its middle if it is long."""
     text = safe_text(path)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}…{text[-_SHOWN // 2 :]}"
 
 
 def _is_unanswered(error: Exception) -> bool:
-    """Return whether Prefect's client got no answer; its HTTP library is recognised by name, and need not be loaded."""
+    """Return whether Prefect's client got no answer; its HTTP library is recognised by name, so it need not be loaded."""
     kinds = type(error).__mro__
     return any(kind.__name__ == "TransportError" and kind.__module__.startswith("httpx") for kind in kinds)
 
 
 def print_damage(run_id: str, what: str, problems: Iterable[str]) -> None:
-    """Print a line for each problem, and what to do."""
+    """Print a line for each problem, with its remedy."""
     for problem in problems:
         print(f"vantage: run {run_id}: {what} is damaged: {problem}", file=sys.stderr)
     print(f"vantage: {what}: run the same recipe again, which makes it anew", file=sys.stderr)

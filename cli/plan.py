@@ -1,4 +1,4 @@
-"""``vantage plan``: the action for each stage, and why."""
+"""``vantage plan``: show the action for each stage, and why."""
 
 import typer
 

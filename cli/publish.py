@@ -1,4 +1,4 @@
-"""``vantage publish`` and ``vantage rollback``: aliases that move after a run has ended."""
+"""``vantage publish`` and ``vantage rollback``: move aliases after a run has ended."""
 
 import sys
 from typing import Annotated

@@ -24,21 +24,21 @@ class DataDraft:
     content: Content
     columns: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Of judgments; empty: the usual words."""
+    """Labels of judgments; empty: the usual words."""
     held_out: float = 0.05
-    """Share for validation, and as large a one for test."""
+    """Share of the rows for validation; test has an equally large one."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """What is known of the recipe."""
+    """Choices of the recipe that is to be written."""
 
     name: str
     model: str
     reward: Reward
-    """``none``: DPO where there are preferences, else SFT alone."""
+    """Source of the reward. ``none``: DPO where there are preferences, else SFT alone."""
     data: Mapping[str, DataDraft]
-    """``demonstrations``, ``preferences``, ``prompts``: those that there are."""
+    """``demonstrations``, ``preferences`` and ``prompts``, as far as the recipe has them."""
     verifier: str = EXACT_MATCH
     """A built-in verifier's name, ``builtin:exact_match``, or a file; read with ``reward: verifier``."""
     max_prompt_tokens: int = 512
@@ -142,7 +142,7 @@ def _verifier(draft: Draft) -> list[str]:
 
 
 def _verifier_name(draft: Draft) -> str:
-    """Return a built-in verifier of a task stands for itself; others are named in the recipe."""
+    """Return the name; a task's built-in verifier needs no entry in the recipe, other verifiers get one."""
     return draft.verifier if draft.verifier in BUILTIN_VERIFIERS else OWN
 
 

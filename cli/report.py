@@ -1,4 +1,4 @@
-"""``vantage report``: one HTML page about a run."""
+"""``vantage report``: write one HTML page about a run."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""``vantage resume``: one run, from the recipe that it was started with."""
+"""``vantage resume``: go on with one run, from the recipe that it was started with."""
 
 from typing import Annotated
 

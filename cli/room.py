@@ -1,11 +1,11 @@
-"""How much room prompts and responses need, and how large a model is, as ``vantage init`` estimates them."""
+"""Estimate for ``vantage init`` how many tokens prompts and responses need, and how large a model is."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 
 def lengths_for(model: str, measured: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[int, int]:
-    """Return tokens that nearly all prompts and responses have room in, and that the model has positions for.
+    """Return limits in tokens that nearly all prompts and responses fit in, and that the model has positions for.
 
     Args:
         measured: the first rows of each dataset, in our columns.
@@ -31,7 +31,7 @@ def _room(texts: list[str], bytes_per_token: int) -> int:
 
 
 def _shape_of(model: str) -> tuple[int | None, int | None]:
-    """Return size of the vocabulary and number of positions; None where the configuration does not say."""
+    """Return size of the vocabulary and number of positions; None where the configuration does not contain them."""
     from vantage.models.model_config import UnreadableConfig, read_config
 
     try:
@@ -43,7 +43,7 @@ def _shape_of(model: str) -> tuple[int | None, int | None]:
 
 
 def num_weights(model: str) -> int | None:
-    """Return how many weights a model has; None where its configuration does not say."""
+    """Return how many weights a model has; None where its configuration is not enough to count them."""
     from vantage.models.model_config import UnreadableConfig, read_config
 
     try:

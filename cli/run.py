@@ -57,7 +57,7 @@ def finish(record: "RunRecord", *, as_json: bool) -> None:
 
 
 def summary(record: "RunRecord") -> dict[str, Any]:
-    """Return what `run --json` prints as its last line."""
+    """Return the last line of `run --json`."""
     return {
         "run_id": record.run_id,
         "status": record.status,

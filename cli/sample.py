@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vantage.schemas.records.sampling import Answer, Answers, ModelOpened, SampleRequest, Turn
 
 CHUNK = 32
-"""Prompts of one request; their answers are printed before the next are sampled."""
+"""Number of prompts in one request; their answers are printed before the next prompts are sampled."""
 
 Named = Annotated[
     str,
@@ -88,7 +88,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Settings:
-    """How each prompt is sampled."""
+    """Settings with which each prompt is sampled."""
 
     count: int
     seed: int
@@ -232,7 +232,7 @@ def _in_file(file: Path) -> "Iterator[tuple[Turn, ...]]":
 
 
 def _of_row(line: str, where: str) -> "tuple[Turn, ...]":
-    """Return the conversation of a line; ValueError says what the line lacks."""
+    """Return the conversation of a line. Raises ValueError, which names what the line lacks."""
     from vantage.schemas.records.sampling import Turn
 
     try:
@@ -342,7 +342,7 @@ def _show_answers(console: "Console", model: Opened, reply: "Answers", *, logpro
 
 
 def _tokens(answer: "Answer") -> "Text":
-    """Return each token with its log-probability; unlikely ones stand out."""
+    """Return each token with its log-probability; unlikely tokens are coloured."""
     from rich.text import Text
 
     text = Text()

@@ -1,4 +1,4 @@
-"""``vantage sbom``: the bill of materials of an artifact."""
+"""``vantage sbom``: write the bill of materials of an artifact."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -66,7 +66,7 @@ def _bill(place: "Workspace", named: str) -> str:
 
 
 def _main_stage(side: "Side") -> str:
-    """Return the stage that the run publishes, else its last that made a policy."""
+    """Return the stage that the run publishes, else its last one that made a policy."""
     from vantage.runs.workspace import RunError
 
     published = [each.stage for each in side.recipe.publish]

@@ -1,4 +1,4 @@
-"""``vantage schema``: the JSON schema of recipes and sweeps."""
+"""``vantage schema``: print the JSON schema of recipes and sweeps."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""``vantage sign``: signs a model and all that it was made from."""
+"""``vantage sign``: sign a model and everything that it was made from."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""``vantage status``: progress of runs, and damage."""
+"""``vantage status``: show the progress of runs, and damage."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""``vantage sweep``: variants of one recipe over paired seeds."""
+"""``vantage sweep``: run variants of one recipe over paired seeds."""
 
 import sys
 from typing import Annotated

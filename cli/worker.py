@@ -1,4 +1,4 @@
-"""``vantage worker``: takes attempts from a work pool of Prefect and computes them on this machine."""
+"""``vantage worker``: take attempts from a work pool of Prefect and compute them on this machine."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ OF_WORKERS = {
     "PREFECT_WORKER_QUERY_SECONDS": "2",  # Prefect's own 10 would be waited for at each stage
     "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",  # one such answer would end the worker
 }
-"""Environment of a worker; the user's own values win."""
+"""Environment of a worker; the user's own values have priority."""
 
 
 def worker(

@@ -1,4 +1,4 @@
-"""Adapters (LoRA) in an estimate: how many weights they have, and which networks of a stage stand on one base."""
+"""Adapters (LoRA) in an estimate: how many weights they have, and which networks of a stage share one base model."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from vantage.schemas.steps import dependencies, trains_adapters
 
 
 def adapter_weights(shape: ModelShape, lora: Lora) -> int:
-    """Return r · (rows + columns) of every matrix that gets an adapter, in all layers.
+    """Return r · (rows + columns), summed over the matrices with an adapter, in all layers.
 
     Names that the family here has not are counted as the widest of its matrices.
     """
@@ -24,9 +24,9 @@ def adapter_weights(shape: ModelShape, lora: Lora) -> int:
 
 
 def with_adapters(recipe: Recipe, name: str, networks: list[Network]) -> list[Network]:
-    """Return the networks of a stage, with adapters where it or the stages before it trained them.
+    """Return the networks of a stage, with adapters if it or earlier stages trained them.
 
-    All that stand on one base, in one type, hold it once: the first of them does, the others only their own weights.
+    Networks that share one base, in one type, hold it once: the first of them does, the others only their own weights.
     """
     lora = lora_of(recipe.stages[name])
     held: set[bool] = set()
@@ -51,13 +51,13 @@ def with_adapters(recipe: Recipe, name: str, networks: list[Network]) -> list[Ne
 
 
 def _is_in_4_bits(recipe: Recipe) -> bool:
-    """Return whether what adapters stand on is the imported model, rounded; counted as float32 where a stage trains all weights."""
+    """Return whether the adapters' base is the imported model, rounded; counted as float32 where a stage trains all weights."""
     trains_all = any(isinstance(stage, Training) and not stage.lora for stage in recipe.stages.values())
     return recipe.model.quantization is not None and not trains_all
 
 
 def _step_of(recipe: Recipe, name: str, role: str) -> str | None:
-    """Return the step that a frozen network comes from; reward models go by the name of theirs."""
+    """Return the step that a frozen network comes from; a reward model is identified by the name of its stage."""
     read = dependencies(recipe)[name]
     return (
         role if role in recipe.stages else next((read[each] for each in _roles(role) if each in read), None)
@@ -74,5 +74,5 @@ def _frozen_on(recipe: Recipe, name: str, role: str) -> Lora | None:
 
 
 def _is_whole_base(recipe: Recipe, name: str, role: str) -> bool:
-    """Return whether it is the recipe's own model, on which adapters stand."""
+    """Return whether it is the recipe's own model, which the adapters have as their base."""
     return _step_of(recipe, name, role) == MODEL and recipe.model.lora is not None

@@ -1,6 +1,6 @@
-"""Measures what one thread of this machine's CPU can do, in a process of its own, whose libraries use one thread.
+"""Measure what one thread of this machine's CPU can do, in a process of its own, whose libraries use one thread.
 
-Time is that of the thread, so that other programs on the machine do not count.
+Time is CPU time of the thread, so that other programs on the machine do not count.
 """
 
 import json
@@ -13,7 +13,7 @@ ROWS = 1024
 ELEMENTS = 2**21
 """Numbers of 4 bytes: 8 MiB, about a tensor of a small model's minibatch."""
 SECONDS = 0.06
-"""Of each of the two measurements."""
+"""Seconds that each of the two measurements takes."""
 
 
 def main(width: int) -> None:

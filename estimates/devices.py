@@ -1,4 +1,4 @@
-"""What a device can do: peak rates from the makers' data sheets, and this machine's CPU by a short measurement."""
+"""Rates of devices: peak rates from the makers' data sheets, and this machine's CPU by a short measurement."""
 
 import json
 import os
@@ -11,18 +11,18 @@ from vantage.attempts.machine import available_cpus
 
 TERA, GIGA = 1e12, 1e9
 MATMUL_SHARE = 0.4
-"""Of a GPU's peak that whole passes reach: 0.42 to 0.56 with everything tuned (Korthikanti et al., arXiv 2205.05198,
+"""Share of a GPU's peak that whole passes reach: 0.42 to 0.56 with everything tuned (Korthikanti et al., arXiv 2205.05198,
 table 5), 0.46 for PaLM (arXiv 2204.02311, table 3). An assumption: no GPU was measured for it."""
 BANDWIDTH_SHARE = 0.7
-"""Of a GPU's memory bandwidth that reading weights and KV cache reaches. An assumption, as above."""
+"""Share of a GPU's memory bandwidth that reading weights and KV cache reaches. An assumption, as above."""
 CPU_SHARE = 0.4
-"""Of what a single product or operation reaches on a CPU, measured alone, that whole passes reach: fitted to the stages
-of the quickstart in docs/estimate, and checked there on another model."""
+"""Share of a CPU's rate that whole passes reach. The rate is that of a single product or operation, measured alone. The share
+was fitted to the stages of the quickstart in docs/estimate, and checked there on another model."""
 FORWARD_HOST_SECONDS = 2.2e-4
-"""What Python and PyTorch take to start the operations of one layer's forward pass, whatever its size: measured on the
-CPU of docs/estimate. A GPU computes meanwhile, so the longer of the two counts; on a CPU both do."""
+"""Seconds that Python and PyTorch take to start the operations of one layer's forward pass, whatever its size; measured on
+the CPU of docs/estimate. A GPU computes meanwhile, so the longer of the two counts; on a CPU both do."""
 TRAINING_HOST_SECONDS = 7.5e-4
-"""The same of a forward and backward pass."""
+"""Seconds as above, for a forward and backward pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +48,12 @@ class Device:
     is_cpu: bool = False
 
     def flops(self, *, is_bfloat16: bool) -> float:
-        """Return FLOP/s that are counted on."""
+        """Return the FLOP/s that the estimate assumes."""
         return self.matmul_share * (self.bfloat16 if is_bfloat16 else self.float32)
 
     @property
     def bytes_per_second(self) -> float:
-        """Bytes/s that are counted on."""
+        """Bytes/s that the estimate assumes."""
         return self.bandwidth_share * self.bandwidth
 
 
@@ -109,7 +109,8 @@ GPUS: Mapping[str, Device] = {
         source="NVIDIA Ada GPU architecture, appendix A",
     ),
 }
-"""Name on the command line → device. Bfloat16 is dense: data sheets also print twice as much, for sparse matrices."""
+"""Name on the command line → device. The bfloat16 rates are for dense matrices; data sheets also print twice as much,
+for sparse ones."""
 
 CPU = "cpu"
 WIDEST = 2048

@@ -1,8 +1,8 @@
-"""How a stage is spread over GPUs: memory of one GPU, and the smallest layout in which it fits.
+"""Compute the memory of one GPU when a stage is spread over several, and the smallest layout in which the stage fits.
 
 ``ddp``: every GPU holds every network whole and computes a part of each minibatch. ``fsdp2``: weights, gradients and
-optimiser state are cut into as many parts as there are GPUs (ZeRO stage 3, arXiv 1910.02054 §3.1); a layer is whole
-while it computes, the next one is fetched meanwhile; so it is for every token that is sampled.
+optimiser state are cut into as many parts as there are GPUs (ZeRO stage 3, arXiv 1910.02054 §3.1). A layer is whole while
+it computes, and the next layer is fetched meanwhile; sampling does this for every token.
 """
 
 from collections.abc import Iterator
@@ -30,15 +30,15 @@ cannot join."""
 GPUS_OF_A_NODE = (1, 2, 4, 8)
 MOST_NODES = 128
 LAYERS_GATHERED = 2
-"""Of fsdp2: the layer that computes, and the next one."""
+"""Layers that fsdp2 holds whole at one time: the layer that computes, and the next one."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """GPUs, nodes, and what they share."""
+    """Number of GPUs and nodes, and how the GPUs share the weights."""
 
     gpus: int
-    """Of each node."""
+    """GPUs of each node."""
     nodes: int = 1
     strategy: Literal["single", "ddp", "fsdp2"] = "single"
 

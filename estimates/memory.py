@@ -11,11 +11,11 @@ FLOAT32, BFLOAT16, FLOAT64 = 4, 2, 8
 NF4 = 0.5 + FLOAT32 / 64
 """Bytes of a weight in 4 bits: 64 of them have one scale."""
 ADAM_BYTES = 2 * FLOAT32
-"""Two moments a weight."""
+"""Bytes of the two moments of a weight."""
 CHUNK_LOGITS = 2**23
-"""``vantage.models.chunked_logits.CHUNK_ELEMENTS``: logits that training and scoring hold at once."""
+"""Equal to ``vantage.models.chunked_logits.CHUNK_ELEMENTS``: logits that training and scoring hold at once."""
 CHUNK_COPIES = 3
-"""Tensors of a chunk's size that are alive together: logits, log-probabilities, and their gradient."""
+"""Tensors of a chunk's size that exist together: logits, log-probabilities, and their gradient."""
 
 
 def weight_bytes(weights: int, *, bytes_each: float = FLOAT32) -> int:
@@ -34,12 +34,12 @@ def gradient_bytes(weights: int) -> int:
 
 
 def kv_cache_bytes(shape: ModelShape, *, tokens: float, bytes_each: int) -> float:
-    """Return 2 · L · kv heads · d · bytes for each token (Pope et al., arXiv 2211.05102 §2.1)."""
+    """Return 2 · L · kv heads · d · bytes per token (Pope et al., arXiv 2211.05102 §2.1)."""
     return 2.0 * shape.num_layers * shape.kv_width * bytes_each * tokens
 
 
 def decoding_bytes(shape: ModelShape, *, rows: float) -> float:
-    """Return what drawing a token of ``rows`` responses holds over the vocabulary.
+    """Return the bytes over the vocabulary while a token of ``rows`` responses is drawn.
 
     Logits, scaled logits and log-probabilities in float32; probabilities and their sums in float64.
     """
@@ -47,7 +47,7 @@ def decoding_bytes(shape: ModelShape, *, rows: float) -> float:
 
 
 def layer_activation_bytes(shape: ModelShape, *, is_bfloat16: bool) -> int:
-    """Return what one layer keeps of one token for the backward pass.
+    """Return the bytes that one layer keeps of one token for the backward pass.
 
     Counted tensor by tensor as Korthikanti et al. do (arXiv 2205.05198, eq. 1), for what runs here: no dropout, and
     attention that does not keep its matrix (FlashAttention, arXiv 2205.14135). Before each of the two halves: the
@@ -72,7 +72,7 @@ def training_activation_bytes(
     is_bfloat16: bool,
     is_checkpointed: bool = False,
 ) -> float:
-    """Return what a forward pass over ``tokens`` tokens keeps, padding included, and the logits of one chunk.
+    """Return the bytes that a forward pass over ``tokens`` tokens, padding included, keeps, with the logits of one chunk.
 
     With checkpointed gradients: the input of every layer, and all of the one that is computed again.
     """
@@ -87,7 +87,7 @@ def training_activation_bytes(
 def scoring_activation_bytes(
     shape: ModelShape, *, tokens: float, logit_tokens: float, is_bfloat16: bool
 ) -> float:
-    """Return what a forward pass without gradients holds at once: one layer's tensors, and the logits of one chunk."""
+    """Return the most bytes of a forward pass without gradients: one layer's tensors, and the logits of one chunk."""
     layer = layer_activation_bytes(shape, is_bfloat16=is_bfloat16)
     return tokens * layer + logit_bytes(shape, logit_tokens=logit_tokens)
 

@@ -9,21 +9,21 @@ from vantage.models.model_config import ModelConfig
 
 @dataclass(frozen=True)
 class Family:
-    """How the layers of one architecture differ from a Llama's."""
+    """Differences between the layers of one architecture and a Llama's."""
 
     is_gated: bool = True
-    """Three matrices in the feed-forward part, not two."""
+    """Whether the feed-forward part has three matrices and not two."""
     norm_vectors: int = 1
     """Vectors of a norm: 1 for RMSNorm, 2 for LayerNorm."""
     qkv_bias: bool = False
     other_biases: bool = False
     qk_norm: bool = False
-    """A norm over the head dimension of queries and of keys."""
+    """Whether queries and keys are normalised over the head dimension."""
     learned_positions: bool = False
     fused_qkv: bool = False
-    """One matrix makes queries, keys and values."""
+    """Whether one matrix makes queries, keys and values."""
     tied: bool = False
-    """Where ``tie_word_embeddings`` is not given."""
+    """Whether the head is tied to the embeddings if ``tie_word_embeddings`` is not given."""
 
 
 LLAMA = Family()
@@ -44,7 +44,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "gpt_neox": Family(is_gated=False, norm_vectors=2, qkv_bias=True, other_biases=True, fused_qkv=True),
 }
-"""``model_type`` → its family. Any other is counted as a Llama, and the estimate says so."""
+"""``model_type`` → its family. Any other type is counted as a Llama, and the estimate names this."""
 
 _NAMES = {
     "hidden_size": ("hidden_size", "n_embd", "d_model"),
@@ -61,25 +61,25 @@ class ModelShape:
 
     family: Family
     hidden_size: int
-    """h."""
+    """h in the formulas."""
     num_layers: int
-    """L."""
+    """L in the formulas."""
     num_heads: int
-    """a."""
+    """a in the formulas."""
     num_kv_heads: int
     head_dim: int
-    """d."""
+    """d in the formulas."""
     intermediate_size: int
-    """i."""
+    """i in the formulas."""
     vocab_size: int
-    """V."""
+    """V in the formulas."""
     num_positions: int
-    """Rows of the table of positions, where the family learns one."""
+    """Rows of the table of positions, in a family that learns one."""
     has_tied_head: bool
     counted_weights: int | None = None
-    """As the model's files hold them; None: by the formulas here."""
+    """Number of weights in the model's files; None: the formulas here count them."""
     note: str = ""
-    """What a reader has to know of it."""
+    """Remark on the count, for the reader of the estimate."""
 
     @property
     def query_width(self) -> int:

@@ -50,15 +50,15 @@ class StageEstimate:
     workload: Workload
     layout: Layout
     microbatch_size: int | None
-    """The largest that fits, over all GPUs; None: not even one row a GPU does."""
+    """The largest micro-batch that fits, over all GPUs; None: not even one row per GPU fits."""
     memory: Memory
-    """With that micro-batch; with the recipe's own where nothing fits."""
+    """Memory with that micro-batch, or with the recipe's own where nothing fits."""
     flops: float
     seconds: float
     seconds_in_bfloat16: float | None
     """The same with ``precision: bfloat16``; None: it has that, or it is estimated for a CPU."""
     smallest: tuple[Layout, int] | None
-    """The fewest GPUs that it fits in, and its micro-batch there."""
+    """The layout with the fewest GPUs in which the stage fits, and its micro-batch there."""
 
     @property
     def fits(self) -> bool:
@@ -105,9 +105,9 @@ class RecipeEstimate:
     device: Device
     stages: tuple[StageEstimate, ...]
     price: float | None
-    """Of one GPU for one hour."""
+    """Price of one GPU for one hour."""
     response_basis: str
-    """Where the length of sampled responses comes from."""
+    """Source of the assumed length of sampled responses."""
 
     def as_json(self) -> dict[str, Any]:
         """Return what ``vantage estimate --json`` prints."""
@@ -133,7 +133,7 @@ def estimate_recipe(
     nodes: int | None = None,
     price: float | None = None,
 ) -> RecipeEstimate:
-    """Estimate every stage on ``nodes`` nodes of ``gpus`` GPUs each; None: as many as its ``resources`` say.
+    """Estimate every stage on ``nodes`` nodes of ``gpus`` GPUs each; None: as many as its ``resources`` ask for.
 
     The strategy of several GPUs is that of ``resources.distributed`` where they come from there; else ddp, or fsdp2
     where ddp does not fit.
@@ -192,7 +192,7 @@ def estimate_recipe(
 
 
 def _other_shapes(recipe: Recipe) -> tuple[dict[str, ModelShape], list[str]]:
-    """Return step that imports another model → its shape, and what has to be said of those whose configuration is not here."""
+    """Return step that imports another model → its shape, and remarks on models whose configuration is not on this machine."""
     shapes, notes = {}, []
     for name, other in recipe.models.items():
         step = f"{OTHER_MODEL_PREFIX}{name}"

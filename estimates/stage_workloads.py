@@ -1,4 +1,4 @@
-"""The workload of each kind of stage: which networks it holds, and what goes through them how often.
+"""Workloads of the kinds of stage: the networks that each holds, and how often sequences go through them.
 
 The numbers of passes follow ``tasks/<kind>.py``; what depends on how training goes (early stops, rounds of
 ``drop_uniform_groups``) is counted once, as if it never happened.
@@ -42,18 +42,18 @@ from vantage.schemas.recipe.resolved import (
 from vantage.schemas.steps import judges_of
 
 CENTRE_ROWS = 1024
-"""``vantage.tasks.reward_model.CENTRE_ROWS``."""
+"""Equal to ``vantage.tasks.reward_model.CENTRE_ROWS``."""
 DEMONSTRATIONS_AT_ONCE = 64
-"""``vantage.tasks.evaluation.DEMONSTRATIONS_AT_ONCE``."""
+"""Equal to ``vantage.tasks.evaluation.DEMONSTRATIONS_AT_ONCE``."""
 SHOWN_BY_TOKEN = 12
-"""``vantage.tasks.rollout.token_texts.NUM_BY_TOKEN``."""
+"""Equal to ``vantage.tasks.rollout.token_texts.NUM_BY_TOKEN``."""
 
 COMPARED = ("candidate", "baseline")
-"""``vantage.tasks.evaluation.ROLES``."""
+"""Equal to ``vantage.tasks.evaluation.ROLES``."""
 
 
 def workload_of(subject: Subject) -> Workload:
-    """Return what the stage holds and computes.
+    """Return the workload of a stage.
 
     Raises:
         ValueError: the rows of a dataset cannot be counted, or the kind has no workload.

@@ -1,8 +1,8 @@
-"""Seconds of a stage: compute-bound passes, and sampling that is bound by memory bandwidth.
+"""Estimate the seconds of a stage: compute-bound passes, and sampling that is bound by memory bandwidth.
 
-A pass takes as long as its FLOPs at the rate that is counted on, or its bytes at the bandwidth, or its operations take
-to be started by Python, whichever is longest (the roofline; Williams et al. 2009). A CPU does one after the other, so
-there the three are added. Communication is taken to run beside the computation. Not counted: loading weights and data,
+A pass takes the longest of three times (the roofline; Williams et al. 2009): its FLOPs at the assumed rate, its bytes at
+the assumed bandwidth, and the time in which Python starts its operations. A CPU does one after the other, so there the
+three are added. Communication is assumed to run beside the computation. Not counted: loading weights and data,
 checkpoints, verifiers, and the start of the process.
 """
 
@@ -13,12 +13,12 @@ from vantage.estimates.memory import BFLOAT16, FLOAT32, decoding_bytes, kv_cache
 from vantage.estimates.workload import Network, Pass, Sampling, Workload
 
 SCORING_TRAFFIC = 2
-"""A pass writes each tensor of a layer and reads it once."""
+"""Transfers of each tensor of a layer in a pass without gradients: it is written and read once."""
 TRAINING_TRAFFIC = 5
-"""And the backward pass reads it, writes its gradient, and reads that."""
+"""Transfers in a training pass: the backward pass also reads the tensor, writes its gradient, and reads the gradient."""
 STEP_BYTES = 40
-"""A weight in an optimiser step: the norm of its gradient (4), its clipping (8), and AdamW, which reads the weight, its
-gradient and its moments and writes all but the gradient (28)."""
+"""Bytes per weight in an optimiser step: the norm of its gradient (4), its clipping (8), and AdamW (28), which reads the
+weight, its gradient and its moments, and writes all but the gradient."""
 
 
 def seconds_of(workload: Workload, layout: Layout, device: Device) -> float:
@@ -87,7 +87,8 @@ def _sampling_flops(each: Sampling, workload: Workload) -> float:
 
 
 def _sampling_seconds(each: Sampling, workload: Workload, layout: Layout, device: Device) -> float:
-    """Return the seconds of sampling: prefill at once; then one pass a token, in which the weights and the cache of all open rows are read."""
+    """Return the seconds of sampling: one prefill, then one pass per token, which reads the weights and the cache of
+    all open rows."""
     network = workload.network(each.role)
     shape, is_bfloat16 = network.shape, workload.is_bfloat16
     rows = each.rows_at_once(layout.world)

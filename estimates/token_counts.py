@@ -1,8 +1,8 @@
-"""How many rows a dataset has and how long they are in tokens, without the stages' own tokenizer.
+"""Count the rows of a dataset and their tokens, without the stages' own tokenizer.
 
-Lengths are those of the first ``SAMPLED_ROWS`` rows; the rows of a large file are reckoned from the bytes of these. Tokens are counted by the model's
-``tokenizer.json``, and where there is none as UTF-8 bytes / ``BYTES_PER_TOKEN``. What a chat template adds is not
-counted. A file that is not here is taken to be as long as the recipe's limits allow.
+Lengths are those of the first ``SAMPLED_ROWS`` rows. The number of rows of a large file is estimated from the bytes of these.
+Tokens are counted by the model's ``tokenizer.json``, and where there is none as UTF-8 bytes / ``BYTES_PER_TOKEN``. Tokens
+that a chat template adds are not counted. A file that is not here is assumed to be as long as the recipe's limits allow.
 """
 
 import json
@@ -21,7 +21,8 @@ from vantage.schemas.steps import CONTENT_COLUMNS, content_of
 
 SAMPLED_ROWS = 1000
 COUNTED_BYTES = 2**24
-"""Of a file whose rows are all counted; those of a larger one are reckoned from the bytes of the first."""
+"""Bytes of the largest file whose rows are all counted. The rows of a larger one are estimated from the bytes of the
+first rows."""
 BYTES_PER_TOKEN = 4
 """About right for English prose; other languages have fewer bytes a token."""
 
@@ -56,19 +57,19 @@ class Lengths:
 
 @dataclass(frozen=True)
 class DataCount:
-    """What is known of a dataset before it is prepared."""
+    """Size of a dataset, known before it is prepared."""
 
     train: int
     validation: int
     test: int
     prompt: Lengths
     responses: tuple[Lengths, ...]
-    """Of the column ``response``; of ``chosen`` and ``rejected``; of all ranked responses; empty for prompts."""
+    """Lengths of the column ``response``; or of ``chosen`` and ``rejected``; or of all ranked responses; empty for prompts."""
     whole: Lengths
     """A prompt with its longest response."""
     responses_per_row: float
     basis: str
-    """What the numbers rest on."""
+    """Source of the numbers."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def count_data(recipe: Recipe, name: str, count: CountTokens, *, counted_by: str
     """Return rows and lengths of ``data.NAME``.
 
     Raises:
-        ValueError: the file is not here and the recipe does not say how many rows to train on.
+        ValueError: the file is not here and the recipe does not contain the number of training rows.
     """
     data, content = recipe.data[name], content_of(recipe, name)
     limits = recipe.generation
@@ -121,7 +122,7 @@ def collected_pairs(prompts: DataCount, sampled: Lengths) -> DataCount:
 
 
 def mixed(mixture: Mixture, parts: Sequence[DataCount], content: Content) -> DataCount:
-    """Return rows and lengths of a mixture: each part's lengths stand there as often as its share says."""
+    """Return rows and lengths of a mixture; each part's lengths occur as often as its share requires."""
     from vantage.tasks.mix_data import most_without_repeats
 
     weights = [weight / sum(mixture.parts.values()) for weight in mixture.parts.values()]
@@ -179,7 +180,7 @@ def _sorted(lengths: Any) -> Lengths:
 
 
 def _sides(data: Data, shares: Shares, total: int) -> tuple[int, int, int]:
-    """Return rows for training, validation and test, of so many."""
+    """Return the number of rows for training, validation and test, of ``total`` rows."""
     if data.is_test_set:
         return 0, 0, total
     is_builtin_prompts = isinstance(data.origin, Builtin) and data.origin.kind == "prompts"
@@ -288,7 +289,7 @@ def _measured(data: Data, content: Content, path: Path) -> _Rows:
 
 
 def _bytes_of(row: Mapping[str, Any], ending: str) -> int:
-    """Return about what the row takes in the file, its end included."""
+    """Return about how many bytes the row takes in the file, with its line's end."""
     if ending.startswith(".csv"):
         return sum(len(str(value).encode()) + 1 for value in row.values())
     return len(json.dumps(dict(row), ensure_ascii=False, default=str).encode()) + 1

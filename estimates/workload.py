@@ -1,4 +1,4 @@
-"""What a stage holds and computes: networks, and passes of sequences through them."""
+"""The workload of a stage: the networks that it holds, and the passes of sequences through them."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,18 +14,19 @@ class Network:
     """``policy``, ``reference``, ``critic``, or a reward model by the name of its stage."""
     shape: ModelShape
     is_scalar: bool = False
-    """A trunk with a head of one number; else a language model."""
+    """Whether it is a trunk with a head of one number; else it is a language model."""
     is_trained: bool = False
     is_bfloat16: bool = False
-    """Held in bfloat16; all other weights are float32."""
+    """Whether it is held in bfloat16; all other weights are float32."""
     adapter_weights: int = 0
-    """Of its adapters (LoRA), which alone are trained then, with the head of a reward or value model. 0: it has none."""
+    """Number of weights in its adapters (LoRA). Then only these are trained, with the head of a reward or value model.
+    0: none."""
     is_held_in_turn: bool = False
-    """It is loaded when the one before it is gone: of all such networks the largest counts."""
+    """Whether it is loaded after the network before it was removed; of all such networks only the largest counts."""
     shares_base: bool = False
-    """Another network of the stage holds the weights beneath."""
+    """Whether another network of the stage holds the weights beneath its adapters."""
     is_in_4_bits: bool = False
-    """The matrices of its layers are frozen and held in 4 bits (NF4)."""
+    """Whether the matrices of its layers are frozen and held in 4 bits (NF4)."""
 
     @property
     def weights(self) -> int:
@@ -55,15 +56,15 @@ class Sequences:
     """Sequences that go through a network together, in micro-batches."""
 
     count: float
-    """Of one minibatch or rollout, over all ranks."""
+    """Number of sequences in one minibatch or rollout, over all ranks."""
     at_once: float
-    """The most in one micro-batch of a rank."""
+    """Most sequences in one micro-batch of a rank."""
     tokens: float
-    """Mean tokens of one, with padding to the longest of its micro-batch."""
+    """Mean tokens of a sequence, with padding to the longest of its micro-batch."""
     longest: float
-    """Tokens of the longest of all."""
+    """Tokens of the longest sequence."""
     logit_tokens: float = 0.0
-    """Mean tokens of one whose logits are computed."""
+    """Mean number of a sequence's tokens whose logits are computed."""
 
     def rows_at_once(self, world: int) -> float:
         """Return the rows in one micro-batch of each of so many ranks; at least 1."""
@@ -72,28 +73,28 @@ class Sequences:
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """The same forward pass, or forward and backward pass, so many times in a stage."""
+    """One forward pass, or forward and backward pass, with the number of times that a stage computes it."""
 
     role: str
     does: Literal["train", "score"]
     times: float
     sequences: Sequences
     takes_step: bool = True
-    """Each time ends with an optimiser step; of training passes only."""
+    """Whether an optimiser step follows each pass; only for training passes."""
     has_precision: bool = True
-    """It runs in the stage's ``precision``; a pass of a reward's model runs in the type of its weights."""
+    """Whether it runs in the stage's ``precision``; a pass of a reward's model runs in the type of its weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Responses sampled from a network, so many times in a stage."""
+    """Responses sampled from a network, with the number of times that a stage samples them."""
 
     role: str
     times: float
     count: float
-    """Responses of one time."""
+    """Number of responses sampled each time."""
     at_once: float
-    """The most that a rank samples side by side."""
+    """Most responses that a rank samples side by side."""
     prompt: float
     """Mean tokens of a prompt, padded to the longest of those sampled side by side."""
     response: float
@@ -110,7 +111,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Workload:
-    """A stage, as the estimate sees it."""
+    """Workload of a stage, from which its memory and seconds are estimated."""
 
     networks: tuple[Network, ...]
     passes: tuple[Pass, ...]
@@ -118,13 +119,13 @@ class Workload:
     is_bfloat16: bool
     """``precision: bfloat16``."""
     at_once: int
-    """The most rows of one micro-batch of a rank."""
+    """Most rows of one micro-batch of a rank."""
     recipe_at_once: int
-    """The same as the recipe has it."""
+    """Most rows of one micro-batch in the recipe itself."""
     counts: dict[str, float]
-    """What the numbers rest on: rows, optimiser steps, tokens."""
+    """Counts behind the estimate: rows, optimiser steps, tokens."""
     basis: tuple[str, ...]
-    """Where the counts come from, one line for each dataset."""
+    """Sources of the counts, one line for each dataset."""
     is_checkpointed: bool = False
     """``gradient_checkpointing: true``."""
 

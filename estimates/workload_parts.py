@@ -20,13 +20,13 @@ from vantage.schemas.steps import dependencies, judges_of, rewards_read
 
 @dataclass(frozen=True)
 class Subject:
-    """A stage with all that its workload depends on."""
+    """A stage with everything that its workload depends on."""
 
     recipe: ResolvedRecipe
     name: str
     shape: ModelShape
     data_of: Callable[[str], DataCount]
-    """By the name of a dataset, or of the stage that makes it."""
+    """Function from the name of a dataset, or of the stage that makes it, to its counts."""
     sampled: Lengths
     """Tokens of a sampled response."""
     others: Mapping[str, ModelShape] = field(default_factory=dict)
@@ -47,9 +47,9 @@ class Subject:
 WATCH = "watch"
 """Role of the model that judges in a watch."""
 QUESTIONS_AT_ONCE = 64
-"""``vantage.tasks.rollout.prompted_judge.READ_AT_ONCE``."""
+"""Equal to ``vantage.tasks.rollout.prompted_judge.READ_AT_ONCE``."""
 _CHARACTERS_OF_A_TOKEN = 4.0
-"""Of English, about: the template is not counted by a tokenizer."""
+"""Characters per token of English, about: no tokenizer counts the judge's template."""
 
 
 @dataclass(frozen=True)
@@ -215,9 +215,9 @@ def rows_of(
 
 
 def packed_rows_of(data: DataCount, rows: float, micro: float) -> Sequences:
-    """Return ``rows`` rows of one response each, several side by side in a row as long as the longest: so many rows of a pass.
+    """Return ``rows`` rows of one response each, packed: several lie side by side in a row of a pass as long as the longest.
 
-    First fit decreasing leaves little of them empty; none is counted.
+    First fit decreasing leaves few positions of these rows empty; empty ones are not counted.
     """
     width = data.whole.longest_of(rows)
     packed = math.ceil(rows * data.whole.mean / width)

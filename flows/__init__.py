@@ -1,1 +1,1 @@
-"""Execution: the pipeline, attempts, launchers, runs, sweeps and the command line."""
+"""The order of work: pipeline, orchestrator, recording, publishing, work pools, Prefect's server, and sweeps."""

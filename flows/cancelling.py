@@ -1,4 +1,4 @@
-"""Stops a run from outside: the process that executes it, and attempts whose process that ordered them has died."""
+"""Stop a run from outside: the process that executes it, and attempts whose ordering process has died."""
 
 import json
 
@@ -11,7 +11,7 @@ from vantage.storage.messages import Messages, newest_messages
 
 
 def cancel_run(workspace: Workspace, record: RunRecord) -> list[str]:
-    """Ask everything that works for the run to save its state and stop; returns what was asked, one line each."""
+    """Ask all processes that work for the run to save its state and stop; returns one line for each request."""
     if is_active(workspace, record.run_id):
         workspace.records.request_cancel(record.run_id)
         return [f"run {record.run_id} is asked to stop: running stages save their state"]

@@ -38,14 +38,14 @@ QUIET = {
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     "PYTHONWARNINGS": "ignore",
 }
-"""Environment of Prefect, MLflow and children without ``--verbose``; the user's own values win."""
+"""Environment of Prefect, MLflow and children without ``--verbose``; the user's own values have priority."""
 
 SETTINGS = {
     "DO_NOT_TRACK": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "PREFECT_CLIENT_MAX_RETRIES": "3",  # a server that has gone is given up after seconds, not minutes
 }
-"""Environment of Prefect, MLflow and children in any case; the user's own values win."""
+"""Environment of Prefect, MLflow and children in any case; the user's own values have priority."""
 
 
 def execute(
@@ -142,7 +142,7 @@ def exit_code(record: RunRecord) -> int:
 
 
 def _verify(orchestrator: Orchestrator) -> None:
-    """Verify all artifacts, which exist, check the gates and record, without starting Prefect or a child process."""
+    """Verify all artifacts, which exist, check and record the gates, without starting Prefect or a child process."""
     for step in orchestrator.inputs:
         if obstacle := orchestrator.obstacle(step):
             orchestrator.block(step, obstacle)
@@ -191,7 +191,7 @@ def _has_ended(run: Run, earlier: Collection[str]) -> bool:
 
 
 def _close_open_flow_runs(orchestrator: Orchestrator) -> bool:
-    """Record in Prefect how earlier flow runs of the workspace ended, which it would show as running for ever.
+    """Record in Prefect how earlier flow runs of the workspace ended; Prefect would otherwise show them as running for ever.
 
     Returns whether none of this run is left open. If the server does not answer in time, nothing is recorded.
     """
@@ -251,8 +251,8 @@ def ordering(server: servers.PrefectServer) -> Iterator[str]:
 
 
 def _pages(run: Run, ledger: Ledger, *, in_prefect: bool) -> Mapping[str, str]:
-    """Return where to look further, by whose page it is; Prefect's only where it has one of this run."""
-    # without it, the last lines say why MLflow has no page of the run
+    """Return the addresses of the pages to look at; Prefect's only if it has a page of this run."""
+    # without it, the last lines contain the reason why MLflow has no page of the run
     pages = {"MLflow": mlflow_server(ledger.where())} if run.record.mlflow_run_id else {}
     if in_prefect:
         from vantage.flows.prefect_server.flow_runs import page_of
@@ -266,7 +266,7 @@ def _pages(run: Run, ledger: Ledger, *, in_prefect: bool) -> Mapping[str, str]:
 
 
 def _signed(run: Run) -> Mapping[str, str]:
-    """Return how many artifacts are signed, and where; empty if the recipe signs none."""
+    """Return the number of signed artifacts, and where the signatures are; empty if the recipe signs none."""
     sign, record = run.record.recipe.sign, run.record
     if sign is None:
         return {}

@@ -1,4 +1,4 @@
-"""``vantage gc``: removes what no run, no registered model and nobody at work needs, beside running pipelines.
+"""``vantage gc``: remove what no run, no registered model and nobody at work needs, while pipelines may run.
 
 A run that is removed leaves its ``run.json`` with status ``removed``, as the record of what it was and what it published.
 An artifact that is removed leaves its manifest, metrics and refs (``vantage.storage.removed``).
@@ -26,14 +26,14 @@ from vantage.storage.removed import Cause
 from vantage.storage.storage import garbage_of
 
 QUARANTINE_SECONDS = 7 * 86400.0
-"""How long damaged things are kept for inspection."""
+"""Seconds that damaged files are kept for inspection."""
 
 Kind = Literal["run", "ref", "object", "scratch", "messages", "staging", "quarantine", "left over"]
 
 
 @dataclass(frozen=True)
 class Removal:
-    """One thing that was removed, or would be."""
+    """One thing that was removed, or would be removed."""
 
     kind: Kind
     name: str
@@ -46,11 +46,11 @@ class Collection:
 
     removed: tuple[Removal, ...]
     in_use: tuple[str, ...]
-    """What no run needs, but somebody works on, or has begun to use meanwhile."""
+    """Things that no run needs, but that a process works on, or has begun to use meanwhile."""
     unsent: tuple[str, ...]
     """Runs that would be removed, but whose records MLflow has not received yet."""
     num_records: int = field(default=0, compare=False)
-    """Removed artifacts of which the storage keeps manifest, metrics and refs: those of earlier collections too."""
+    """Removed artifacts of which the storage keeps manifest, metrics and refs, including those of earlier collections."""
     record_bytes: int = field(default=0, compare=False)
     """Bytes of these records."""
 
@@ -115,7 +115,7 @@ def collect(
 
 
 def _cause(*, keep_last: int | None, older_than: float | None) -> Cause:
-    """Return what the record of a removed artifact says of the removal."""
+    """Return the record of a removed artifact's removal, in words."""
     options = [] if keep_last is None else [f"--keep-last {keep_last}"]
     options += [] if older_than is None else [f"--older-than {older_than:g}s"]
     return Cause(
@@ -129,7 +129,7 @@ class _Collector:
     """One collection of a storage."""
 
     def __init__(self, workspace: Workspace, garbage: Garbage, chosen: set[str], *, dry_run: bool) -> None:
-        """Hold what is collected. ``chosen``: runs that count as removed, also where ``dry_run`` leaves them."""
+        """Hold the storage to collect from. ``chosen``: runs that count as removed, also if ``dry_run`` leaves them."""
         self._workspace = workspace
         self._garbage = garbage
         self._chosen = chosen
@@ -189,7 +189,7 @@ class _Collector:
         return needed_artifacts(self._runs(), self._garbage.refs()).stage_keys
 
     def _keys_of_active_runs(self) -> frozenset[str]:
-        """Return stage keys of the runs that are being executed: those may still read a journal on this machine."""
+        """Return the stage keys of the runs that are being executed, which may still read a journal on this machine."""
         kept = (run for run in self._runs() if run.status != REMOVED)
         active = [run for run in kept if is_active(self._workspace, run.run_id)]
         return needed_artifacts(active, {}).stage_keys
@@ -218,7 +218,7 @@ def _read_all(workspace: Workspace) -> list[RunRecord]:
 def _outdated(
     workspace: Workspace, records: Sequence[RunRecord], *, keep_last: int | None, older_than: float | None
 ) -> Iterator[str]:
-    """Yield ids of runs to remove: of each recipe those beyond the newest ``keep_last``, and older than ``older_than``."""
+    """Yield ids of runs to remove: for each recipe those beyond the newest ``keep_last``, and older than ``older_than``."""
     if (keep_last is None and older_than is None) or not records:
         return
     of_recipe: dict[str, list[RunRecord]] = defaultdict(list)
@@ -234,12 +234,12 @@ def _outdated(
 
 
 def _is_unsent(workspace: Workspace, run_id: str) -> bool:
-    """Return whether MLflow lacks something of the run; the working copy of another machine is not looked at."""
+    """Return whether MLflow lacks something of the run; the working copy of another machine is not checked."""
     return Outbox(workspace.folder(run_id) / "ledger").is_unsent()
 
 
 def _remove_runs(workspace: Workspace, chosen: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Mark runs as removed, and remove their logs; those that are removed, and those that MLflow has not got.
+    """Mark runs as removed, and remove their logs; returns those that are removed, and those that MLflow has not received.
 
     What somebody has resumed meanwhile is neither.
     """

@@ -1,4 +1,4 @@
-"""Messages to people, sent by Apprise in the background: a slow or dead address neither delays nor fails a run."""
+"""Send messages to people in the background, by Apprise: a slow or dead address neither delays nor fails a run."""
 
 import html
 import logging
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from apprise import NotifyBase
 
 CLOSE_SECONDS = 10.0
-"""How long the end of a run waits for messages that are on their way."""
+"""Seconds that the end of a run waits for messages that are being sent."""
 
 SECONDS_EACH = 5.0
-"""How long Apprise waits for a connection, and for each answer, unless the address says ``cto`` and ``rto``."""
+"""Seconds that Apprise waits for a connection, and for each answer, unless the address contains ``cto`` and ``rto``."""
 
 
 _BREAK = "\u200b"
-"""A space of no width: it shows nothing, and services do not read across it."""
+"""A space of no width: it is invisible, and services do not read across it."""
 _MENTION = re.compile(
     r"<(?=[!@#]|https?:)|(?<!\w)@(?=(?:everyone|here|channel|all|room|team|online)\b)", re.IGNORECASE
 )
-"""The beginning of what Slack, Discord, Mattermost and others read as a mention of people or as a link with another text."""
+"""Beginnings of what Slack, Discord, Mattermost and others read as a mention of people, or as a link with another text."""
 _MARKS_UP = frozenset({"tgram"})
-"""Services whose plugin knows no plain text; it writes what is plain as their markup."""
+"""Services whose plugin has no plain text; it writes plain text in their markup."""
 _ESCAPES = frozenset({"slack"})
 """Services that read ``&``, ``<`` and ``>`` of a plain text as their own markup, which the plugin does not escape."""
 
@@ -57,14 +57,14 @@ class Messenger:
         self._thread: threading.Thread | None = None
 
     def send(self, message: Message) -> None:
-        """Have the message sent; returns at once."""
+        """Queue the message for sending; returns at once."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._send_all, name="vantage-messages", daemon=True)
             self._thread.start()
         self._messages.put(message)
 
     def close(self, timeout_seconds: float = CLOSE_SECONDS) -> None:
-        """Wait for what is on its way, but not longer; what is left then is not sent."""
+        """Wait for the queued messages for a limited time; those that are left are not sent."""
         if self._thread is None:
             return
         self._messages.put(None)
@@ -88,7 +88,7 @@ class Messenger:
 
 
 def _send(message: Message, variable: str, environment: Mapping[str, str]) -> str | None:
-    """Send to every address of the variable; returns what went wrong, without the address."""
+    """Send to every address of the variable; returns the errors, without the address."""
     addresses = environment.get(variable, "").split()
     if not addresses:
         return "the variable is not set, so no message was sent"
@@ -111,7 +111,7 @@ def _send(message: Message, variable: str, environment: Mapping[str, str]) -> st
 
 
 def _notify(service: "NotifyBase", message: Message) -> bool:
-    """Send plain text, as which the service shows it; returns whether it was accepted.
+    """Send plain text, which the service shows unchanged; returns whether it was accepted.
 
     A message may quote data, so nothing in it may be read as markup, as a link, or as a mention of people.
     """
@@ -131,6 +131,6 @@ def _notify(service: "NotifyBase", message: Message) -> bool:
 
 
 def _bounded(address: str) -> str:
-    """Return the address with limits of time where it has none."""
+    """Return the address with time limits, if it has none."""
     limits = "&".join(f"{name}={SECONDS_EACH}" for name in ("cto", "rto") if f"{name}=" not in address)
     return f"{address}{'&' if '?' in address else '?'}{limits}" if limits else address

@@ -1,4 +1,5 @@
-"""What a run tells people by message: a watcher that passes everything on, and sends what ``notify`` of the recipe names."""
+"""Send messages about a run to people: a watcher that passes every event on, and sends those that the recipe's ``notify``
+lists."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -82,7 +83,7 @@ class _Notifying:
                 self._ask(step)
 
     def run_ended(self) -> None:
-        """Tell what waits and how the run ended, and wait a limited time until that is sent."""
+        """Send the open questions and the run's end, and wait a limited time until they are sent."""
         record = self._run.record
         for subject in record.open_questions:
             if subject.startswith(PUBLISH_PREFIX):

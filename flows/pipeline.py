@@ -116,13 +116,13 @@ async def pipeline(
             if orchestrator is None:
                 try:
                     run_id = run_id or await asyncio.to_thread(run_of, flow_run_id, workspace)
-                    # A person answers while the run's lock is free, so that whoever resumes the flow run can take it.
+                    # A person answers while the run's lock is free, so that the process that resumes the flow run can take it.
                     if run_id and not await _is_answered(run_id, workspace) and state is not None:
                         return state
                     orchestrator = await asyncio.to_thread(
                         open_run, held, recipe, changes, workspace, run_id, strict=strict
                     )
-                except ValueError as error:  # the recipe, the run or the machine; the message says what to do
+                except ValueError as error:  # the recipe, the run or the machine; the message has the remedy
                     return state_of("failed", without_secrets(str(error)))
                 run_id = orchestrator.run.record.run_id
                 await _name_flow_run(flow_run_id, orchestrator)
@@ -211,7 +211,7 @@ async def _finish(flow_run_id: str, orchestrator: Orchestrator) -> State[None]:
     ):  # the automation of its deployment answers this
         status, message = "crashed", f"its worker was asked to end\n{message}"
     run.end_flow_run(flow_run_id, status, message)
-    if not orchestrator.stop.is_set():  # its attempts may go on, and whoever asked for the stop waits
+    if not orchestrator.stop.is_set():  # after a stop its attempts may go on, and time is short
         await close_attempts(run, server=server_name(run.workspace.root))
     return state_of(status, message)
 

@@ -1,4 +1,4 @@
-"""Records attempts in run.json and in the ledger, and reports them to the watcher."""
+"""Record attempts in run.json and in the ledger, and report them to the watcher."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -35,7 +35,7 @@ from vantage.storage.store import Locked
 from vantage.tasks.training.scratch import FETCHED, REPORTS, read_committed
 
 LONGEST_READING_SECONDS = 10.0
-"""How long a run waits to remove a scratch folder, while another holds the stage's key."""
+"""Seconds that a run waits to remove a scratch folder while another holds the stage's key."""
 
 
 class Recording:
@@ -91,7 +91,7 @@ class Recording:
         )
 
     def watches(self, request: AttemptRequest, begun: AttemptBegun) -> None:
-        """Note that a computation begins, whose journal is in ``begun.scratch``."""
+        """Record that a computation begins, whose journal is in ``begun.scratch``."""
         self._scratch[request.stage_key] = begun.scratch
 
     def observer(self, request: AttemptRequest) -> "AttemptObserver":
@@ -150,7 +150,7 @@ class Recording:
         return stage
 
     def _sign(self, step: str) -> None:
-        """Sign the step's artifact with the verdicts just recorded. It is kept whatever happens to the key."""
+        """Sign the step's artifact with the verdicts just recorded. The artifact is kept, whatever happens to the key."""
         from vantage.signing.decisions import loosened_decisions
         from vantage.signing.keys import key_of
         from vantage.signing.signing import sign_step
@@ -171,7 +171,7 @@ class Recording:
             self.watcher.say(f"  {step} is made, and NOT SIGNED: {reason}; sign it later: {remedy}", "red")
 
     def _ask(self, step: str, artifact: Artifact, verdicts: tuple[Verdict, ...]) -> Standing:
-        """Record what a person is asked about the artifact, if anything; returns whether dependent steps may start."""
+        """Record the question to a person about the artifact, if any; returns whether dependent steps may start."""
         question = question_about(step, artifact, verdicts)
         if question is None:
             self.run.withdraw(step)
@@ -187,7 +187,7 @@ class Recording:
             self.watcher.say(f"      {answer}", "green" if answer.approved else "red")
 
     def answered(self, answer: Approval) -> bool:
-        """Record an answer to a question; returns whether the stage that it is about waited for it."""
+        """Record an answer to a question; returns whether its stage waited for it."""
         self.ledger.record_approval(answer)
         step = answer.question.subject
         known = self.run.record.stages.get(step)
@@ -318,7 +318,7 @@ class AttemptObserver:
         )
 
     def input_damaged(self, step: str, problem: str) -> None:
-        """Show that an artifact which the attempt would read is damaged and made again."""
+        """Show that an input of the attempt is damaged and made again."""
         self._recording.watcher.say(
             f"  {self._request.step}: its input {step} is damaged and made again: {problem}", "red"
         )

@@ -23,11 +23,11 @@ class Retry:
     """``resumable``: another attempt resumes; ``failed``: the user has to act."""
     remedy: str
     microbatch_tokens: int | None
-    """Of the next attempt; None: the recipe's."""
+    """Most tokens of the next attempt's micro-batches; None: the recipe's."""
 
 
 class Retries:
-    """Decides on retries in one run; it stores which were used."""
+    """Decides on retries in one run, and keeps which were used."""
 
     def __init__(self, recipe: ResolvedRecipe) -> None:
         self._recipe = recipe
@@ -59,11 +59,11 @@ class Retries:
 
         Args:
             step: the step.
-            outcome: of the attempt, with its failure.
+            outcome: outcome of the attempt, with its failure.
             attempt: the number of the step's last attempt in run.json; None if none has begun.
             goes_on: whether this process starts the next attempt, if the failure allows one.
-            microbatch_tokens: of the attempt; None: the recipe's.
-            pass_rows: of the attempt's newest pass; None: it told of none.
+            microbatch_tokens: limit of this attempt; None: the recipe's.
+            pass_rows: rows of the attempt's newest pass; None: it reported none.
             pass_tokens: positions of the same pass.
         """
         failure = outcome.failure
@@ -87,7 +87,7 @@ class Retries:
         if was_retried or pass_rows == 1 or not isinstance(work, Stage):
             remedy = remedy_for_memory(step, work, rows=pass_rows, tokens=pass_tokens)
             return Retry("failed", remedy, microbatch_tokens)
-        if pass_tokens is None:  # no pass of its own took the memory
+        if pass_tokens is None:  # no pass of the attempt itself took the memory
             return Retry("resumable", next_attempt, microbatch_tokens)
         half = pass_tokens // 2
         remedy = f"{next_attempt} with passes of at most {half} positions in place of {pass_tokens}"
@@ -95,10 +95,11 @@ class Retries:
 
 
 def _next_attempt(outcome: AttemptOutcome, attempt: int | None) -> str:
-    """Return which attempt follows, and where it goes on. ``attempt``: the last one in run.json."""
+    """Return the text about the next attempt: its number, and the checkpoint that it goes on from. ``attempt``: the last
+    one in run.json."""
     number = outcome.attempt or attempt or 0
     if outcome.committed_step:
         return f"attempt {number + 1} goes on from step {outcome.committed_step}"
-    if outcome.attempt is None and attempt is not None:  # of a lost worker: only the next one reads it
+    if outcome.attempt is None and attempt is not None:  # only the next attempt reads a lost worker's steps
         return f"attempt {number + 1} goes on from its last checkpoint"
     return f"attempt {number + 1} begins anew"

@@ -1,4 +1,4 @@
-"""A run that Prefect starts, from its form, a deployment or a schedule: opened as ``vantage run`` opens it."""
+"""Open a run that Prefect starts, from its form, a deployment or a schedule, as ``vantage run`` opens it."""
 
 import sys
 from collections.abc import Sequence

@@ -11,7 +11,7 @@ from vantage.runs.watching import Watcher
 
 @contextmanager
 def unsent_said(run: Run, ledger: Ledger, watcher: Watcher) -> Iterator[None]:
-    """Close the ledger after this block, and report if MLflow has not got all of it."""
+    """Close the ledger after this block, and report if MLflow has not received all of it."""
     try:
         yield
     finally:

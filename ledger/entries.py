@@ -44,12 +44,12 @@ class StageEntry:
     folder: str | None = None
     """Folder of the artifact's files."""
     made: int | None = None
-    """When the artifact was first recorded (milliseconds since 1970); recording it again does not change this."""
+    """Time when the artifact was first recorded (milliseconds since 1970); recording it again does not change this."""
     verdicts: tuple[Verdict, ...] = ()
     readings: int = 0
-    """How often the machine was read during all attempts at the stage so far."""
+    """Number of readings of the machine during all attempts at the stage so far."""
     loosened: tuple[LoosenedGate, ...] = ()
-    """Gates that closed on the artifact in an earlier run, and of which this run asks less."""
+    """Gates that closed on the artifact in an earlier run, and that this run has made less strict."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class RunEntry:
     origin: dict[str, str] = field(default_factory=dict)
     """User and version of the code when it was last opened."""
     openings: int = 1
-    """How often the run was started or resumed."""
+    """Number of times that the run was started or resumed."""
     outcome: str = "running"
     stages: dict[str, StageEntry] = field(default_factory=dict)
     approvals: tuple[Approval, ...] = ()
@@ -76,7 +76,7 @@ class RunEntry:
     generation: dict[str, Any] = field(default_factory=dict)
     """The recipe's settings of sampled text."""
     licenses: dict[str, str] = field(default_factory=dict)
-    """Step → the licence that the recipe names for what it makes."""
+    """Step → licence of its artifact, if the recipe names one."""
 
 
 def apply_operation(entry: RunEntry | None, operation: Operation) -> RunEntry:
@@ -196,7 +196,7 @@ def _has_artifact(known: StageEntry | None, artifact: Artifact) -> TypeGuard[Sta
 
 
 def _first_recorded(known: StageEntry | None, artifact: Artifact, time: int) -> int:
-    """Return when the artifact was first recorded; ``time`` if it is new."""
+    """Return the time when the artifact was first recorded; ``time`` if it is new."""
     return known.made if _has_artifact(known, artifact) and known.made is not None else time
 
 

@@ -41,7 +41,7 @@ class Journal:
 
     @property
     def offset(self) -> int:
-        """Bytes written so far: where the next line begins."""
+        """Number of bytes written so far: where the next line begins."""
         return self._offset
 
     def append(self, step: int, metrics: Mapping[str, float | None], *, time: float) -> None:
@@ -70,7 +70,7 @@ class Journal:
         return self._offset
 
     def truncate(self, offset: int) -> None:
-        """Remove what was written after ``offset``, a value of ``self.offset`` or ``sync``.
+        """Remove everything after ``offset``, a value of ``self.offset`` or ``sync``.
 
         Raises:
             ValueError: the journal is shorter, or no line ends at the offset.

@@ -1,6 +1,6 @@
-"""The card of a model: its data, gates, measurements, limits and licence, and how it is checked.
+"""Write the card of a model: its data, gates, measurements, limits and licence, and the commands that check it.
 
-The same text stands on MLflow's pages of the model and in an exported folder. It is made of what the run recorded alone.
+The same text is on MLflow's pages of the model and in an exported folder. It is made only from the run's records.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ cards of its own number to their sentences."""
 
 _OUR_LICENCE = "Apache-2.0"
 _MOST_ROWS = 16
-"""Rows of the table of measurements; the run's page has all."""
+"""Most rows of the table of measurements; the run's page has all."""
 _MEASURED_ROLE = {
     "evaluation": "candidate",
     "reward_evaluation": "reward_model",
@@ -48,7 +48,7 @@ def written_by() -> str:
 
 
 def card_sections(entry: RunEntry, name: str, producers: Mapping[ArtifactKey, Link]) -> dict[str, list[str]]:
-    """Return title → lines in Markdown, in the order in which they are read; empty ones are left out.
+    """Return title → lines in Markdown, in reading order; empty sections are left out.
 
     Args:
         entry: the run.
@@ -66,7 +66,7 @@ def card_sections(entry: RunEntry, name: str, producers: Mapping[ArtifactKey, Li
 
 
 def stage_and_measurements(entry: RunEntry, stage: str) -> list[StageEntry]:
-    """Return the stage itself, and what of this run measured its model."""
+    """Return the stage itself, and the stages of this run that measured its model."""
     evaluations = [
         each
         for each in entry.stages.values()
@@ -76,7 +76,7 @@ def stage_and_measurements(entry: RunEntry, stage: str) -> list[StageEntry]:
 
 
 def ancestors(entry: RunEntry, name: str) -> list[str]:
-    """Return stages whose artifacts the stage's artifact was made of, at any depth, in the order of the run."""
+    """Return the stages whose artifacts are inputs of the stage's artifact, at any depth, in the order of the run."""
     found, waiting = set[str](), [name]
     while waiting:
         stage = entry.stages.get(waiting.pop())
@@ -96,7 +96,7 @@ def readers(entry: RunEntry, name: str) -> dict[str, list[str]]:
 
 
 def answers(entry: RunEntry, stage: str) -> list[str]:
-    """Return what people answered about the stage's gates, and about aliases for its artifact."""
+    """Return people's answers about the stage's gates, and about aliases for its artifact."""
     return [
         f"- {markdown_text(f'{answer.question.subject} {answer}')}"
         for answer in entry.approvals
@@ -148,7 +148,7 @@ def _worth_showing(artifact: Artifact | None) -> list[str]:
 
 
 def _limits(entry: RunEntry, name: str) -> list[str]:
-    """Return what the numbers do not show: what was closed, left out or warned of, and what nobody measured."""
+    """Return the limits of the numbers: what was closed, left out or warned of, and what was not measured."""
     stage, of = entry.stages[name], stage_and_measurements(entry, name)
     lines = list(_trained_limits(entry, name))
     evaluations = [each.name for each in of if each is not stage]
@@ -185,7 +185,7 @@ def _trained_limits(entry: RunEntry, name: str) -> Iterator[str]:
 
 
 def _data(entry: RunEntry, name: str, producers: Mapping[ArtifactKey, Link]) -> list[str]:
-    """Return every dataset and imported model that it was made of, with source, digest and licence."""
+    """Return every dataset and imported model among its inputs, with source, digest and licence."""
     rows = []
     for step in (*ancestors(entry, name), *([name] if entry.stages[name].kind == "import_model" else ())):
         stage = entry.stages[step]

@@ -64,7 +64,7 @@ def stage_note(
     producers: Mapping[ArtifactKey, Link],
     pages: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """Return a stage's page: its inputs and the runs that made them, its gates, its artifact, and who of this run reads that.
+    """Return a stage's page: its inputs and the runs that made them, its gates, its artifact, and the stages that read it.
 
     MLflow shows only the first few lines at first, so the parents are in the second.
 
@@ -106,7 +106,7 @@ def stage_note(
 
 @dataclass(frozen=True)
 class ModelPages:
-    """Where a model is in MLflow."""
+    """Addresses of a model's pages in MLflow."""
 
     run: str
     """Page of the stage's run."""
@@ -115,13 +115,13 @@ class ModelPages:
     readers: Mapping[str, str] = field(default_factory=dict)
     """Stage that reads the model → page of its run."""
     registered: str | None = None
-    """``NAME/VERSION``; None: this is no version's page."""
+    """``NAME/VERSION``; None: this is not a version's page."""
 
 
 def _maker(
     entry: RunEntry, stage: StageEntry, pages: ModelPages, producers: Mapping[ArtifactKey, Link]
 ) -> str:
-    """Return the stage and the run that made the artifact, which of a reused one is an earlier run."""
+    """Return the stage and the run that made the artifact; for a reused artifact that is an earlier run."""
     if stage.outcome == "reused" and stage.artifact is not None:
         made = linked_run(producers.get(artifact_key(stage.artifact), Link()))
         return f"{made} ({words(stage.kind)}), and reused in run {linked(entry.run_id, pages.run_of_all)}"
@@ -151,7 +151,7 @@ def model_note(entry: RunEntry, name: str, pages: ModelPages, producers: Mapping
 
 
 def _use(entry: RunEntry, stage: StageEntry, pages: ModelPages) -> list[str]:
-    """Return how the model is loaded, served, and followed back to its data."""
+    """Return how to load and serve the model, and how to follow it back to its data."""
     lines = []
     if stage.artifact is not None:
         lines.append(f"- content digest `{stage.artifact.digest}`, stage key `{stage.stage_key}`")

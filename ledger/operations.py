@@ -1,4 +1,4 @@
-"""The operations of the ledger, one a call, as they are stored in the outbox.
+"""Operations of the ledger, one for each call, as they are stored in the outbox.
 
 Every operation has the time at which it happened, so sending it late, or twice, records the same.
 """
@@ -78,7 +78,7 @@ class RecordVerdicts(Frozen):
     stage: str
     verdicts: tuple[Verdict, ...]
     loosened: tuple[LoosenedGate, ...] = Field((), exclude_if=lambda loosened: not loosened)
-    """Gates that closed on this artifact in an earlier run, and of which this run asks less."""
+    """Gates that closed on this artifact in an earlier run, and that this run has made less strict."""
 
 
 class FinishStage(Frozen):
@@ -94,13 +94,13 @@ class FinishStage(Frozen):
     folder: str | None = None
     """Folder of the artifact's files."""
     energy: Energy | None = Field(None, exclude_if=is_unset)
-    """Of the attempt; None: not measured."""
+    """Energy of the attempt; None: not measured."""
     usage: Usage | None = Field(None, exclude_if=is_unset)
-    """Of the machine during the attempt; None: not measured."""
+    """Readings of the machine during the attempt; None: not measured."""
     first_reading: int = Field(0, exclude_if=lambda first: not first)
-    """Readings of earlier attempts at the stage, after which those of ``usage`` are numbered."""
+    """Number of readings of earlier attempts at the stage; those of ``usage`` are numbered after them."""
     facts: Facts = Field(default_factory=dict, exclude_if=is_unset)
-    """Of the machine as the attempt began."""
+    """Facts of the machine when the attempt began."""
 
 
 class RecordReuse(Frozen):
@@ -127,7 +127,7 @@ class FinishRun(Frozen):
 
 
 class CloseRun(Frozen):
-    """The process of another run is dead: its records that are still running are closed."""
+    """The process of another run is dead; its records that are still running are closed."""
 
     operation: Literal["close_run"] = "close_run"
     time: int
@@ -159,22 +159,22 @@ class RecordApproval(Frozen):
 class MoveAlias(Frozen):
     """A person moves an alias to a version that was published before.
 
-    Together with ``Publish`` these are all movements of aliases: one without an operation was made by other hands.
+    Together with ``Publish`` these are all movements of aliases by Vantage: one without an operation was made by other means.
     """
 
     operation: Literal["move_alias"] = "move_alias"
     time: int
     stage: str
-    """The stage of this run whose artifact the version is."""
+    """The stage of this run that made the version's artifact."""
     digest: Digest
     """Content digest of the version that the alias moves to."""
     registered_model: str
     alias: str
     from_version: str
-    """Version that the alias pointed to; empty: there was no such alias."""
+    """Version that the alias pointed to; empty: the alias did not exist."""
     to_version: str
     by: str
-    """Who moves it, as they say."""
+    """Name that the person gave."""
     login: str
     """Login name of the process."""
     reason: str

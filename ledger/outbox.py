@@ -184,7 +184,7 @@ def _append(path: Path, line: bytes) -> None:
 
 
 def _without_half_written_line(path: Path) -> bytes:
-    """Return what is in the file, from which the line of a killed writer is cut."""
+    """Return the content of the file, without the incomplete line of a killed writer."""
     if not path.exists():
         return b""
     with path.open("r+b") as file:

@@ -12,9 +12,9 @@ from vantage.storage.sealed_folders import (
 WEIGHTS = "model"
 """Path of our folder in the copy."""
 TOKENIZER = "components/tokenizer"
-"""Path where MLflow looks for the tokenizer."""
+"""Path at which MLflow looks for the tokenizer."""
 EXAMPLES = ("input_example.json", "serving_input_example.json")
-"""An input as MLflow's ``predict`` takes it, and as its server does."""
+"""An input for MLflow's ``predict``, and for its server."""
 
 
 def belongs_to_tokenizer(path: str) -> bool:

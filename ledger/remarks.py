@@ -23,7 +23,7 @@ def compared_with_itself(inputs: Mapping[str, Input]) -> str | None:
 
 
 def left_critic_out(artifact: StoredArtifact) -> str | None:
-    """Return a remark if advantages were not all the critic's, since it explained too little, else None."""
+    """Return a remark if not all advantages were the critic's, since it explained too little, else None."""
     weight = artifact.metrics.get("critic_weight_mean")
     if weight is None or weight == 1:
         return None

@@ -1,4 +1,4 @@
-"""An outbox that is read again: what a run recorded, operation by operation."""
+"""Read an outbox again: what a run recorded, operation by operation."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ class OutboxLine:
     operation: Operation
     entry: RunEntry
     end: int
-    """Byte offset at which its line ends."""
+    """Byte offset of the end of its line."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Replay:
 
     lines: tuple[OutboxLine, ...]
     changed: str = ""
-    """The places at which the lines are not those that were written; empty: they are, or an earlier version wrote them all."""
+    """Lines that are not those that were written; empty: all are, or an earlier version wrote them."""
     is_chained: bool = False
-    """Whether lines have the sha256 of those before them: this version wrote them, or a later one."""
+    """Whether lines contain the sha256 of earlier lines: this version wrote them, or a later one."""
 
     @property
     def opened(self) -> OpenRun:
@@ -84,19 +84,19 @@ class Replay:
         return next((each for each in ends if isinstance(each, RecordVerdicts) and each.stage == stage), None)
 
     def is_reused(self, stage: str) -> bool:
-        """Return whether the run has found the stage's artifact in the store."""
+        """Return whether the run has reused the stage's artifact from the store."""
         return any(
             isinstance(each.operation, RecordReuse) and each.operation.stage == stage for each in self.lines
         )
 
     def movements(self) -> Iterator[Publish | MoveAlias]:
-        """Yield everything that moved an alias."""
+        """Yield every operation that moved an alias."""
         for each in self.lines:
             if isinstance(each.operation, Publish | MoveAlias) and each.operation.alias:
                 yield each.operation
 
     def publications(self) -> Iterator[tuple[Publish, RunEntry]]:
-        """Yield each publication, with the run as it was then."""
+        """Yield each publication, with the run's state at that time."""
         for each in self.lines:
             if isinstance(each.operation, Publish):
                 yield each.operation, each.entry
@@ -133,7 +133,7 @@ def read_replay(data: bytes, *, run_id: str) -> Replay:
 
 
 class _Chain:
-    """The sha256 of all lines so far, with which each line is compared."""
+    """sha256 of all lines so far, with which each line is compared."""
 
     def __init__(self) -> None:
         self.changed = ""

@@ -1,4 +1,4 @@
-"""The ledger of one run: records in MLflow what happens, without blocking the run.
+"""The ledger of one run: record what happens in MLflow, without blocking the run.
 
 Each call writes one operation to the run's outbox and returns; the sender sends the outbox, in order.
 """
@@ -60,9 +60,9 @@ class CopyStatus:
     repaired: tuple[str, ...]
     """Problems of an existing copy, which was replaced from the store."""
     refused: str | None
-    """Why the artifact was not published, or its copy could not be replaced."""
+    """Reason why the artifact was not published, or its copy could not be replaced."""
     alias_stays: str | None = None
-    """Why its alias did not move although it was published with one."""
+    """Reason why its alias did not move although it was published with one."""
 
 
 class Ledger:
@@ -111,7 +111,7 @@ class Ledger:
     def attach(
         self, run_id: str, name: str, recipe: Mapping[str, Any], *, outcome: RunOutcome | None = None
     ) -> None:
-        """Record more of a run that has ended: it is not opened again, and keeps its outcome in MLflow.
+        """Record more operations of a run that has ended: it is not opened again, and keeps its outcome in MLflow.
 
         ``outcome``: the run's, for one whose outbox is gone.
         """
@@ -128,7 +128,7 @@ class Ledger:
             self.finish_run(outcome or "completed")
 
     def _read_outbox(self, run_id: str) -> None:
-        """Open the run's outbox, and read what was recorded."""
+        """Open the run's outbox, and read the recorded operations."""
         self._outbox = Outbox(self.workspace / "runs" / run_id / "ledger")
         try:
             for _, line in self._outbox.read():
@@ -386,7 +386,7 @@ class Ledger:
         return self._sender.close(timeout_seconds)
 
     def why_unsent(self) -> str:
-        """Return where the records were to go and why they are not there, once ``close`` has returned False."""
+        """Return where the records were to go and why they are not there, after ``close`` has returned False."""
         return self._sender.why_unsent()
 
     @property

@@ -6,10 +6,10 @@ from typing import Any
 from vantage.ledger.pages.elements import page, safe
 
 MAX_SHOWN = 100
-"""Prompts on the page."""
+"""Number of prompts on the page."""
 ROLES = ("baseline", "candidate")
 JUDGEMENTS = ("judgement", "also_judgement")
-"""Columns of a response: by the stage's ``judge``, and by ``also``."""
+"""Columns with a response's judgements: by the stage's ``judge``, and by ``also``."""
 
 
 def samples_page(
@@ -17,7 +17,7 @@ def samples_page(
 ) -> str:
     """Return prompt, both responses and their judgements, for the first response to each prompt.
 
-    The first prompts at which the two say different things come first, whoever did better, as on the console.
+    The first prompts with different responses come first, whichever model did better, as on the console.
 
     Args:
         candidate, baseline: rows of an evaluation's artifact (``prompt``, ``response``, ``ended``, ``judgement`` …), the i-th of
@@ -32,7 +32,7 @@ def samples_page(
 
 
 def pair(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """Return one prompt with what candidate (``ours``) and baseline (``theirs``) say."""
+    """Return one prompt with the responses of candidate (``ours``) and baseline (``theirs``)."""
     difference = ours["judgement"] - theirs["judgement"]
     marks = dict.fromkeys(ROLES, "")
     if difference:
@@ -49,7 +49,7 @@ def pair(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
 
 
 def _said(role: str, row: Mapping[str, Any]) -> str:
-    """Return the side, what its judges say, and whether it was cut off."""
+    """Return the side, its judges' judgements, and whether it was cut off."""
     judged = [f"{name.replace('_', ' ')} {row[name]:g}" for name in JUDGEMENTS if name in row]
     cut = [] if row["ended"] else ["cut off"]
     return " · ".join([role, *judged, *cut])

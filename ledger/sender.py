@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 15.0
-"""Pause after a server did not answer, unless a flush is requested."""
+"""Seconds to pause after a server did not answer, unless a flush is requested."""
 
 _CAUSE = re.compile(r"\[Errno -?\d+\] ([^)\"']+)")
-"""What the system said, at the end of a long message of the HTTP library."""
+"""Error of the operating system, at the end of a long message of the HTTP library."""
 
 
 class Sender:
@@ -72,7 +72,7 @@ class Sender:
         self.warm_up()
 
     def why_unsent(self) -> str:
-        """Return the server's address and why it has not got everything, for display; see ``close``."""
+        """Return the server's address and the reason why it has not received everything, for display; see ``close``."""
         with self._changed:
             why = self._error or "it has not answered in time"
         return f"{without_password(self._tracking_uri)}: {why}"

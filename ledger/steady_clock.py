@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 def _since_boot() -> int:
-    """Return nanoseconds that have passed since the machine was started, those in which it slept included."""
+    """Return the nanoseconds that have passed since the machine was started, including those in which it slept."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
@@ -30,6 +30,6 @@ class SteadyClock:
             return (self._start + self._passed()) // 1_000_000
 
     def follow(self, recorded: int) -> None:
-        """Go on from a recorded time if that is later: of a process whose wall clock was ahead of this one's."""
+        """Go on from a recorded time if that is later, such as that of a process whose wall clock was ahead."""
         with self._lock:
             self._start = max(self._start, recorded * 1_000_000 - self._passed())

@@ -44,7 +44,7 @@ def check_address(tracking_uri: str) -> None:
     Whether a server answers is no matter here: one that is down gets the records later.
 
     Raises:
-        ValueError: MLflow keeps no runs there (folders, since 3.17), or it is no address; the message says what is one.
+        ValueError: MLflow keeps no runs there (folders, since 3.17), or it is no address; the message contains a valid one.
     """
     scheme = _scheme_of(tracking_uri)
     shown = f"MLFLOW_TRACKING_URI={safe_text(tracking_uri)!r}"
@@ -73,7 +73,7 @@ def check_address(tracking_uri: str) -> None:
 _SERVERS = ("http", "https")
 _DATABASES = ("postgresql", "mysql", "mssql")
 _NAMES = ("databricks",)
-"""Addresses of MLflow's that are a word."""
+"""Addresses of MLflow that are a single word."""
 
 
 def _scheme_of(address: str) -> str | None:
@@ -95,7 +95,7 @@ def _database_file(tracking_uri: str) -> str:
 
 
 def _of_plugins() -> set[str]:
-    """Return what else MLflow knows, by packages that are installed beside it."""
+    """Return further schemes of MLflow, from packages that are installed beside it."""
     return {"databricks", *(each.name for each in entry_points(group="mlflow.tracking_store"))}
 
 
@@ -118,7 +118,7 @@ def set_up_client() -> None:
 
 
 def is_missing_database(tracking_uri: str) -> bool:
-    """Return whether it is a SQLite file that is not there, which MLflow would create."""
+    """Return whether it is a SQLite file that does not exist, which MLflow would create."""
     parts = urlsplit(tracking_uri)
     return parts.scheme.startswith("sqlite") and not Path(unquote(parts.path)[1:]).is_file()
 

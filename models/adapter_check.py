@@ -1,4 +1,4 @@
-"""What can be known of an adapter's folder without a tensor library: its configuration and the headers of its weights."""
+"""Check an adapter's folder without a tensor library: its configuration and the headers of its weights."""
 
 import re
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from vantage.models.folder_check import UnsafeModel, read_header, read_json_obje
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
-"""Before every name in the weights, as peft has it."""
+"""Prefix of every name in the weights, as peft writes it."""
 
 _TENSOR = re.compile(re.escape(PREFIX) + r"([A-Za-z0-9_.]{1,255})\.(lora_A|lora_B)\.weight")
 _MAX_RANK = 2**16
@@ -36,13 +36,13 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "use_bdlora": (None, False),
     "velora_config": (None,),
 }
-"""Field → its values in a plain LoRA adapter; any other computes something else, or has weights of another kind. What names
-classes or a base is not here: it is never followed."""
+"""Field → its values in a plain LoRA adapter. Any other value computes something else, or has weights of another kind. Fields
+that name classes or a base are not listed, since they are never followed."""
 
 
 @dataclass(frozen=True)
 class AdapterShape:
-    """Which layers have adapters, and of which size."""
+    """Layers that have adapters, and the size of these."""
 
     rank: int
     alpha: float
@@ -56,7 +56,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def check_adapter(folder: Path) -> AdapterShape:
-    """Refuse a folder that is no plain LoRA adapter in safetensors; what it says about its base is not followed.
+    """Refuse a folder that is no plain LoRA adapter in safetensors; the name of its base is not followed.
 
     Raises:
         UnsafeModel: with the file, the field and the rule.

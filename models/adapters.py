@@ -1,8 +1,9 @@
 """Adapters (LoRA) in peft's format: put on a frozen model, read, checked, written, and merged.
 
-An adapter's folder has `adapter_config.json` and `adapter_model.safetensors` as peft writes them, named after the causal
-language model also where they stand on the trunk of a reward or value model, and `base.json` with the content digest of the
-whole model beneath. The base is found by that digest alone; a name of it in `adapter_config.json` is never followed.
+An adapter's folder has `adapter_config.json` and `adapter_model.safetensors` as peft writes them. The names in them are
+those of the causal language model, also for adapters of a reward or value model's trunk. A third file, `base.json`, has
+the content digest of the whole base model. The base is found by that digest alone; a name in `adapter_config.json` is
+never followed.
 """
 
 import json
@@ -29,11 +30,11 @@ NAME = "default"
 
 @dataclass(frozen=True)
 class Adaptation:
-    """What a stage trains of a model that has no adapters yet."""
+    """Adapters that a stage creates and trains for a model that has none yet."""
 
     lora: Lora
     seed: int
-    """Of A; B begins at 0, so the model is at first what it was."""
+    """Seed of the random matrices A. The matrices B begin at 0, so the model's outputs are unchanged at first."""
 
 
 def add_adapters(model: PreTrainedModel, adaptation: Adaptation) -> None:
@@ -49,12 +50,12 @@ def add_adapters(model: PreTrainedModel, adaptation: Adaptation) -> None:
         a, b = layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
         with torch.no_grad():
             drawn = torch.empty(a.shape).uniform_(-1.0, 1.0, generator=generator)
-            a.copy_(drawn / math.sqrt(a.shape[1]))  # as peft and nn.Linear begin: ±1/√fan_in
+            a.copy_(drawn / math.sqrt(a.shape[1]))  # peft and nn.Linear begin with the same range: ±1/√fan_in
             b.zero_()
 
 
 def read_adapters(model: PreTrainedModel, folder: Path, *, trainable: bool) -> AdapterShape:
-    """Put the folder's adapters on the frozen model that they stand on, in place.
+    """Put the folder's adapters on the frozen model that they were trained on, in place.
 
     Raises:
         UnsafeModel: the folder is refused, or its adapters do not fit the model.
@@ -119,13 +120,13 @@ def change_nothing(module: nn.Module) -> bool:
 
 
 def kept_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return what moves in a module that trains: of one with adapters all but the frozen weights, of others everything."""
+    """Return the tensors of a training module that change: all but the frozen weights if it has adapters, else all of them."""
     state: dict[str, Tensor] = module.state_dict()
     if not has_adapters(module):
         return state
     named = module.named_parameters(remove_duplicate=False)
     frozen = {name for name, parameter in named if not parameter.requires_grad}
-    # the scales of a weight in 4 bits go by its name and theirs
+    # The scales of a 4-bit weight are named after it
     return {
         name: tensor
         for name, tensor in state.items()
@@ -157,7 +158,7 @@ def write_adapters(model: PreTrainedModel, folder: Path, *, base: str | None) ->
 
 
 def base_of(folder: Path) -> str | None:
-    """Return content digest of the whole model that a folder's adapters stand on; None: it is not said."""
+    """Return the content digest of the base model of a folder's adapters; None: the folder does not contain it."""
     path = folder / BASE
     return json.loads(path.read_text(encoding="utf-8"))["base"] if path.is_file() else None
 
@@ -236,7 +237,8 @@ def _targets(model: PreTrainedModel, lora: Lora) -> tuple[str, ...]:
 
 
 def _short(modules: list[str], model: PreTrainedModel) -> list[str]:
-    """Return the layers' last names where they mean the same layers, as peft's own files have them; else the whole names."""
+    """Return the last parts of the layers' names, as in peft's own files, if these mean the same layers; else the whole
+    names."""
     last = sorted({name.rpartition(".")[2] for name in modules})
     everywhere = {
         name.replace(".base_layer", "")
@@ -249,7 +251,8 @@ def _short(modules: list[str], model: PreTrainedModel) -> list[str]:
 
 
 def _prefix(model: PreTrainedModel) -> str:
-    """Return what the causal language model's names have before those of this model: its trunk's name if this is a trunk."""
+    """Return the prefix that the causal language model's names have before this model's: the trunk's name if this is a
+    trunk."""
     is_trunk = model.base_model is model
     return f"{model.base_model_prefix}." if is_trunk else ""
 

@@ -47,7 +47,7 @@ def build_builtin(name: str, folder: Path, *, seed: int) -> None:
 
 
 def builtin_config(name: str) -> LlamaConfig:
-    """Return shape of a built-in model; embeddings are tied, since a hundred characters need no second table."""
+    """Return the shape of a built-in model; embeddings are tied, since a hundred characters need no second table."""
     shape = {field: value for field, value in BUILTIN_CONFIGS[name].items() if field != "model_type"}
     return LlamaConfig(
         **shape,
@@ -59,7 +59,7 @@ def builtin_config(name: str) -> LlamaConfig:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json`: one token a character, `<s>` before every text."""
+    """Write `tokenizer.json` and `tokenizer_config.json`: one token per character, `<s>` before every text."""
     tokenizer = Tokenizer(
         models.WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token=UNKNOWN)
     )

@@ -18,15 +18,16 @@ from vantage.models.static_cache import Bucket, StaticCache
 from vantage.models.value_reads import NoValueReads
 
 MOST_GRAPHS = 64
-"""Of more, all are dropped."""
+"""Most captured steps that are kept; when there are more, all of them are dropped."""
 CHECKED_ROWS = 8
-"""Whose first token of each capture is computed by the plain loop too."""
+"""Number of rows whose first token is also computed by the plain loop, for each capture."""
 MAX_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Nats by which its log-probability may differ, on average, by rounding; as `vantage.tasks.rollout.sampler_check` has it."""
+"""Mean difference in nats between the two log-probabilities that rounding may cause, as in
+`vantage.tasks.rollout.sampler_check`."""
 
 
 class Unusable(Exception):
-    """Steps cannot be captured, or do not compute what the plain loop does."""
+    """Steps cannot be captured, or their results differ from the plain loop's."""
 
 
 class CapturedSteps:
@@ -54,7 +55,7 @@ class CapturedSteps:
         self._steps: dict[Bucket, Step] = {}
 
     def cache_for(self, prompts: Cache) -> StaticCache:
-        """Return the cache, which all batches share."""
+        """Return the cache that all batches share."""
         if self._static is None:
             self._static = StaticCache(prompts, dtype=self._dtype)
         return self._static
@@ -78,7 +79,7 @@ class CapturedSteps:
         self._steps.clear()
 
     def slots(self, rows: int, endings: Endings, *, greedy: bool) -> Slots:
-        """Return those of so many rows: always the same."""
+        """Return the slots for this number of rows; the same number always gets the same slots."""
         if rows not in self._slots:
             assert self._static is not None
             self._slots[rows] = _empty_slots(
@@ -102,7 +103,7 @@ class CapturedSteps:
         count_replayed()
 
     def _first_step(self, bucket: Bucket, slots: Slots, endings: Endings) -> None:
-        """Capture the step, and draw its first token under the plain loop's eyes."""
+        """Capture the step, draw its first token, and compare it with the plain loop."""
         assert self._static is not None
         if len(self._steps) >= MOST_GRAPHS:
             self.drop_steps()
@@ -129,7 +130,7 @@ class CapturedSteps:
             replay = self._capture(step, restore=partial(slots.restore, saved))
             replay()
             self._compare(expected, slots)
-        except Exception as error:  # whatever it is that stands against it, the plain loop needs none of it
+        except Exception as error:  # the plain loop works whatever the error is
             slots.restore(saved)
             told = str(error).strip().partition("\n")[0]
             raise Unusable(
@@ -139,7 +140,7 @@ class CapturedSteps:
         count_captured()
 
     def _plain(self, slots: Slots) -> Tensor:
-        """Return log-probabilities (n, V) of the next token of some rows, as the plain loop has them."""
+        """Return log-probabilities (n, V) of the next token of some rows, computed by the plain loop."""
         assert self._static is not None
         rows, tokens = min(CHECKED_ROWS, len(slots.tokens)), int(slots.column)
         starts = slots.starts[:rows, None]
@@ -154,7 +155,7 @@ class CapturedSteps:
         return log_distribution(output.logits[:, -1], self._temperature)
 
     def _compare(self, expected: Tensor, slots: Slots) -> None:
-        """Refuse a first token whose log-probability is not what the plain loop found."""
+        """Refuse a first token whose log-probability differs from the plain loop's."""
         rows = len(expected)
         found = slots.logprobs[:rows].index_select(1, slots.drawn - 1)
         gap = float((expected.gather(1, slots.tokens[:rows, None]) - found).abs().mean())

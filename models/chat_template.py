@@ -1,4 +1,4 @@
-"""Chat templates: the text that they make of turns."""
+"""Apply chat templates, which turn messages into text."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ def uses_chat(tokenizer: PreTrainedTokenizerBase, chat: bool | None) -> bool:
 
 
 def around_words(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
-    """Return what the chat template puts around the assistant's words: white space before them, and all that follows."""
+    """Return the chat template's text around the assistant's words: white space before them, and everything after."""
     prompt, words = "?", "words"
     opening, _, closing = render_turns(tokenizer, prompt, words).rpartition(words)
     space = opening.removeprefix(render_turns(tokenizer, prompt))
@@ -52,13 +52,13 @@ def render_turns(
 
 
 def render_plain(conversation: Sequence[Message]) -> str:
-    """Return the same for a model without a chat template: each role on a line of its own, then its words."""
+    """Return the text for a model without a chat template: each role on a line of its own, then its words."""
     turns = [f"{turn['role'].capitalize()}:\n{turn['content']}\n\n" for turn in conversation]
     return "".join([*turns, "Assistant:\n"])
 
 
 def _turns(prompt: Prompt) -> tuple[list[dict[str, Any]], list[Any] | None]:
-    """Return messages as templates read them, and the tools that there are."""
+    """Return messages in the form that templates read, and the available tools."""
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}], None
     turns = [_fields(message) for message in prompt]

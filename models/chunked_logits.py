@@ -1,4 +1,4 @@
-"""Logits of a few tokens at a time: what the functions that never hold those of the whole batch share."""
+"""Logits of a few tokens at a time: the parts shared by functions that never hold those of the whole batch."""
 
 from dataclasses import replace
 
@@ -11,16 +11,17 @@ from vantage.models.output_head import OutputHead
 CHUNK_ELEMENTS = 2**23
 """Logits computed at once when `chunk_tokens` is not given: 32 MiB of float32."""
 KEPT_ELEMENTS = 2**26
-"""Logits of one pass that are kept for its backward pass: 256 MiB of float32. Of more, all are computed a second time."""
+"""Most logits of one pass that are kept for its backward pass: 256 MiB of float32. If there are more, all are computed
+again."""
 
 
 def default_chunk_tokens(head: OutputHead) -> int:
-    """Return as many tokens as have about `CHUNK_ELEMENTS` logits, at least one."""
+    """Return the number of tokens with about `CHUNK_ELEMENTS` logits, at least one."""
     return max(1, CHUNK_ELEMENTS // head.weight.shape[0])
 
 
 def in_autocast_type(hidden: Tensor, head: OutputHead) -> tuple[Tensor, OutputHead]:
-    """Return hidden states and head in the type that autocast would give a linear layer; as they are without autocast.
+    """Return hidden states and head in the type that autocast would give a linear layer; unchanged without autocast.
 
     For use where autograd sees it: inside a hand-written function there is no autocast.
     """
@@ -48,7 +49,7 @@ def logits_and_slope(hidden: Tensor, head: OutputHead, temperature: float) -> tu
 class HeadGradients:
     """Gradients of hidden states (N, H), weight (V, H) and bias (V,), summed up chunk by chunk.
 
-    `needs` says which of the three are wanted. Sums over chunks are kept in `dtype` even where the weights are not.
+    `needs` lists which of the three are wanted. Sums over chunks are kept in `dtype` even where the weights are not.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class HeadGradients:
         )
 
     def add(self, chunk: slice, grad_logits: Tensor, slope: Tensor | float) -> None:
-        """Take in the gradient (n, V) with respect to z of one chunk; it is written over."""
+        """Add the gradient (n, V) with respect to z of one chunk, which is overwritten."""
         grad = grad_logits.mul_(slope).to(self._head.weight.dtype)
         if self._hidden is not None:
             self._hidden[chunk] = grad @ self._head.weight

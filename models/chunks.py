@@ -1,4 +1,4 @@
-"""Work on a few at a time."""
+"""Divide work into chunks."""
 
 
 def chunks(count: int, size: int | None) -> list[slice]:

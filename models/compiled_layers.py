@@ -1,7 +1,7 @@
 """Layers of a network compiled by torch.compile, in passes over whole sequences; docs/decisions/0041.
 
-All layers of a model share what is compiled, and its shapes are symbols, so that few graphs serve all passes. Passes with a
-key-value cache run as they are written: each layer would be compiled by itself there, and a sampler's shapes change with each token.
+All layers of a model share the compiled code. Its shapes are symbols, so that few graphs serve all passes. Passes with a
+key-value cache are not compiled: each layer would be compiled by itself there, and a sampler's shapes change with each token.
 """
 
 import sys
@@ -18,20 +18,21 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 MOST_GRAPHS = 64
-"""Of one kind of layer; torch's own limit is 8, after which it goes on uncompiled."""
+"""Most graphs of one kind of layer. Torch's own limit is 8, after which it goes on uncompiled."""
 TRIAL_ROWS, TRIAL_TOKENS = 3, 11
-"""Of the passes by which layers are compiled: other than any number of heads or width, which torch would take for the same symbol."""
+"""Shape of the passes by which layers are compiled. It differs from every number of heads or width, since torch takes
+equal numbers for one symbol."""
 
 
 class CannotCompile(Exception):
-    """There is no compiler, or the layers cannot be compiled; the network is as it was."""
+    """No compiler is installed, or the layers cannot be compiled; the network is unchanged."""
 
 
 def compile_layers(network: nn.Module, *, packs: bool = False, backend: str = "inductor") -> int:
     """Have the network's layers compiled, in place; returns the number of graphs that this took.
 
-    They are compiled here, by passes whose shapes are always the same: what torch makes of symbols may depend on the first numbers
-    that it sees, and a stage that goes on after an interruption has to compute the same.
+    They are compiled here, by passes whose shapes are always the same. The first numbers that torch sees may decide what it
+    makes of symbols, and a stage that goes on after an interruption has to compute the same.
 
     Args:
         packs: rows will be read that hold several sequences.
@@ -52,7 +53,7 @@ def compile_layers(network: nn.Module, *, packs: bool = False, backend: str = "i
         for trunk in trunks:
             _try(trunk, packs=packs)
     except Exception as error:
-        # whatever it is that stands against it, the layers as they are written need none of it
+        # The uncompiled layers work whatever the error is
         for layer in layers:
             del layer.forward, vars(layer)[_BACKEND]
         told = next((line for line in str(error).splitlines() if line.strip()), "no message")
@@ -111,7 +112,8 @@ def _try(trunk: PreTrainedModel, *, packs: bool) -> None:
 
 
 def _kinds_of_passes(device: torch.device, *, packs: bool) -> Iterator[dict[str, Tensor]]:
-    """Yield passes of several rows and of one, whose number torch takes for a constant; without and with padding, and packed."""
+    """Yield passes of several rows and of a single row (torch takes the number 1 for a constant), without and with
+    padding, and packed."""
     for rows in (TRIAL_ROWS, 1):
         ids = torch.ones(rows, TRIAL_TOKENS, dtype=torch.long, device=device)
         whole = torch.ones_like(ids)
@@ -119,7 +121,7 @@ def _kinds_of_passes(device: torch.device, *, packs: bool) -> Iterator[dict[str,
         padded[0, TRIAL_TOKENS // 2 :] = 0
         yield {"input_ids": ids, "attention_mask": whole}
         yield {"input_ids": ids, "attention_mask": padded}
-        if packs:  # and a row may hold a single sequence
+        if packs:  # a row may also hold a single sequence
             for length in (TRIAL_TOKENS // 2, TRIAL_TOKENS):
                 positions = torch.arange(TRIAL_TOKENS, device=device) % length
                 yield {"input_ids": ids, "position_ids": positions.repeat(rows, 1)}
@@ -127,7 +129,7 @@ def _kinds_of_passes(device: torch.device, *, packs: bool) -> Iterator[dict[str,
 
 @contextmanager
 def _kept_gradients(trunk: nn.Module) -> Iterator[None]:
-    """Keep gradients: after the block they are what they were."""
+    """Restore the gradients at the end of the block."""
     kept = {parameter: parameter.grad for parameter in trunk.parameters()}
     for parameter in kept:
         parameter.grad = None
@@ -139,7 +141,7 @@ def _kept_gradients(trunk: nn.Module) -> Iterator[None]:
 
 
 def _is_trunk(part: PreTrainedModel) -> bool:
-    """Return whether layers stand right below it."""
+    """Return whether it contains layers directly."""
     return bool(_layers(part)) and part.base_model is part
 
 

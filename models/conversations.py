@@ -1,9 +1,9 @@
-"""Conversations of several turns as token ids, with the tokens that the assistant wrote.
+"""Encode conversations of several turns as token ids, and mark the tokens that the assistant wrote.
 
-A conversation is tokenised in pieces: what stands around the assistant's earlier words as part of the template, the
-words themselves as text, as a response is. So earlier turns have the tokens that the model would have generated, and
-which tokens are the assistant's is known exactly. For templates whose turns end with special tokens the ids are those
-of the whole text.
+A conversation is tokenised in pieces: the text around the assistant's earlier words as part of the template, and the words
+themselves as text, like a response. So earlier turns have the tokens that the model would have generated, and it is known
+exactly which tokens are the assistant's. For templates whose turns end with special tokens, the ids are those of the whole
+text.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from vantage.models.turn_end import end_token_id
 from vantage.schemas.conversations import Message, extras_of
 
 _STAND_IN = "Q{}words"
-"""What stands in a rendered template for the words of an earlier turn of the assistant."""
+"""Placeholder, in a rendered template, for the words of an earlier turn of the assistant."""
 
 
 @dataclass(frozen=True)
 class EncodedTurns:
-    """A conversation up to where its next response begins."""
+    """A conversation up to the begin of its next response."""
 
     ids: list[int]
     spoken: list[tuple[int, int]]
@@ -77,11 +77,11 @@ def encode_conversations(
 
 
 _LONGEST_CLOSING = 4
-"""Tokens after the assistant's words among which the one that closes its turn is looked for."""
+"""Tokens after the assistant's words among which the closing token of its turn is searched."""
 
 
 def _pieces(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message], is_chat: bool) -> list[str]:
-    """Return the rendered conversation without the assistant's words: what stands before, between and after them."""
+    """Return the rendered conversation without the assistant's words: the text before, between and after them."""
     numbers = iter(range(len(turns)))
     replaced = [
         Message(role=turn["role"], content=_STAND_IN.format(next(numbers)), extra=turn["extra"])
@@ -109,7 +109,7 @@ def _words_in_history(
     """Return the assistant's words as the template writes them in turns that lie in the past, often without thinking.
 
     Raises:
-        ValueError: they cannot be told from what the template writes around them.
+        ValueError: they cannot be separated from the template's text around them.
     """
     whole = _rendered(tokenizer, list(turns))
     if _interleaved(pieces, words) == whole:

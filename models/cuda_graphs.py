@@ -1,4 +1,4 @@
-"""Capturing a step as a CUDA graph, which a GPU replays without Python starting its kernels one by one."""
+"""Capture a step as a CUDA graph, which a GPU replays without Python starting its kernels one by one."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -10,21 +10,21 @@ Step = Callable[[], None]
 
 
 class Capture(Protocol):
-    """Makes of a step what does the same."""
+    """Function from a step to another one with the same effect."""
 
     def __call__(self, step: Step, *, restore: Step) -> Step:
-        """Return what does the same as ``step``.
+        """Return a function with the same effect as ``step``.
 
         Args:
             restore: puts back what a step has changed; a capture may make some before it captures one.
         """
 
     def wait(self) -> None:
-        """Wait until all that was replayed is done: afterwards steps may be dropped."""
+        """Wait until all replays are done; afterwards steps may be dropped."""
 
 
 class CudaGraphs:
-    """Captures steps of one device, which are never replayed side by side and share their memory."""
+    """Captures steps of one device, which are never replayed at the same time and share their memory."""
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()
@@ -51,7 +51,7 @@ class CudaGraphs:
             try:
                 step()
             except Exception:
-                with suppress(RuntimeError):  # which says less than what went before
+                with suppress(RuntimeError):  # a second error, with less information than the first
                     graph.capture_end()
                 raise
             graph.capture_end()

@@ -1,7 +1,7 @@
-"""What can be known of a Hugging Face folder without loading it: no tensor library, and no weight is read.
+"""Check a Hugging Face folder without loading it: no tensor library is loaded, and no weight is read.
 
-`config.json`, the tokenizer and the headers of the safetensors have to belong to one model. Whatever the files hold, they
-pass or are refused with the file, the field and the rule, before anything is allocated for them.
+`config.json`, the tokenizer and the headers of the safetensors have to belong to one model. The files either pass or are
+refused with the file, the field and the rule. Nothing is allocated for them before that.
 """
 
 import json
@@ -17,7 +17,7 @@ WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 MAX_JSON_BYTES = 256 * 2**20
 MAX_HEADER_BYTES = 100 * 2**20
-"""Longest header of a safetensors file, as the library itself has it."""
+"""Longest header of a safetensors file, equal to the library's own limit."""
 
 BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
@@ -40,7 +40,7 @@ LAYER = re.compile(r"\.(\d{1,9})\.")
 
 
 class UnsafeModel(ValueError):
-    """A model folder that is not loaded: incomplete, of parts that do not belong together, or it could run code."""
+    """A model folder that is refused: it is incomplete, its parts do not belong together, or it could run code."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Tensor:
 
 
 def check_agreement(folder: Path) -> dict[str, Tensor]:
-    """Refuse a folder whose configuration, weights and tokenizer are not those of one model.
+    """Refuse a folder whose configuration, weights and tokenizer do not belong to one model.
 
     Returns:
         Name → tensor of all its weights.
@@ -179,7 +179,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
 
 
 def _check_entry(name: str, entry: dict[str, Any], begin: int) -> int:
-    """Return where a tensor that begins at ``begin`` ends; ValueError where its entry says otherwise."""
+    """Return the end of a tensor that begins at ``begin``; ValueError if its entry contradicts that."""
     shape, (start, end) = entry["shape"], entry["data_offsets"]
     if not all(isinstance(number, int) and not isinstance(number, bool) for number in (*shape, start, end)):
         raise ValueError(f"{name[:100]!r} has a shape or place that is no whole number")
@@ -192,20 +192,20 @@ def _check_entry(name: str, entry: dict[str, Any], begin: int) -> int:
 
 
 def _counts(config: dict[str, Any]) -> Iterator[str]:
-    """Yield counts that are none; lists (one count a layer) are left to the model's own class."""
+    """Yield problems of counts that are no counts; lists (one count per layer) are left to the model's own class."""
     for field in COUNTED:
         value = config.get(field)
         if value is None or isinstance(value, list):
             continue
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_COUNT:
-            if field in EXPERTS and value == 0:  # a mixture that is not one
+            if field in EXPERTS and value == 0:  # a mixture of experts without experts
                 continue
             shown = json.dumps(value)[:60]
             yield f"config.json: {field}={shown} is no whole number from 1 to {MAX_COUNT}; correct it, or fetch it again"
 
 
 def _count(config: dict[str, Any], *fields: str) -> tuple[str, int] | None:
-    """Return the first of several names that the configuration gives a count, and that count."""
+    """Return the first of these names for which the configuration has a count, and that count."""
     for field in fields:
         value = config.get(field)
         if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
@@ -243,10 +243,10 @@ def _sizes(config: dict[str, Any], tensors: dict[str, Tensor]) -> Iterator[str]:
 
 
 def _vocabulary(folder: Path, config: dict[str, Any]) -> Iterator[str]:
-    """Yield a tokenizer.json that is none, or that knows more ids than the model has rows."""
+    """Yield problems of a tokenizer.json: it is invalid, or has more ids than the model has rows."""
     path = folder / "tokenizer.json"
     if not path.is_file():
-        return  # the folder has another form of it, or none, which loading it says
+        return  # the folder has another form of tokenizer, or none; loading it reports that
     tokenizer = read_json_object(path)
     try:
         ids = list(_ids(tokenizer))

@@ -131,7 +131,7 @@ def load_policy(
 
 @contextmanager
 def refusing(place: Path, what: str) -> Iterator[None]:
-    """Turn whatever a library raises at a folder's files into an `UnsafeModel` that names the place.
+    """Turn any error of a library at a folder's files into an `UnsafeModel` that names the place.
 
     transformers and tokenizers let through whatever Python or Rust raise at a strange value: KeyError, TypeError,
     AssertionError, ZeroDivisionError, a bare Exception, a panic. What is about the machine goes on up.
@@ -332,7 +332,7 @@ def check_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase)
     """Refuse a tokenizer whose ids exceed the model's embedding table.
 
     Raises:
-        ValueError: as said.
+        ValueError: an id exceeds the table.
     """
     embeddings = model.get_input_embeddings().weight
     assert isinstance(embeddings, torch.Tensor), "a table"
@@ -373,7 +373,7 @@ def _ids(value: int | list[int] | None) -> list[int]:
 
 
 def check_files(folder: Path) -> None:
-    """Refuse what no folder may hold, whatever it is for.
+    """Refuse content that no folder may have, whatever it is for.
 
     Raises:
         UnsafeModel: no folder, a symlink that leads outside, a pickle, damaged safetensors, or remote code.

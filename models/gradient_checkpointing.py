@@ -1,4 +1,4 @@
-"""Gradient checkpointing: of each layer only the inputs are kept for the backward pass, which computes the rest again."""
+"""Gradient checkpointing: only each layer's inputs are kept for the backward pass, which computes the rest again."""
 
 import torch
 from torch import nn
@@ -9,7 +9,7 @@ _LAYERS = "checkpointed_layers"
 
 
 def checkpoint_gradients(network: nn.Module) -> None:
-    """Let the network's layers forget what they computed, in passes that have gradients; in place.
+    """Make the network's layers drop their intermediate results in passes that have gradients; in place.
 
     transformers does so in training mode alone, and a layer in that mode drops the cache that sampling needs. Networks here
     are always in evaluation mode, so a layer enters training mode just for passes with gradients. Dropout is 0 in both.

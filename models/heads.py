@@ -74,7 +74,7 @@ class ScalarModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Return where the weights are."""
+        """Return the device of the weights."""
         return self.backbone.device
 
     def forward(
@@ -104,7 +104,7 @@ class ScalarModel(nn.Module):
 
 
 def freeze_attention(model: ScalarModel) -> None:
-    """Keep the weights of all attention modules of the trunk as they are; the others still learn.
+    """Freeze the weights of all attention modules of the trunk; the others still learn.
 
     Raises:
         ValueError: no module of the trunk is known to be attention.
@@ -141,7 +141,7 @@ def scores_and_logprobs(
 
 
 def _last_positions(sequences: Sequences) -> Tensor:
-    """Return where (B, 1) the last valid token of each response stands."""
+    """Return the position (B, 1) of the last valid token of each response."""
     _refuse_empty(sequences.known.responses)
     return sequences.last_positions[:, None]
 
@@ -197,7 +197,7 @@ def reward_with_language_head(
 
 
 def fresh_value_head(policy: PreTrainedModel, *, seed: int) -> nn.Linear:
-    """Return the head that a critic from this policy begins with, in float32 on its device, to stand on its own trunk."""
+    """Return the head that a critic from this policy begins with, in float32 on its device, for a trunk of its own."""
     head = fresh_head(trunk(policy), seed=seed, bias=True)
     return head if policy.device.type == "meta" else head.to(policy.device)
 
@@ -209,7 +209,7 @@ def value_from_policy(
     dtype: torch.dtype = torch.float32,
     training: Training = "all",
 ) -> ScalarModel:
-    """Return a policy's trunk with a fresh small head and a bias of 0.
+    """Return a policy's trunk with a new small head and a bias of 0.
 
     Raises:
         UnsafeModel: see `vantage.models.stored_models.load_stored_policy`.
@@ -386,7 +386,8 @@ def _refuse_empty(lengths: Sequence[int]) -> None:
 
 
 def _as_sequence_classifier(model: ScalarModel) -> PreTrainedModel | None:
-    """Return the model in transformers' own class for it, sharing its tensors; None where it has none with a plain head."""
+    """Return the model in transformers' own class for it, sharing its tensors; None if there is no such class with a
+    plain head."""
     config = copy.deepcopy(model.backbone.config)
     config.num_labels = 1
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:

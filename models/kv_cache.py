@@ -55,8 +55,8 @@ def without_gaps(active: Sequence[bool]) -> list[int]:
 def needs_mask(cache: Cache, lengths: Sequence[int], width: int) -> bool:
     """Return whether a mask has to be given with the next token of rows whose prompts have these lengths, padded to a width.
 
-    Where no row is padded there is nothing to hide. Where one is, transformers would look at each token whether nothing is
-    hidden, and a GPU would be waited for; of a cache that says of itself that it can be compiled it makes the mask unseen.
+    If no row is padded, there is nothing to hide. If one is, transformers would check at each token whether anything is hidden,
+    which makes the CPU wait for the GPU. For a cache that is marked as compileable it makes the mask without this check.
     """
     is_padded = min(lengths) < width
     for layer in cache.layers:
@@ -94,7 +94,7 @@ class RoomyLayer(DynamicLayer):
         return self.keys, self.values
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep the rows at ``indices``, whichever these are."""
+        """Keep the rows at ``indices``, in any order."""
         assert self.keys is not None
         assert self.values is not None
         self._take_over(self.keys, self.values, indices)
@@ -109,7 +109,7 @@ class RoomyLayer(DynamicLayer):
         self.keys, self.values = (held[:, :, :length] for held in self._held)
 
     def _take_over(self, keys: Tensor, values: Tensor, rows: Tensor | None, *, at_least: int = 0) -> None:
-        """Copy rows (None: all) of keys and values to where there is room for more."""
+        """Copy rows (None: all) of keys and values to larger tensors."""
         length, room = keys.shape[-2], max(at_least, min(ROOM, self._remaining))
         held = []
         for old in (keys, values):

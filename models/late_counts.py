@@ -6,20 +6,22 @@ import torch
 from torch import Tensor
 
 LATE = {"cpu": 0, "cuda": 1}
-"""By how many tokens the number of unfinished rows is known late: a GPU that is asked at each token has nothing to do until
-Python has started the next one. A response that has ended is computed for so many tokens more, which changes none."""
+"""Number of tokens after which the number of unfinished rows is known. A GPU whose result is awaited at each token is
+idle until Python has started the next one. A response that has ended is computed for that many more tokens, which does
+not change it."""
 
 
 class LateReads:
-    """Tensors on their way to the host, read in their order and some tokens late."""
+    """Tensors that are copied to the host, and read in their order some tokens later."""
 
     def __init__(self, *, late: int) -> None:
-        """Begin to count. ``late``: tokens; see `LATE`."""
+        """Prepare the reads. ``late``: number of tokens; see `LATE`."""
         self._late = late
         self._coming: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
 
     def after(self, tensor: Tensor) -> Tensor | None:
-        """Start to read a tensor; the one that was started ``late`` calls before, on the host, or None where there was none."""
+        """Start to read a tensor; returns the one that was started ``late`` calls before, on the host, or None if there
+        was none."""
         event = torch.cuda.Event() if tensor.device.type == "cuda" else None
         self._coming.append((tensor.to("cpu", non_blocking=True, copy=True), event))
         if event is not None:
@@ -27,7 +29,7 @@ class LateReads:
         return self.next() if len(self._coming) > self._late else None
 
     def next(self) -> Tensor | None:
-        """Wait for the oldest that has not been read; None: all have been."""
+        """Return the oldest tensor that has not been read, waiting for it; None: all have been read."""
         if not self._coming:
             return None
         read, event = self._coming.popleft()
@@ -37,14 +39,15 @@ class LateReads:
 
 
 class Unfinished:
-    """How many rows of a batch have not ended."""
+    """Number of rows of a batch that have not ended."""
 
     def __init__(self, count: int, *, late: int) -> None:
-        """Begin to count. ``late``: tokens; see `LATE`."""
+        """Begin to count. ``late``: number of tokens; see `LATE`."""
         self._count, self._reads = count, LateReads(late=late)
 
     def after(self, active: Tensor) -> int:
-        """After a token by which ``active`` (b,) rows have not ended: their number, or that of an earlier token."""
+        """Return the number of unfinished rows, known ``late`` tokens after it was true. ``active`` (b,): rows unfinished
+        now."""
         count = self._reads.after(active.sum())
         if count is not None:
             self._count = int(count)

@@ -1,4 +1,4 @@
-"""Log-probabilities of response tokens, and what else a policy's logits give, without holding those of a whole batch."""
+"""Compute log-probabilities of response tokens, entropies and KL, without holding the logits of a whole batch."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,7 +25,7 @@ from vantage.models.token_states import token_states
 
 @dataclass(frozen=True, eq=False)
 class LogProbs:
-    """What a policy computes at response tokens, in float32: (B, T), 0 where `response_mask` is False; or (N,) of N tokens."""
+    """Results at response tokens, in float32: (B, T), 0 where `response_mask` is False; or (N,) for N tokens."""
 
     logprobs: Tensor
     """Nats: log π(token t | everything before it)."""
@@ -144,7 +144,9 @@ def token_logprobs(
 
 
 class _ChunkedLogProbs(torch.autograd.Function):
-    """With z of `logits_and_slope`: log p = z − lse(z);  H = lse(z) − Σ p·z;  KL = Σ p·(log p − log q).
+    """Log-probabilities, entropies and KL in chunks, from z of `logits_and_slope`:
+
+    log p = z − lse(z);  H = lse(z) − Σ p·z;  KL = Σ p·(log p − log q)
 
     d log p(a)/dz = 1[a] − p;  dH/dz = −p·(log p + H);  dKL/dz = p·(log p − log q − KL).  q is frozen: it comes in a
     tuple, which autograd does not look into.
@@ -215,7 +217,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
                     log_q = None if reference is None else _log_probabilities(reference, chunk, temperature)
                 log_p = logits.sub_(normaliser[chunk, None])
                 p = log_p.exp()
-                # what p is multiplied by, in all three gradients together
+                # The factor of p in all three gradients together
                 factor = -grad_logprobs[chunk, None]
                 if log_q is not None:
                     centred = torch.sub(log_p, log_q, out=log_q).sub_(full_kl[chunk, None])

@@ -1,4 +1,4 @@
-"""Adapters (LoRA) and the model beneath them, made one plain Hugging Face folder that any library loads."""
+"""Merge adapters (LoRA) into their base model, as one plain Hugging Face folder that any library loads."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The configuration of a recipe's model, and its number of weights, read from the heads of its files.
+"""Read the configuration of a recipe's model, and count its weights from the headers of its files.
 
 No tensor library is loaded, and nothing is fetched: a model of the hub is read from the local cache.
 """
@@ -30,7 +30,7 @@ BUILTIN_CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "nano": {
         **_TINY,
         "intermediate_size": 128,
-        # for texts of about 100 tokens, within which 7 of a head's 16 pairs turn by less than a radian at the usual 10,000
+        # For texts of about 100 tokens: within these, 7 of a head's 16 pairs turn by less than a radian at the usual 10,000
         "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
     },
 }
@@ -53,14 +53,15 @@ class UnreadableConfig(ValueError):
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What is known of a model without loading it."""
+    """Facts of a model that are known without loading it."""
 
     fields: Mapping[str, Any]
-    """As in a Hugging Face ``config.json``, of the language model alone."""
+    """Fields of a Hugging Face ``config.json``, of the language model alone."""
     num_weights: int | None
-    """Counted in the files; None: there are none here, or some are tied in a way that the files do not show."""
+    """Number of weights in the files; None: there are no files here, or some weights are tied in a way that the files do
+    not show."""
     folder: Path | None
-    """Where its files are; None: it is built in, or a GGUF file."""
+    """Folder of its files; None: it is built in, or a GGUF file."""
 
 
 def read_config(source: str) -> ModelConfig:

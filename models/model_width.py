@@ -9,19 +9,19 @@ from vantage.models.source_digest import parse_source, resolve_commit
 from vantage.schemas.recipe.sources import Builtin, Gguf, Hub, LocalPath
 
 WIDTH_FIELDS = ("hidden_size", "n_embd", "d_model")
-"""Names that transformers' configurations have for it."""
+"""Names of the width in transformers' configurations."""
 MAX_CONFIG_BYTES = 2**20
 
 
 class UnknownWidth(ValueError):
-    """A model that does not say how wide it is."""
+    """The width of a model cannot be found."""
 
 
 def hidden_size(source: str) -> int:
-    """Return width of the residual stream of the model that ``model.source`` names.
+    """Return the width of the residual stream of the model that ``model.source`` names.
 
     Raises:
-        UnknownWidth: its configuration does not say, or cannot be read.
+        UnknownWidth: its configuration does not contain the width, or cannot be read.
         ValueError: see ``vantage.models.source_digest.parse_source``.
     """
     match parse_source(source):

@@ -1,6 +1,7 @@
-"""One token for each row of a batch, as a function of tensors alone: no decision of Python's, no wait for the device.
+"""Draw one token for each row of a batch, by tensor operations alone: Python decides nothing and does not wait for the device.
 
-Everything that it reads and writes stands at fixed addresses (`Slots`, `vantage.models.static_cache`), so that it can be captured.
+All tensors that this reads and writes are at fixed addresses (`Slots`, `vantage.models.static_cache`), so that it can be
+captured.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,17 +22,17 @@ from vantage.models.partial_responses import log_distribution, tokens_of
 SDPA, GROUPED = "sdpa", "one_token_sdpa"
 """transformers' names of attention: its own, and `grouped_attention`."""
 UNKNOWN = ("softcap", "s_aux", "sliding_window", "position_bias")
-"""What some layers ask of attention, and `grouped_attention` does not do."""
+"""Options that some layers ask of attention, and that `grouped_attention` lacks."""
 NO_TOKEN = -1
-"""What `Slots.spoken` holds of a row that had ended."""
+"""Value in `Slots.spoken` for a row that had ended."""
 
 
 @dataclass(frozen=True, eq=False)
 class Slots:
-    """What one step after the other reads and writes of b rows."""
+    """The tensors of b rows that every step reads and writes."""
 
     tokens: Tensor
-    """(b,): the last of each row, which are not in the cache yet."""
+    """(b,): the last token of each row, which is not in the cache yet."""
     starts: Tensor
     """(b,): the column of each prompt's first token."""
     active: Tensor
@@ -41,25 +42,25 @@ class Slots:
     lengths: Tensor
     """(b,)."""
     spoken: Tensor
-    """(b,): the token of each row that had not ended before it, else `NO_TOKEN`."""
+    """(b,): the token of each row that had not ended before this token, else `NO_TOKEN`."""
     drawn: Tensor
-    """(1,): tokens of each row so far."""
+    """(1,): number of tokens drawn for each row so far."""
     column: Tensor
-    """(1,): where the cache takes the next token."""
+    """(1,): the column of the cache that the next token is written to."""
     uniform: Tensor
-    """(b, most) in [0, 1); (b, 0): the likeliest tokens are taken."""
+    """(b, most) in [0, 1), which draw the tokens; (b, 0): the likeliest tokens are taken."""
     ids: Tensor
     """(b, most)."""
     logprobs: Tensor
     """(b, most)."""
 
     def saved(self) -> dict[str, Tensor]:
-        """Return copies of what a step changes, but for what the next one writes over."""
+        """Return copies of the tensors that a step changes, except those that the next step overwrites."""
         kept = ("tokens", "active", "ended", "lengths", "drawn", "column")
         return {each.name: getattr(self, each.name).clone() for each in fields(self) if each.name in kept}
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:
-        """Put back what `saved` gave."""
+        """Restore the tensors from `saved`."""
         for name, tensor in saved.items():
             getattr(self, name).copy_(tensor)
 
@@ -74,7 +75,7 @@ def draw_one_token(
     eos: Tensor,
     pad_token_id: int,
 ) -> None:
-    """Draw the next token of each row, and write all that changes into the slots and the cache of ``length`` columns."""
+    """Draw the next token of each row, and write all changes into the slots and the cache of ``length`` columns."""
     columns = torch.arange(length, device=slots.tokens.device)
     visible = (columns >= slots.starts[:, None]) & (columns <= slots.column)
     output = forward(
@@ -114,8 +115,8 @@ def grouped_attention(
 ) -> tuple[Tensor, None]:
     """Return attention of one token (B, heads, 1, D) over all columns that the mask (B, 1, 1, L) shows.
 
-    Heads that share keys stand beside each other as if they were tokens, so no key is copied for them, as transformers
-    copies each where there is a mask.
+    Query heads that share keys are laid side by side as if they were tokens, so no key is copied for them. (transformers copies
+    each key where there is a mask.)
     """
     asked = sorted(name for name in UNKNOWN if options.get(name) is not None)
     if asked or attention_mask is None or query.shape[2] != 1:
@@ -151,21 +152,21 @@ def attention_of(configs: Sequence[PreTrainedConfig]) -> str:
 
 
 def configs_of(model: PreTrainedModel) -> list[PreTrainedConfig]:
-    """Return those that the model's layers read."""
+    """Return the configurations that the model's layers read."""
     found = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
     return [config for config in found.values() if isinstance(config, PreTrainedConfig)]
 
 
 class CastWeights:
-    """A model whose matrices are cast once to the type in which autocast would multiply by them, again at each pass or when
+    """A model whose matrices are cast once to the type in which autocast multiplies. They are cast again at each pass, and when
     another thread leaves autocast.
 
-    Autocast keeps what it has cast in a cache that all threads share and empty. A captured step would go on reading where
+    Autocast keeps its casts in a cache that all threads share and empty. A captured step would go on reading memory where
     such a copy had been.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Take the weights as they are now."""
+        """Cast the weights as they are now."""
         self._model = model
         device = model.device.type
         self._dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
@@ -181,11 +182,11 @@ class CastWeights:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Return the type of products; None: that of the weights."""
+        """Return the type of the products; None: the type of the weights."""
         return self._dtype
 
     def __call__(self, **inputs: Any) -> Any:
-        """Return what the model makes of its inputs."""
+        """Call the model, and return its output."""
         if not self._weights:
             return self._model(**inputs)
         return functional_call(self._model, self._weights, (), inputs, tie_weights=False)

@@ -1,4 +1,4 @@
-"""What a causal language model does between its last hidden state and its logits."""
+"""Compute a causal language model's logits from its last hidden state."""
 
 from dataclasses import dataclass, replace
 
@@ -24,12 +24,12 @@ class LanguageHead:
     """The output head of the policy whose trunk a reward model took."""
 
     frozen: OutputHead
-    """As it was when it was loaded."""
+    """The head's weights when the model was loaded."""
     is_tied: bool
     """Whether its matrix is the trunk's embeddings, which train."""
 
     def on(self, backbone: PreTrainedModel) -> OutputHead:
-        """Return the head as the trunk has it now; to be called within a forward pass that reads the trunk's weights."""
+        """Return the head with the trunk's present weights; call this within a forward pass that reads the trunk's weights."""
         if not self.is_tied:
             return self.frozen
         weight = backbone.get_input_embeddings().weight
@@ -74,8 +74,8 @@ def trunk(model: PreTrainedModel) -> PreTrainedModel:
 def check_output_head(model: PreTrainedModel) -> None:
     """Compare the head as `output_head` describes it with the model's own logits, on four tokens.
 
-    Architectures differ in what they do to logits; one that does something else is found here, when it is loaded,
-    not as a policy ratio that is off from the first step.
+    Architectures transform logits in different ways. One that this module does not know is found here, when the model is
+    loaded, and not as a policy ratio that is wrong from the first step.
 
     Raises:
         ValueError: they differ, or a layer keeps no key-value cache to sample with.
@@ -88,7 +88,7 @@ def check_output_head(model: PreTrainedModel) -> None:
         raise ValueError(
             f"{type(model).__name__} keeps no key-value cache, which sampling needs; use a transformer"
         )
-    # Of linear attention and convolutions transformers keeps a state from which no row can be taken out
+    # transformers keeps a state for linear attention and convolutions, from which no row can be taken out
     kept = [hasattr(layer, "batch_select_indices") for layer in getattr(cache, "layers", ())]
     if not all(kept):
         raise ValueError(
@@ -100,7 +100,7 @@ def check_output_head(model: PreTrainedModel) -> None:
     logits = nn.functional.linear(hidden, head.weight, head.bias).float() * head.scale
     if head.softcap is not None:
         logits = torch.tanh(logits / head.softcap) * head.softcap
-    # one part in 100 leaves room for bfloat16, and none for a factor or a cap that was overlooked
+    # One part in 100 leaves room for bfloat16, but not for a missing factor or cap
     if logits.shape != expected.shape or (logits - expected).abs().max() > 0.01 * expected.abs().max() + 1e-5:
         raise ValueError(
             f"{type(model).__name__} changes its logits in a way that is not known here; "

@@ -36,11 +36,12 @@ def first_fit_decreasing(lengths: Sequence[int], *, capacity: int) -> list[list[
 
 
 def pack(sequences: Sequences, rows: Sequence[Sequence[int]]) -> Sequences:
-    """Return the same sequences, to be computed side by side as ``rows`` says: of each row, its sequences in order.
+    """Return the same sequences, to be computed side by side in the rows of ``rows``: for each row, its sequences in order.
 
-    Positions restart at every sequence, and at every token of the padding behind the last. From positions that restart, and no mask, the
-    models of transformers make masks in which each token attends to its own sequence up to itself, in every layer and
-    within its window (`transformers.masking_utils.find_packed_sequence_indices`); `boundaries_hold` tells whether they do.
+    Positions restart at every sequence, and at every token of the padding after the last one. From restarting positions,
+    without a mask, the models of transformers make masks in which each token attends to its own sequence up to itself, in
+    every layer and within its window (`transformers.masking_utils.find_packed_sequence_indices`). `boundaries_hold`
+    checks that they do.
     """
     totals = sequences.known.totals
     width = max(sum(totals[place] for place in row) for row in rows)
@@ -61,7 +62,7 @@ def pack(sequences: Sequences, rows: Sequence[Sequence[int]]) -> Sequences:
 
 
 def takes_positions(trunk: nn.Module) -> bool:
-    """Return whether a model is told where each token stands; ALiBi (BLOOM) counts by itself."""
+    """Return whether a model receives the position of each token; ALiBi (BLOOM) counts by itself."""
     return "position_ids" in inspect.signature(trunk.forward).parameters
 
 

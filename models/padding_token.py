@@ -1,4 +1,4 @@
-"""A tokenizer's padding token: this module reads from its files alone whether it only fills the ends of rows.
+"""Find out from a tokenizer's files alone whether its padding token only fills the ends of rows.
 
 transformers builds a model's embeddings with ``padding_idx=config.pad_token_id``, and torch gives that row no gradient.
 That is right for a token of padding alone. Where the padding token is EOS, closes a turn, or is a word, the row would stay

@@ -9,11 +9,11 @@ from torch import Tensor
 from vantage.models.stop_strings import StopStrings
 
 Response = tuple[list[int], bool, list[float]]
-"""Ids, whether it ended, and the log-probability of each id."""
+"""Ids, whether the response ended, and the log-probability of each id."""
 
 
 class Endings:
-    """Which rows of a batch end, token by token."""
+    """Find the rows of a batch that end, token by token."""
 
     def __init__(
         self, eos_token_ids: Collection[int], strings: StopStrings | None, count: int, device: torch.device
@@ -24,7 +24,7 @@ class Endings:
         self._said: list[list[int]] = [[] for _ in range(count)]
 
     def after(self, tokens: Tensor, rows: Tensor, active: Tensor) -> Tensor:
-        """Return which of the active rows end with these tokens; all (b,), ``rows`` as the batch counts them."""
+        """Return which of the active rows end with these tokens; all (b,). ``rows`` are the rows' numbers in the batch."""
         ends = torch.isin(tokens, self.eos)
         if self.has_strings:
             said = zip(tokens.tolist(), rows.tolist(), active.tolist(), strict=True)
@@ -41,7 +41,7 @@ class Endings:
 
 @dataclass(eq=False)
 class PartialResponses:
-    """B responses as far as they are drawn, and the b rows of them that are still computed."""
+    """B responses as far as they are drawn; b of them are still computed."""
 
     uniform: Tensor | None
     """(B, most) in [0, 1), which draw the tokens; None: the likeliest tokens are taken."""
@@ -58,13 +58,13 @@ class PartialResponses:
     active: Tensor
     """(b,): rows that have not ended."""
     tokens: Tensor
-    """(b,): the last of each row, which are not in the cache yet."""
+    """(b,): the last token of each row, which is not in the cache yet."""
     prompt_lengths: list[int]
     """(b)."""
     width: int
-    """To which prompts are padded on the left."""
+    """Width to which prompts are padded on the left."""
     drawn: int = 0
-    """Tokens of each row so far."""
+    """Number of tokens drawn for each row so far."""
     is_done: bool = False
     """Whether nothing is left to be drawn."""
 
@@ -78,7 +78,7 @@ class PartialResponses:
         pad_token_id: int,
         device: torch.device,
     ) -> "PartialResponses":
-        """Empty responses to these prompts, of at most ``most`` tokens."""
+        """Return empty responses to these prompts, of at most ``most`` tokens."""
         count, lengths = len(prompts), [len(prompt) for prompt in prompts]
         rows = torch.arange(count, device=device)
         return cls(
@@ -96,7 +96,7 @@ class PartialResponses:
 
     @property
     def most(self) -> int:
-        """Tokens of a response."""
+        """Most tokens of a response."""
         return self.ids.shape[1]
 
     def draw(self, logits: Tensor, *, temperature: float, endings: Endings) -> None:
@@ -114,7 +114,7 @@ class PartialResponses:
         self.drawn += 1
 
     def keep(self, kept: Sequence[int], places: Tensor) -> None:
-        """Compute from now on only the rows at these places, given twice: on the host and on the device."""
+        """Drop all rows but those at these places; the places are given twice, on the host and on the device."""
         self.prompt_lengths = [self.prompt_lengths[place] for place in kept]
         self.rows, self.tokens, self.active = self.rows[places], self.tokens[places], self.active[places]
 
@@ -133,10 +133,10 @@ def log_distribution(logits: Tensor, temperature: float) -> Tensor:
 
 
 def tokens_of(distribution: Tensor, uniform: Tensor | None) -> Tensor:
-    """Return tokens (B,) of log-probabilities (B, V): the likeliest, or by inversion the first whose cumulative probability exceeds
-    the row's uniform number (B,).
+    """Return tokens (B,) from log-probabilities (B, V): the likeliest, or by inversion the first whose cumulative probability
+    exceeds the row's uniform number (B,).
 
-    In float64, since a sum over a large vocabulary in float32 would lose the rare tokens.
+    The sum is in float64, since float32 would lose the rare tokens of a large vocabulary.
     """
     if uniform is None:
         return distribution.argmax(dim=-1)

@@ -1,7 +1,7 @@
-"""The sequences of a pass in parts: those of like length together, and a prompt that several of them have read once.
+"""Compute the sequences of a pass in parts of similar length, and read a prompt that several of them share only once.
 
 A response attends to its prompt's keys and values, which all responses to that prompt share; gradients flow through them
-to the prompt. What a model finds is what it finds in rows of their own, but for rounding; docs/decisions/0028.
+to the prompt. The results equal those of a row per sequence, except for rounding; docs/decisions/0028.
 """
 
 import copy
@@ -22,17 +22,17 @@ from vantage.models.sequences import Sequences
 
 @dataclass(frozen=True)
 class Cuts:
-    """Which sequences are computed together, by their places."""
+    """Sequences of a pass by the part in which they are computed; each is given by its place in the pass."""
 
     parts: Sequence[Sequence[int]]
-    """Whole sequences, or their responses alone; each is in one of them."""
+    """Parts of whole sequences, or of responses alone; each sequence is in one of them."""
     prompts: Sequence[Sequence[int]] = ()
-    """Sequences whose prompts are read before: of each distinct prompt one. None: whole sequences are computed."""
+    """Sequences whose prompts are read before the parts, one for each distinct prompt. Empty: whole sequences are computed."""
 
 
 @dataclass(frozen=True, eq=False)
 class PaddedRows:
-    """What one forward pass reads."""
+    """Inputs of one forward pass."""
 
     input_ids: Tensor
     """(b, L)."""
@@ -42,16 +42,16 @@ class PaddedRows:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """How a pass lays out B sequences in parts, whose hidden states stand one after the other in a single row."""
+    """Layout of B sequences in parts; the hidden states of all parts follow each other in a single row."""
 
     prompts: list[PaddedRows]
-    """Distinct prompts, padded on the left, so that each response stands right behind its prompt. Empty: none is shared."""
+    """Distinct prompts, padded on the left, so that each response follows its prompt directly. Empty: no prompt is shared."""
     parts: list[tuple[PaddedRows, Tensor]]
-    """Right-padded responses, or whole sequences; and (b,) the prompt of each, as those of all ``prompts`` are counted."""
+    """Right-padded responses, or whole sequences; and (b,) the prompt of each, counted over all ``prompts``."""
     prompt_starts: Tensor
-    """(B,): where in that row the first token of each prompt stands."""
+    """(B,): place in that row of the first token of each prompt."""
     response_starts: Tensor
-    """(B,): the same of each response, less the length of its prompt."""
+    """(B,): place in that row of the first token of each response, less the length of its prompt."""
     prompt_lengths: Tensor
     """(B,)."""
 
@@ -63,7 +63,7 @@ class Parts:
 
 
 def in_parts(sequences: Sequences, cuts: Cuts) -> Sequences:
-    """Return the same sequences, to be computed as ``cuts`` says."""
+    """Return the same sequences, to be computed in the parts of ``cuts``."""
     device, lengths, known = sequences.input_ids.device, sequences.prompt_lengths, sequences.known
     starts_of_prompts, starts = torch.zeros_like(lengths), torch.zeros_like(lengths)
     number_of, begin = torch.zeros_like(lengths), 0
@@ -134,12 +134,13 @@ def _read(trunk: PreTrainedModel, rows: PaddedRows, **inputs: Any) -> Any:
 
 
 def _positions(trunk: PreTrainedModel, positions: Tensor) -> dict[str, Tensor]:
-    """Return where the tokens stand, for a model that is told."""
+    """Return the positions of the tokens as an argument, for a model that takes positions."""
     return {"position_ids": positions.clamp(min=0)} if takes_positions(trunk) else {}
 
 
 def _joined(caches: Sequence[Cache]) -> Cache:
-    """Return the prompts of several caches as one, as wide as the widest; masks hide what is before a shorter one."""
+    """Return the prompts of several caches as one cache, as wide as the widest; masks hide the columns before a shorter
+    prompt."""
     found = copy.copy(max(caches, key=lambda cache: cache.get_seq_length()))
     found.layers = [copy.copy(layer) for layer in found.layers]
     for number, layer in enumerate(found.layers):
@@ -169,7 +170,8 @@ def _rows_of(cache: Cache, rows: Tensor) -> Cache:
 
 
 def _left_padded(ids: Tensor, lengths: Tensor, width: int) -> PaddedRows:
-    """Return the first ``lengths`` (n,) tokens of rows of ids, of which the most are ``width``, 0 before each."""
+    """Return the first ``lengths`` (n,) tokens of each row of ids, padded on the left with 0 to ``width``, the largest
+    length."""
     columns = torch.arange(width, device=ids.device) - (width - lengths[:, None])
     mask = columns >= 0
     return PaddedRows(ids.gather(1, columns.clamp(min=0)).masked_fill(~mask, 0), mask)

@@ -1,6 +1,6 @@
-"""What the passes of a thread computed: counts, which nothing else on the machine disturbs.
+"""Count what the passes of a thread compute; other programs on the machine do not disturb these counts.
 
-A pass reads rows of one length, so that what stands behind a shorter text is computed and thrown away.
+All rows of a pass have one length, so padding after a shorter text is computed and thrown away.
 """
 
 import threading
@@ -11,14 +11,14 @@ from torch import Tensor
 
 @dataclass
 class PassCounts:
-    """Passes of networks forward only: a backward pass is of the same positions."""
+    """Counts of forward passes; a backward pass has the same positions."""
 
     passes: int = 0
-    """Over whole texts; the sampler's are counted below."""
+    """Passes over whole texts; the sampler's passes are counted below."""
     positions: int = 0
-    """Tokens and padding that these computed."""
+    """Tokens and padding in these passes."""
     tokens: int | Tensor = 0
-    """Of these, tokens; on the device until they are asked for, so that counting waits for nothing."""
+    """Number of tokens among the positions. It stays on the device until it is read, so that counting waits for nothing."""
     logits_rows: int = 0
     """Tokens whose logits were computed, V numbers each."""
     logits_rows_again: int = 0
@@ -30,17 +30,17 @@ class PassCounts:
     sampled_rows: int = 0
     """Rows that the sampler computed, token by token, after the prompts."""
     ended_rows: int = 0
-    """Of these, rows of responses that had ended."""
+    """Number of these rows whose response had ended."""
     graphs_captured: int = 0
     """Steps of the sampler that were captured (`vantage.models.replayed_steps`)."""
     graph_replays: int = 0
     """Tokens for whole batches that captured steps drew."""
     graph_fallbacks: int = 0
-    """How often the plain loop sampled, or went on with a batch, where captured steps were to be used."""
+    """How often the plain loop sampled a batch, or the rest of one, although captured steps were to be used."""
 
 
 class _Counting(threading.local):
-    """Each thread counts its own passes."""
+    """Counts of each thread."""
 
     def __init__(self) -> None:
         self.now = PassCounts()
@@ -88,7 +88,7 @@ def count_replayed() -> None:
 
 
 def count_fallback() -> None:
-    """Count responses that captured steps did not sample to their end."""
+    """Count a batch that captured steps did not sample to its end."""
     _counting.now.graph_fallbacks += 1
 
 
@@ -99,6 +99,6 @@ def taken_counts() -> PassCounts:
 
 
 def add_counts(others: PassCounts) -> None:
-    """Count what another thread counted for this one."""
+    """Add the counts of another thread that worked for this one."""
     for name, value in vars(others).items():
         setattr(_counting.now, name, getattr(_counting.now, name) + value)

@@ -1,4 +1,4 @@
-"""The date that chat templates are given: the recipe's, whatever clock, time zone and locale the machine has."""
+"""Give chat templates the recipe's date, whatever clock, time zone and locale the machine has."""
 
 import re
 from collections.abc import Callable
@@ -16,17 +16,17 @@ _MONTHS = (
     "December",
 )  # fmt: skip
 _COMPOSED = {"c": "%a %b %e %H:%M:%S %Y", "x": "%m/%d/%y", "X": "%H:%M:%S", "r": "%I:%M:%S %p"}
-"""What the locale C makes of directives that other locales write otherwise."""
+"""Texts of directives in the locale C, which other locales write differently."""
 
 
 def pin_date(tokenizer: PreTrainedTokenizerBase, day: date) -> PreTrainedTokenizerBase:
-    """Let `template_arguments` of this tokenizer give its chat template the date; in place. Returns the tokenizer."""
+    """Let `template_arguments` of this tokenizer pass the date to its chat template; in place. Returns the tokenizer."""
     tokenizer.pinned_date = day
     return tokenizer
 
 
 def template_arguments(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Return the variables that stand in for the clock in a chat template: of the pinned date, else of the default.
+    """Return the variables that replace the clock in a chat template: with the pinned date, else the default.
 
     A template reads a date from ``date_string``, if it knows that name, or calls ``strftime_now(FORMAT)``. The time of day
     is midnight, UTC.

@@ -1,4 +1,4 @@
-"""A policy as one module: everything that training and rollouts read of its weights is read in ``forward``."""
+"""A policy as one module: training and rollouts read all of its weights in ``forward``."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from vantage.models.sharding import is_sharded
 
 
 class PolicyModel(nn.Module):
-    """A causal language model, with a value head on its trunk where one is given.
+    """A causal language model, with a value head on its trunk if one is given.
 
     Sharding (FSDP2) gathers weights for a module's own forward pass only, so nothing else may touch those of a policy
     that trains: neither its trunk nor its output head's matrix. What is asked for comes back as a dict of tensors,
@@ -26,7 +26,7 @@ class PolicyModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Return where the weights are."""
+        """Return the device of the weights."""
         return self.causal_lm.device
 
     def forward(
@@ -39,7 +39,7 @@ class PolicyModel(nn.Module):
         with_values: bool = False,
         with_final_values: bool = False,
     ) -> dict[str, Tensor]:
-        """Return the fields of ``LogProbs`` that are asked for; see ``vantage.models.logprobs.response_logprobs``.
+        """Return the requested fields of ``LogProbs``; see ``vantage.models.logprobs.response_logprobs``.
 
         Args:
             reference: a frozen policy, for the exact KL to it; its weights are read here too, so they stay whole.
@@ -69,7 +69,7 @@ class PolicyModel(nn.Module):
         return {name: tensor for name, tensor in vars(found).items() if tensor is not None}
 
     def next_logits(self, **inputs: Any) -> Any:
-        """Return what the causal language model itself makes of its inputs; for sampling."""
+        """Return the output of the causal language model itself, for sampling."""
         return self.causal_lm(**inputs)
 
     def logprobs(

@@ -25,7 +25,7 @@ def encode_prompts(
     """Return ids of prompts, up to where the response begins; without a limit: compare lengths afterwards.
 
     With a chat template a prompt is the user's turn and the template's opening of the assistant's turn follows.
-    Without one it is plain text, with BOS where the tokenizer puts it by its own rule. BOS never stands twice. A prompt
+    Without one it is plain text, with BOS where the tokenizer puts it by its own rule. BOS never occurs twice. A prompt
     of several turns: see `vantage.models.conversations`.
 
     Args:

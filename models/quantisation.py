@@ -1,7 +1,7 @@
 """Frozen weights in 4 bits (NF4), under adapters: QLoRA, arXiv 2305.14314.
 
 The weights are rounded once, when the recipe's model is imported: the folder in the store holds numbers that NF4 can hold,
-in float32, and everything that stands on it (policy, reference, reward model, merged model) has the same base. Holding
+in float32, and everything built on it (policy, reference, reward model, merged model) has the same base. Holding
 them in 4 bits is then a matter of memory alone: rounding them again changes nothing, and on a CPU the same bits come out of
 every pass. Without double quantisation, which would round the scales too, the second time by another amount.
 """
@@ -21,9 +21,9 @@ from vantage.models.folders import load_policy, load_tokenizer, read_tensor, sav
 from vantage.models.sharding import are_deferred, without_weights
 
 SIDECAR = "quantization.json"
-"""In a model's folder: the names of the layers whose weights lie on NF4's grid."""
+"""File in a model's folder: the names of the layers whose weights lie on NF4's grid."""
 BLOCK = 64
-"""Weights that have one scale."""
+"""Number of weights that share one scale."""
 
 
 def round_folder(folder: Path, output: Path) -> None:
@@ -106,7 +106,7 @@ def _linear_layers(model: PreTrainedModel) -> list[str]:
 
 
 def _in_4_bits(linear: nn.Module) -> nn.Module:
-    """Return the layer in place of a linear one without weights, without a weight too."""
+    """Return the layer that replaces a linear one without weights; it has no weight either."""
     assert isinstance(linear, nn.Linear), "named when it was rounded"
     held = _layer_class()(linear.in_features, linear.out_features, bias=False, device="meta")
     held.bias = linear.bias
@@ -128,7 +128,7 @@ def _packed(weight: Tensor) -> nn.Parameter:
 
 @functools.cache
 def _layer_class() -> type[nn.Linear]:
-    """Return the class of bitsandbytes' linear layer, as a plain function of what goes in.
+    """Return the class of bitsandbytes' linear layer, as a plain function of its inputs.
 
     Its own forward pass changes how weights are laid out on some CPUs, remembers the first type that it was called with, and
     does not know of autocast.

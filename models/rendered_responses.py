@@ -1,8 +1,8 @@
-"""Responses as the chat template writes them after their prompts: what training must learn is what serving will read.
+"""Render responses as the chat template writes them after their prompts: a model must learn the text that is served later.
 
-The template renders the prompt up to where the response begins, and the whole conversation. What the second has beyond
-the first is the response: reasoning and calls of tools in the template's own writing, without what the template has
-opened already. Then the ids of prompt and response are those of the whole conversation.
+The template renders the prompt up to the beginning of the response, and the whole conversation. The rest of the second text
+after the first is the response. It contains reasoning and calls of tools in the template's own form, without the text that
+the prompt has opened already. So the ids of prompt and response are those of the whole conversation.
 """
 
 import re
@@ -23,16 +23,16 @@ _SHOWN = 300
 
 
 class UnrenderedRow(ValueError):
-    """A row that the chat template refuses, or writes otherwise than it would be read."""
+    """A row that the chat template refuses, or renders differently from what is read in generation."""
 
 
 @dataclass(frozen=True)
 class Words:
-    """What the model has to write after a prompt, without the token that closes it."""
+    """Text that the model has to write after a prompt, without the token that closes it."""
 
     text: str
     is_markup: bool
-    """The template wrote a part of it, whose special tokens are tokens."""
+    """Whether the template wrote a part of it; then special tokens in it are encoded as tokens."""
 
 
 class ResponseRenderer:
@@ -45,7 +45,8 @@ class ResponseRenderer:
     def encode(
         self, prompts: Sequence[Prompt], responses: Sequence[Message]
     ) -> list[list[int] | UnrenderedRow]:
-        """Return ids of each response after its prompt, with the token that closes it; in its place what is wrong with it."""
+        """Return the ids of each response after its prompt, with its closing token; for a row that cannot be rendered,
+        the fault."""
         found = [self._try(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
         texts = iter(self._tokenised(found, is_markup=False))
         markup = iter(self._tokenised(found, is_markup=True))
@@ -61,11 +62,11 @@ class ResponseRenderer:
         return rows
 
     def words(self, prompt: Prompt, response: Message) -> Words:
-        """Return what the model has to write after ``prompt``.
+        """Return the text that the model has to write after ``prompt``.
 
         Raises:
             UnrenderedRow: the template refuses the conversation, leaves out a part of the response, or does not begin it
-                as the prompt ends.
+                with the end of the prompt.
         """
         if not self._is_chat:
             if response["extra"] and set(extras_of(response)) & {"tool_calls", "reasoning_content"}:
@@ -90,14 +91,14 @@ class ResponseRenderer:
         raise _differs("the chat template does not begin this response as its prompt ends", begin, whole)
 
     def writes_as_it_stands(self, prompt: Prompt, text: str) -> bool:
-        """Return whether the template writes a response of this text as nothing but the text."""
+        """Return whether the template renders a response of this text as exactly this text."""
         found = self._try(prompt, Message(role="assistant", content=text, extra=None))
         if isinstance(found, UnrenderedRow):
             return False
         return found.text == (self._around[0] if self._is_chat else "") + text
 
     def _after(self, tail: str, whole: str, begin: str, response: Message) -> Words:
-        """Return the response that the template wrote behind ``begin``."""
+        """Return the response that the template wrote after ``begin``."""
         opening, closing = self._around
         content = response["content"]
         if tail == opening + content + closing and not response["extra"]:
@@ -107,9 +108,7 @@ class ResponseRenderer:
         without_thinking = content.rpartition(_END_OF_THINKING)[2]
         is_past = without_thinking != content and _squeezed(words) == _squeezed(without_thinking)
         if is_past and not response["extra"]:
-            return Words(
-                opening + content, is_markup=False
-            )  # the template is made for turns that lie in the past
+            return Words(opening + content, is_markup=False)  # the template's date is that of past turns
         shown = _squeezed(begin[-_SHOWN:] + words)
         missing = [part for part in _parts(response) if _squeezed(part) not in shown]
         if missing:
@@ -143,7 +142,8 @@ class ResponseRenderer:
             raise UnrenderedRow(f"the model's chat template refuses it: {error}") from error
 
     def _opened(self, prompt: Prompt, begin: str) -> str:
-        """Return what the prompt's end has opened of the response, as ``<think>``, beyond what begins each turn."""
+        """Return the beginning of the response that the prompt has opened, such as ``<think>``, apart from the beginning
+        of each turn."""
         words = Message(role="assistant", content="words", extra=None)
         before, found, _ = self._rendered(prompt, words).rpartition("words")
         return begin.removeprefix(before) if found and begin.startswith(before) else ""
@@ -158,7 +158,7 @@ class ResponseRenderer:
 
 
 def control_tokens(tokenizer: PreTrainedTokenizerBase, *, chat: bool | None) -> tuple[str, ...]:
-    """Return the special tokens that say where texts and turns begin and end: a text that spells one was rendered before.
+    """Return the special tokens that mark the ends of texts and turns; a text that contains one was rendered before.
 
     BOS, EOS, and where a chat template is used, the special tokens that it writes around turns. Other special tokens
     (such as those for code) may be a text's own, and stay text.
@@ -172,7 +172,7 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase, *, chat: bool | None) -> 
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """Return all special tokens of three characters or more; a shorter one may be any text's own."""
+    """Return all special tokens of three characters or more; a shorter one may occur in any text."""
     special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
     return tuple(token for token in special if len(token.strip()) > 2)
 
@@ -186,7 +186,7 @@ def spelled(tokens: Sequence[str], texts: Sequence[str]) -> list[str]:
 
 
 def _parts(response: Message) -> list[str]:
-    """Return what a rendering has to hold: text, reasoning, and the names of the tools that are called."""
+    """Return the parts that a rendering has to contain: text, reasoning, and the names of the called tools."""
     extras = extras_of(response)
     reasoning, _, answer = response["content"].rpartition(_END_OF_THINKING)
     calls = extras.get("tool_calls") or []
@@ -201,7 +201,7 @@ def _parts(response: Message) -> list[str]:
 
 
 def _goes_on(opened: str, content: str) -> bool:
-    """Return whether a response goes on within what its prompt has opened: it closes the tag, and does not open it before."""
+    """Return whether a response continues what its prompt has opened: it closes the tag, and does not open it before."""
     tag = re.fullmatch(r"<(\w+)>", opened.strip())
     before, closing, _ = content.partition(f"</{tag[1]}>") if tag else ("", "", "")
     return bool(closing) and tag is not None and tag[0] not in before
@@ -212,7 +212,7 @@ def _squeezed(text: str) -> str:
 
 
 def _differs(reason: str, read: str, whole: str) -> UnrenderedRow:
-    """Return the fault, with what would be read and what the template writes, from where they part."""
+    """Return the fault, with the text that would be read and the text that the template writes, from where they differ."""
     at = next((i for i, (one, other) in enumerate(zip(read, whole, strict=False)) if one != other), 0)
     start = max(0, at - 40)
     return UnrenderedRow(

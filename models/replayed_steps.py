@@ -2,7 +2,7 @@
 
 A step is captured for few numbers of rows and few lengths of the cache. The first token of each capture is computed by the
 plain loop too, for some rows: where the two differ by more than rounding, or something cannot be captured, the plain loop
-goes on from there, and a line in the log says why.
+goes on from there, and a line in the log contains the reason.
 """
 
 import logging
@@ -28,13 +28,13 @@ from vantage.models.row_lengths import on_device
 from vantage.models.static_cache import Bucket, StaticCache, holds_all_tokens, length_for
 
 CAPTURES: Mapping[str, Callable[[], Capture]] = {"cuda": CudaGraphs}
-"""Kind of device → what captures steps there."""
+"""Kind of device → class that captures its steps."""
 SWITCH = "VANTAGE_CUDA_GRAPHS"
 """Environment variable; 0: steps are not captured."""
 FEWEST_TOKENS = 16
-"""Responses that may have no more are sampled by the plain loop: a capture takes about as long as five of its tokens."""
+"""Length up to which responses are sampled by the plain loop: a capture takes about as long as five tokens of that loop."""
 FEWEST_ROWS = 8
-"""Below, rows that have ended stay: a step of fewer takes as long, since it reads all weights."""
+"""Number of rows below which ended rows stay: a step of fewer rows takes as long, since it reads all weights."""
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def replayed_steps(
 
 
 def _unfit(model: PreTrainedModel, *, is_beside_another: bool) -> str | None:
-    """Return why this model's steps are not captured, as far as that can be seen before one is tried."""
+    """Return the reason why this model's steps are not captured, as far as it is known before one is tried."""
     name = type(model).__name__
     if is_beside_another:
         return "another thread uses the GPU meanwhile (rollout.ahead), and a capture would disturb it"
@@ -112,9 +112,10 @@ class ReplayedSteps:
         endings: Endings,
         on_token: Callable[[int, int], None],
     ) -> bool:
-        """Draw the tokens of a batch that has its first ones; whether any were drawn.
+        """Draw the rest of a batch that has its first tokens; returns whether any were drawn.
 
-        Then ``batch.is_done`` says whether all were; where they were not, ``prompts`` has become the cache of the batch's rows.
+        Then ``batch.is_done`` shows whether all were; where they were not, ``prompts`` has become the cache of the
+        batch's rows.
 
         Args:
             prompts: the cache of distinct prompts.
@@ -205,7 +206,7 @@ class _Run:
         return self._is_begun
 
     def _bucket(self, rows: int) -> Bucket:
-        """Return the bucket that holds one token more."""
+        """Return the bucket for one more token."""
         batch = self._batch
         return Bucket(rows, length_for(batch.width + batch.drawn, most=batch.width + batch.most))
 
@@ -219,7 +220,7 @@ class _Run:
         self._static.move(places, bucket, tokens=self._batch.width + self._batch.drawn - 1)
 
     def _take_slots(self) -> None:
-        """Fill the slots of the batch's rows with what they have so far."""
+        """Fill the slots with the present state of the batch's rows."""
         batch = self._batch
         greedy = batch.uniform is None
         slots = self._steps.slots(len(batch.rows), self._endings, greedy=greedy)
@@ -236,7 +237,7 @@ class _Run:
         self._slots = slots
 
     def _write_back(self) -> None:
-        """Give the batch what its rows have so far."""
+        """Copy the present state of the rows back to the batch."""
         batch = self._batch
         for name in ("ids", "logprobs", "lengths", "ended"):
             getattr(batch, name)[batch.rows] = getattr(self._slots, name)
@@ -295,7 +296,7 @@ class _Run:
 
 
 def _widths(rows: int) -> list[int]:
-    """Return numbers of rows that are computed at once, the largest first: so many, and one half after the other."""
+    """Return the numbers of rows that are computed at once, the largest first; each is half of the one before."""
     found = [rows]
     while found[-1] > FEWEST_ROWS:
         found.append(-(-found[-1] // 2))

@@ -1,4 +1,4 @@
-"""What Python knows of a batch's rows by itself: asking a GPU for it would wait for all that the GPU still has to do."""
+"""Lengths of a batch's rows as Python numbers, so that nothing waits for a GPU to finish its queued work."""
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RowLengths:
-    """Of B sequences, in their order; the tensors of `Sequences` have the same numbers."""
+    """Lengths of B sequences, in their order; the tensors of `Sequences` have the same numbers."""
 
     prompts: list[int]
     """Tokens of each prompt."""
     responses: list[int]
     """Tokens of each response."""
     prompt_numbers: list[int] | None = None
-    """Equal where the prompts are, and only there; None: not known."""
+    """Numbers that are equal exactly where the prompts are equal; None: not known."""
 
     @property
     def totals(self) -> list[int]:
@@ -34,13 +34,13 @@ class RowLengths:
 
 
 def first_places(keys: Iterable[Hashable]) -> list[int]:
-    """Return the first place of an equal key, for each."""
+    """Return for each key the place of the first equal key."""
     first: dict[Hashable, int] = {}
     return [first.setdefault(key, place) for place, key in enumerate(keys)]
 
 
 def on_device(numbers: Sequence[int] | Tensor, device: torch.device | str) -> Tensor:
-    """Return whole numbers, or a tensor, on a device, without waiting for what a GPU still has to do."""
+    """Return whole numbers, or a tensor, on a device, without waiting for a GPU's queued work."""
     tensor = numbers if isinstance(numbers, Tensor) else torch.tensor(numbers, dtype=torch.long)
     if torch.device(device).type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)

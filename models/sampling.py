@@ -1,4 +1,4 @@
-"""Sampling responses: left-padded batches with a key-value cache, rows leaving the batch as they end."""
+"""Sample responses: left-padded batches with a key-value cache, whose rows leave the batch as they end."""
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -23,7 +23,7 @@ from vantage.models.stop_strings import StopStrings
 from vantage.schemas.recipe.pass_limits import UNLIMITED, PassLimits
 
 SHRINK_AT = 0.95
-"""The batch is cut to its unfinished rows when they are no more than this share of it."""
+"""Share of unfinished rows at which the batch is cut to these rows."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,14 @@ class Samples:
 
 @dataclass(frozen=True)
 class InStep:
-    """How ranks sample from a sharded model: as many passes on each, whatever it has to sample."""
+    """Settings for ranks that sample from a sharded model: every rank makes as many passes, whatever it has to sample."""
 
     forward: Callable[..., Any]
     """The model, through a method that gathers the weights."""
     num_batches: int
-    """Of the rank that has most."""
+    """Number of batches of the rank that has most."""
     all_ended: Callable[[bool], bool]
-    """From whether this rank's responses have ended to whether those of all ranks have."""
+    """Function from whether this rank's responses have ended to whether those of all ranks have."""
 
 
 def sample(
@@ -70,16 +70,16 @@ def sample(
 ) -> Samples:
     """Sample one response to each prompt at `rows` from softmax(logits / temperature), the whole vocabulary.
 
-    A row's random numbers depend on `seed`, its place in `prompts` and `max_new_tokens` alone: the global random
-    state, the limits and the other rows have no part in them. Repeat a prompt for several samples.
+    The random numbers of a row depend only on `seed`, its place in `prompts` and `max_new_tokens`. The global random
+    state, the limits and the other rows do not change them. Repeat a prompt for several samples.
 
     Args:
         greedy: take the likeliest token instead.
         stop_strings: a response also ends with the token that completes one of these.
-        limits: of one batch, see `batches`.
+        limits: bounds of one batch, see `batches`.
         rows: which of the prompts; their responses are the same whatever else is sampled here.
-        in_step: of a sharded model, all of whose ranks make every pass together; None: a whole model.
-        is_beside_another: another thread uses the device meanwhile.
+        in_step: settings for a sharded model, all of whose ranks make every pass together; None: a whole model.
+        is_beside_another: whether another thread uses the device meanwhile.
         on_token: called before each token with the number of responses that have ended, and the token's number (from 1).
         on_batch: called when a batch has ended and another follows, with places in `prompts` and their responses' ids.
 
@@ -100,7 +100,7 @@ def sample(
     started = 0
     with _without_dropout(model), _replayed(model, drawing, is_beside_another=is_beside_another) as replayed:
         for number in range(len(of_batches) if in_step is None else in_step.num_batches):
-            # where none is left, the first prompt keeps step with the other ranks: sampled, and left out
+            # A rank without prompts left samples the first one to keep step with the others; the response is dropped
             batch = of_batches[number] if number < len(of_batches) else [0]
             sampled = _sample_batch(
                 model,
@@ -120,7 +120,7 @@ def sample(
 
 @dataclass(frozen=True)
 class _Drawing:
-    """How tokens are drawn, and what ends a response, in all batches alike."""
+    """Settings of drawing tokens and ending responses, the same in all batches."""
 
     max_new_tokens: int
     temperature: float
@@ -132,7 +132,7 @@ class _Drawing:
 
 @contextmanager
 def _without_dropout(model: PreTrainedModel) -> Iterator[None]:
-    """Hold this while the model samples; it trains afterwards if it did before."""
+    """Turn dropout off inside the block; a model that was training trains again after it."""
     was_training = model.training
     model.eval()
     try:
@@ -145,7 +145,7 @@ def _without_dropout(model: PreTrainedModel) -> Iterator[None]:
 def _replayed(
     model: PreTrainedModel, drawing: _Drawing, *, is_beside_another: bool
 ) -> Iterator[ReplayedSteps | None]:
-    """Yield what captures the model's steps as graphs and replays them; None if that is not possible here."""
+    """Yield the object that captures the model's steps as graphs and replays them; None if that is not possible here."""
     replayed = None
     if drawing.in_step is None:
         replayed = replayed_steps(
@@ -178,12 +178,12 @@ def _samples_of(found: list[Response]) -> Samples:
 
 
 def batches(lengths: Sequence[int], limits: PassLimits, *, max_new_tokens: int) -> list[list[int]]:
-    """Return which prompts are sampled side by side, by their places: the shortest first, as many as ``limits`` allow.
+    """Return which prompts are sampled together, by their places: the shortest first, as many as ``limits`` allow.
 
-    Positions are those of the cache at its end: each row has the longest prompt and `max_new_tokens` more.
+    A row's positions are those of the cache at its end: the longest prompt and `max_new_tokens` more.
 
     Args:
-        lengths: tokens of each prompt.
+        lengths: number of tokens of each prompt.
     """
     found: list[list[int]] = []
     for place in sorted(range(len(lengths)), key=lengths.__getitem__):
@@ -210,7 +210,7 @@ def _sample_batch(
     batch = PartialResponses.of(prompts, uniform, most=most, pad_token_id=drawing.pad_token_id, device=device)
     endings = Endings(drawing.eos_token_ids, drawing.stop_strings, len(batch.ids), device)
     forward = (model if replayed is None else replayed.forward) if in_step is None else in_step.forward
-    # a prompt is read once, whatever number of responses it has
+    # A prompt is read once, however many responses it has
     distinct = {prompt: place for place, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
     prompt_of = torch.tensor([distinct[tuple(prompt)] for prompt in prompts], device=device)
     input_ids, attention_mask = _left_pad(list(distinct), drawing.pad_token_id, device)
@@ -244,7 +244,7 @@ def _go_on(
     endings: Endings,
     on_token: Callable[[int, int], None],
 ) -> None:
-    """Draw token after token until all responses have ended, or have all their tokens."""
+    """Draw token after token until all responses have ended, or have their most tokens."""
     device, count, in_step = model.device, len(batch.ids), drawing.in_step
     starts = on_device([batch.width - length for length in batch.prompt_lengths], device)
     columns = torch.arange(batch.width + batch.drawn - 1, device=device)
@@ -282,12 +282,12 @@ def _go_on(
 
 
 def _positions(is_told: bool, attention_mask: Tensor, width: int) -> dict[str, Tensor]:
-    """Return where the last ``width`` tokens stand, for a model that is told; not where ALiBi does it."""
+    """Return the positions of the last ``width`` tokens, for a model that takes positions; not for ALiBi, which needs none."""
     return {"position_ids": (attention_mask.cumsum(dim=1) - 1).clamp(min=0)[:, -width:]} if is_told else {}
 
 
 def _nothing(ended: int, token: int) -> None:
-    """Tell nobody."""
+    """Report nothing."""
 
 
 def _shift(on_token: Callable[[int, int], None], before: int, ended: int, token: int) -> None:

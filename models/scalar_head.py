@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 INITIAL_SCALAR_STD = 0.1
-"""Spread of what a fresh head says: small beside a reward of 1. Hidden states leave the last norm with entries of
+"""Spread of a new head's outputs: small beside a reward of 1. Hidden states leave the last norm with entries of
 about 1, so its weights have this over √H."""
 
 

@@ -11,12 +11,12 @@ from torch import Tensor
 from vantage.models.row_lengths import RowLengths, first_places, on_device
 
 Spans = Sequence[tuple[int, int]]
-"""Begin and end of stretches of tokens."""
+"""Begin and end of ranges of tokens."""
 
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """How a pass lays out B sequences in S rows of C tokens, several in a row; see `vantage.models.packing`."""
+    """Layout of B sequences in S rows of C tokens, with several sequences in a row; see `vantage.models.packing`."""
 
     input_ids: Tensor
     """(S, C): sequence after sequence, then padding."""
@@ -25,7 +25,7 @@ class Packing:
     rows: Tensor
     """(B,): the row of each sequence."""
     starts: Tensor
-    """(B,): where each begins in its row."""
+    """(B,): the column at which each sequence begins in its row."""
 
     def places(self, sequences: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return row and column of tokens at ``positions`` (N,) of the sequences (N,)."""
@@ -33,7 +33,7 @@ class Packing:
 
 
 class Layout(Protocol):
-    """How a pass lays out sequences: `Packing`, or `vantage.models.parts.Parts`."""
+    """Layout of the sequences of a pass: `Packing`, or `vantage.models.parts.Parts`."""
 
     def places(self, sequences: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return row and column, among the hidden states of the pass, of tokens at ``positions`` (N,) of the sequences (N,)."""
@@ -57,12 +57,12 @@ class Sequences:
     prompt_lengths: Tensor
     """(B,), at least 1."""
     loss_mask: Tensor | None = None
-    """(B, T), True on the response tokens that are learnt; None: all of them. Where a response is the rest of a
-    conversation, the turns of others are not."""
+    """(B, T), True on the response tokens that are learnt; None: all of them. In the rest of a conversation, the turns of
+    others are not learnt."""
     layout: Layout | None = None
-    """How a pass over them is laid out; None: a row each. What a model finds is the same."""
+    """Layout of a pass over the sequences; None: one row each. The model's results are the same in every layout."""
     given_lengths: RowLengths | None = None
-    """What is known of the rows without a look at the tensors."""
+    """Lengths that are known without reading the tensors."""
 
     def __len__(self) -> int:
         return self.input_ids.shape[0]
@@ -84,7 +84,7 @@ class Sequences:
 
     @cached_property
     def known(self) -> RowLengths:
-        """The rows' lengths as Python's numbers; read from the tensors once, where they were not given."""
+        """Lengths of the rows as Python numbers; read from the tensors once, unless they were given."""
         if self.given_lengths is not None:
             return self.given_lengths
         prompts, responses = torch.stack([self.prompt_lengths, self.lengths]).tolist()
@@ -93,7 +93,7 @@ class Sequences:
     def response_tokens(self, count: int | None = None) -> tuple[Tensor, Tensor]:
         """Return row and column (N,), in ``response_ids``, of all response tokens of the first ``count`` rows, row by row.
 
-        As ``response_mask.nonzero`` finds them, which a GPU would be waited for.
+        The result is that of ``response_mask.nonzero``, which would wait for the GPU.
         """
         lengths = self.lengths[:count]
         rows = torch.arange(len(lengths), device=lengths.device)
@@ -103,16 +103,16 @@ class Sequences:
 
     @property
     def response_positions(self) -> Tensor:
-        """(B, T): where the hidden state stands whose logits chose response token t: prompt_length − 1 + t.
+        """(B, T): position of the hidden state whose logits chose response token t: prompt_length − 1 + t.
 
-        That of the last token where the response is padding.
+        Padding has the position of the last token.
         """
         steps = torch.arange(self.response_ids.shape[1], device=self.prompt_lengths.device)
         return torch.minimum(self.prompt_lengths[:, None] - 1 + steps, self.last_positions[:, None])
 
     @property
     def last_positions(self) -> Tensor:
-        """(B,): where the last token of each sequence stands; it has seen the whole response."""
+        """(B,): position of the last token of each sequence; its hidden state has seen the whole response."""
         return self.total_lengths - 1
 
     def places(self, sequences: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,18 +130,19 @@ class Sequences:
         return [row[:length] for row, length in rows]
 
     def first_equal_rows(self) -> Tensor:
-        """Return (B,): the first sequence with the same prompt and response; itself where there is none before it."""
+        """Return (B,): the first sequence with the same prompt and response; the sequence itself if there is none before it."""
         rows = zip(self.input_ids.tolist(), self.known.prompts, self.known.totals, strict=True)
         found = first_places((prompt, *ids[:total]) for ids, prompt, total in rows)
         return on_device(found, self.input_ids.device)
 
     def first_equal_prompts(self) -> list[int]:
-        """Return, of each sequence, the first with the same prompt; itself where there is none before it."""
+        """Return for each sequence the first one with the same prompt; the sequence itself if there is none before it."""
         numbers = self.known.prompt_numbers
         return first_places(map(tuple, self.prompt_rows()) if numbers is None else numbers)
 
     def select(self, indices: slice | Tensor | Sequence[int]) -> "Sequences":
-        """Return the sequences at `indices` (in that order, repeats allowed), trimmed to the width that they need; a row each."""
+        """Return the sequences at `indices` (in that order, repeats allowed), trimmed to the width that they need; one
+        row each."""
         if isinstance(indices, slice):
             indices = range(len(self))[indices]
         numbers: Sequence[int] = indices.tolist() if isinstance(indices, Tensor) else list(indices)
@@ -159,7 +160,7 @@ class Sequences:
         )
 
     def to(self, device: torch.device | str) -> "Sequences":
-        """Return the same on another device, a row each."""
+        """Return the same sequences on another device, one row each."""
         return Sequences(
             input_ids=on_device(self.input_ids, device),
             attention_mask=on_device(self.attention_mask, device),
@@ -181,10 +182,11 @@ def collate(
     """Join each prompt's ids with its response's and pad on the right.
 
     Args:
-        learnt: of each response, where the tokens that are learnt begin and end; None: all are.
+        learnt: for each response, begin and end of the ranges of tokens that are learnt; None: all tokens.
 
     Raises:
-        ValueError: nothing to collate, unequal numbers, or an empty prompt (nothing would choose the first token).
+        ValueError: there is nothing to collate, the numbers differ, or a prompt is empty (nothing would choose the first
+        token).
     """
     if len(prompts) != len(responses) or not prompts:
         raise ValueError(
@@ -217,7 +219,7 @@ def join(batches: Sequence[Sequences], *, pad_token_id: int) -> Sequences:
     """Return the sequences of several batches as one, in order.
 
     Raises:
-        ValueError: nothing to join, or a batch of which not all is learnt.
+        ValueError: there is nothing to join, or a batch has tokens that are not learnt.
     """
     if any(batch.loss_mask is not None for batch in batches):
         raise ValueError("batches with a loss_mask cannot be joined; collate their rows")

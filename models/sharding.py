@@ -35,7 +35,8 @@ def without_weights() -> Iterator[None]:
 
 @contextlib.contextmanager
 def parameters_without_storage() -> Iterator[None]:
-    """Take the storage of a module's parameter as it is registered, inside the block; buffers, which no file has, keep theirs."""
+    """Remove the storage of a module's parameters as they are registered, inside the block; buffers, which no file has,
+    keep theirs."""
     register = nn.Module.register_parameter
 
     def register_without(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:

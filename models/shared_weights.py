@@ -1,6 +1,6 @@
-"""Frozen models that share their weights: what is loaded twice from one folder is in memory once.
+"""Share the weights of frozen models: a folder that is loaded twice is in memory once.
 
-Policy, reference, reward model and critic often stand on the same base. Each is a network of its own, so that forward and
+Policy, reference, reward model and critic often share the same base. Each is a network of its own, so that forward and
 backward passes of one never meet the other's state, but the frozen tensors in them are the very same ones. Nothing
 writes into them: folders in the store never change, and what trains is beside them (`vantage.models.adapters`).
 """
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from vantage.models.sharding import are_deferred, without_weights
 
 _loaded: dict[tuple[Path, torch.dtype], dict[str, ReferenceType[nn.Parameter]]] = {}
-"""Folder and type → the parameters that were read from it, as long as any network has them."""
+"""Folder and type → parameters that were read from it, for as long as any network uses them."""
 
 
 def shared(folder: Path, dtype: torch.dtype, load: Callable[[], PreTrainedModel]) -> PreTrainedModel:

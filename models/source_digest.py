@@ -1,4 +1,4 @@
-"""What a recipe's `model.source` is, and one number for all that decides its import. No tensor library is loaded."""
+"""Parse a recipe's `model.source`, and compute a digest of everything that decides its import. No tensor library is loaded."""
 
 import hashlib
 import importlib.metadata
@@ -20,7 +20,7 @@ from vantage.schemas.source_files import (
 )
 
 BUILTIN_VERSIONS = {"tiny": 1, "nano": 1}
-"""Raised when the weights or the tokenizer of a built-in model change."""
+"""Version of each built-in model, raised when its weights or tokenizer change."""
 
 IMPORTED_SUFFIXES = frozenset({".safetensors", ".json", ".jinja", ".model", ".txt"})
 """Files of a Hugging Face folder that an import may read."""
@@ -29,11 +29,11 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 Source = Builtin | Hub | Gguf | LocalPath
-"""What a model is imported from, found: a package is its GGUF file."""
+"""A parsed source; `package:NAME` becomes the path of its GGUF file."""
 
 
 def parse_source(source: str, *, base: Path = Path()) -> Source:
-    """Return what `model.source` names, found; relative paths start from `base`.
+    """Parse `model.source`, and find its files; relative paths start from `base`.
 
     `package:NAME` is the one `.gguf` file of an installed Python distribution.
 
@@ -89,9 +89,9 @@ def source_digest(source: str, *, base: Path = Path()) -> str:
 
 
 def import_digest(model: Model) -> str:
-    """Return the sha256 of what determines the import of a recipe's model: ``source_digest``, and that of an adapter's files.
+    """Return the sha256 of everything that decides the import of a recipe's model: ``source_digest``, and an adapter's files.
 
-    Of a registered model it is the content digest that the run has pinned; MLflow is not asked.
+    For a registered model it is the content digest that the run has pinned; MLflow is not asked.
 
     Raises:
         ValueError, UnsafeModel, SourceTooLarge: see `source_digest` and `vantage.models.adapter_check.check_adapter`.
@@ -113,11 +113,11 @@ def copy_adapter(model: Model, scratch: Path, *, whole: str, planned: str | None
     """Copy the adapter's files into ``scratch``.
 
     Args:
-        whole: `source_digest` of what it stands on.
-        planned: the `import_digest` that the stage key was made with; None: nobody looked before.
+        whole: `source_digest` of the base model.
+        planned: the `import_digest` in the stage key; None: none was computed before.
 
     Raises:
-        SourceChanged: adapter or model hold something else now.
+        SourceChanged: the adapter or the model has changed since.
     """
     assert model.adapter is not None, "asked for by name"
     limit = model_limit()
@@ -131,15 +131,15 @@ def _with_adapter(whole: str, folder: Path, digest_of: Callable[[Path], str]) ->
 
 
 def copy_source(source: str, scratch: Path, *, planned: str | None = None, base: Path = Path()) -> Source:
-    """Copy a folder's or a GGUF file's bytes into `scratch`, so that nothing can change between a look and a load.
+    """Copy a folder's or a GGUF file's bytes into `scratch`, so that they cannot change between their check and their load.
 
-    Returns the source with the path of its copy; of a hub model with its commit; a built-in one as it is.
+    Returns the source with the path of its copy; a hub source with its commit; a built-in source unchanged.
 
     Args:
-        planned: the `source_digest` that the stage key was made with; None: nobody looked before.
+        planned: the `source_digest` in the stage key; None: none was computed before.
 
     Raises:
-        SourceChanged: the source holds something else now.
+        SourceChanged: the source has changed since.
         ValueError, SourceTooLarge: as `source_digest`.
     """
     parsed, limit = parse_source(source, base=base), model_limit()
@@ -185,11 +185,11 @@ def resolve_commit(source: Hub) -> str:
     """
     if COMMIT.fullmatch(source.revision):
         return source.revision
-    from huggingface_hub import HfApi  # costs half a second, which a plan without hub models does not pay
+    from huggingface_hub import HfApi  # takes half a second, which a plan without hub models does not need
 
     try:
         commit = HfApi().model_info(source.repository, revision=source.revision).sha
-    except Exception as error:  # one for every way in which a network can fail
+    except Exception as error:  # a network can fail in many ways
         raise ValueError(
             f"model.source: the hub did not say which commit {source.repository}@{source.revision} is "
             f"({type(error).__name__}: {error}); name the 40-digit commit, or use a folder"

@@ -1,4 +1,4 @@
-"""What stage keys say of a model only where it matters, read from its source: no tensor library, no template is rendered."""
+"""Find facts of a model that enter stage keys only where they matter. No tensor library is loaded, no template is rendered."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -12,16 +12,16 @@ from vantage.schemas.recipe.inputs import SourcedModel
 from vantage.schemas.recipe.sources import Builtin, Gguf, Hub, LocalPath, Registered
 
 CLOCK = "clock"
-"""The chat template calls for today's date, so that earlier versions gave it that of the machine."""
+"""The chat template asks for today's date; earlier versions gave it the machine's date."""
 DATE = "date"
-"""The chat template writes a date; given one by name (``date_string``), it never asks the clock."""
+"""The chat template writes a date; if a date is passed by name (``date_string``), it never asks the clock."""
 PADDING = "padding"
-"""Padding is a token of another role, such as EOS; earlier versions did not train its embedding."""
+"""Padding is a token with another role, such as EOS; earlier versions did not train its embedding."""
 UNKNOWN = "unknown"
-"""The files are not here when the key is made: a model of the hub, or of MLflow."""
+"""The files are not on this machine when the key is made: a model of the hub, or of MLflow."""
 
 _HEAD = 64 * 2**20
-"""Bytes of a GGUF file that are searched for its chat template; its metadata come first."""
+"""Bytes of a GGUF file that are searched for its chat template; the metadata are at its beginning."""
 
 
 def facts_of(model: SourcedModel) -> frozenset[str]:
@@ -43,7 +43,7 @@ def facts_of(model: SourcedModel) -> frozenset[str]:
             return frozenset()
         case Hub():
             return frozenset({UNKNOWN})
-    # an adapter's own tokenizer is taken in place of the model's
+    # An adapter's own tokenizer replaces the model's
     folder = next((each for each in folders if (each / "tokenizer_config.json").is_file()), None)
     return frozenset() if folder is None else _of_folder(folder)
 
@@ -70,6 +70,6 @@ def _of_template(template: str) -> frozenset[str]:
 
 @lru_cache(maxsize=8)
 def _of_gguf(path: Path, size: int, changed: int) -> frozenset[str]:
-    del size, changed  # a changed file is read again
+    del size, changed  # arguments of the cache: a changed file is read again
     with path.open("rb") as file:
         return _of_template(file.read(_HEAD).decode("latin-1"))

@@ -1,4 +1,4 @@
-"""From a recipe's `model.source` to a checked, plain Hugging Face folder."""
+"""Import a recipe's `model.source` as a checked, plain Hugging Face folder."""
 
 import shutil
 import tempfile
@@ -57,8 +57,8 @@ def import_model(
     """Write the model that `source` names to the folder `output`, weights in `dtype`.
 
     Args:
-        seed: matters to built-in models alone, whose weights are random.
-        planned: `source_digest` of what is to be imported; None: whatever is there.
+        seed: seed of a built-in model's random weights; other models ignore it.
+        planned: expected `source_digest`; None: any.
         scratch: where files are copied to before they are read; None: the system's temporary folder.
 
     Raises:
@@ -69,7 +69,7 @@ def import_model(
     """
     original = parse_source(source, base=base)
     if isinstance(original, LocalPath):
-        check_folder(original.path)  # all that lies there, also what is not copied
+        check_folder(original.path)  # all files there, also those that are not copied
     with tempfile.TemporaryDirectory(dir=scratch, prefix="source-") as folder:
         parsed = copy_source(source, Path(folder), planned=planned, base=base)
         if isinstance(parsed, Gguf):
@@ -79,7 +79,7 @@ def import_model(
                 _download(parsed, Path(folder))
             elif isinstance(parsed, Builtin):
                 build_builtin(parsed.name, Path(folder), seed=seed)
-            tokenizer = load_tokenizer(Path(folder))  # refused sooner than the weights are read
+            tokenizer = load_tokenizer(Path(folder))  # a bad tokenizer is refused before the weights are read
             model = load_policy(Path(folder), dtype=dtype)
         try_out(model, source)
         save_policy(model, tokenizer, output)
@@ -87,7 +87,7 @@ def import_model(
 
 
 def copy_model(folder: Path, output: Path) -> None:
-    """Copy a policy that Vantage has published as it is, so that its artifact holds the same files as the one it was.
+    """Copy a policy that Vantage has published, byte for byte, so that its artifact has the same files as the published one.
 
     Raises:
         UnsafeModel: see `vantage.models.folders.check_folder`.
@@ -100,17 +100,17 @@ def copy_model(folder: Path, output: Path) -> None:
 def import_with_adapter(
     model: Model, output: Path, *, seed: int, planned: str | None = None, scratch: Path | None = None
 ) -> None:
-    """Write what a recipe's adapter and the model that it stands on are together.
+    """Write the model that a recipe's base model and adapter give together.
 
     Args:
-        planned: `import_digest` of what is to be imported; None: whatever is there.
+        planned: expected `import_digest`; None: any.
 
     Raises:
-        UnsafeModel: see `import_model`; or the adapter is no plain one, or does not fit the model.
+        UnsafeModel: see `import_model`; or the adapter is not a plain one, or does not fit the model.
         ValueError, SourceChanged: see `import_model`.
     """
     assert model.adapter is not None, "asked for by name"
-    check_files(model.adapter)  # all that lies there, also what is not copied
+    check_files(model.adapter)  # all files there, also those that are not copied
     with tempfile.TemporaryDirectory(dir=scratch, prefix="adapter-") as place:
         adapter, whole = Path(place) / "adapter", Path(place) / "model"
         adapter.mkdir()
@@ -122,7 +122,7 @@ def import_with_adapter(
 
 @torch.no_grad()
 def try_out(model: PreTrainedModel, source: str) -> None:
-    """Run a model on two tokens, which a configuration or weights of nonsense do not survive.
+    """Run a model on two tokens; a nonsensical configuration or weights fail this.
 
     Raises:
         UnsafeModel: it fails, or gives logits that are no numbers.
@@ -141,11 +141,11 @@ def _download(source: Hub, scratch: Path) -> None:
     from huggingface_hub import snapshot_download
 
     try:
-        # real files, since a cache's snapshot is made of symlinks that lead outside
+        # Real files, since a cache's snapshot consists of symlinks that lead outside
         snapshot_download(
             source.repository, revision=source.revision, local_dir=scratch, allow_patterns=list(HUB_FILES)
         )
-    except Exception as error:  # one for every way in which a network can fail
+    except Exception as error:  # a network can fail in many ways
         raise ValueError(
             f"model.source='{source}' could not be downloaded "
             f"({type(error).__name__}: {error}); check the network, or use a folder"
@@ -153,7 +153,7 @@ def _download(source: Hub, scratch: Path) -> None:
 
 
 def _load_gguf(path: Path, *, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Dequantise a GGUF file's weights, and make its tokenizer agree with what the file itself says."""
+    """Dequantise a GGUF file's weights, and set its tokenizer to the file's own metadata."""
     metadata = read_gguf_metadata(path)
     with refusing(path, "is no GGUF file that transformers reads"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
@@ -167,7 +167,10 @@ def _load_gguf(path: Path, *, dtype: torch.dtype) -> tuple[PreTrainedModel, PreT
             dtype=dtype,
             local_files_only=True,
         )
-    for trace in ("_model_name_or_path", "unk_token_id"):  # of the file's metadata, in nobody's configuration
+    for trace in (
+        "_model_name_or_path",
+        "unk_token_id",
+    ):  # left over from the file's metadata; no other configuration has them
         if hasattr(model.config, trace):
             delattr(model.config, trace)
     return model, tokenizer
@@ -200,7 +203,7 @@ def read_gguf_metadata(path: Path) -> dict[str, Any]:
 def repair_tokenizer(
     tokenizer: PreTrainedTokenizerBase, metadata: dict[str, Any], *, name: str
 ) -> PreTrainedTokenizerBase:
-    """Set special tokens and chat template to what the GGUF metadata says; transformers may have got them wrong.
+    """Set special tokens and chat template to the GGUF metadata; transformers may have got them wrong.
 
     Raises:
         ValueError: the vocabulary differs from the file's, no end-of-sequence token is named, or BOS is added

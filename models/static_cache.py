@@ -1,7 +1,8 @@
-"""A key-value cache at fixed addresses: tensors as long as all tokens that may come, of which a mask hides those that have not.
+"""A key-value cache at fixed addresses: its tensors have room for all tokens that may come, and a mask hides the unused
+columns.
 
-A captured step reads and writes addresses. So the keys and values of a number of rows and a length always begin where
-those of other numbers began, in one tensor for each layer, and rows that leave or a length that grows are moved inside it.
+A captured step reads and writes fixed addresses. So the keys and values of every layer always begin at the same address,
+whatever the number of rows and the length; rows that leave or a length that grows are moved inside one tensor.
 """
 
 import math
@@ -13,9 +14,9 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
 STEP = 128
-"""Tokens of which all lengths are multiples."""
+"""Number of tokens of which every length is a multiple."""
 STEPS_IN_A_DOUBLING = 4
-"""How many lengths there are, at most, from one to its double: so a longer cache has more room, and few lengths are captured."""
+"""Most lengths between one length and its double. Longer caches grow by larger steps, so that few lengths are captured."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Bucket:
 
 
 def length_for(tokens: int, *, most: int) -> int:
-    """Return how long a cache is made that has to hold so many tokens, and will never hold more than ``most``."""
+    """Return the length of a cache for ``tokens`` tokens now and at most ``most`` tokens later."""
     octave = 1 << (max(tokens, 1).bit_length() - 1)
     step = max(STEP, octave // STEPS_IN_A_DOUBLING)
     return min(_multiple(tokens, step), _multiple(most, STEP))
@@ -38,15 +39,15 @@ def _multiple(number: int, step: int) -> int:
 
 
 def holds_all_tokens(cache: Cache) -> bool:
-    """Return whether all layers are keys and values of all tokens: no sliding windows, no states of other kinds."""
+    """Return whether all layers hold keys and values of all tokens: no sliding windows, no other states."""
     return all(type(layer) is DynamicLayer and layer.is_initialized for layer in cache.layers)
 
 
 class FixedLayer(StaticLayer):
-    """Keys and values (b, heads, L, D), of which the next token's are written at a column that a tensor says."""
+    """Keys and values (b, heads, L, D); the next token's are written at the column that a tensor holds."""
 
     def __init__(self, keys: Tensor, values: Tensor, column: Tensor) -> None:
-        """Hold the cache of one layer. ``column`` (1,) belongs to all layers, and whoever made it moves it on."""
+        """Hold the cache of one layer. ``column`` (1,) is shared by all layers; its owner moves it on."""
         super().__init__(max_cache_len=keys.shape[-2])
         self.keys, self.values, self.column = keys, values, column
         self.cumulative_length = column  # type: ignore[assignment]  # which transformers' own class makes a tensor, too
@@ -66,13 +67,13 @@ class FixedLayer(StaticLayer):
 
 
 class StaticCache:
-    """Keys and values of all layers, as one bucket after the other has them."""
+    """Keys and values of all layers, laid out for one bucket at a time."""
 
     def __init__(self, prompts: Cache, *, dtype: torch.dtype | None) -> None:
-        """Make room for what a model keeps of prompts.
+        """Make room for the cache of some prompts.
 
         Args:
-            dtype: in which keys and values are kept; None: in that of each.
+            dtype: type in which keys and values are kept; None: each one's own type.
         """
         kept = [tensors_of(layer) for layer in prompts.layers]
         self._kinds = [(_kind(keys, dtype), _kind(values, dtype)) for keys, values in kept]
@@ -84,16 +85,16 @@ class StaticCache:
         """(1,): where the next token's keys and values are written, in all layers."""
 
     def fits(self, bucket: Bucket) -> bool:
-        """Return whether the addresses stay what they are when this bucket comes."""
+        """Return whether this bucket leaves the addresses unchanged."""
         return bucket.rows * bucket.length <= self._capacity
 
     def load(self, prompts: Cache, rows: Tensor, bucket: Bucket) -> None:
-        """Take over the keys and values of prompts, those at ``rows`` (b,)."""
+        """Copy the keys and values of prompts, those at ``rows`` (b,)."""
         kept = (tensors_of(layer) for layer in prompts.layers)
         self._fill(((keys[rows], values[rows]) for keys, values in kept), bucket)
 
     def move(self, rows: Tensor, bucket: Bucket, *, tokens: int) -> None:
-        """Keep the rows at ``rows`` (b,), and of each the first tokens, in another bucket."""
+        """Keep the rows at ``rows`` (b,), and the first ``tokens`` tokens of each, in another bucket."""
         kept = self._views()
         self._fill(
             ((keys[rows, :, :tokens], values[rows, :, :tokens]) for keys, values in kept),
@@ -101,11 +102,11 @@ class StaticCache:
         )
 
     def layers(self) -> Cache:
-        """Return what a model takes as its cache."""
+        """Return the layers as a cache for the model."""
         return Cache(layers=[FixedLayer(keys, values, self.column) for keys, values in self._views()])
 
     def plain_layers(self, *, tokens: int, rows: int | None = None) -> list[DynamicLayer]:
-        """Return the first tokens of the first rows (None: of all) as transformers' own layers, which read the same addresses."""
+        """Return the first tokens of the first rows (None: of all rows) as transformers' own layers, at the same addresses."""
         found = []
         for keys, values in self._views():
             layer = DynamicLayer()
@@ -115,7 +116,7 @@ class StaticCache:
         return found
 
     def release(self) -> None:
-        """Hold nothing any more."""
+        """Release all tensors."""
         self._held, self._capacity, self.bucket = [], 0, Bucket(0, 0)
 
     def _views(self) -> list[tuple[Tensor, Tensor]]:
@@ -139,7 +140,7 @@ class StaticCache:
             for held, kind, new in zip(self._held[number], kinds, part, strict=True):
                 view, tokens = _view(held, kind, bucket), new.shape[-2]
                 view[:, :, :tokens] = new
-                # what a mask hides is multiplied by 0, and must be a number for that
+                # Masked values are multiplied by 0, so they must be finite numbers
                 view[:, :, tokens:].zero_()
         self.bucket = bucket
         self._capacity = positions if grows else self._capacity
@@ -147,7 +148,7 @@ class StaticCache:
 
 @dataclass(frozen=True)
 class _Kind:
-    """Of the keys, or the values, of a layer."""
+    """Shape and type of the keys, or of the values, of a layer."""
 
     heads: int
     width: int

@@ -54,7 +54,7 @@ class StopStrings:
         return ids
 
     def _whole_text_of(self, token: int) -> str | None:
-        """Return the text of a token of whole characters; None of one without a text, or with a part of a character."""
+        """Return the text of a token of whole characters; None for one without a text, or with a part of a character."""
         text = self._decode([token])
         return None if not text or _NO_CHARACTER in text else text
 

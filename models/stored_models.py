@@ -22,7 +22,7 @@ from vantage.models.shared_weights import shared
 from vantage.schemas.records.model_files import ModelFiles
 
 Training = Adaptation | Literal["all", "nothing"]
-"""What is trained of a model: adapters alone, all weights (those of adapters are merged first), or nothing."""
+"""The trained part of a model: adapters alone, all weights (adapters are merged first), or nothing."""
 
 
 def load_stored_policy(

@@ -1,7 +1,7 @@
-"""A chat template is a program of whoever made the model: it is tried in a process that can be ended.
+"""Try a chat template in a process that can be ended, since a template is a program by the model's author.
 
-Jinja's sandbox keeps a template from files and code, not from time and memory: ``{{ 10 ** (10 ** 9) }}`` computes for
-hours, and even while it is compiled.
+Jinja's sandbox keeps a template from files and code, but not from using time and memory: ``{{ 10 ** (10 ** 9) }}`` computes
+for hours, even while it is compiled.
 """
 
 import multiprocessing
@@ -14,17 +14,17 @@ from transformers import PreTrainedTokenizerBase
 from vantage.models.chat_template import render_turns
 
 SECONDS = 20.0
-"""For all trials together; an honest template takes milliseconds."""
+"""Time limit of all trials together; an honest template takes milliseconds."""
 EXTRA_BYTES = 512 * 2**20
-"""What rendering may take beside what the process has already."""
+"""Memory that rendering may take in addition to what the process has already."""
 LONGEST_PREAMBLE = 2**20
 """Characters that a template may put around the turns."""
 
 RENDERINGS = 12
-"""Of one prompt, which have to be equal."""
+"""Number of renderings of one prompt, which must all be equal."""
 
 PROMPTS = ("?", "Say hello.\n", "1 2 3 4 5 6 7 8 9 " * 1000, "中文 🙂 <b>{{ x }}</b>")
-"""Short, long, with lines, and with what templates themselves are made of."""
+"""Short, long, with several lines, and with the characters of templates."""
 
 _REMEDY = "set model.chat: false, or correct the tokenizer's chat_template"
 
@@ -34,11 +34,11 @@ class BrokenTemplate(ValueError):
 
 
 def try_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Render the tokenizer's chat template for some prompts and answers; nothing where it has none.
+    """Render the tokenizer's chat template for some prompts and answers; does nothing without a template.
 
     Raises:
-        BrokenTemplate: that raises, takes more than ``SECONDS`` or ``EXTRA_BYTES``, gives a text out of proportion, or
-            another text for the same turns.
+        BrokenTemplate: the template raises, takes more than ``SECONDS`` or ``EXTRA_BYTES``, gives a text out of proportion, or
+            different texts for the same turns.
     """
     if not tokenizer.chat_template:
         return
@@ -58,7 +58,7 @@ def try_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def _answer(receive: Connection) -> str:
-    """Return what is wrong, in words; empty: nothing."""
+    """Return the child's problem in words; empty: none."""
     if not receive.poll(SECONDS):
         return f"is not rendered within {SECONDS:g} seconds"
     try:

@@ -1,4 +1,4 @@
-"""Hidden states of the tokens of a batch, however its pass lays them out."""
+"""Read the hidden states of a batch's tokens, in any layout of its pass."""
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -9,7 +9,7 @@ from vantage.models.sequences import Packing, Sequences
 
 
 def token_states(trunk: PreTrainedModel, sequences: Sequences) -> Tensor:
-    """Return last hidden states (S, C, H) of a trunk; token p of sequence s stands at ``sequences.places(s, p)``."""
+    """Return last hidden states (S, C, H) of a trunk; token p of sequence s is at ``sequences.places(s, p)``."""
     layout = sequences.layout
     if isinstance(layout, Parts):
         return read_parts(trunk, layout)

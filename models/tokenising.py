@@ -1,4 +1,4 @@
-"""Token ids of pieces of text, whatever a tokenizer adds at their ends."""
+"""Tokenise pieces of text, whatever a tokenizer adds at their ends."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,7 +9,7 @@ ANCHORS = ("\n", ":", "0", "。")
 
 
 def with_one_bos(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int]:
-    """Return the ids, of which BOS begins no more than one."""
+    """Return the ids, with at most one BOS at the beginning."""
     bos = tokenizer.bos_token_id
     while len(ids) > 1 and bos is not None and ids[0] == ids[1] == bos:
         ids = ids[1:]
@@ -17,7 +17,7 @@ def with_one_bos(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int
 
 
 def without_trailing_eos(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int]:
-    """Return some tokenizers close whatever they encode, but a prompt goes on."""
+    """Return the ids without the EOS that some tokenizers put after every text, since a prompt goes on."""
     if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id and _appends_eos(tokenizer):
         return ids[:-1]
     return ids

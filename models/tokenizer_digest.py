@@ -1,4 +1,4 @@
-"""One number for a tokenizer, from its files alone: no tensor library is loaded."""
+"""Compute one digest for a tokenizer, from its files alone: no tensor library is loaded."""
 
 import hashlib
 import json
@@ -64,7 +64,7 @@ def added_tokens(tokenizer: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def content_of(token: str | dict[str, Any]) -> str:
-    """Return the text of a token as ``tokenizer_config.json`` names it."""
+    """Return the text of a token named in ``tokenizer_config.json``."""
     return token if isinstance(token, str) else token["content"]
 
 

@@ -1,4 +1,4 @@
-"""The token that closes the assistant's turn: where training ends a response, and sampling stops."""
+"""Find the token that closes the assistant's turn: training ends a response with it, and sampling stops at it."""
 
 from collections.abc import Sequence
 from itertools import takewhile

@@ -1,7 +1,7 @@
-"""What a captured step cannot do: look at the values of its tensors.
+"""Refuse operations that a captured step must not contain: those that read the values of its tensors.
 
-A graph of a GPU's work is replayed without Python. A number that Python read while it was captured, and a shape that followed
-from values, would be those of that one token for ever.
+A GPU graph is replayed without Python. A number that Python read during the capture, or a shape that depended on values,
+would stay that of the captured token for ever.
 """
 
 from collections.abc import Sequence
@@ -32,26 +32,26 @@ class LooksAtValues(RuntimeError):
 
 
 class NoValueReads(TorchDispatchMode):
-    """Refuses, in this thread and while it is entered, what needs to know what tensors hold."""
+    """Refuses, in this thread and inside the block, operators that need the values of tensors."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call the operator, unless it looks at values."""
+        """Call the operator, unless it reads values."""
         if reads_values(func, args, kwargs or {}):
             raise LooksAtValues(f"its forward pass looks at the values of tensors ({func})")
         return func(*args, **(kwargs or {}))
 
 
 def reads_values(func: Any, args: Sequence[Any], named: dict[str, Any]) -> bool:
-    """Return whether an operator has to wait for what its tensors hold."""
+    """Return whether an operator has to wait for the values of its tensors."""
     packet = func.overloadpacket
     is_shaped = packet in SHAPED_BY_VALUES and named.get("output_size") is None
     return packet in READS or is_shaped or (packet in INDEXED and _by_mask(packet, args))
 
 
 def _by_mask(packet: Any, args: Sequence[Any]) -> bool:
-    """Return whether a tensor is indexed by True and False; one number for all that are True needs no wait."""
+    """Return whether a tensor is indexed by a boolean mask; assigning one number to all True places needs no wait."""
     masks = [each for each in args[1] if each is not None and each.dtype in (torch.bool, torch.uint8)]
     fills = packet is not ATEN.index and len(masks) == 1 and args[2].numel() == 1
     return bool(masks) and not fills

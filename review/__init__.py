@@ -1,1 +1,1 @@
-"""What is read of runs that have ended: audits, differences, reports, exported pages. Nothing here writes what a run reads."""
+"""Read runs that have ended: audits, differences, reports, exported pages. Nothing here writes files that a run reads."""

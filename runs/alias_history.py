@@ -1,4 +1,4 @@
-"""Where an alias has pointed, by what the runs of a workspace have recorded."""
+"""Collect the movements of an alias from the records of a workspace's runs."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class Pointed:
     time: int
     """Milliseconds since 1970."""
     run_id: str
-    """The run whose ledger has it."""
+    """The run whose ledger contains the movement."""
     stage: str
     digest: str
     goes_back: bool
@@ -34,7 +34,8 @@ def movements(workspace: Workspace, name: str, alias: str) -> list[Pointed]:
 
 
 def pointed_to(history: list[Pointed]) -> list[Pointed]:
-    """Return what the alias pointed to, one after the other, without what was rolled back; the last is where it points now."""
+    """Return the artifacts that the alias pointed to, in order, without those that were rolled back; the last is the
+    present one."""
     stack: list[Pointed] = []
     for each in history:
         if each.goes_back and any(other.digest == each.digest for other in stack):
@@ -55,7 +56,7 @@ def _movement(run_id: str, line: bytes, name: str, alias: str) -> list[Pointed]:
         ):
             return []
         operation = from_json(value)
-    except (ValueError, KeyError, AttributeError):  # half-written, or of another version
+    except (ValueError, KeyError, AttributeError):  # half-written, or written by another version
         return []
     match operation:
         case Publish():

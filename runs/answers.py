@@ -1,7 +1,7 @@
-"""The answers of people to a run's questions, each in a file of its own that is written once.
+"""Store people's answers to a run's questions, each in a file of its own that is written once.
 
-A process that executes the run is the only writer of its ``run.json``. So an answer is first a new file beside it, named by
-its question; whoever reads the run next finds it there, and whoever executes the run copies it into ``run.json``.
+Only the process that executes the run writes its ``run.json``. So an answer is first a new file beside it, named by its
+question. The next reader of the run finds it there, and the process that executes the run copies it into ``run.json``.
 """
 
 from pydantic import ValidationError
@@ -13,7 +13,7 @@ from vantage.schemas.records.approvals import Approval, Question
 
 
 def add_answer(workspace: Workspace, run_id: str, approval: Approval) -> None:
-    """Store the answer; RunError if the question has one already."""
+    """Store the answer. Raises RunError if the question has one already."""
     data, question = approval.model_dump_json(indent=1).encode(), approval.question
     if not workspace.records.add_answer(run_id, question.id, data):
         there = _read(workspace, run_id, question)
@@ -40,7 +40,7 @@ def with_answers(workspace: Workspace, record: RunRecord) -> RunRecord:
 
 
 def _read(workspace: Workspace, run_id: str, question: Question) -> Approval | None:
-    """Return the stored answer to a question of a run; RunError if what is stored there is none."""
+    """Return the stored answer to a question of a run. Raises RunError if what is stored there is not an answer."""
     try:
         data = workspace.records.read_answer(run_id, question.id)
         if data is None:

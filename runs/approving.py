@@ -1,4 +1,4 @@
-"""Approving and rejecting: a person's answer to a question of a run, recorded in the run and in its ledger."""
+"""Approve and reject: record a person's answer to a question of a run, in the run and in its ledger."""
 
 import time
 from collections.abc import Callable
@@ -71,7 +71,7 @@ def _record(run: Run, ledger: Ledger) -> None:
 
 
 def text_of(option: str, text: str, *, longest: int = MAX_REASON) -> str:
-    """Return an option's text in one line, and without secrets; RunError if nothing of it is seen, or it is too long.
+    """Return an option's text in one line, and without secrets. Raises RunError if nothing visible is left, or it is too long.
 
     In one line: it is shown after the name of its stage, and a second line could pass for another answer.
     """
@@ -84,7 +84,7 @@ def text_of(option: str, text: str, *, longest: int = MAX_REASON) -> str:
 
 
 def open_question(record: RunRecord, subject: str) -> Question:
-    """Return the open question about the subject; RunError: there is none, or it is answered."""
+    """Return the open question about the subject. Raises RunError if there is none, or it is answered."""
     found = record.questions.get(subject) or _only_alias_of(record, subject)
     if found is not None:
         if given := answer_to(found, record.approvals):
@@ -104,7 +104,7 @@ def open_question(record: RunRecord, subject: str) -> Question:
 
 
 def _only_alias_of(record: RunRecord, subject: str) -> Question | None:
-    """Return the question about ``publish:NAME`` without its alias, if there is one alias alone."""
+    """Return the question about ``publish:NAME`` without its alias, if there is only one alias."""
     if not subject.startswith(PUBLISH_PREFIX):
         return None
     found = [question for name, question in record.open_questions.items() if name.startswith(f"{subject}@")]

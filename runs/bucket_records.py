@@ -1,4 +1,4 @@
-"""The records of the runs of a workspace in a bucket, so that any machine can execute, resume and show them.
+"""Store the records of a workspace's runs in a bucket, so that any machine can execute, resume and show them.
 
 runs/<id>/run.json          the record, replaced by conditional writes alone
 runs/<id>/machine           the machine that last executed the run
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 _CANCEL = "cancel"
 _CLOCK = "leases/clock"
-"""Written to learn the time on the bucket's own clock."""
+"""Path of a file that is written to read the time of the bucket's own clock."""
 SILENT_LEASES = 2.0
-"""A lease that was not renewed for so many times its length belongs to a dead process, as far as one may look."""
+"""Multiple of a lease's length after which one that was not renewed belongs to a dead process, as far as one may look."""
 
 
 class BucketLock:
@@ -67,7 +67,7 @@ class BucketRecords:
         return [name for name in names if RUN_ID.fullmatch(name)]
 
     def read(self, run_id: str) -> RunRecord:
-        """Return the run's ``run.json``; RunError if it does not exist or cannot be read."""
+        """Return the run's ``run.json``. Raises RunError if it does not exist or cannot be read."""
         self._workspace.folder(run_id)  # refuses what is no run id
         data, _ = read_record(self._remote, f"{run_id}/run.json")
         if data is None:
@@ -139,7 +139,7 @@ class BucketRecords:
         return self._written(_CLOCK)
 
     def _written(self, path: str) -> datetime:
-        """Return when an object was written, by the bucket's own clock."""
+        """Return the time when an object was written, by the bucket's own clock."""
         return obstore.head(self._remote, path)["last_modified"]
 
     def remove_files(self, run_id: str) -> None:
@@ -194,7 +194,7 @@ class BucketRecords:
             yield
 
     def _take_over(self, run_id: str, folder: Path, copy: ScratchCopy) -> None:
-        """Have the run's folder here: this machine's own if it executed the run last, else the copy."""
+        """Get the run's folder: this machine's own if it executed the run last, else a copy."""
         last, version = read_record(self._remote, f"{run_id}/machine")
         this = self._machine()
         if last != this:

@@ -70,7 +70,7 @@ MARKS = {
 """Status → first character of a stage's last line."""
 
 PLAIN_LINE_SECONDS = 10.0
-"""Time between two progress lines of a running stage if there is no terminal."""
+"""Seconds between two progress lines of a running stage if there is no terminal."""
 
 _PLAIN_WIDTH = 200
 _NAME_WIDTH = 20
@@ -168,7 +168,7 @@ class Screen:
         self._say_fired(step, report.firings)
 
     def _say_fired(self, step: str, firings: tuple[str, ...]) -> None:
-        """Print the firings that are new; a resumed stage may see one again, which is no news."""
+        """Print the new firings; a firing that a resumed stage sees again is not printed."""
         with self._changing:
             known = self._fired.get(step, ())
             new = [firing for firing in firings if firing not in known]
@@ -337,7 +337,7 @@ def show_run(console: Console, view: RunState) -> None:
 
 
 def _show_status(console: Console, record: RunRecord, status: str) -> None:
-    """Print the status of a run; one that failed has its reasons in the same line and in those below."""
+    """Print the status of a run; the reasons of a failed one are in the same line and in those below."""
     first, *others = (status == "failed" and reasons(record)) or [""]
     line = Text.assemble("run ", (record.run_id, "bold"), " ", _status(status), f": {first}" if first else "")
     for each in (line, *(Text(f"  {reason}") for reason in others)):
@@ -345,7 +345,7 @@ def _show_status(console: Console, record: RunRecord, status: str) -> None:
 
 
 def _show_makers(console: Console, record: RunRecord) -> None:
-    """Show which code and machine computed which stages, a line for each."""
+    """Show which code and machine computed which stages, a line each."""
     stages: dict[str, list[str]] = {}
     for name, stage in record.stages.items():
         if text := describe(stage.provenance):

@@ -1,4 +1,4 @@
-"""Compares a run's record with its artifacts: metrics, and verdicts recomputed from them.
+"""Compare a run's record with its artifacts: metrics, and verdicts recomputed from them.
 
 ``run.json`` is a plain file. The metrics are in each artifact, under its manifest's sha256; a verdict is a function of
 the metrics and the gate.

@@ -1,4 +1,4 @@
-"""The critics of a run: diagnoses in the artifacts of value stages, and curves of policy stages, running ones too."""
+"""Read the critics of a run: diagnoses in the artifacts of value stages, and curves of policy stages, also running ones."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -24,18 +24,18 @@ from vantage.tasks.training.scratch import REPORTS
 
 
 class DamagedDiagnosis(OSError):
-    """What is stored of a critic cannot be read, or has other bytes than its artifact says."""
+    """The stored diagnosis of a critic cannot be read, or differs from its artifact's digest."""
 
 
 @dataclass(frozen=True)
 class Critics:
-    """What is known of a run's critics."""
+    """The critics of a run: pretrained ones with their diagnoses, and the course of those that policy stages train."""
 
     run_id: str
     pretrained: tuple[PretrainedCritic, ...]
     drifts: tuple[CriticDrift, ...]
     missing: tuple[str, ...]
-    """Why a stage with a critic is not among them, one line each."""
+    """Stages whose critic could not be read, with the reason, one line each."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the output of ``vantage critic --json``."""
@@ -63,7 +63,7 @@ def read_critics(workspace: Workspace, record: RunRecord, step: str | None = Non
     """Return the critics of a run, or of one of its stages.
 
     Raises:
-        RunError: there is no critic, or nothing is known of any; the message says what to do.
+        RunError: the run has no critic, or no facts about one are recorded; the message contains the remedy.
         DamagedDiagnosis: a diagnosis cannot be read.
     """
     stages = {name: stage for name, stage in record.recipe.stages.items() if has_critic(stage)}
@@ -135,7 +135,7 @@ def _pretrained(workspace: Workspace, record: RunRecord, step: str) -> Pretraine
 def _drift(
     workspace: Workspace, record: RunRecord, step: str, stage: PolicyOptimization
 ) -> CriticDrift | str:
-    """Return a critic's course in a policy stage, or why it is not known."""
+    """Return a critic's course in a policy stage, or the reason why it is not known."""
     done = record.stages.get(step, StageRecord())
     if done.stage_key is None:
         return f"{step} is {done.status.replace('_', ' ')} and has no iteration yet"
@@ -162,7 +162,7 @@ def _drift(
 
 
 def _curves(run: RunView, step: str) -> dict[int, dict[str, float]]:
-    """Return iteration → metric → value of a step, from the run's outbox; DamagedDiagnosis: that cannot be read."""
+    """Return iteration → metric → value of a step, from the run's outbox. Raises DamagedDiagnosis if it cannot be read."""
     history = run.history
     if isinstance(history, Broken):
         raise DamagedDiagnosis(f"{history}; look for the curves of {step} in MLflow")

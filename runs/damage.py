@@ -1,4 +1,4 @@
-"""Damage of a run's artifacts in the store, and of MLflow's copies of published ones."""
+"""Find damage of a run's artifacts in the store, and of MLflow's copies of published ones."""
 
 from pathlib import Path
 from urllib.parse import unquote, urlsplit

@@ -1,4 +1,4 @@
-"""Streams whose reader has gone: a closed pipe, or a terminal whose connection dropped. Neither may end a run."""
+"""Handle streams whose reader is gone: a closed pipe, or a terminal whose connection dropped. Neither may end a run."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ from typing import IO, Any, TextIO
 
 
 class Attended:
-    """A terminal's stream whose terminal may go away: then a write ends as that to a pipe without a reader does."""
+    """A terminal's stream whose terminal may disappear; then a write fails like one to a pipe without a reader."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -31,7 +31,7 @@ from vantage.storage.records import BucketNotFound, Conflict, replace_record
 
 LIBRARIES = ("torch", "transformers", "prefect", "mlflow", "pandera", "pyarrow", "safetensors")
 FREE_BYTES = 5 * 2**30
-"""Free space below which there is a warning: about the size of a small model's checkpoints and artifacts."""
+"""Free bytes below which there is a warning: about the size of a small model's checkpoints and artifacts."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Finding:
     subject: str
     verdict: Literal["fine", "warning", "broken"]
     message: str
-    """What was found, and what to do if it is not fine."""
+    """The finding and, if it is not fine, the remedy."""
 
 
 def run_checks(workspace: Workspace) -> Iterator[Finding]:
@@ -57,7 +57,7 @@ def run_checks(workspace: Workspace) -> Iterator[Finding]:
 
 
 def machine_faults() -> Iterator[str]:
-    """Yield what keeps this machine from computing stages, whatever the workspace."""
+    """Yield findings that keep this machine from computing stages, whatever the workspace."""
     checks = [*_versions(), _processes(), _accelerators()]
     yield from (f"{each.subject}: {each.message}" for each in checks if each.verdict == "broken")
 
@@ -95,7 +95,7 @@ def _storage(workspace: Workspace) -> Iterator[Finding]:
 
 
 def _bucket(workspace: Workspace) -> Finding:
-    """Return whether the bucket takes conditional writes, which locks and commits rest on."""
+    """Return whether the bucket supports conditional writes, on which locks and commits depend."""
     path = f"probes/{secrets.token_hex(8)}"
     try:
         remote = workspace.storage.remote
@@ -120,7 +120,8 @@ def _runs(workspace: Workspace) -> Iterator[Finding]:
 
 
 def _sqlite(workspace: Workspace) -> Finding:
-    """Find out whether the workspace has the WAL locks that Prefect's and MLflow's databases need; some network file systems lack them."""
+    """Check that the workspace has the WAL locks that Prefect's and MLflow's databases need; some network file systems
+    lack them."""
     try:
         with tempfile.TemporaryDirectory(dir=workspace.root) as folder:
             with sqlite3.connect(Path(folder) / "probe.db") as database:
@@ -176,7 +177,7 @@ def _answers(name: str, variable: str, address: str) -> Finding:
 
 
 def _processes() -> Finding:
-    """Return stages are forked from a server process that must find our packages on its path."""
+    """Check that a server process, from which stages are forked, finds our packages on its path."""
     code = "import multiprocessing as m; m.get_context('forkserver'); import vantage.attempts.launchers.stage_process; print('ok')"
     environment = {**os.environ, **python_environment()}
     try:

@@ -1,4 +1,4 @@
-"""The records of the runs of a workspace in a folder: ``runs/<id>/run.json``, with locks of the kernel."""
+"""Store the records of a workspace's runs in a folder: ``runs/<id>/run.json``, with locks of the kernel."""
 
 import fcntl
 import os
@@ -59,7 +59,7 @@ class FolderRecords:
         )
 
     def read(self, run_id: str) -> RunRecord:
-        """Return the run's ``run.json``; RunError if it does not exist or cannot be read."""
+        """Return the run's ``run.json``. Raises RunError if it does not exist or cannot be read."""
         path = self._workspace.folder(run_id) / "run.json"
         try:
             data = _read_plain(path)
@@ -145,7 +145,7 @@ class FolderRecords:
         return (self._workspace.folder(run_id) / _CANCEL).exists()
 
     def add_answer(self, run_id: str, question_id: str, data: bytes) -> bool:
-        """Make ``approvals/<question>.json`` in the run's folder, complete from the moment it is there."""
+        """Make ``approvals/<question>.json`` in the run's folder, complete from the moment it exists."""
         folder = self._workspace.folder(run_id) / APPROVALS
         make_folder(folder)
         new = folder / f".{secrets.token_hex(8)}"

@@ -1,4 +1,4 @@
-"""What a run's outbox says of its course: curves, attempts, publications and openings, whether or not MLflow has them."""
+"""Read the course of a run from its outbox: curves, attempts, publications and openings, whether or not MLflow has them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,15 +17,15 @@ class Attempt:
 
     number: int
     started: int
-    """Milliseconds since 1970, as all times here."""
+    """Milliseconds since 1970, like all times here."""
     ended: int | None = None
-    """None: its process died, or it runs."""
+    """None: it is still running, or its process died."""
     last_measured: int | None = None
-    """When it last measured something; None: it has measured nothing."""
+    """Time of its last measurement; None: it has measured nothing."""
     energy: Energy | None = None
     """None: it was not measured, or its process died before it was recorded."""
     facts: Facts = field(default_factory=dict)
-    """Of the machine as it began; empty as ``energy`` is None."""
+    """Facts of the machine when the attempt began; empty where ``energy`` is None."""
 
     @property
     def seconds(self) -> float:
@@ -46,7 +46,7 @@ class RunHistory:
     origin: dict[str, str] = field(default_factory=dict)
     """User and version of the code when the run was last opened."""
     openings: int = 0
-    """How often the run was started or resumed."""
+    """Number of times that the run was started or resumed."""
 
     def add(self, operation: Operation) -> None:
         """Add the next operation."""

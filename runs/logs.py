@@ -1,4 +1,4 @@
-"""What the stages of a run have printed, wherever they were computed."""
+"""Read the output of a run's stages, wherever they were computed."""
 
 from vantage.runs.record import RunRecord
 from vantage.runs.workspace import Workspace
@@ -7,7 +7,7 @@ from vantage.storage.messages import logs_with, messages_of, newest_number
 
 
 def read_log(workspace: Workspace, record: RunRecord, step: str) -> bytes:
-    """Return all that the attempts at a step have printed so far, the newest last; empty if nothing."""
+    """Return the output of all attempts at a step so far, the newest last; empty if there is none."""
     stage = record.stages.get(step)
     if stage is not None and stage.stage_key is not None and pool_of(record.recipe, step) is not None:
         remote = workspace.storage.remote

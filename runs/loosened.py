@@ -1,4 +1,4 @@
-"""The gates of a run that were loosened after they had closed for the same artifact in an earlier run of the workspace."""
+"""Find the gates of a run that were loosened after they had closed for the same artifact in an earlier run of the workspace."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -19,7 +19,7 @@ class EarlierVerdicts:
         self._records = records
 
     def loosened(self, digest: str, verdicts: Sequence[Verdict]) -> tuple[LoosenedGate, ...]:
-        """Return the gates on the artifact of that digest that ``verdicts`` show to be loosened."""
+        """Return the gates on the artifact of this digest that ``verdicts`` show to be loosened."""
         return loosened_gates(verdicts, self._closed.get(digest, ()))
 
     @cached_property
@@ -43,7 +43,7 @@ def earlier_verdicts(workspace: Workspace, record: RunRecord) -> EarlierVerdicts
 def known_loosened(
     record: RunRecord, steps: Iterable[str], earlier: EarlierVerdicts
 ) -> Iterator[tuple[str, LoosenedGate]]:
-    """Yield (step, gate) of the given steps: those that the run recorded, and those that the other records show now.
+    """Yield (step, gate) for the given steps: those that the run recorded, and those that the other records show now.
 
     The two differ where an earlier run closed a gate after this run had judged, and where that run's record is gone.
     """

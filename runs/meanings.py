@@ -1,4 +1,4 @@
-"""The things that a text on the command line can mean, and the errors of a text that means none or several (docs/names.md)."""
+"""Meanings of a text on the command line, and the errors for a text that has none or several (docs/names.md)."""
 
 import os
 import re
@@ -27,13 +27,13 @@ class RunNamed:
     FORM: ClassVar = "RUN"
 
     def described(self) -> str:
-        """Say what it is."""
+        """Describe it in words."""
         return f"run {self.run_id}"
 
 
 @dataclass(frozen=True)
 class StageNamed:
-    """A step of a run: ``RUN/STAGE``, also ``RUN/data.NAME``. Whether the run has it is for the command to see."""
+    """A step of a run: ``RUN/STAGE``, also ``RUN/data.NAME``. The command checks whether the run has the step."""
 
     run_id: str
     step: str
@@ -41,7 +41,7 @@ class StageNamed:
     FORM: ClassVar = "RUN/STAGE"
 
     def described(self) -> str:
-        """Say what it is."""
+        """Describe it in words."""
         return f"{self.step} of run {self.run_id}"
 
 
@@ -55,7 +55,7 @@ class ModelOfRun:
     FORM: ClassVar = "RUN/model"
 
     def described(self) -> str:
-        """Say what it is."""
+        """Describe it in words."""
         return f"{self.step} of run {self.run_id}"
 
 
@@ -70,7 +70,7 @@ class RegisteredNamed:
     FORM: ClassVar = "NAME, NAME@ALIAS or NAME/VERSION of a registered model"
 
     def described(self) -> str:
-        """Say what it is."""
+        """Describe it in words."""
         return "a registered model"
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ class FolderNamed:
     FORM: ClassVar = "a folder"
 
     def described(self) -> str:
-        """Say what it is."""
+        """Describe it in words."""
         return "a folder" if os.path.isdir(self.path) else "a path"
 
 
@@ -99,7 +99,7 @@ class DigestNamed:
     FORM: ClassVar = "a digest of 8 letters or more"
 
     def described(self) -> str:
-        """Say what it is."""
+        """Describe it in words."""
         return f"artifact {self.digest[:20]}"
 
 
@@ -112,7 +112,7 @@ class MlflowRunNamed:
     FORM: ClassVar = "the id of one of MLflow's runs"
 
     def described(self) -> str:
-        """Say what it is."""
+        """Describe it in words."""
         return "the id of one of MLflow's runs"
 
 
@@ -125,7 +125,7 @@ class RecipeNamed:
     FORM: ClassVar = "a recipe's file or name"
 
     def described(self) -> str:
-        """Say what it is."""
+        """Describe it in words."""
         return "a recipe"
 
 
@@ -138,7 +138,7 @@ class SourceNamed:
     FORM: ClassVar = "a source as in a recipe (builtin:tiny, gguf:FILE …)"
 
     def described(self) -> str:
-        """Say what it is."""
+        """Describe it in words."""
         return "the source of a model"
 
 
@@ -158,7 +158,7 @@ OfRun = RunNamed | StageNamed | ModelOfRun
 RUNS: tuple[type[Named], ...] = (RunNamed,)
 STEPS: tuple[type[Named], ...] = (RunNamed, StageNamed, ModelOfRun)
 MADE: tuple[type[Named], ...] = (*STEPS, RegisteredNamed)
-"""What runs have made, in a workspace and in MLflow."""
+"""Meanings of things that runs have made, in a workspace and in MLflow."""
 
 PREFIX_OF: dict[type[Named], str] = {
     FolderNamed: "folder",
@@ -184,12 +184,12 @@ class Command:
 
     @property
     def forms(self) -> str:
-        """Return what may be written, in one line."""
+        """Return the accepted forms, in one line."""
         return _listed([each.FORM for each in self.accepts], "or")
 
 
 class NameRefused(RunError):
-    """A text does not name what a command can work on."""
+    """A text does not name anything that a command can work on."""
 
     def __init__(self, text: str, command: Command, message: str) -> None:
         super().__init__(message)
@@ -292,7 +292,7 @@ def is_bare_model(text: str) -> bool:
 
 
 def spelling(text: str, meaning: Named) -> str:
-    """Return the text that has this meaning alone."""
+    """Return the spelling of the text that has only this meaning."""
     if isinstance(meaning, DigestNamed):
         return f"digest:{meaning.digest}"
     if isinstance(meaning, StageNamed | ModelOfRun):

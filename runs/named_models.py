@@ -1,6 +1,6 @@
-"""Models by the names that people give them: a run and its stage, a registered model of MLflow, a folder.
+"""Open models by the names that people give them: a run and its stage, a registered model of MLflow, a folder.
 
-Models that runs have made, and copies of them in MLflow, come with how their recipe samples from them.
+Models that runs have made, and copies of them in MLflow, come with their recipe's settings for sampling.
 """
 
 import json
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from vantage.ledger.to_mlflow.published_models import PublishedVersion
 
 PROVENANCE_FILE = "vantage.json"
-"""In an exported folder: where it came from, and how it is sampled from."""
+"""File of an exported folder with the model's origin and its settings for sampling."""
 _DEFAULT_TOKENS = 256
-"""Longest response of a folder that does not say."""
+"""Longest response, in tokens, for a folder that names none."""
 _RUNS_SHOWN = 5
 _KINDS: Mapping[str, str] = {
     "policy": "a policy",
@@ -57,12 +57,12 @@ _KINDS: Mapping[str, str] = {
 
 
 class DamagedModel(OSError):
-    """What is stored of a model cannot be used."""
+    """The stored files of a model cannot be used."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Which run made a model, and of what."""
+    """Origin of a model: the run and the stage that made it, and their inputs."""
 
     recipe: str
     run_id: str
@@ -71,11 +71,11 @@ class Origin:
     digest: str
     """Content digest of the artifact: sha256 of its manifest."""
     base: str | None
-    """That of the whole model beneath adapters; None: it is a whole model."""
+    """Content digest of the whole model beneath adapters; None: it is a whole model."""
     parents: Mapping[str, str]
     """Role → content digest of the input."""
     stages: Mapping[str, str] = field(default_factory=dict)
-    """Role → step whose artifact it was; empty where the run is not in this workspace."""
+    """Role → step that made the input; empty where the run is not in this workspace."""
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     verdicts: tuple[str, ...] = ()
     provenance: Mapping[str, str] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class NamedModel:
     """A model that was found."""
 
     label: str
-    """What it is, in words."""
+    """Description of the model, in words."""
     kind: ArtifactKind
     folder: Path | None
     """A Hugging Face folder; None: it has to be imported from ``source``."""
@@ -96,9 +96,9 @@ class NamedModel:
     date: date_type = DEFAULT_DATE
     source: str | None = None
     base: Path | None = None
-    """The whole model that it stands on, if it is only adapters (LoRA)."""
+    """The base model, if this one consists only of adapters (LoRA)."""
     origin: Origin | None = None
-    """None: no run is known to have made it."""
+    """None: no run is known to have made the model."""
 
 
 @contextmanager
@@ -108,13 +108,13 @@ def open_named_model(
     """Yield the model that ``named`` means; its files stay while the block runs.
 
     Args:
-        workspace: with the runs.
-        named: as docs/names.md says.
-        command: what accepts steps of runs, registered models, folders or sources.
-        kinds: what may be meant.
+        workspace: the workspace with the runs.
+        named: a name as docs/names.md describes it.
+        command: the command, which accepts steps of runs, registered models, folders or sources.
+        kinds: kinds of artifacts that are accepted.
 
     Raises:
-        RunError: there is no such thing, or it is of another kind; the message says what there is.
+        RunError: there is no such model, or it is of another kind; the message lists what there is.
         DamagedModel, DamagedCopy: its files cannot be used.
     """
     registry = MlflowRegistry(workspace)
@@ -138,7 +138,8 @@ def open_named_model(
 
 
 def stage_beside(workspace: Workspace, named: str, other: str, command: Command) -> str | None:
-    """Spell ``other`` as a stage or model of the run that ``named`` means; None: the run has none of that name, or it is no run.
+    """Spell ``other`` as a stage or model of the run that ``named`` means; None: that run has none of this name, or there
+    is no run.
 
     Raises:
         AmbiguousName: there is also a folder of that name.
@@ -146,7 +147,7 @@ def stage_beside(workspace: Workspace, named: str, other: str, command: Command)
     try:
         found = Names(workspace).resolve(named, command)
         record = read_run(workspace, found.run_id) if isinstance(found, OfRun) else None
-    except RunError:  # to open ``named`` says why
+    except RunError:  # opening ``named`` reports the reason
         return None
     if record is None or other not in (MODEL, *other_model_steps(record.recipe), *record.recipe.stages):
         return None
@@ -162,8 +163,8 @@ def model_of(
     """Return the model that a step of a run has made.
 
     Raises:
-        RunError: it has made none yet, or one of another kind.
-        DamagedModel: the store has it no longer.
+        RunError: the step has made no model yet, or one of another kind.
+        DamagedModel: the store no longer has the model.
     """
     ready = _steps_with_models(record, kinds)
     if step not in ready:
@@ -236,7 +237,7 @@ def _makes(recipe: ResolvedRecipe, step: str) -> ArtifactKind | None:
 
 
 def _steps_with_models(record: RunRecord, kinds: Collection[ArtifactKind]) -> list[str]:
-    """Return steps whose model is there: other models, the recipe's own, and the stages'."""
+    """Return the steps whose model exists: other models, the recipe's own, and the stages'."""
     return [
         step
         for step in (*other_model_steps(record.recipe), MODEL, *record.recipe.stages)
@@ -245,7 +246,7 @@ def _steps_with_models(record: RunRecord, kinds: Collection[ArtifactKind]) -> li
 
 
 def _main_step(record: RunRecord, kinds: Collection[ArtifactKind]) -> str:
-    """Return the policy that the run is about: the one that it publishes, else the last that is there."""
+    """Return the run's main policy: the one that it publishes, else the last one that exists."""
     ready = [
         step
         for step in _steps_with_models(record, kinds)
@@ -285,7 +286,7 @@ def _why_not(record: RunRecord, step: str, kinds: Collection[ArtifactKind]) -> s
 
 
 def _in_folder(path: Path) -> NamedModel:
-    """Return a Hugging Face folder; one that Vantage exported says how its recipe samples from it."""
+    """Return a Hugging Face folder; one that Vantage exported contains its recipe's settings for sampling."""
     config = _json_in(path / "config.json")
     if config is None and (path / "adapter_config.json").is_file():
         raise RunError(
@@ -369,7 +370,7 @@ def _published(
 
 
 def _recorded(workspace: Workspace, found: "PublishedVersion") -> dict[str, Any]:
-    """Return what the run that made a version recorded of it; empty: the run is not in this workspace."""
+    """Return what the run that made a version recorded about it; empty: the run is not in this workspace."""
     try:
         record = read_run(workspace, found.run_id)
     except RunError:

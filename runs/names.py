@@ -1,7 +1,7 @@
-"""What a text on the command line names: one order of meanings for all commands (docs/names.md).
+"""Resolve a name on the command line: one order of meanings for all commands (docs/names.md).
 
-A command says which meanings it accepts. A text with one accepted meaning is that. A text with several is refused, and the
-error has the spelling of each. A text whose meanings the command does not accept is refused with what it is.
+A command states which meanings it accepts. A text with one accepted meaning has that meaning. A text with several is
+refused, and the error lists the spelling of each. A text without an accepted meaning is refused with the meaning that it has.
 """
 
 import os
@@ -50,14 +50,14 @@ _DIGEST = re.compile(r"[0-9a-f]{8,64}")
 
 
 class Registry(Protocol):
-    """Where registered models are looked up."""
+    """Lookup of registered models."""
 
     def has(self, named: RegisteredNamed) -> bool:
-        """Return whether there is such a version; ConnectionError: nobody answers."""
+        """Return whether the version exists. Raises ConnectionError without an answer."""
 
 
 class Names:
-    """Finds what texts mean in a workspace."""
+    """Resolves names in a workspace."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Names:
     ) -> None:
         """
         Args:
-            workspace: with the runs.
+            workspace: the workspace with the runs.
             registry: MLflow's registered models; None: those of the workspace's server.
             digests: content digests that may be named; None: those that runs have recorded.
         """
@@ -80,10 +80,10 @@ class Names:
         """Find the one thing that ``text`` means to the command.
 
         Raises:
-            AmbiguousName, NotAccepted, UnknownName: it means several things, something else, or nothing.
-            NoSuchRun, SeveralRuns, SeveralDigests, BadName: it can only be a run, a digest or a registered model, and there is
-                none or there are several.
-            ConnectionError: it can only be a registered model, and MLflow does not answer.
+            AmbiguousName, NotAccepted, UnknownName: the text has several meanings, one that is not accepted, or none.
+            NoSuchRun, SeveralRuns, SeveralDigests, BadName: the text can only be a run, a digest or a registered model, and
+                there is none or there are several.
+            ConnectionError: the text can only be a registered model, and MLflow does not answer.
         """
         certain = self._by_prefix(text) or _by_path(text, command)
         if certain is not None:
@@ -111,7 +111,7 @@ class Names:
         raise self._why_not(text, command, runs)
 
     def _by_prefix(self, text: str) -> Named | None:
-        """Return the only meaning of a text with a prefix; None: it has none."""
+        """Return the only meaning of a text with a prefix; None: the text has no prefix."""
         prefix, colon, rest = text.partition(":")
         if not colon or prefix not in PREFIX_OF.values():
             source = model_source(text)
@@ -142,7 +142,7 @@ class Names:
         return DigestNamed(digests[0])
 
     def _fitting_digests(self, text: str) -> list[str]:
-        """Return the digests that begin with the text; SeveralDigests: more than one does."""
+        """Return the digests that begin with the text. Raises SeveralDigests if there are several."""
         if not _DIGEST.fullmatch(text):
             return []
         digests = sorted({each for each in self._digests() if each.startswith(text)})
@@ -159,7 +159,7 @@ class Names:
         }
 
     def _looked_up(self, text: str, wanted: Collection[type[Named]]) -> Iterator[Named]:
-        """Yield the meanings of these kinds that are no run and no registered model."""
+        """Yield the meanings of these kinds, apart from runs and registered models."""
         if FolderNamed in wanted and os.path.isdir(text):
             yield FolderNamed(Path(text))
         if RecipeNamed in wanted and (text.endswith(RECIPE_SUFFIXES) or text in builtin_recipes()):
@@ -171,14 +171,14 @@ class Names:
             yield MlflowRunNamed(text)
 
     def _runs(self, text: str) -> OfRun | NoSuchRun | SeveralRuns:
-        """Return the run or step that the text means, or why it means none."""
+        """Return the run or step that the text means, or the reason why it means none."""
         try:
             return _of_run(self.workspace, text)
         except (NoSuchRun, SeveralRuns) as error:
             return error
 
     def _registered(self, text: str, *, is_only: bool) -> list[Named]:
-        """Return the registered model that the text means, if there is one; MLflow is asked where the form leaves it open.
+        """Return the registered model that the text means, if there is one; MLflow is asked if the text's form leaves it open.
 
         Args:
             is_only: the text has no other meaning, so that MLflow has to answer.
@@ -201,7 +201,7 @@ class Names:
             return []
 
     def _exists(self, named: Named) -> bool:
-        """Return whether a run has the step that is named; everything else was looked up."""
+        """Return whether a run has the named step; all other meanings have been looked up already."""
         if not isinstance(named, StageNamed | ModelOfRun):
             return True
         try:
@@ -211,7 +211,7 @@ class Names:
         return named.step in {*record.stages, *dependencies(record.recipe)}
 
     def _why_not(self, text: str, command: Command, no_run: NoSuchRun) -> RunError:
-        """Return why a text means nothing that the command accepts."""
+        """Return the error for a text that has no accepted meaning."""
         try:
             others = [*self._looked_up(text, [each for each in PREFIX_OF if each not in command.accepts])]
         except SeveralDigests:
@@ -234,7 +234,7 @@ def named_run(workspace: Workspace, text: str, command: str) -> str:
     """Return the id of the run that ``text`` means to a command that accepts nothing else.
 
     Raises:
-        RunError: it is no run; the message says what it is.
+        RunError: the text is not a run; the message contains what it is.
     """
     named = Names(workspace).resolve(text, Command(command, RUNS))
     assert isinstance(named, RunNamed), "it accepts nothing else"
@@ -242,10 +242,10 @@ def named_run(workspace: Workspace, text: str, command: str) -> str:
 
 
 def recipe_source(text: str, command: str) -> str:
-    """Return the file or name of a recipe, without ``recipe:``. Whether there is one is for the loader to see.
+    """Return the file or name of a recipe, without ``recipe:``. The loader checks whether it exists.
 
     Raises:
-        BadName: the text has the prefix of something else.
+        BadName: the text has another prefix.
     """
     prefix, colon, rest = text.partition(":")
     if not colon or prefix not in PREFIX_OF.values():
@@ -261,7 +261,7 @@ def registered_alias(text: str, command: str) -> tuple[str, str]:
     """Return the name and the alias of ``NAME@ALIAS`` of a registered model; nothing is looked up.
 
     Raises:
-        BadName: it is something else.
+        BadName: the text has another form.
     """
     named = registered(text.removeprefix("models:/").removeprefix("registered:"))
     if named.alias is None:
@@ -272,7 +272,8 @@ def registered_alias(text: str, command: str) -> tuple[str, str]:
 
 
 def _of_run(workspace: Workspace, text: str) -> OfRun:
-    """Resolve ``RUN``, ``RUN/STAGE``, ``RUN/model`` or ``RUN/models.NAME``; NoSuchRun, SeveralRuns: of the part before the slash."""
+    """Resolve ``RUN``, ``RUN/STAGE``, ``RUN/model`` or ``RUN/models.NAME``. Raises NoSuchRun or SeveralRuns for the part
+    before the slash."""
     run, _, step = text.partition("/")
     run_id = find_run(workspace, run)
     if not step:
@@ -283,7 +284,7 @@ def _of_run(workspace: Workspace, text: str) -> OfRun:
 
 
 def _by_path(text: str, command: Command) -> Named | None:
-    """Return the only meaning of a text that begins as a path; None: it does not."""
+    """Return the only meaning of a text that begins like a path; None: it does not."""
     if not text.startswith(_PATH_BEGINS):
         return None
     is_recipe = text.endswith(RECIPE_SUFFIXES) and not os.path.isdir(text)
@@ -295,5 +296,5 @@ def _by_path(text: str, command: Command) -> Named | None:
 def _path(text: str) -> Path:
     try:
         return Path(text).expanduser()
-    except RuntimeError:  # ~NAME of nobody
+    except RuntimeError:  # ~NAME without such a user
         raise BadName(f"{text}: there is no such user; write the path in full") from None

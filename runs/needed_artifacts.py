@@ -1,4 +1,4 @@
-"""Finds the artifacts of a storage that runs and registered models still need."""
+"""Find the artifacts of a storage that runs and registered models still need."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -11,23 +11,23 @@ from vantage.storage.refs import Ref
 
 @dataclass(frozen=True)
 class NeededArtifacts:
-    """What must stay in the storage."""
+    """Stage keys and objects that must stay in the storage."""
 
     stage_keys: frozenset[str]
     digests: frozenset[str]
-    """Of objects."""
+    """Digests of the objects."""
 
 
 def needed_artifacts(runs: Iterable[RunRecord], refs: Mapping[str, Ref]) -> NeededArtifacts:
-    """Return what is needed by runs that are kept, and by the models that any run has published.
+    """Return the artifacts that kept runs need, and those that the models published by any run need.
 
     A kept run needs the keys of its stages, their refs, and the objects of both. A published model needs its own
     object and all that it was made from, so that its lineage can be audited when its run is gone. The training state of a
     stage stays as long as the stage's artifact.
 
     Args:
-        runs: all runs; those with status ``removed`` need only what they have published.
-        refs: stage key → ref, of the whole storage.
+        runs: all runs; those with status ``removed`` need only their published models.
+        refs: stage key → ref, for the whole storage.
     """
     records = list(runs)
     kept = [run for run in records if run.status != REMOVED]

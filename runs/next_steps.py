@@ -1,4 +1,4 @@
-"""Suggestions after a gate has closed: fields to change, commands, and the steps that they run again."""
+"""Suggest next steps after a gate has closed: fields to change, commands, and the steps that they run again."""
 
 from collections.abc import Sequence
 
@@ -109,7 +109,7 @@ def _gate_field(recipe: ResolvedRecipe, step: str, number: int) -> str:
 
 
 def _lower_bound(verdict: Verdict) -> str | None:
-    """Return a bound that what is judged meets; None: there is none, or only one that accepts a loss."""
+    """Return a bound that the judged value meets; None: there is none, or only one that accepts a loss."""
     if verdict.judged is None:
         return None
     bound = _threshold_met_by(verdict)
@@ -117,7 +117,7 @@ def _lower_bound(verdict: Verdict) -> str | None:
 
 
 def _threshold_met_by(verdict: Verdict) -> str:
-    """Return a threshold of two digits that what is judged meets."""
+    """Return a threshold of two digits that the judged value meets."""
     judged = verdict.judged
     assert judged is not None
     digits = f"{judged:.2g}"

@@ -1,4 +1,4 @@
-"""The plan of a run on the console: what happens to each stage and why, its guards, and the default learning rates."""
+"""Print the plan of a run on the console: what happens to each stage and why, its guards, and the default learning rates."""
 
 from collections.abc import Iterable, Iterator, Sequence
 

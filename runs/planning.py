@@ -1,4 +1,4 @@
-"""The plan of a run: for each step, reuse, resume, run, wait for another step, or blocked, with reasons.
+"""Plan a run: for each step, reuse, resume, run, wait for another step, or blocked, with reasons.
 
 A plan changes nothing and starts nothing. A step's key needs the content digests of its inputs. They are unknown while
 an input has not been computed; then the step waits.
@@ -40,14 +40,14 @@ _UNKNOWN = "unknown yet"
 """Placeholder for the digest of an input that does not exist yet, so that the rest of a key can be compared."""
 
 _OF_A_MACHINE = ("device", "threads", "world_size")
-"""Parts of the provenance that are those of the machine that computes."""
+"""Parts of the provenance that describe the machine that computes."""
 
 _WHY_RERUN = {
     "failed": "failed before",
     "running": "interrupted before its first checkpoint",
     "resumable": "interrupted before its first checkpoint",
 }
-"""Status of the step in an earlier run → why it has no artifact."""
+"""Status of the step in an earlier run → reason why it has no artifact."""
 
 
 class DriftError(ValueError):
@@ -84,13 +84,13 @@ class PlannedStep:
     guards: tuple[str, ...] = ()
     """The guards of the stage in words; empty: it has none, or nothing is computed."""
     nodes: int | None = None
-    """Nodes of a Ray cluster that compute it together, at most."""
+    """Most nodes of a Ray cluster that compute it together."""
     least_nodes: int | None = None
-    """Fewest nodes that compute it; None: as many as ``nodes``."""
+    """Fewest nodes that compute it; None: ``nodes``."""
 
     @property
     def where(self) -> str:
-        """The machines that compute it, for display."""
+        """Machines that compute it, for display."""
         least = f"{self.least_nodes} to " if self.least_nodes else ""
         return (self.pool or "here") + (f", {least}{self.nodes} nodes" if self.nodes else "")
 
@@ -326,7 +326,7 @@ def _guards(work: Work) -> tuple[str, ...]:
 
 
 def _obstacle(step: PlannedStep) -> str | None:
-    """Return why steps that depend on this one would not start, as far as known; None: they would."""
+    """Return the reason why steps that depend on this one would not start, as far as known; None: they would."""
     if step.action == "blocked":
         return f"reads {step.name}, which would be blocked"
     if step.stands == "waiting_approval":
@@ -335,7 +335,7 @@ def _obstacle(step: PlannedStep) -> str | None:
 
 
 def _provenance(step: RecipeStep) -> dict[str, str]:
-    """Return the provenance of the step if it ran now, alone; of the machines of a pool nothing is known here."""
+    """Return the provenance of the step if it ran now, alone; the machines of a pool are not known here."""
     cpus = step.resources.cpus or available_cpus()
     share = Share(cpus=min(cpus, available_cpus()))
     present = provenance(

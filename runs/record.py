@@ -1,4 +1,4 @@
-"""The content of ``run.json``: what is recorded of a run and its stages."""
+"""The content of ``run.json``: the record of a run and its stages."""
 
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from vantage.schemas.records.verdicts import Verdict
 StageStatus = Literal[
     "waiting", "running", "reused", "completed", "gate_closed", "waiting_approval", "blocked", "failed", "resumable",
 ]  # fmt: skip
-"""``waiting``: for its inputs. ``waiting_approval``: its artifact is made, and a person has to approve of it."""
+"""``waiting``: for its inputs. ``waiting_approval``: its artifact exists, and a person has to approve it."""
 RunStatus = Literal[
     "running", "completed", "gate_closed", "waiting_approval", "failed", "resumable", "removed"
 ]
@@ -40,26 +40,26 @@ class StageRecord(Frozen):
     digest: str | None = None
     metrics: dict[str, float | None] = Field(default_factory=dict)
     intervals: dict[str, tuple[float, float]] = Field(default_factory=dict, exclude_if=is_unset)
-    """Metric → its interval at 95 %, of those that are printed in one line; none in a record of an earlier version."""
+    """Metric → its interval at 95 %, for the metrics that are printed in one line; empty in a record of an earlier version."""
     remark: str | None = None
     """A remark on the artifact: nothing was learned, or a model was compared with itself."""
     left_out: str | None = None
     """Data that the stage dropped or truncated, by reason."""
     warnings: tuple[str, ...] = ()
-    """Warnings about how it went, and about its headline metrics."""
+    """Warnings about the stage's course, and about its headline metrics."""
     firings: tuple[Firing, ...] = Field((), exclude_if=is_default(()))
     """The firings of the stage's guards, of a failed stage too."""
     verdicts: tuple[Verdict, ...] = ()
     shorter: tuple[Shorter, ...] = Field((), exclude_if=is_default(()))
     """The shorter stages that it goes on from, each from the one before: of an earlier run, or judged by its own gates."""
     loosened: tuple[LoosenedGate, ...] = Field((), exclude_if=lambda loosened: not loosened)
-    """Gates that closed on this artifact in an earlier run, and of which this run asks less."""
+    """Gates that closed on this artifact in an earlier run, and that this run has made less strict."""
     seconds: float = 0.0
     """Wall time of the last attempt."""
     reason: str | None = None
-    """Why the stage was blocked, failed or has to be resumed."""
+    """Reason why the stage was blocked, failed or has to be resumed."""
     exit_code: int | None = None
-    """For a stage that failed or has to be resumed: one of ``vantage.attempts.exit_codes``."""
+    """Exit code of a stage that failed or has to be resumed: one of ``vantage.attempts.exit_codes``."""
     key_parts: dict[str, Any] = Field(default_factory=dict)
     """The parts of the stage key, so that a later plan can show changes."""
     provenance: dict[str, str] = Field(default_factory=dict)
@@ -82,12 +82,13 @@ class OpenFlowRun(Frozen):
 
     flow_run_id: str
     server: str
-    """Its server: ``vantage.flows.prefect_server.server.server_name``."""
+    """Name of its server: ``vantage.flows.prefect_server.server.server_name``."""
     status: str | None = None
     """Its final status, a key of ``vantage.flows.prefect_server.flow_runs.STATES``; None: running, or its process died."""
     message: str = ""
     attempt: str | None = Field(None, exclude_if=is_unset)
-    """``<stage key>/<number>`` of an attempt on a pool, whose messages in the storage contain how it ended; None: a run's."""
+    """``<stage key>/<number>`` of an attempt on a pool, whose messages in the storage contain its outcome; None: the flow
+    run of a run."""
 
 
 class PublishedCopy(Frozen):
@@ -103,7 +104,7 @@ class RunRecord(Frozen):
     run_id: str
     number: int
     recipe_digest: str
-    """Of the resolved recipe before registered models were pinned: the same command finds its unfinished run by it."""
+    """Digest of the resolved recipe before registered models were pinned; by it the same command finds its unfinished run."""
     recipe: ResolvedRecipe
     """The resolved recipe: defaults filled in, overrides applied, and registered models pinned to a version."""
     source: str
@@ -120,16 +121,16 @@ class RunRecord(Frozen):
     copies: dict[str, PublishedCopy] = Field(default_factory=dict)
     """Registered model → MLflow's copy of the model that the run published."""
     unpublished: dict[str, str] = Field(default_factory=dict)
-    """Registered model → why it was not published."""
+    """Registered model → reason why it was not published."""
     unsigned: dict[str, str] = Field(default_factory=dict)
-    """Step → why its artifact was not signed, though the recipe asks for it."""
+    """Step → reason why its artifact was not signed, though the recipe asks for it."""
     refused_aliases: dict[str, str] = Field(default_factory=dict)
-    """``NAME@ALIAS`` → what the policy or a person has against moving it to what the run published; a gate's own no is
-    its verdict."""
+    """``NAME@ALIAS`` → objection of the policy or of a person to moving it to what the run published; a gate's objection
+    is its verdict."""
     questions: dict[str, Question] = Field(default_factory=dict, exclude_if=is_unset)
-    """Subject → what a person was asked last about it, answered or not."""
+    """Subject → the last question to a person about it, answered or not."""
     approvals: tuple[Approval, ...] = Field((), exclude_if=lambda approvals: not approvals)
-    """The answers of this run, in the order in which they were taken up."""
+    """The answers of this run, in the order in which they were applied."""
     started: str
     """Local time, for display only."""
 

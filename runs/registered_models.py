@@ -1,4 +1,4 @@
-"""Registered models of MLflow that a recipe names: pinned to a version when a run begins, and fetched when it is read."""
+"""Pin registered models of MLflow that a recipe names to a version when a run begins, and fetch them when they are read."""
 
 import shutil
 import tempfile
@@ -42,13 +42,13 @@ def missing_models(models: Mapping[str, OtherModel]) -> list[str]:
 
 
 def registered_version(work: Work) -> tuple[str, ...]:
-    """Return what a step of a pinned recipe imports, if it is a registered model."""
+    """Return a step's import of a pinned recipe, if it is a registered model."""
     origin = work.model.origin if isinstance(work, ImportModel) else None
     return (f"{origin.name} version {origin.version}",) if isinstance(origin, Registered) else ()
 
 
 def fetch_registered(registered: Registered, workspace: Workspace, target: Path) -> None:
-    """Write the model's folder to ``target``, every byte of it compared with the pinned digest.
+    """Write the model's folder to ``target``, and compare every byte with the pinned digest.
 
     Raises:
         RunError: MLflow does not answer, has the version no longer, or its copy is damaged.

@@ -1,4 +1,4 @@
-"""Registered models of MLflow that a person names, and what was published as them; MLflow is asked once about each."""
+"""Look up registered models of MLflow that a person names, and what was published as them; MLflow is asked once about each."""
 
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ class MlflowRegistry:
         self._found: dict[RegisteredNamed, PublishedVersion] = {}
 
     def has(self, named: RegisteredNamed) -> bool:
-        """Return whether MLflow has such a version, whoever has published it.
+        """Return whether MLflow has such a version, also one that Vantage did not publish.
 
         Raises:
             vantage.ledger.to_mlflow.published_models.RegistryUnavailable: MLflow does not answer.
@@ -41,7 +41,7 @@ class MlflowRegistry:
         return True
 
     def published(self, named: RegisteredNamed) -> "PublishedVersion":
-        """Return what was published as this version.
+        """Return the publication of this version.
 
         Raises:
             NotRegistered: there is none, or Vantage did not publish it.

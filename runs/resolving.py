@@ -1,4 +1,4 @@
-"""Resolves a recipe: fills in the learning rates that depend on the model."""
+"""Resolve a recipe: fill in the learning rates that depend on the model."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

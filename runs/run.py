@@ -73,7 +73,7 @@ class Run:
             self.workspace.records.write(self._record)
 
     def use_key(self, step: str, stage_key: str) -> None:
-        """Record which key an attempt at the step is about to look up; thread-safe."""
+        """Record the key that an attempt at the step is about to look up; thread-safe."""
         with self._writing:
             if self._record.used_keys.get(step) != stage_key:
                 used = {**self._record.used_keys, step: stage_key}
@@ -81,7 +81,7 @@ class Run:
                 self.workspace.records.write(self._record)
 
     def set_unsigned(self, step: str, reason: str) -> None:
-        """Record why the artifact of a step was not signed; thread-safe."""
+        """Record the reason why the artifact of a step was not signed; thread-safe."""
         with self._writing:
             self._record = self._record.model_copy(
                 update={"unsigned": {**self._record.unsigned, step: reason}}
@@ -136,14 +136,14 @@ class Run:
         return self.workspace.records.is_cancel_requested(self._record.run_id)
 
     def ask(self, question: Question) -> None:
-        """Record what a person is asked; an earlier question about the same subject is replaced; thread-safe."""
+        """Record the question to a person; an earlier question about the same subject is replaced; thread-safe."""
         with self._writing:
             questions = {**self._record.questions, question.subject: question}
             self._record = self._record.model_copy(update={"questions": questions})
             self.workspace.records.write(self._record)
 
     def withdraw(self, subject: str) -> None:
-        """Ask nothing about the subject any longer; thread-safe."""
+        """Remove the question about the subject; thread-safe."""
         with self._writing:
             if subject in self._record.questions:
                 left = {name: each for name, each in self._record.questions.items() if name != subject}
@@ -225,7 +225,7 @@ def acquire_run(
 
 @contextmanager
 def acquire_run_by_id(workspace: Workspace, run_id: str) -> Iterator[Run]:
-    """Yield the run with this id, whatever its status; RunError if another process executes it."""
+    """Yield the run with this id, whatever its status. Raises RunError if another process executes it."""
     with workspace.records.creation_lock():
         run = _acquire(workspace, read_run(workspace, run_id))
     if run is None:
@@ -241,7 +241,7 @@ def acquire_run_by_id(workspace: Workspace, run_id: str) -> Iterator[Run]:
 
 @contextmanager
 def hold_run(workspace: Workspace, run_id: str) -> Iterator[Run]:
-    """Yield the run with this id and its lock; its status stays. RunError if another process executes it."""
+    """Yield the run with this id and its lock; its status stays. Raises RunError if another process executes it."""
     run = _acquire(workspace, read_run(workspace, run_id))
     if run is None:
         raise RunError(
@@ -288,7 +288,7 @@ def read_runs(workspace: Workspace) -> list[RunRecord]:
 
 
 def damaged_runs(workspace: Workspace) -> list[str]:
-    """Return, for each unreadable run (damaged, or of a later version), why, and what to do."""
+    """Return, for each unreadable run (damaged, or of a later version), the reason and the remedy."""
     return _read_all(workspace)[1]
 
 
@@ -298,7 +298,7 @@ def run_ids(workspace: Workspace) -> list[str]:
 
 
 def _read_all(workspace: Workspace) -> tuple[list[RunRecord], list[str]]:
-    """Return the runs that can be read, and why the others cannot."""
+    """Return the runs that can be read, and the reasons of the others."""
     records, damaged = [], []
 
     def read(run_id: str) -> RunRecord | RunError:
@@ -317,7 +317,7 @@ def _read_all(workspace: Workspace) -> tuple[list[RunRecord], list[str]]:
 
 
 def read_run(workspace: Workspace, run_id: str) -> RunRecord:
-    """Return one run, with the answers that people have given; RunError if it does not exist or cannot be read."""
+    """Return one run, with the answers that people have given. Raises RunError if it does not exist or cannot be read."""
     return with_answers(workspace, workspace.records.read(run_id))
 
 
@@ -327,7 +327,7 @@ def is_active(workspace: Workspace, run_id: str) -> bool:
 
 
 def next_run(workspace: Workspace, recipe: ResolvedRecipe) -> tuple[ResolvedRecipe, tuple[Approval, ...]]:
-    """Return what ``acquire_run`` would run, with the approvals that it has; writes nothing.
+    """Return the run that ``acquire_run`` would execute, with the approvals that it has; writes nothing.
 
     The recipe is as its unfinished run has pinned it, or pinned now.
     """

@@ -1,4 +1,4 @@
-"""Finds a run by its id, a prefix of its id, its number, or ``latest``."""
+"""Find a run by its id, a prefix of its id, its number, or ``latest``."""
 
 import re
 

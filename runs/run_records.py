@@ -17,7 +17,7 @@ REMOVABLE = ("ledger", "logs")
 
 
 OUTBOX = "ledger/outbox.jsonl"
-"""Of a run's folder (``vantage.ledger.outbox``)."""
+"""Path in a run's folder (``vantage.ledger.outbox``)."""
 
 
 APPROVALS = "approvals"
@@ -38,7 +38,7 @@ class RunRecords(Protocol):
         """Return the ids of all runs, readable or not, in no order."""
 
     def read(self, run_id: str) -> RunRecord:
-        """Return one run's record; RunError if it does not exist or cannot be read."""
+        """Return one run's record. Raises RunError if it does not exist or cannot be read."""
 
     def write(self, record: RunRecord) -> None:
         """Replace the record of a run whose lock this process holds."""
@@ -53,7 +53,7 @@ class RunRecords(Protocol):
         """Return whether a process executes the run."""
 
     def ages(self) -> Mapping[str, float]:
-        """Run id → seconds since its record was last written, by the clock of what it is stored on."""
+        """Run id → seconds since its record was last written, by the storage's clock."""
 
     def remove_files(self, run_id: str) -> None:
         """Remove the logs and the ledger's outbox of a run whose lock this process holds."""
@@ -62,19 +62,20 @@ class RunRecords(Protocol):
         """Ask the process that executes the run, wherever it is, to save and stop."""
 
     def is_cancel_requested(self, run_id: str) -> bool:
-        """Return whether that was asked since the run was last locked."""
+        """Return whether a cancellation was requested since the run was last locked."""
 
     def add_answer(self, run_id: str, question_id: str, data: bytes) -> bool:
-        """Store the answer to a question, whoever executes the run; False: there is one, which stays."""
+        """Store the answer to a question, whichever process executes the run; False: there is an answer already, which
+        stays."""
 
     def read_answer(self, run_id: str, question_id: str) -> bytes | None:
         """Return the answer to a question; None: there is none yet."""
 
     def read_log(self, run_id: str, step: str) -> bytes | None:
-        """Return what the step printed where the run's own process computed it; None: nothing."""
+        """Return a step's output where the run's own process computed it; None: there is none."""
 
     def read_outbox(self, run_id: str) -> bytes | None:
-        """Return the run's outbox, one operation a line; None if there is none any longer."""
+        """Return the run's outbox, one operation per line; None if it was removed."""
 
     def read_ledger_file(self, run_id: str, name: str) -> bytes | None:
         """Read another file beside the outbox: ``sent.json``, ``refused.jsonl``; None if it is missing."""
@@ -84,7 +85,7 @@ class RunRecords(Protocol):
 
 
 def parse_record(data: bytes, *, run_id: str, where: str) -> RunRecord:
-    """Return the content of a ``run.json``; RunError if it cannot be read or is another run's."""
+    """Return the content of a ``run.json``. Raises RunError if it cannot be read or belongs to another run."""
     try:
         record = RunRecord.model_validate_json(data)
     except ValidationError as error:

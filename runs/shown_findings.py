@@ -1,4 +1,4 @@
-"""Prints what ``vantage doctor`` has found."""
+"""Print the findings of ``vantage doctor``."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""Shows the warnings of our own loggers: once each, and whatever Prefect sets for the loggers of everybody."""
+"""Show each warning of our own loggers once, whatever Prefect sets for all loggers."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -8,15 +8,15 @@ Say = Callable[[str], None]
 
 _ours = logging.getLogger("vantage")
 _shown: list["_Shown"] = []
-"""Who is to show warnings; the one that began last does."""
+"""Handlers that are to show warnings; only the one that began last shows them."""
 
 
 @contextmanager
 def warnings_shown(say: Say) -> Iterator[None]:
-    """Give ``say`` the text of each warning of our loggers inside this block, from any thread, and nobody else.
+    """Pass the text of each warning of our loggers inside this block, from any thread, to ``say`` and to nothing else.
 
-    The root logger's handler belongs to Prefect, which prints either everything or nothing of ours. A text that is the
-    same as before is not said again: some are repeated for as long as a server does not answer.
+    The root logger's handler belongs to Prefect, which prints either all of our messages or none. A repeated text is passed
+    only once: some are repeated for as long as a server does not answer.
     """
     shown = _Shown(say)
     _shown.append(shown)
@@ -37,7 +37,7 @@ def _give_to_the_last() -> None:
 
 
 class _Shown(logging.Handler):
-    """A handler that says each text once."""
+    """A handler that passes each text on once."""
 
     def __init__(self, say: Say) -> None:
         super().__init__(logging.WARNING)
@@ -50,5 +50,5 @@ class _Shown(logging.Handler):
             if text not in self._said:
                 self._said.add(text)
                 self._say(text)
-        except Exception:  # a message that cannot be shown must not end what it is about
+        except Exception:  # a message that cannot be shown must not end the work
             self.handleError(record)

@@ -1,4 +1,4 @@
-"""The status of runs, also while another process executes them."""
+"""Read the status of runs, also while another process executes them."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,7 @@ class RunState:
 
     record: RunRecord
     interrupted: bool
-    """Its status is ``running``, but no process executes it: the same command resumes it."""
+    """Whether its status is ``running`` although no process executes it; the same command resumes it."""
     progress: dict[str, StageProgress]
     """Running stage → its progress."""
     contradictions: tuple[str, ...] = ()

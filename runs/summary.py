@@ -14,7 +14,7 @@ from vantage.schemas.records.verdicts import DEFAULT_CONFIDENCE, Verdict
 from vantage.storage.storage import Storage
 
 _LONGEST_PROMPT = 80
-"""Characters of a prompt that stands in a printed command."""
+"""Most characters of a prompt in a printed command."""
 
 
 def comparison(stage: StageRecord) -> str:
@@ -40,7 +40,7 @@ def headline_of(stage: StageRecord) -> str:
 
 
 def headline_metrics(metrics: Mapping[str, float | None], verdicts: Sequence[Verdict]) -> list[str]:
-    """Return the gated metrics, else the first two of a stage that say something."""
+    """Return the gated metrics, else the first two informative ones of a stage."""
     first = (name for name, value in metrics.items() if value or not name.endswith("_rows"))
     return [verdict.metric for verdict in verdicts] or list(islice(first, 2))
 
@@ -67,11 +67,11 @@ _COMPARED = (
     *("accuracy_gain", "score_gain", "win_rate", "preference_win_rate", "order_disagreement"),
     "pair_accuracy",
 )
-"""Metrics that a comparison prints, and those of which a warning speaks."""
+"""Metrics that a comparison prints, and those that warnings mention."""
 
 
 def _preference(stage: StageRecord) -> str:
-    """Return what a model says of pairs: its win rate has a name of its own where it is the second judge."""
+    """Return a model judge's result on pairs: its win rate has a name of its own where it is the second judge."""
     if "order_disagreement" not in stage.metrics:
         return ""
     rate = "preference_win_rate" if "preference_win_rate" in stage.metrics else "win_rate"
@@ -152,14 +152,14 @@ def _short_prompt(record: RunRecord) -> list[str]:
 
 
 def why(stage: StageRecord) -> str:
-    """Return why a stage has its status: its reason, remedy and exit code, or its verdicts."""
+    """Return the reason for a stage's status: its reason, remedy and exit code, or its verdicts."""
     if stage.reason:
         return f"{stage.reason}; exit code {stage.exit_code}" if stage.exit_code else stage.reason
     return " · ".join(map(str, stage.verdicts))
 
 
 def reasons(record: RunRecord) -> list[str]:
-    """Return why each unsuccessful stage that was not blocked ended so, a line each; failed stages come first."""
+    """Return the reasons of all unsuccessful stages that were not blocked, a line each; failed stages come first."""
     return [
         f"{name} {stage.status.replace('_', ' ')}: {why(stage)}"
         for status in ("failed", "gate_closed", "waiting_approval", "resumable")

@@ -1,7 +1,7 @@
 """The one reader of a run: its record, the refs of its artifacts, and its outbox. Each is read once.
 
-What cannot be read comes back as a value: ``Missing`` or ``Broken``, whose text says what is wrong and what to do about
-it. The caller decides whether that is an error.
+A part that cannot be read is returned as a value, ``Missing`` or ``Broken``, whose text contains the fault and the remedy.
+The caller decides whether that is an error.
 """
 
 from collections.abc import Mapping
@@ -27,18 +27,18 @@ _AGAIN = "run the same recipe again, which makes it anew"
 
 
 class Missing(str):
-    """Why something is not there, so that it cannot be checked."""
+    """Reason why something does not exist, so that it cannot be checked."""
 
 
 class NotMade(Missing):
-    """Why an artifact is not there: the run has not made or found it yet."""
+    """Reason why an artifact does not exist: the run has not made or found it yet."""
 
 
 class Replaced(Missing):
-    """Why an artifact is not there: its stage key has another one by now."""
+    """Reason why an artifact does not exist: its stage key has another one by now."""
 
     ref: Ref
-    """The ref of the other one."""
+    """Ref of the other artifact."""
 
     def __new__(cls, text: str, ref: Ref) -> Self:
         replaced = super().__new__(cls, text)
@@ -47,10 +47,10 @@ class Replaced(Missing):
 
 
 class Broken(str):
-    """Why something that is there cannot be what was written, so that it is wrong."""
+    """Reason why something that exists differs from what was written, so that it is wrong."""
 
     cause: str
-    """The error beneath it in its own words, without a remedy; the whole text where there is no such error."""
+    """Message of the error beneath it, without a remedy; the whole text if there is no such error."""
 
     def __new__(cls, text: object, *, cause: str = "") -> Self:
         broken = super().__new__(cls, text)
@@ -84,7 +84,7 @@ class RunView:
 
     @cached_property
     def record(self) -> RunRecord | Missing | Broken:
-        """The content of ``run.json``, with the answers that people have given since it was written."""
+        """Content of ``run.json``, with the answers that people have given since it was written."""
         records = self._workspace.records
         try:
             return with_answers(self._workspace, records.read(self.run_id))
@@ -94,7 +94,7 @@ class RunView:
     # Artifacts
 
     def ref(self, step: str) -> Ref | Missing | Broken:
-        """Return the ref of the artifact that the record names; whether the store has its files is not looked at."""
+        """Return the ref of the artifact that the record names; it is not checked that the store has its files."""
         stage = self._stage(step)
         if not isinstance(stage, StageRecord):
             return stage
@@ -118,14 +118,14 @@ class RunView:
         return found.artifact if isinstance(found, Ref) else found
 
     def artifacts(self) -> dict[str, Artifact]:
-        """Return step → artifact, of those steps for which ``ref`` finds one."""
+        """Return step → artifact, for the steps for which ``ref`` finds one."""
         if not isinstance(record := self.record, RunRecord):
             return {}
         refs = {step: self.ref(step) for step in record.stages}
         return {step: ref.artifact for step, ref in refs.items() if isinstance(ref, Ref)}
 
     def maker(self, step: str) -> Maker | Missing | Broken:
-        """Return the run that made what the store has under the step's key; perhaps it is this run."""
+        """Return the run that made what the store has under the step's key; it may be this run."""
         ref = self._ref_of_key(step)
         if not isinstance(ref, Ref):
             return ref
@@ -141,7 +141,7 @@ class RunView:
         return Maker(run, steps[0])
 
     def entry(self) -> RunEntry | Missing | Broken:
-        """Return the run as its ledger knows it, made from ``run.json`` and the store, where no MLflow is asked.
+        """Return the run as its ledger knows it, made from ``run.json`` and the store, without asking MLflow.
 
         It has the steps whose artifacts the store still names, with what they read of each other.
         """
@@ -166,7 +166,7 @@ class RunView:
 
     @cached_property
     def history(self) -> RunHistory | Missing | Broken:
-        """The curves, attempts and publications that the outbox has."""
+        """Curves, attempts and publications in the outbox."""
         replay = self.replay
         if isinstance(replay, Broken):
             said = f"{OUTBOX} of run {self.run_id} cannot be read ({replay.cause})"
@@ -175,7 +175,7 @@ class RunView:
 
     @cached_property
     def replay(self) -> Replay | Missing | Broken:
-        """The outbox, operation by operation; Broken too if they cannot have happened in their order."""
+        """The outbox, operation by operation; Broken also if they cannot have happened in this order."""
         try:
             data = self._workspace.records.read_outbox(self.run_id)
         except RunError as error:
@@ -199,14 +199,14 @@ class RunView:
     # Implementation
 
     def _stage(self, step: str) -> StageRecord | Missing | Broken:
-        """Return what is recorded of a step, or why it has no stage key."""
+        """Return the record of a step, or the reason why it has no stage key."""
         if not isinstance(record := self.record, RunRecord):
             return record
         stage = record.stages.get(step)
         return self._not_made(step) if stage is None or stage.stage_key is None else stage
 
     def _ref_of_key(self, step: str) -> Ref | Missing | Broken:
-        """Return what the store has under the step's stage key, whatever its digest."""
+        """Return the ref under the step's stage key, whatever its digest."""
         if step not in self._refs:
             self._refs[step] = self._read_ref(step)
         return self._refs[step]

@@ -1,4 +1,4 @@
-"""Passes on reports of a running stage: progress to the watcher, metrics to the ledger."""
+"""Pass on reports of a running stage: progress to the watcher, metrics to the ledger."""
 
 import time
 from collections.abc import Callable
@@ -21,13 +21,13 @@ class Watcher(Protocol):
         """Print a line that is not about progress."""
 
     def started(self, step: str, attempt: int) -> None:
-        """Hear that a stage's computation begins."""
+        """Report that a stage's computation begins."""
 
     def progressed(self, step: str, report: StageProgress) -> None:
-        """Hear that a running stage has made progress."""
+        """Report that a running stage has made progress."""
 
     def ended(self, step: str, stage: StageRecord) -> None:
-        """Hear that a stage has ended, with or without an artifact."""
+        """Report that a stage has ended, with or without an artifact."""
 
 
 def feed(step: str, scratch: Path, *, watcher: Watcher, ledger: Ledger) -> Callable[[], None]:

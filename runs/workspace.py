@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from vantage.runs.run_records import RunRecords
 
 RUN_ID = re.compile(r"(\d{4,})-[a-z0-9_-]+-[0-9a-f]{6}")
-"""Number, recipe, and a random part."""
+"""Run id: number, recipe, and a random part."""
 
 _INVALID_IN_ADDRESS = re.compile(r"[?%#\x00-\x1f\x7f]")
 """MLflow and Prefect use the path unescaped in the address of a database, where ``?`` starts options, ``%`` an encoded
 character and ``#`` a fragment: the database would be at another path."""
 _LONGEST_NAME = 255
 _LONGEST_PATH = 3500
-"""Linux takes 4,095 bytes, and files within the workspace need some of them."""
+"""Most bytes of the path: Linux takes 4,095, and files within the workspace need some of them."""
 _SHOWN = 60
-"""Characters of a path that a message shows."""
+"""Most characters of a path in a message."""
 
 
 class RunError(ValueError):
-    """A run cannot be found, read or resumed; the message says what to do."""
+    """A run cannot be found, read or resumed; the message contains the remedy."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,12 @@ class Workspace:
 
     @property
     def address(self) -> str:
-        """Return what ``--workspace`` takes, on any machine that reaches it."""
+        """Address that ``--workspace`` takes, on any machine that reaches it."""
         return self.uri or str(self.root)
 
     @property
     def store(self) -> Path:
-        """The folder of the artifact store, of a workspace in a folder."""
+        """The folder of the artifact store, for a workspace in a folder."""
         return self.root / "store"
 
     @cached_property
@@ -116,11 +116,11 @@ class Workspace:
 
     @property
     def runs(self) -> Path:
-        """The folder of all runs; of a workspace in a bucket, those of this machine."""
+        """The folder of all runs; for a workspace in a bucket, of those of this machine."""
         return self.root / "runs"
 
     def folder(self, run_id: str) -> Path:
-        """Return a run's folder; RunError if it is not a valid run id."""
+        """Return a run's folder. Raises RunError if it is not a valid run id."""
         if not RUN_ID.fullmatch(run_id):
             raise RunError(f"run id {run_id!r} is not one of Vantage's; `vantage status` lists the runs")
         return self.runs / run_id

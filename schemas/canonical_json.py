@@ -1,4 +1,4 @@
-"""One text for one JSON value, for digests: equal values give equal bytes, whatever order they were written in."""
+"""Write a JSON value as canonical text, for digests: equal values give equal bytes, in whatever order they were written."""
 
 import json
 import math

@@ -21,15 +21,15 @@ class Message(TypedDict):
 
 
 AS_SAMPLED = '{"as_sampled": true}'
-"""Other fields of a response that a model wrote after its prompt, and that the chat template would write otherwise: it is read
-as it stands."""
+"""Other fields of a response that a model wrote after its prompt, and that the chat template would render differently; the
+response is read unchanged."""
 
 Prompt = str | list[Message]
-"""What a response follows: the text of one user's turn, or several turns."""
+"""The turns before a response: the text of one user's turn, or several turns."""
 
 
 def transcript(messages: Sequence[Message]) -> str:
-    """Return the turns as one text, for people, for verifiers, and to tell one conversation from another."""
+    """Return the turns as one text, for people, for verifiers, and to distinguish conversations."""
     return "\n\n".join(f"{message['role'].capitalize()}: {_shown(message)}" for message in messages)
 
 

@@ -18,7 +18,7 @@ class DigestSet:
         return self._num
 
     def add(self, digest: bytes) -> bool:
-        """Add a digest; whether it was not there yet."""
+        """Add a digest; returns whether it is new."""
         bucket = self._buckets[int.from_bytes(digest[:2], "big") >> (16 - _BITS)]
         place = bucket.find(digest)
         while place > 0 and place % self._size:  # the end of one digest and the beginning of the next

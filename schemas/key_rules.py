@@ -16,7 +16,7 @@ _YEARS = range(2000, 10000)
 
 
 def _check_moment(text: str) -> str:
-    """Refuse what is no day and no time."""
+    """Refuse a text that is neither a day nor a time."""
     try:
         if _DAY.fullmatch(text) or _TIME.fullmatch(text):
             parsed = datetime.fromisoformat(text)
@@ -36,7 +36,7 @@ Moment = Annotated[str, AfterValidator(_check_moment)]
 
 
 def milliseconds_of(moment: str, *, is_end: bool = False) -> int:
-    """Return milliseconds since 1970 of a moment; of a day its beginning, or its end."""
+    """Return milliseconds since 1970 for a moment; for a day its beginning, or its end."""
     parsed = datetime.fromisoformat(moment)
     if _DAY.fullmatch(moment):
         parsed = parsed.replace(tzinfo=UTC)
@@ -68,22 +68,22 @@ class Revocation(Frozen):
     """A key that must not be trusted any longer."""
 
     at: Moment
-    """Since when. It is shown, and decides nothing: whoever has a stolen key writes any time into a statement."""
+    """Time since which it is revoked. It is shown, and decides nothing: a thief can write any time into a statement."""
     reason: Annotated[str, AfterValidator(_check_reason)]
-    """Why."""
+    """Reason of the revocation."""
     accepted_statements: Annotated[tuple[Statement, ...], Field(max_length=10_000)] = ()
     """sha256 of each statement that is known to be older than the theft, and still counts."""
 
 
 class KeyRule(Frozen):
-    """When a key may sign."""
+    """The period of a key, and its revocation."""
 
     valid_from: Moment | None = None
-    """First moment at which it may sign; None: it always might."""
+    """First moment at which it may sign; None: there is no first moment."""
     valid_until: Moment | None = None
-    """Last moment at which it may sign; a day counts to its end. None: no end is set."""
+    """Last moment at which it may sign; a day counts to its end. None: there is no last moment."""
     revoked: Revocation | None = None
-    """None: it was not revoked."""
+    """The key's revocation; None: it is not revoked."""
 
     @rule
     def _has_a_rule(self) -> None:

@@ -1,4 +1,4 @@
-"""A kind of work: what the table in ``vantage.schemas.kinds`` says of each."""
+"""A kind of work: one row of the table in ``vantage.schemas.kinds``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ PUBLISHED: tuple[ArtifactKind, ...] = ("policy", "reward_model")
 """Kinds of artifact that can become a registered model."""
 
 Step = Literal["optimiser step", "iteration", "batch"]
-"""What a curve counts: an iteration is one rollout, and a batch is sampled without training on it."""
+"""Unit of a curve: an iteration is one rollout, and a batch is sampled without training on it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +36,14 @@ class Kind:
     """One row: a kind of work."""
 
     work: type[Work]
-    """Its class as a recipe writes it; the literal of its field ``kind`` is the kind's name."""
+    """Its class in a recipe; the literal of its field ``kind`` is the kind's name."""
     resolved: type[Work] | None = None
     """Its class with all optional fields resolved; None: the same as ``work``."""
     module: str
     """Dotted name of its module in ``tasks``; the module's function ``run`` does the work."""
     makes: ArtifactKind
     content: Content | None = None
-    """Content of the dataset that it makes; None: it makes none, or ``work.content`` says."""
+    """Content of the dataset that it makes; None: it makes none, or ``work.content`` names it."""
     revision: int
     """Part of every stage key; raised when the kind's numbers change (``tests/attempts/golden_digests.py`` asks)."""
     imports: str | None = None
@@ -67,7 +67,7 @@ class Kind:
     learning_rate: float | None = None
     """Published rate, at the width in ``vantage.schemas.recipe.learning_rates``; None: it trains nothing."""
     critic_learning_rate: float | None = None
-    """The same for the critic of a policy stage."""
+    """Published rate for the critic of a policy stage."""
     estimates: tuple[str, ...] = ()
     """Headline metrics that are estimates over held-out prompts; each has an uncertainty."""
     numbers: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class Kind:
     curves: tuple[str, ...] = ()
     """Metrics that it reports while it runs."""
     curves_by: Step = "optimiser step"
-    """What its curves count."""
+    """Unit of its curves."""
     workload: str | None = None
     """Dotted name of the function ``Subject -> Workload`` in ``vantage.estimates`` that counts its networks and passes; None: it
     is not estimated."""

@@ -1,4 +1,4 @@
-"""The table of kinds of work: one row a kind.
+"""The table of kinds of work: one row per kind.
 
 A new kind of stage is its class in ``vantage.schemas.recipe``, its module in ``tasks``, its workload in ``estimates``, its own
 metrics in ``vantage.schemas.records.metrics``, and its row here. Code is given by name and not imported: ``schemas`` must load
@@ -462,7 +462,7 @@ def resolve_work(work: Work) -> Work:
 
 
 def kinds_making(artifacts: tuple[ArtifactKind, ...]) -> tuple[str, ...]:
-    """Return kinds of stage that make one of these artifacts; ``model`` comes first if a policy is among them."""
+    """Return the kinds of stage that make one of these artifacts; ``model`` comes first if a policy is among them."""
     kinds = [name for makes in artifacts for name, kind in STAGES.items() if kind.makes == makes]
     return (*((MODEL,) if "policy" in artifacts else ()), *kinds)
 

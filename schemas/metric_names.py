@@ -8,15 +8,15 @@ ROWS = ("train_rows", "validation_rows", "test_rows")
 PAIRS = ("pair_accuracy", "preference_loss", "validation_pair_accuracy", "validation_preference_loss")
 PASSES = ("forward_passes", "padding_share", "logits_again_share")
 GRAPHS = ("graphs_captured", "graph_replays", "graph_fallbacks")
-"""Of the sampler on a GPU."""
+"""Metrics of the sampler on a GPU."""
 SAMPLING = ("prompt_reads", "ended_rows_share", *GRAPHS)
 SPEED = ("tokens_per_second", "peak_memory")
-"""What depends on the machine, and differs between runs that are the same otherwise."""
+"""Metrics that depend on the machine, and differ between runs that are otherwise equal."""
 COMPILED = ("graphs_compiled",)
 UNCOMPILED = ("uncompiled_share",)
-"""Where a stage says ``compile: true``; of its steps, and at its end."""
+"""Metrics of a stage with ``compile: true``: the first of its steps, the second at its end."""
 NONFINITE = ("nonfinite_steps",)
-"""Of steps that met what is not finite."""
+"""Metrics of steps whose loss or gradient was not finite."""
 STEP = ("learning_rate", *SPEED, *PASSES, *COMPILED, "grad_norm", *NONFINITE)
 IMPORTANCE = (
     *("importance_weight", "importance_capped", "importance_effective_share"),
@@ -54,7 +54,7 @@ RESPONSE_SHAPE = (
 
 
 DOUBLING_TOKENS = ("1", *(f"{2**low}_{2 ** (low + 1) - 1}" for low in range(1, 16)), f"{2**16}")
-"""Numbers of tokens by which a critic is measured: 1, 2 to 3, 4 to 7 …, and 65,536 or more."""
+"""Ranges of numbers of tokens by which a critic is measured: 1, 2 to 3, 4 to 7 …, and 65,536 or more."""
 CRITIC_SLICES = (
     *(f"tenth_{tenth}" for tenth in range(1, 11)),
     *(f"tokens_left_{tokens}" for tokens in DOUBLING_TOKENS),
@@ -65,21 +65,21 @@ CRITIC_SLICES = (
 
 
 PASS_AT = (2, 4, 8, 10, 16, 32, 64, 100, 128, 256)
-"""Numbers of responses k of which an evaluation reports pass@k."""
+"""Numbers of responses k for which an evaluation reports pass@k."""
 DISTINCT = (1, 2, 3)
-"""Tokens of the n-grams of which an evaluation reports distinct-n."""
+"""Lengths of the n-grams for which an evaluation reports distinct-n."""
 LENGTH_GROUPS = (
     "chosen_longer",
     "chosen_shorter",
     *(f"length_quarter_{quarter}" for quarter in (1, 2, 3, 4)),
 )
-"""Groups of pairs by the difference in length, of which a reward model's accuracy is reported."""
+"""Groups of pairs, by the difference in length, for which a reward model's accuracy is reported."""
 
 
 JUDGED = {"verifier": "accuracy", "reward": "score", "model": "preference"}
-"""Kind of judge → what it says of responses, by which its metrics are named."""
+"""Kind of judge → its judgement of a response, by which its metrics are named."""
 COMPARED_BY_JUDGE = ("win_rate", "tied_pairs", "length_controlled_win_rate")
-"""Metrics of pairs by a judge of any kind; of the second judge with its name before them."""
+"""Metrics of pairs by a judge of any kind; those of the second judge are prefixed with its name."""
 
 
 def judge_metrics(name: str) -> tuple[str, ...]:

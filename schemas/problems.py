@@ -25,7 +25,7 @@ class Problem:
     remedy: str = ""
     line: int | None = None
     source: str = ""
-    """The recipe's file, or ``--set KEY=VALUE`` where an override caused it."""
+    """The recipe's file, or ``--set KEY=VALUE`` if an override caused it."""
 
     @property
     def field(self) -> str:
@@ -41,7 +41,7 @@ class Problem:
 
 
 def names_field(message: str, field: str | int) -> bool:
-    """Return whether a message has the field's name as a word of its own, whatever characters the name has."""
+    """Return whether a message contains the field's name as a word of its own, whatever characters the name has."""
     return re.search(rf"(?<!\w){re.escape(str(field))}(?!\w)", message) is not None
 
 
@@ -71,7 +71,7 @@ def _shortened(place: str) -> str:
 
 
 def suggest(word: str, known: Iterable[str], *, listed: Iterable[str] | None = None) -> str:
-    """Return ``did you mean 'policy'?`` where a known word is similar, otherwise ``use one of: …``; ``listed``: what to list."""
+    """Return ``did you mean 'policy'?`` if a known word is similar, otherwise ``use one of: …``; ``listed``: words to list."""
     known = list(known)
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     near += [name for name in known if len(word) >= 3 and name.startswith(word)]

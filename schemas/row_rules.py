@@ -48,14 +48,14 @@ SOURCE_ROW = "source_row"
 """An optional column of batches: the row's number in the file, where it is not its place among all rows."""
 FAULT_TYPE = pa.struct([("reason", pa.string()), ("shown", pa.string())])
 SLICE_ROWS = 10_000
-"""Rows checked together; bounds memory."""
+"""Rows checked together; this bounds memory."""
 SHOWN_ROWS = 10
 _SHOWN_CHARACTERS = 60
 _DIGEST_BYTES = 16
 
 
 class UnusableTable(ValueError):
-    """A table without a usable row: columns are missing or of another type, or there are no valid rows."""
+    """A table has no usable row: columns are missing or of another type, or no row is valid."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Rule:
     """A rule that every row must satisfy."""
 
     reason: str
-    """What is wrong with a row that breaks it, for example ``prompt is empty``."""
+    """Fault of a row that breaks it, for example ``prompt is empty``."""
     column: str
     broken: Callable[[pa.Table], Mask]
 
@@ -154,7 +154,7 @@ def _null(column: str) -> Callable[[pa.Table], Mask]:
 
 
 def _empty(column: str) -> Callable[[pa.Table], Mask]:
-    """Return rows whose text is empty. A response that only calls tools has its calls beside the text."""
+    """Return which rows have an empty text. A response that only calls tools has its calls beside the text."""
 
     def broken(table: pa.Table) -> Mask:
         empty, extra = _are_empty(table[column]), f"{column}_extra"
@@ -182,7 +182,7 @@ def _equal(one: str, other: str) -> Callable[[pa.Table], Mask]:
 
 
 def _bad_margin(table: pa.Table) -> Mask:
-    """Return a missing margin is valid."""
+    """Return which rows have an invalid margin; a missing margin is valid."""
     if "margin" not in table.column_names:
         return _no_row(table)
     margin = table["margin"]
@@ -209,7 +209,8 @@ def _equal_ranks(table: pa.Table) -> Mask:
 
 
 def _two_ranks(table: pa.Table) -> Mask:
-    """Return one text with two ranks. The same text twice with one rank is a tie, as samples of a policy may be."""
+    """Return which rows have one text with two ranks. The same text twice with one rank is a tie, as samples of a policy
+    may be."""
     broken = []
     for texts, ranks in zip(table["responses"].to_pylist(), table["ranks"].to_pylist(), strict=True):
         ranked = set(zip(texts or (), ranks or (), strict=False))  # another rule checks the lengths
@@ -218,7 +219,7 @@ def _two_ranks(table: pa.Table) -> Mask:
 
 
 def _any_item(column: str, are_broken: Callable[[Mask], Mask]) -> Callable[[pa.Table], Mask]:
-    """Return rows whose list holds an item that breaks a rule, from the rule's mask over all items of all rows."""
+    """Return which rows' lists contain an item that breaks a rule, from the rule's mask over all items of all rows."""
 
     def broken(table: pa.Table) -> Mask:
         lengths = pc.fill_null(pc.list_value_length(table[column]), 0).to_pylist()
@@ -275,7 +276,7 @@ class RowCheck:
         self._first_blameless: list[BadRow] = []
 
     def report(self) -> Report:
-        """Report on all rows so far. Rows with nothing wrong are among the first ones only where faults leave room."""
+        """Return a report on all rows so far. Rows without faults are among the first ones only if faults leave room."""
         shown = [*self._first, *self._first_blameless][:SHOWN_ROWS]
         first = tuple(sorted(shown, key=lambda bad: bad.row))
         return Report(self._content, self._num_rows, dict(self._dropped), first)

@@ -1,4 +1,4 @@
-"""Makes text safe for a terminal, page, log or record: secrets are masked, control characters are escaped."""
+"""Make text safe for a terminal, page, log or record: secrets are masked, control characters are escaped."""
 
 import os
 import re
@@ -9,7 +9,8 @@ from urllib.parse import unquote
 MASK = "***"
 
 SHORTEST_SECRET = 8
-"""Characters; a shorter secret may be a common word (``mlflow``), and is masked in addresses only."""
+"""Characters of the shortest secret that is masked everywhere; a shorter one may be a common word (``mlflow``), and is
+masked in addresses only."""
 
 _SECRET_NAME = re.compile(
     r"(PASSWORD|PASSWD|PASSPHRASE|_PASS|_PWD|SECRET|TOKEN|_PAT|APIKEY|ACCESSKEY|PRIVATEKEY|_KEY|CREDENTIALS?|AUTH_STRING"
@@ -19,7 +20,7 @@ _SECRET_NAME = re.compile(
 """Names of environment variables whose whole value is a secret."""
 
 _LOGIN = re.compile(r"(?<=://)([^\s/?#'\"<>]*)@")
-"""The login in an address, before its host: greedy, since a password may contain ``@``."""
+"""Pattern of the login in an address, before its host: greedy, since a password may contain ``@``."""
 
 _FIELD = re.compile(
     r"((?<![A-Za-z0-9_])(?:password|passwd|pwd|token|access_token|auth_token|secret|api_?key|access_?key|account_?key|shared_?access_?key|sig"
@@ -27,7 +28,7 @@ _FIELD = re.compile(
     r"[^\s&'\"<>,;]+",
     re.IGNORECASE,
 )
-"""``password=…`` in the query of an address, or in a database's message."""
+"""Pattern of ``password=…`` in the query of an address, or in a database's message."""
 
 _HUB_TOKEN = re.compile(r"\b(hf_|api_org_|pnu_|pnb_|ghp_|github_pat_)[A-Za-z0-9_]{16,}")
 _HEADER = re.compile(r"(authorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic)\s+)[^\s'\",]+", re.IGNORECASE)
@@ -60,7 +61,7 @@ def safe_text(text: str) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Return the text in one line, which Markdown shows as it is, also in a cell of a table: no link, no markup, no HTML."""
+    """Return the text in one line, which Markdown shows unchanged, also in a cell of a table: no link, no markup, no HTML."""
     return _MARKUP.sub(r"\\\1", " ".join(text.split()))
 
 

@@ -17,12 +17,12 @@ from typing import BinaryIO
 TEXT_FORMATS = (".json", ".jsonl", ".csv")
 PLAIN_FORMATS = (".json", ".jsonl", ".parquet", ".csv", ".arrow")
 PACKINGS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstandard"}
-"""Ending of a packed text file → how it is packed."""
+"""Ending of a packed text file → its packing."""
 DATA_FORMATS = (*PLAIN_FORMATS, *(f"{plain}{packed}" for packed in PACKINGS for plain in TEXT_FORMATS))
 """Endings of data files."""
 
 SAVED_STATE, SAVED_FILES = "state.json", "data-*.arrow"
-"""What ``save_to_disk`` of ``datasets`` writes into a folder."""
+"""Files that ``save_to_disk`` of ``datasets`` writes into a folder."""
 
 _CHUNK = 1 << 20
 _GIB = 1 << 30
@@ -58,12 +58,12 @@ VERIFIER_LIMIT = SizeLimit(1 << 20, "a verifier is one file of Python")
 
 
 def data_limit() -> SizeLimit:
-    """Limit of a data file, compressed and uncompressed: 16 GiB, or ``VANTAGE_MAX_DATA_GIB``."""
+    """Return the limit of a data file, compressed and uncompressed: 16 GiB, or ``VANTAGE_MAX_DATA_GIB``."""
     return _limit_in("VANTAGE_MAX_DATA_GIB", 16.0)
 
 
 def model_limit() -> SizeLimit:
-    """Limit of all files of a model together: 512 GiB, or ``VANTAGE_MAX_MODEL_GIB``."""
+    """Return the limit of all files of a model together: 512 GiB, or ``VANTAGE_MAX_MODEL_GIB``."""
     return _limit_in("VANTAGE_MAX_MODEL_GIB", 512.0)
 
 
@@ -96,7 +96,7 @@ def files_of(source: Path | str) -> list[Path]:
 
 
 def saved_files(path: Path) -> Path:
-    """Return the pattern of the files in a folder that ``save_to_disk`` of ``datasets`` wrote; any other path as it is.
+    """Return the pattern of the files in a folder that ``save_to_disk`` of ``datasets`` wrote; any other path unchanged.
 
     So is a folder whose ``state.json`` lists other files than there are, as when one dataset was written over another.
     """
@@ -132,7 +132,7 @@ def _why_not_saved(folder: Path) -> str | None:
 
 
 def digest_of_files(digests: Sequence[str]) -> str:
-    """Return what stands for several files: sha256 of their sha256s, a line each; of one file its own."""
+    """Return one digest for several files: sha256 of their sha256s, one per line; for a single file its own sha256."""
     [*_, last] = digests  # none is a mistake
     return (
         last if len(digests) == 1 else hashlib.sha256("".join(f"{d}\n" for d in digests).encode()).hexdigest()

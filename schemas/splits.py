@@ -26,7 +26,7 @@ def is_only_dataset(recipe: Recipe, name: str) -> bool:
 def asked_test_rows(
     data: Mapping[str, Data], mixtures: Mapping[str, Mixture], name: str
 ) -> int | float | str | None:
-    """Return what a dataset or a mixture sets for its test rows: a number, a share, ``all``, or None."""
+    """Return the test setting of a dataset or a mixture: a number, a share, ``all``, or None."""
     if name in mixtures:
         return mixtures[name].split.test
     return data[name].split.test if name in data else None

@@ -31,7 +31,7 @@ data that it belongs to, the reference answer for a verifier, the turns of a pro
 fields of a response that is a turn of one (``vantage.schemas.conversations.Message``)."""
 
 MADE_COLUMNS = ("messages", *(f"{side}_extra" for side in ("response", "chosen", "rejected")))
-"""Optional columns that no mapping names: they are made of conversations."""
+"""Optional columns that no mapping names: they are made from conversations."""
 
 _READ_FROM: dict[str, tuple[set[str], ...]] = {
     "prompt": ({"conversation"},),
@@ -54,7 +54,7 @@ _READ_FROM["rejected"] = _READ_FROM["chosen"]
 
 
 def missing_columns(content: str, mapped: set[str]) -> list[str]:
-    """Return required columns that a file's mapping neither names nor gives what they are made of.
+    """Return the required columns that a file's mapping neither names nor can make from others.
 
     A pair of conversations has its prompt in both.
     """
@@ -70,7 +70,7 @@ def missing_columns(content: str, mapped: set[str]) -> list[str]:
 MIXTURE_PREFIX = "mixtures."
 """Prefix of the implicit steps that mix datasets."""
 CHECKED_ROWS = "checks.rows"
-"""The implicit step that reads all rows as training will, before anything trains."""
+"""The implicit step that reads all rows as training will, before anything is trained."""
 BENCHMARK_PREFIX = "benchmarks."
 """Prefix of the implicit steps that import folders of lm-eval tasks."""
 OTHER_MODEL_PREFIX = "models."
@@ -126,7 +126,7 @@ def dependencies(recipe: Recipe) -> dict[str, dict[str, str]]:
     datasets = _datasets_read(recipe, read)
     models = (
         f"{OTHER_MODEL_PREFIX}{name}" for name in recipe.models
-    )  # one with a stand-in is read by nobody
+    )  # a model that a stage replaces has no reader
     benchmarks = (f"{BENCHMARK_PREFIX}{name}" for name in recipe.benchmarks)
     before: dict[str, dict[str, str]] = {step: {} for step in (MODEL, *models) if step in read}
     checks = {CHECKED_ROWS: checked} if (checked := _checked_rows(recipe, read)) else {}
@@ -145,7 +145,8 @@ def dependencies(recipe: Recipe) -> dict[str, dict[str, str]]:
 
 
 def checked_datasets(recipe: Recipe) -> tuple[str, ...]:
-    """Return the datasets and mixtures that stages read with the recipe's model; none of a built-in one, which has no template."""
+    """Return the datasets and mixtures that stages read with the recipe's model; none for a built-in one, which has no
+    template."""
     if isinstance(recipe.model.origin, Builtin):
         return ()
     read = {
@@ -160,7 +161,7 @@ def checked_role(position: int) -> str:
 
 
 def _checked_rows(recipe: Recipe, read: set[str]) -> dict[str, str]:
-    """Return role → step of what the check of all rows reads; nothing if no stage reads the recipe's model."""
+    """Return role → step for the inputs of the check of all rows; empty if no stage reads the recipe's model."""
     names = checked_datasets(recipe)
     if MODEL not in read or not names:
         return {}
@@ -227,7 +228,8 @@ def data_step(recipe: Recipe, name: str) -> str:
 
 
 def sources_of(recipe: Recipe, name: str) -> dict[str, Data]:
-    """Return, by name, the recipe's datasets of which the rows of a dataset or a mixture are; none, if a stage collects them."""
+    """Return, by name, the recipe's datasets that the rows of a dataset or a mixture come from; none, if a stage collects
+    them."""
     parts = recipe.mixtures[name].parts if name in recipe.mixtures else (name,)
     return {part: recipe.data[part] for part in parts if part in recipe.data}
 
@@ -327,7 +329,7 @@ def rewards_read(stage: Stage) -> tuple[str, ...]:
 
 
 def judges_of(stage: Stage) -> dict[str, Judge]:
-    """Field → judge, for the judges of a stage: at most one of them is a reward."""
+    """Return field → judge, for the judges of a stage; at most one of them is a reward."""
     whole: object = stage
     judges = {field: reduce(_part, path, whole) for field, path in JUDGES.items()}
     return {field: judge for field, judge in judges.items() if isinstance(judge, Judge)}

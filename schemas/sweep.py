@@ -307,7 +307,7 @@ def _load(recipe: str, texts: Iterable[str]) -> tuple[Recipe | None, tuple[Probl
 def _in_sweep_file(
     problem: Problem, recipe: str, texts: Mapping[str, Path], arm: str | None = None
 ) -> Problem:
-    """Return a recipe's problem at the place in the sweep's file that causes it (``texts``: override → where it stands)."""
+    """Return a recipe's problem at the place in the sweep's file that causes it (``texts``: override → its place)."""
     paths = {f"--set {text}": path for text, path in texts.items() if path}
     path = paths.get(problem.source) or (("arms", arm) if arm and problem.source == recipe else ())
     if path:  # the message may be about another field than the overridden one
@@ -350,7 +350,7 @@ def _recipe_problems(sweep: Draft, recipes: dict[str, Recipe]) -> Iterator[Probl
 def _measure_problem(
     name: str, metric: Any, recipe: Recipe, reseeds: Sequence[str], path: Path, arm: str
 ) -> Problem | None:
-    """Return what is wrong with a measure in one arm."""
+    """Return the problem of a measure in one arm."""
     stage = recipe.stages.get(name)
     if stage is None:
         message = f"{quote(name)} is not a stage of arm '{arm}'"
@@ -368,7 +368,8 @@ def _measure_problem(
 
 
 def _restricted_to(recipe: Recipe, measured: Iterable[str]) -> Recipe:
-    """Return the recipe reduced to these stages and all that they depend on; a sweep publishes nothing and sends no messages."""
+    """Return the recipe reduced to these stages and everything that they depend on; a sweep publishes nothing and sends
+    no messages."""
     inputs, needed, found = dependencies(recipe), set[str](), list(measured)
     stand_ins = {f"{OTHER_MODEL_PREFIX}{name}": model.otherwise for name, model in recipe.models.items()}
     while found:

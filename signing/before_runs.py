@@ -1,4 +1,4 @@
-"""What is checked about signatures before anything is trained: the recipe's key, and the policy on publishing."""
+"""Check signing before anything is trained: the recipe's key, and the policy on publishing."""
 
 from collections.abc import Iterator
 
@@ -10,9 +10,9 @@ def check_signing(recipe: ResolvedRecipe, workspace: Workspace) -> None:
     """Refuse a key that cannot sign, and a policy that cannot be read.
 
     Raises:
-        vantage.signing.keys.BadKey: of ``sign:``.
-        vantage.signing.keys.MissingPackages: ``sign:`` is there, and what signs is not installed.
-        vantage.signing.policy.BadPolicy: the recipe publishes under an alias.
+        vantage.signing.keys.BadKey: the key of ``sign:`` cannot sign.
+        vantage.signing.keys.MissingPackages: the recipe has ``sign:``, and the packages for signing are not installed.
+        vantage.signing.policy.BadPolicy: the recipe publishes under an alias, and the policy cannot be read.
     """
     if recipe.sign is not None:
         from vantage.signing.keys import key_of
@@ -25,7 +25,7 @@ def check_signing(recipe: ResolvedRecipe, workspace: Workspace) -> None:
 
 
 def signing_warnings(recipe: ResolvedRecipe, workspace: Workspace) -> list[str]:
-    """Aliases that the policy on publishing will keep where they are, as the recipe stands.
+    """Return warnings about aliases that the policy on publishing would not move for this recipe.
 
     Raises:
         vantage.signing.keys.BadKey, vantage.signing.policy.BadPolicy: as ``check_signing``, which comes first.

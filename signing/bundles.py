@@ -1,4 +1,4 @@
-"""Signatures by OpenSSF's ``model_signing``: a Sigstore bundle over a statement's file, made and checked offline.
+"""Sign by OpenSSF's ``model_signing``: a Sigstore bundle over a statement's file, made and checked offline.
 
 The library signs files, so a statement is written to a temporary folder. Anyone with the library checks the same two files:
 ``model_signing verify key statement.json --signature signature.sigstore.json --public_key KEY.pub``.
@@ -38,7 +38,7 @@ def sign(statement: bytes, key: SigningKey) -> bytes:
 
 
 def problem_of(statement: bytes, signature: bytes, public_key: bytes) -> str | None:
-    """Return why the signature is not one of this key over this statement; None: it is.
+    """Return the reason why the signature is not one of this key over this statement; None: it is.
 
     Raises:
         MissingPackages: the library is not installed.
@@ -57,7 +57,7 @@ def problem_of(statement: bytes, signature: bytes, public_key: bytes) -> str | N
             whole_files = hashing.Config().use_file_serialization(hashing_algorithm="sha256")
             config = verifying.Config().set_hashing_config(whole_files)
             config.use_elliptic_key_verifier(public_key=key).verify(file, bundle)
-        except Exception as error:  # whatever a library says of bytes that anyone may have written
+        except Exception as error:  # a library may raise anything for bytes that anyone may have written
             said = str(error).partition(":")[0].strip()
             return said if said in ("Key mismatch", "Signature mismatch") else type(error).__name__
     return None

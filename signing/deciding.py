@@ -1,4 +1,4 @@
-"""The key with which a person signs a decision: the one that is named, else the recipe's, if the policy allows it."""
+"""Choose the key with which a person signs a decision: the named one, else the recipe's, if the policy allows it."""
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ from vantage.signing.signing_decisions import make_ready, sign_decisions, store_
 
 @dataclass(frozen=True)
 class Signer:
-    """The key of a person's decision."""
+    """The key for a person's decision."""
 
     key: SigningKey | None
     """None: the decision is not signed."""
     why_not: str = ""
-    """Why the recipe's key could not be used; empty: it names none."""
+    """Reason why the recipe's key could not be used; empty: the recipe names none."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Answered:
     sent: bool
     """Whether MLflow has received it."""
     key_id: str | None
-    """Of the key that signed it; None: it is not signed."""
+    """Id of the key that signed it; None: it is not signed."""
     unsigned: str
-    """Why it is not signed; empty: it is, or no key is named."""
+    """Reason why it is not signed; empty: it is signed, or no key is named."""
 
 
 def sign_and_answer(
@@ -58,13 +58,13 @@ def sign_and_answer(
     """Record a person's answer, as ``vantage.runs.approving.answer`` does, and sign it.
 
     Args:
-        workspace, run_id, subject, approved, by, reason: see there.
+        workspace, run_id, subject, approved, by, reason: see ``answer``.
         key: file of a private key; None: the key of the recipe's ``sign:``, if it can be used.
 
     Raises:
-        RunError: as ``answer``; or the policy asks for a key, and there is none that it names. Then nothing is recorded.
-        BadKey, MissingPackages, OSError, ValueError: the named key cannot be used, or the artifact is gone. Then nothing is
-            recorded.
+        RunError: as ``answer``; or the policy requires one of its keys, and none was given. Then nothing is recorded.
+        BadKey, MissingPackages, OSError, ValueError: the named key cannot be used, or the artifact no longer exists. Then
+            nothing is recorded.
         vantage.signing.policy.BadPolicy: the policy cannot be read.
     """
     record = read_run(workspace, run_id)
@@ -101,7 +101,8 @@ def _prepared(
     *,
     is_named: bool,
 ) -> Callable[[], None]:
-    """Return what stores the signature of an answer; why it cannot be signed or stored is added to ``failed``."""
+    """Return the function that stores the signature of an answer; reasons why it cannot be signed or stored are added to
+    ``failed``."""
     try:
         if signer.key is None:
             return lambda: None
@@ -124,14 +125,14 @@ def _prepared(
 def signer_of_movement(
     workspace: Workspace, record: RunRecord, model: str, alias: str, key: Path | None
 ) -> Signer:
-    """Return the key with which a person signs that an alias moves; raises as ``sign_and_answer``."""
+    """Return the key with which a person signs a movement of an alias; raises as ``sign_and_answer``."""
     return _signer(workspace, record, key, [(model, alias)], f"the movement of {model}@{alias}")
 
 
 def sign_recorded(
     workspace: Workspace, record: RunRecord, decisions: Collection[Decision], signer: Signer
 ) -> list[str]:
-    """Sign decisions that are recorded already; returns why they could not be signed, if so."""
+    """Sign decisions that are recorded already; returns the reason if that failed."""
     if signer.key is None:
         return []
     try:
@@ -142,7 +143,7 @@ def sign_recorded(
 
 
 def movements_of(workspace: Workspace, run_id: str) -> list[Decision]:
-    """Return the aliases that people have moved by the run's ledger; empty: its outbox cannot be read."""
+    """Return the movements of aliases by people in the run's ledger; empty: its outbox cannot be read."""
     record, replay = read_run(workspace, run_id), RunView(workspace, run_id).replay
     known = decisions_of(record, replay) if isinstance(replay, Replay) else []
     return [each for each in known if each.kind == "moved_alias"]
@@ -151,9 +152,9 @@ def movements_of(workspace: Workspace, run_id: str) -> list[Decision]:
 def sign_movements(
     workspace: Workspace, run_id: str, before: Collection[Decision], signer: Signer
 ) -> list[str]:
-    """Sign the aliases that a person has moved since; returns why that failed, if so.
+    """Sign the aliases that a person has moved since; returns the reason if that failed.
 
-    ``before``: what ``movements_of`` returned then.
+    ``before``: result of ``movements_of`` before the movement.
     """
     known = {each.identity for each in before}
     moved = [each for each in movements_of(workspace, run_id) if each.identity not in known]

@@ -1,4 +1,4 @@
-"""Checks signatures of what people decided: each is made again from the records of the run and compared with what was signed."""
+"""Check signatures of people's decisions: each is made again from the records of the run and compared with the signed one."""
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -24,10 +24,11 @@ RefOf = Callable[[str], Ref | None]
 
 @dataclass(frozen=True)
 class Trust:
-    """Whose signatures of decisions count."""
+    """Keys whose signatures of decisions count."""
 
     keys: tuple[PublicKey, ...] = ()
-    """One of them must have signed each decision; empty: none has to be signed, and a signature by any key is shown."""
+    """Keys of which one must have signed each decision; empty: no signature is required, and a signature by any key is
+    shown."""
     validity: KeyValidity = ALWAYS_VALID
 
     @property
@@ -38,10 +39,10 @@ class Trust:
 
 @dataclass(frozen=True)
 class _Found:
-    """What one signed statement is worth for a decision."""
+    """Result of checking one signed statement about a decision."""
 
     outcome: Literal["ok", "wrong", "other", "refused"]
-    """``other``: chained to another statement of the artifact; ``refused``: its key does not count."""
+    """``other``: it refers to another statement of the artifact; ``refused``: its key does not count."""
     detail: str
     key_id: str
 
@@ -53,9 +54,9 @@ class DecisionChecks:
         """
         Args:
             storage: where the signatures are.
-            record: the run's.
-            trust: whose signatures count.
-            ref_of: stage key → the artifact's ref as the storage has it now; None: there is none.
+            record: the run's record.
+            trust: keys whose signatures count.
+            ref_of: stage key → the artifact's present ref in the storage; None: there is none.
         """
         self._storage = storage
         self._record = record
@@ -66,7 +67,7 @@ class DecisionChecks:
         self._about = cache(self._statement_now)
 
     def all(self, decisions: Collection[Decision]) -> list[SignatureCheck]:
-        """Check every decision, and every signed one that the run's records do not have."""
+        """Check every decision, and every signed decision that is missing in the run's records."""
         if not can_check():
             return [] if not self._trust.keys else [_not_installed()]
         known = {(each.kind, each.identity) for each in decisions}
@@ -76,7 +77,7 @@ class DecisionChecks:
         return checks + [check for key in sorted(keys) for check in self._strange(key, known)]
 
     def of(self, decision: Decision) -> list[SignatureCheck]:
-        """Check one decision; empty: nothing is signed, and nothing has to be."""
+        """Check one decision; empty: it has no signature, and needs none."""
         if not can_check():
             return [] if not self._trust.keys else [_not_installed()]
         found = [
@@ -141,7 +142,7 @@ class DecisionChecks:
         return _Found("ok", f"signed by key {short}", key)
 
     def _is_chained(self, said: SignedDecision, decision: Decision) -> bool:
-        """Return whether the artifact's statement is the one of now, or an earlier one that is signed."""
+        """Return whether the statement's artifact statement is the present one, or an earlier one that is signed."""
         if said.about == self._about(decision.stage_key, decision.step):
             return True
         return any(
@@ -153,7 +154,8 @@ class DecisionChecks:
         )
 
     def _statement_now(self, stage_key: str, step: str) -> str | None:
-        """Return sha256 of the artifact's statement; None: it cannot be made, since the artifact or its ref is gone."""
+        """Return sha256 of the artifact's statement; None: it cannot be made, since the artifact or its ref no longer
+        exists."""
         ref = self._ref_of(stage_key) if step else None
         if ref is None:
             return None
@@ -163,7 +165,8 @@ class DecisionChecks:
             return None
 
     def _strange(self, stage_key: str, known: Collection[tuple[str, str]]) -> Iterator[SignatureCheck]:
-        """Yield signed decisions of this run that its records do not have, and what is no decision."""
+        """Yield checks of signed decisions of this run that are missing in its records, and of statements that are not
+        decisions."""
         for stored, said in self._stored(stage_key):
             short = stored.key_id[:16]
             if not isinstance(said, SignedDecision):
@@ -190,14 +193,14 @@ class DecisionChecks:
                 yield SignatureCheck("wrong", detail, stored.key_id)
 
     def _invalid(self, stored: SignedStatement, said: SignedDecision) -> str:
-        """Return why the key does not count by the policy; empty: it does."""
+        """Return the reason why the policy does not accept the key; empty: it does."""
         invalid = self._trust.validity.problem(
             stored.key_id, statement=hashlib.sha256(stored.statement).hexdigest(), signed_at=said.signed_at
         )
         return "" if invalid is None else invalid.detail
 
     def _signature_problem(self, stored: SignedStatement) -> str:
-        """Return why the signature does not hold; empty: it does."""
+        """Return the reason why the signature is wrong; empty: it is valid."""
         try:
             pem = key_to_check_with(stored, self._keys.get(stored.key_id))
         except BadKey as error:
@@ -228,7 +231,7 @@ def _names(said: SignedDecision) -> tuple[str, str, str]:
 
 
 def _shown(body: Mapping[str, object]) -> str:
-    """Return who decided what, of a signed decision that is in no record."""
+    """Return the person and the content of a signed decision that is in no record."""
     predicate = body["predicate"]
     decision = predicate.get("decision") if isinstance(predicate, dict) else None
     fields = decision if isinstance(decision, dict) else {}

@@ -1,4 +1,4 @@
-"""Whether the decisions that an alias depends on are signed by a key that the policy on publishing names."""
+"""Check that the decisions behind an alias are signed by a key that the policy on publishing names."""
 
 from collections.abc import Collection, Iterator
 
@@ -12,14 +12,14 @@ from vantage.signing.decisions import Decision, approval_decision, loosened_deci
 def unsigned_decision(
     workspace: Workspace, record: RunRecord, steps: Collection[str], *, subject: str, trust: Trust
 ) -> str | None:
-    """Return the first decision that is not signed as the policy asks; None: all are.
+    """Return the first decision that is not signed as the policy requires; None: all are.
 
     Args:
-        workspace: that of the run.
-        record: the run's.
+        workspace: the run's workspace.
+        record: the run's record.
         steps: steps that the alias depends on, at any depth.
-        subject: of the question about the alias itself.
-        trust: the keys of which one must have signed.
+        subject: subject of the question about the alias itself.
+        trust: keys of which one must have signed.
     """
     checks = DecisionChecks(workspace.storage, record, trust=trust, ref_of=workspace.storage.find)
     for decision in _decisions(record, steps, subject):
@@ -39,7 +39,7 @@ def _decisions(record: RunRecord, steps: Collection[str], subject: str) -> Itera
 
 
 def _is_about_now(record: RunRecord, approval: Approval, steps: Collection[str], subject: str) -> bool:
-    """Return whether the answer is about an artifact that the run has now."""
+    """Return whether the answer is about an artifact that the run has at present."""
     question = approval.question
     if question.subject != subject and question.subject not in steps:
         return False

@@ -1,8 +1,8 @@
-"""Statements about what people decided: answers to questions of a run, gates that were loosened, aliases that were moved.
+"""Make statements about people's decisions: answers to questions of a run, loosened gates, moved aliases.
 
 A decision is an in-toto Statement v1. Its subject is the artifact's manifest, and it names the sha256 of the artifact's own
-statement (``vantage.signing.statements``), which is a function of artifact, inputs, code, recipe and verdicts. So a
-signature covers what was decided, by whom, when and why, and exactly what it was decided about.
+statement (``vantage.signing.statements``), which is a function of artifact, inputs, code, recipe and verdicts. So a signature
+covers the decision, its author, time and reason, and exactly the artifact that it is about.
 """
 
 import json
@@ -21,34 +21,34 @@ from vantage.storage.sealed_folders import MANIFEST
 from vantage.storage.signatures import STATEMENT
 
 DECISION_TYPE = "urn:x-vantage-rlhf:decision:v1"
-"""Type of the predicate; another meaning of its fields gets another number."""
+"""Type of the predicate; if the meaning of its fields changes, it gets another number."""
 
 Kind = Literal["approval", "loosened_gate", "moved_alias"]
 _LATEST = 253_402_300_799_999
-"""The end of the year 9999, in milliseconds since 1970: dates know no later one."""
+"""The end of the year 9999, in milliseconds since 1970; Python's dates end there."""
 _PUBLISHED = ("operation", "time", "stage", "registered_model", "alias", "by")
-"""Fields of a publication that are the decision; the others are the artifact and its place."""
+"""Fields of a publication that make up the decision; the others are the artifact and its place."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What was decided about one artifact, as the records of a run have it."""
+    """A decision about one artifact, from the records of a run."""
 
     kind: Kind
     described: str
-    """What it is, for messages."""
+    """Description for messages."""
     run_id: str
     recipe: str
     """sha256 of the run's resolved recipe."""
     step: str
-    """Step of the run that has the artifact; empty: the run has it no longer."""
+    """Step of the run that has the artifact; empty: the run no longer has it."""
     stage_key: str
     digest: str
     content: Mapping[str, Any] = field(hash=False)
-    """The record of the decision, as JSON. A field that a later version adds has to be left out where it is unset: else
-    what was signed before contradicts the record."""
+    """The record of the decision, as JSON. A field that a later version adds must be left out where it is unset: otherwise
+    earlier signatures would contradict the record."""
     identity: str
-    """Equal for two records of one decision that contradict each other."""
+    """Identity of the decision, equal in two records of it that contradict each other."""
 
     @property
     def body(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class SignedDecision:
-    """The content of a signed statement; nothing of it has been checked."""
+    """The content of a signed statement, unchecked."""
 
     run_id: str
     stage_key: str
@@ -79,15 +79,15 @@ class SignedDecision:
     about: str
     """sha256 of the artifact's statement."""
     signed_at: int
-    """Milliseconds since 1970, as whoever signed claims."""
+    """Milliseconds since 1970, as the signer claims."""
     body: Mapping[str, Any] = field(hash=False)
-    """As ``Decision.body``."""
+    """Content of ``Decision.body``."""
 
 
 def decisions_of(record: RunRecord, replay: Replay | None) -> list[Decision]:
     """Return every decision in the records of a run: answers, loosened gates, and aliases that a person moved.
 
-    ``replay``: the run's outbox, which has the movements; None: it cannot be read.
+    ``replay``: the run's outbox, which contains the movements; None: it cannot be read.
     """
     movements = replay.movements() if replay is not None else ()
     return [
@@ -134,7 +134,7 @@ def loosened_decisions(record: RunRecord, step: str) -> Iterator[Decision]:
 
 
 def _movement(record: RunRecord, operation: Publish | MoveAlias) -> Decision | None:
-    """Return a movement of an alias by a person; None: the run itself moved it, as its recipe demands."""
+    """Return a movement of an alias by a person; None: the run itself moved it, as its recipe requires."""
     if operation.by is None:
         return None
     content = operation.model_dump(mode="json")
@@ -172,7 +172,7 @@ def decision_statement(decision: Decision, *, about: str, signed_at: int) -> byt
 
     Args:
         about: sha256 of the artifact's statement.
-        signed_at: now, in milliseconds since 1970.
+        signed_at: the present time, in milliseconds since 1970.
     """
     said = decision.body
     said["predicate"] |= {
@@ -183,7 +183,7 @@ def decision_statement(decision: Decision, *, about: str, signed_at: int) -> byt
 
 
 def read_decision(data: bytes) -> SignedDecision:
-    """Return the content of a signed statement; BadStatement: it is not about a decision."""
+    """Return the content of a signed statement. Raises BadStatement if it is not about a decision."""
     try:
         said = json.loads(data)
         predicate = said["predicate"]

@@ -1,4 +1,4 @@
-"""When keys are valid, by the policy: their periods, and which were revoked."""
+"""Decide whether keys are valid by the policy: their periods, and which were revoked."""
 
 import time
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ class Invalid:
     """A key that must not have signed a statement."""
 
     why: Literal["revoked", "outside"]
-    """``outside``: of its period."""
+    """``outside``: outside of its period."""
     detail: str
 
 
@@ -26,12 +26,13 @@ class KeyValidity:
     """Key id → rule; a key without one is always valid."""
 
     def problem(self, key_id: str, *, statement: str, signed_at: int | None) -> Invalid | None:
-        """Return why the key's signature of a statement does not count; None: it does.
+        """Return the reason why the key's signature of a statement does not count; None: it counts.
 
         Args:
             statement: sha256 of the statement; a policy may accept single ones of a revoked key.
             signed_at: time in the statement, in milliseconds since 1970, as its signer claims; None: the statement has
-                none, as those about artifacts, and the key must be valid now.
+            none (it is
+                about an artifact), and the key must be valid now.
         """
         known, short = self.rules.get(key_id), key_id[:16]
         if known is None:
@@ -59,9 +60,9 @@ class KeyValidity:
 
 
 def now() -> int:
-    """Return the time of this machine's clock, in milliseconds since 1970; nothing confirms it."""
+    """Return the time of this machine's clock, in milliseconds since 1970; no other clock confirms it."""
     return time.time_ns() // 1_000_000
 
 
 ALWAYS_VALID = KeyValidity()
-"""Without a policy."""
+"""Validity of all keys in a workspace without a policy."""

@@ -1,6 +1,6 @@
 """Keys for signatures: elliptic-curve keys in PEM files.
 
-A key's id is the sha256 of its public key (DER, SubjectPublicKeyInfo), so an id alone says which key is meant.
+A key's id is the sha256 of its public key (DER, SubjectPublicKeyInfo), so an id alone identifies the key.
 """
 
 import hashlib
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 PASSWORD = "VANTAGE_KEY_PASSWORD"
 """Environment variable with the password of private keys; stages do not get it (``vantage.schemas.safe_text``)."""
 CURVES = ("secp256r1", "secp384r1", "secp521r1")
-"""Those that ``model_signing`` takes; new keys are on the first."""
+"""Curves that ``model_signing`` takes; new keys use the first."""
 KEY_ID = re.compile(r"[0-9a-f]{64}")
 
 _MAX_BYTES = 64 * 1024
 _LONGEST_PASSWORD = 1023
-"""Bytes that OpenSSL takes."""
+"""Most bytes that OpenSSL takes."""
 _PACKAGES = ("model_signing", "OpenSSL", "cryptography")
 """``model_signing`` 1.1 imports OpenSSL without asking for it, so the extra names both."""
 
 
 class BadKey(ValueError):
-    """A key cannot be used; the message says why and what to do."""
+    """A key cannot be used; the message contains the reason and the remedy."""
 
 
 class MissingPackages(ValueError):
@@ -46,7 +46,7 @@ class PublicKey:
 
     key_id: str
     pem: bytes | None = None
-    """None: only its id is known. A key that is found under this id is then compared with it."""
+    """The key; None: only its id is known. A key that is found under this id is then compared with it."""
 
     @property
     def short(self) -> str:
@@ -61,11 +61,11 @@ class SigningKey:
     path: Path
     public: PublicKey
     password: bytes | None = field(repr=False)
-    """None: the file is not encrypted."""
+    """Password; None: the file is not encrypted."""
 
 
 def require_packages() -> None:
-    """Raise MissingPackages if what signs and checks is not installed."""
+    """Raise MissingPackages if the packages for signing and checking are not installed."""
     if not can_check():
         raise MissingPackages(
             "signatures need the package model_signing; install it: pip install 'vantage-rlhf[sign]'"
@@ -73,7 +73,7 @@ def require_packages() -> None:
 
 
 def can_check() -> bool:
-    """Return whether what signs and checks is installed."""
+    """Return whether the packages for signing and checking are installed."""
     return all(importlib.util.find_spec(package) is not None for package in _PACKAGES)
 
 
@@ -183,7 +183,7 @@ def public_key_in(pem: bytes, where: str) -> PublicKey:
 
 
 def path_of(named: str | Path) -> Path:
-    """Return a path, with ``~`` and ``~USER`` as shells read them; BadKey: there is no such user."""
+    """Return a path, with ``~`` and ``~USER`` expanded as in shells. Raises BadKey if there is no such user."""
     try:
         return Path(named).expanduser()
     except RuntimeError:
@@ -191,7 +191,7 @@ def path_of(named: str | Path) -> Path:
 
 
 def required_key(named: str, folder: Path) -> PublicKey:
-    """Return a key that must have signed: its id, or the file of its public key, from ``folder`` on.
+    """Return a key that must have signed: its id, or the file of its public key, relative to ``folder``.
 
     Raises:
         BadKey: it is neither.
@@ -289,7 +289,7 @@ def _password() -> bytes | None:
 
 
 def described(path: Path) -> dict[str, str]:
-    """Return what ``vantage keys show`` prints: id, kind and curve of a key, never the key itself.
+    """Return the output of ``vantage keys show``: id, kind and curve of a key, never the key itself.
 
     Raises:
         BadKey: as ``public_key``.

@@ -1,4 +1,4 @@
-"""The steps of a run that a model was made from, with the refs of their artifacts."""
+"""Find the steps of a run that a model was made from, with the refs of their artifacts."""
 
 from collections.abc import Collection
 
@@ -37,7 +37,7 @@ def refs_of(workspace: Workspace, record: RunRecord, steps: Collection[str]) -> 
     """Return step → ref of the artifact that the run's record names.
 
     Raises:
-        NotStored: there is none, or it is another one, or it was made from another input than the record says.
+        NotStored: there is none, or it is another one, or it was made from another input than the recorded one.
     """
     run = RunView.of(workspace, record)
     return {step: _ref(run, record, step) for step in steps}
@@ -66,7 +66,7 @@ def _ref(run: RunView, record: RunRecord, step: str) -> Ref:
 
 
 def _check_parents(ref: Ref, record: RunRecord, step: str) -> None:
-    """Raise NotStored if the artifact was made from another input than the record says."""
+    """Raise NotStored if the artifact was made from another input than the recorded one."""
     for role, read in dependencies(record.recipe)[step].items():
         digest = record.stages[read].digest if read in record.stages else None
         if ref.artifact.parents.get(role, digest) != digest:

@@ -1,7 +1,7 @@
-"""Whether the policy on publishing lets an alias move.
+"""Decide whether the policy on publishing lets an alias move.
 
-The policy is in the file that ``VANTAGE_PUBLISH_POLICY`` names, else in ``policy.yaml`` of the workspace. Without either,
-nothing is held back. A policy that cannot be read holds everything back.
+The policy is the file that ``VANTAGE_PUBLISH_POLICY`` names, else ``policy.yaml`` of the workspace. Without a policy,
+every alias may move. With a policy that cannot be read, none may.
 """
 
 import os
@@ -38,11 +38,12 @@ class BadPolicy(ValueError):
 def check_publish_policy(
     workspace: Workspace, record: RunRecord, step: str, *, model: str, alias: str, after: str | None = None
 ) -> str | None:
-    """Return why the policy keeps an alias from moving to a run's model, with the rule and what to do; None: it may move.
+    """Return the reason why the policy does not let an alias move to a run's model, with the rule and the remedy; None:
+    it may move.
 
     Args:
-        record: the run's, as it is now.
-        step: the step whose artifact the alias would name.
+        record: the run's present record.
+        step: the step whose artifact the alias would point to.
         model: the registered model.
         alias: its alias.
         after: the stage whose gate the alias waits for.
@@ -67,10 +68,10 @@ def check_publish_policy(
 
 
 class Policy:
-    """A policy that was read, and where from."""
+    """A policy that was read, with its origin."""
 
     def __init__(self, rules: PublishPolicy, name: str, folder: Path, validity: KeyValidity) -> None:
-        """Hold the rules. Keys are files from ``folder`` on; ``name`` names the policy in messages."""
+        """Hold the rules. Paths of keys are relative to ``folder``; ``name`` is the policy's name in messages."""
         self.rules = rules
         self.name = name
         self.folder = folder
@@ -78,17 +79,17 @@ class Policy:
 
 
 def read_policy(workspace: Workspace) -> Policy | None:
-    """Return the policy of this workspace; None: there is none.
+    """Return the policy of this workspace; None: it has none.
 
     Raises:
-        BadPolicy: it is there, or was named, and cannot be read.
+        BadPolicy: the file exists, or was named, and cannot be read.
     """
     named = os.environ.get(VARIABLE)
     if named:
         try:
             path = Path(named).expanduser().absolute()
             return _parsed(_read(path), f"{VARIABLE}={named}", path.parent)
-        except (OSError, RuntimeError) as error:  # RuntimeError: ~USER of nobody
+        except (OSError, RuntimeError) as error:  # RuntimeError: ~USER without such a user
             raise BadPolicy(
                 f"{VARIABLE}={named} cannot be read ({_why(error)}); correct it, or unset it"
             ) from None
@@ -99,7 +100,7 @@ def read_policy(workspace: Workspace) -> Policy | None:
         data, _ = read_record(open_bucket(workspace.uri), FILE)
         return None if data is None else _parsed(data, f"{workspace.uri}/{FILE}", Path.cwd())
     path = workspace.root / FILE
-    if not os.path.lexists(path):  # a link that leads nowhere is a policy that cannot be read
+    if not os.path.lexists(path):  # a link to a missing file is a policy that cannot be read
         return None
     try:
         return _parsed(_read(path), str(path), path.parent)
@@ -110,7 +111,7 @@ def read_policy(workspace: Workspace) -> Policy | None:
 
 
 def _read(path: Path) -> bytes:
-    """Return the policy's bytes, at most one more than a policy may have; a pipe or a device, which may have no end, is refused."""
+    """Return at most one byte more than a policy may have. A pipe or a device, which may be endless, is refused."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError("it is no file")
     with path.open("rb") as file:
@@ -135,13 +136,13 @@ def _parsed(data: bytes, name: str, folder: Path) -> Policy:
         )
     for rules in found.value.models.values():
         for rule in rules.aliases.values():
-            keys_of(rule, folder)  # one that is gone is told now, and not when a model is to be published
+            keys_of(rule, folder)  # a missing key is reported now, and not when a model is to be published
             decision_keys_of(rule, folder)
     return Policy(found.value, name, folder, _validity(found.value, name, folder))
 
 
 def _validity(rules: PublishPolicy, name: str, folder: Path) -> KeyValidity:
-    """Return key id → rule; BadPolicy: two entries are about one key, which has one rule."""
+    """Return key id → rule. Raises BadPolicy if two entries are about one key."""
     found: dict[str, KeyRule] = {}
     for named, rule in rules.keys.items():
         key = required_key(named, folder)
@@ -154,7 +155,7 @@ def _validity(rules: PublishPolicy, name: str, folder: Path) -> KeyValidity:
 
 
 def key_validity(workspace: Workspace) -> KeyValidity:
-    """Return when keys are valid by the policy of this workspace; BadPolicy, BadKey: it cannot be read."""
+    """Return the validity of keys by the policy of this workspace. Raises BadPolicy or BadKey if it cannot be read."""
     policy = read_policy(workspace)
     return ALWAYS_VALID if policy is None else policy.validity
 
@@ -211,7 +212,7 @@ def _unsigned(
 def _undecided(
     workspace: Workspace, record: RunRecord, steps: list[str], subject: str, rule: AliasRule, policy: Policy
 ) -> str | None:
-    """Return the first decision on the steps, or on what they were made from, that none of the rule's keys has signed."""
+    """Return the first decision, on the steps or on their inputs at any depth, that none of the rule's keys has signed."""
     keys = decision_keys_of(rule, policy.folder)
     if not keys:
         return None
@@ -223,7 +224,7 @@ def _undecided(
 
 
 def _loosened(workspace: Workspace, record: RunRecord, steps: list[str]) -> str | None:
-    """Return the first gate of the steps and of what they were made from that was loosened after it had closed."""
+    """Return the first gate, of the steps or of their inputs at any depth, that was loosened after it had closed."""
     made = [name for name in lineage(record, *steps) if name in record.stages]
     for name, gate in known_loosened(record, made, earlier_verdicts(workspace, record)):
         return (
@@ -234,17 +235,17 @@ def _loosened(workspace: Workspace, record: RunRecord, steps: list[str]) -> str 
 
 
 def keys_of(rule: AliasRule, folder: Path) -> list[PublicKey]:
-    """Return the keys that a rule asks for; BadKey: one of them cannot be read."""
+    """Return the keys that a rule requires. Raises BadKey if one of them cannot be read."""
     return [required_key(named, folder) for named in rule.keys or ()]
 
 
 def decision_keys_of(rule: AliasRule, folder: Path) -> list[PublicKey]:
-    """Return the keys of which one must have signed each decision; BadKey: one of them cannot be read."""
+    """Return the keys of which one must have signed each decision. Raises BadKey if one of them cannot be read."""
     return [required_key(named, folder) for named in rule.decision_keys or ()]
 
 
 def present_user() -> str:
-    """Return the user of the operating system, whatever the environment says."""
+    """Return the user of the operating system, whatever the environment contains."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # a container's user without a name

@@ -1,4 +1,4 @@
-"""Signs artifacts: one step of a run as it ends, or all that a model was made from."""
+"""Sign artifacts: one step of a run when it ends, or everything that a model was made from."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Signed:
     place: str
     """Folder or address with the statements of this key."""
     is_new: bool
-    """False: the same statement had been signed with this key before."""
+    """Whether it is new; False: the same statement had been signed with this key before."""
 
 
 def sign_step(workspace: Workspace, record: RunRecord, step: str, key: SigningKey) -> Signed:
@@ -44,7 +44,7 @@ def sign_step(workspace: Workspace, record: RunRecord, step: str, key: SigningKe
 def sign_all(
     workspace: Workspace, record: RunRecord, steps: Collection[str], key: SigningKey
 ) -> list[Signed]:
-    """Sign the artifacts of these steps, after every byte of all of them was read and the run's record was compared.
+    """Sign the artifacts of these steps, after reading every byte of all of them and comparing the run's record.
 
     Raises:
         NotStored: as ``sign_step``.
@@ -69,7 +69,8 @@ def sign_all(
 
 
 def statement_of(storage: Readable, record: RunRecord, step: str, ref: Ref) -> bytes:
-    """Return the statement about the artifact of a step, from what is stored now; DamagedModel: its manifest is damaged."""
+    """Return the statement about the artifact of a step, from what is stored now. Raises DamagedModel if its manifest is
+    damaged."""
     digest = ref.artifact.digest
     try:
         files = files_in(read_stored_manifest(storage, digest) or b"", digest=digest)

@@ -1,4 +1,4 @@
-"""Signs what people decided, as statements chained to the statements of the artifacts."""
+"""Sign people's decisions, as statements chained to the statements of the artifacts."""
 
 import hashlib
 from collections.abc import Collection
@@ -25,7 +25,7 @@ from vantage.storage.signatures import SignedStatement, add_signature, read_sign
 def sign_decisions(
     workspace: Workspace, record: RunRecord, decisions: Collection[Decision], key: SigningKey
 ) -> int:
-    """Sign those decisions that the key has not signed yet; returns their number.
+    """Sign the decisions that the key has not signed yet; returns their number.
 
     Raises:
         NotStored: the store has no artifact of one of them any longer.
@@ -38,7 +38,7 @@ def sign_decisions(
 def sign_decisions_of(
     workspace: Workspace, record: RunRecord, steps: Collection[str], key: SigningKey
 ) -> int:
-    """Sign what the run's records have of decisions about these steps; returns how many were not signed yet.
+    """Sign the decisions about these steps in the run's records; returns how many were not signed yet.
 
     Raises:
         OSError, ValueError: as ``sign_decisions``; or the outbox, which has the movements of aliases, cannot be read.
@@ -68,7 +68,7 @@ def make_ready(workspace: Workspace, record: RunRecord, decision: Decision, key:
 
 
 def store_ready(workspace: Workspace, ready: ReadyDecision) -> None:
-    """Store a signed decision; OSError: the disk, or the bucket."""
+    """Store a signed decision. Raises OSError if the disk or the bucket cannot be written."""
     assert ready.key.pem is not None, "of a private key"
     add_signature(
         workspace.storage,
@@ -103,7 +103,7 @@ def _about(workspace: Workspace, record: RunRecord, decision: Decision) -> str:
 
 
 def _is_same(stored: SignedStatement, decision: Decision, about: str, pem: bytes) -> bool:
-    """Return whether a stored statement is this decision, validly signed; only its time may be another."""
+    """Return whether a stored statement is this decision, validly signed; only its time may differ."""
     try:
         said = read_decision(stored.statement)
     except BadStatement:

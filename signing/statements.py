@@ -1,10 +1,10 @@
-"""Statements about artifacts: in-toto Statement v1 with SLSA provenance v1 (slsa.dev/spec/v1.0/provenance).
+"""Make statements about artifacts: in-toto Statement v1 with SLSA provenance v1 (slsa.dev/spec/v1.0/provenance).
 
-A statement is a pure function of the artifact's manifest, its ref, and how one run judged it. No clock and no path of a
-machine is in it, so the same artifact gives the same bytes; a check makes the statement again and compares.
+A statement is a pure function of the artifact's manifest, its ref, and one run's verdicts. It contains no time and no path of
+a machine, so the same artifact gives the same bytes; a check makes the statement again and compares.
 
-The JSON is written by us: the protobuf classes of ``in-toto-attestation`` turn every number into a float. Tests read the
-statements with those classes.
+We write the JSON ourselves: the protobuf classes of ``in-toto-attestation`` turn every number into a float. Tests read
+the statements with those classes.
 """
 
 import base64
@@ -25,7 +25,7 @@ from vantage.storage.sealed_folders import MANIFEST, read_manifest
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "urn:x-vantage-rlhf:stage:v1"
-"""Names the meaning of the parameters below; another meaning gets another number."""
+"""Name of the meaning of the parameters below; another meaning gets another number."""
 BUILDER = "pkg:pypi/vantage-rlhf"
 VERDICTS = "verdicts"
 _SHOWN = 60
@@ -33,22 +33,22 @@ _MOST_SHOWN = 5
 
 
 class BadStatement(ValueError):
-    """What was signed is no statement of ours."""
+    """The signed bytes are not one of our statements."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """How a run judged a step's artifact."""
+    """Verdicts of a run on a step's artifact."""
 
     run_id: str
     recipe: str
     """sha256 of the run's resolved recipe, as canonical JSON."""
     verdicts: tuple[Mapping[str, Any], ...]
-    """Of the step's gates, as JSON."""
+    """Verdicts of the step's gates, as JSON."""
 
 
 def judged_by(record: RunRecord, step: str) -> Judged:
-    """Return what the run's record says of a step."""
+    """Return the verdicts on a step in the run's record."""
     verdicts = tuple(verdict.model_dump(mode="json") for verdict in record.stages[step].verdicts)
     return Judged(record.run_id, recipe_digest(record.recipe), verdicts)
 
@@ -57,9 +57,9 @@ def statement(ref: Ref, files: Mapping[str, str], judged: Judged) -> bytes:
     """Return the statement, as canonical JSON.
 
     Args:
-        ref: the artifact's, with its inputs, its stage key's parts and its provenance.
+        ref: the artifact's ref, with its inputs, its stage key's parts and its provenance.
         files: path → sha256 of each file that its manifest lists.
-        judged: by the run in which it is signed.
+        judged: verdicts of the run in which it is signed.
     """
     artifact, parts = ref.artifact, dict(ref.key_parts)
     inputs = {**dict(parts.pop("inputs", {})), **artifact.parents}
@@ -114,7 +114,7 @@ def files_in(manifest: bytes, *, digest: str) -> dict[str, str]:
     """Path → sha256 of the files of a manifest.
 
     Raises:
-        ValueError: it is none, or not the one of the digest.
+        ValueError: the bytes are not a manifest, or not the one with this digest.
     """
     with tempfile.TemporaryDirectory(prefix="vantage-manifest-") as folder:
         Path(folder, MANIFEST).write_bytes(manifest)
@@ -126,7 +126,7 @@ def read_statement(data: bytes) -> dict[str, Any]:
     """Return a statement as plain values.
 
     Raises:
-        BadStatement: it is no statement of ours.
+        BadStatement: the bytes are not one of our statements.
     """
     try:
         said = json.loads(data)
@@ -150,7 +150,7 @@ def read_statement(data: bytes) -> dict[str, Any]:
 
 
 def judged_in(said: Mapping[str, Any]) -> Judged:
-    """Return how the run judged, as a statement says."""
+    """Return the run's verdicts in a statement."""
     recipe = said["predicate"]["buildDefinition"]["externalParameters"]["recipe"]
     byproducts = said["predicate"]["runDetails"]["byproducts"]
     content = next(each["content"] for each in byproducts if each["name"] == VERDICTS)
@@ -161,7 +161,7 @@ def judged_in(said: Mapping[str, Any]) -> Judged:
 
 
 def files_of(said: Mapping[str, Any]) -> dict[str, str]:
-    """Path → sha256 of the artifact's files, as a statement says, without the manifest itself."""
+    """Path → sha256 of the artifact's files in a statement, without the manifest itself."""
     return {str(each["name"]): str(each["digest"]["sha256"]) for each in said["subject"][1:]}
 
 
@@ -171,7 +171,7 @@ def digest_of(said: Mapping[str, Any]) -> str:
 
 
 def is_about(data: bytes, digest: str) -> bool:
-    """Return whether a stored statement says that it is about the artifact of this digest; nothing is checked."""
+    """Return whether a stored statement names the artifact of this digest; nothing is checked."""
     try:
         return digest_of(read_statement(data)) == digest
     except BadStatement:
@@ -179,18 +179,18 @@ def is_about(data: bytes, digest: str) -> bool:
 
 
 def attempt_of(said: Mapping[str, Any]) -> int:
-    """Return the number of the attempt that made it, as a statement says."""
+    """Return the number of the attempt that made the artifact, from a statement."""
     attempt = said["predicate"]["buildDefinition"]["internalParameters"]["attempt"]
     return attempt if isinstance(attempt, int) else 0
 
 
 def stage_key_of(said: Mapping[str, Any]) -> str:
-    """Return the stage key of the artifact, as a statement says."""
+    """Return the stage key of the artifact, from a statement."""
     return str(said["predicate"]["buildDefinition"]["externalParameters"]["stage_key"])
 
 
 def differences(signed: Any, found: Any) -> str:
-    """Return what differs between a signed statement and the one made of what is stored, in a few words."""
+    """Return the differences, in a few words, between a signed statement and the one made from the stored artifact."""
     lines = list(_differences("", signed, found))
     more = f"; and {len(lines) - _MOST_SHOWN} more" if len(lines) > _MOST_SHOWN else ""
     return "; ".join(lines[:_MOST_SHOWN]) + more
@@ -205,7 +205,7 @@ def _plain(uncertainty: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _version(provenance: Mapping[str, Any]) -> dict[str, str]:
-    """Return which code it was: SLSA takes a mapping of texts."""
+    """Return the version of the code; SLSA requires a mapping of texts."""
     return {"code": str(provenance["code"])} if "code" in provenance else {}
 
 

@@ -1,4 +1,4 @@
-"""What ``vantage sign`` is asked to sign: a run, a stage of one, or a registered model."""
+"""Find what ``vantage sign`` is asked to sign: a run, a stage of one, or a registered model."""
 
 from dataclasses import dataclass
 
@@ -25,9 +25,9 @@ def find_target(workspace: Workspace, named: str) -> Target:
     """Find the steps that ``named`` means.
 
     Args:
-        workspace: with the run.
-        named: as docs/names.md says. A run means every step with an artifact; a stage, all that it was made from too; a
-            registered model, the evaluations on which its aliases wait, and all that these were made from.
+        workspace: the workspace with the run.
+        named: a name as docs/names.md describes it. A run means every step with an artifact. A stage includes its inputs at any
+            depth. A registered model includes the evaluations that its aliases wait for, and their inputs at any depth.
 
     Raises:
         RunError: there is no such thing, or it has no artifact yet.
@@ -52,7 +52,8 @@ def find_target(workspace: Workspace, named: str) -> Target:
 
 
 def _registered(workspace: Workspace, registry: MlflowRegistry, named: RegisteredNamed) -> Target:
-    """Return the step that made a registered model, what its aliases wait for, and all that these were made from."""
+    """Return the step that made a registered model, the steps that its aliases wait for, and the inputs of these at any
+    depth."""
     found, name = registry.published(named), named.name
     record = read_run(workspace, found.run_id)
     for step in made_steps(record):

@@ -1,7 +1,7 @@
-"""Checks signatures of a stored artifact; the public key is enough.
+"""Check signatures of a stored artifact; the public key is enough.
 
-A check makes the statement again from what is stored now (the manifest, the ref) and compares it with what was signed. So
-whatever was edited in one of them after signing shows, also where digests were made to agree with one another.
+A check makes the statement again from what is stored now (the manifest, the ref) and compares it with the signed one. So an
+edit after signing is found, also where digests were changed to agree with one another.
 """
 
 import hashlib
@@ -44,19 +44,19 @@ class SignatureCheck:
     """The result of one check."""
 
     outcome: Outcome
-    """``unchecked``: nothing speaks against it, but what was asked for could not be looked at, or was not signed.
-    ``note``: a signature that nobody asked for does not count."""
+    """``unchecked``: nothing is wrong, but what was required could not be checked, or was not signed. ``note``: a
+    signature that was not required does not count."""
     detail: str
-    """What was found, in one sentence."""
+    """The finding, in one sentence."""
     key_id: str | None = None
 
 
 @dataclass(frozen=True)
 class _Found:
-    """What one signed statement is worth."""
+    """Result of checking one signed statement."""
 
     outcome: Literal["ok", "wrong", "earlier"]
-    """``earlier``: validly signed, of an earlier attempt at the same stage key."""
+    """``earlier``: a valid signature of an earlier attempt at the same stage key."""
     detail: str = ""
     judged: Judged | None = None
 
@@ -72,16 +72,16 @@ def signature_checks(
 ) -> list[SignatureCheck]:
     """Check every signature of an artifact; empty: there is none, and none was required.
 
-    The bytes of the artifact's files are not read: compare them with its manifest (``Storage.verify``), whose digest a
-    statement holds.
+    The bytes of the artifact's files are not read: compare them with its manifest (``Storage.verify``), whose digest is in
+    the statement.
 
     Args:
-        storage: where artifact and signatures are.
-        ref: the artifact's, as the storage has it now.
-        required: keys by which it must be signed, all of them.
-        judged: what a run's record says (``judged_by``): compared with what that run signed; None: not compared.
-        with_verdicts: a signature of the same artifact with other verdicts is not enough, where the run has none either:
-            its recipe may have dropped the gate that closed. Else a run without a gate is content with any.
+        storage: the storage with the artifact and its signatures.
+        ref: the artifact's present ref in the storage.
+        required: keys that must all have signed the artifact.
+        judged: verdicts in a run's record (``judged_by``), to be compared with that run's signed ones; None: not compared.
+        with_verdicts: refuse a signature of the same artifact with other verdicts, also if the run itself has no verdicts: its
+            recipe may have dropped the gate that closed. Without it, a run without gates accepts any verdicts.
         validity: when keys are valid, by the policy.
     """
     stage_key = ref.artifact.stage_key
@@ -115,12 +115,12 @@ def signature_checks(
 
 
 def _refused(invalid: Invalid | None, key_id: str, *, is_required: bool) -> SignatureCheck:
-    """Return the check of a key that does not count by the policy."""
+    """Return the check of a key that the policy does not accept."""
     assert invalid is not None, "the key's statements do not count"
     if not is_required:
         return SignatureCheck("note", f"is signed, which does not count: {invalid.detail}", key_id)
     detail = f"is not signed by key {key_id[:16]}, which is required: {invalid.detail}"
-    # When a key that is out of its period signed an artifact is not known.
+    # The time at which an expired key signed an artifact is not known
     return SignatureCheck("wrong" if invalid.why == "revoked" else "unchecked", detail, key_id)
 
 
@@ -138,7 +138,7 @@ def _checks_of(
     judged: Judged | None,
     with_verdicts: bool,
 ) -> list[SignatureCheck]:
-    """Return the checks of one key: what is wrong with any of its statements, else whether one is of this artifact."""
+    """Return the checks of one key: every wrong statement, else whether one of them is about this artifact."""
     found = [_look_at(each, required, ref, files, judged) for each in stored]
     short = key_id[:16]
     wrong = [
@@ -181,7 +181,7 @@ def _look_at(
     files: Mapping[str, str] | None,
     judged: Judged | None,
 ) -> _Found:
-    """Return what one signed statement says of an artifact: first who signed it, then what it says."""
+    """Return the result of checking one signed statement of an artifact: first its signature, then its content."""
     try:
         pem = key_to_check_with(stored, required)
     except BadKey as error:
@@ -209,7 +209,7 @@ def _look_at(
         )
     try:
         again = statement(ref, files_of(said) if files is None else files, signed)
-    except ValueError as error:  # values that JSON has not, as NaN
+    except ValueError as error:  # values that JSON cannot represent, such as NaN
         return _Found("wrong", f"what it signed is no statement that Vantage writes ({type(error).__name__})")
     if again != stored.statement:
         changed = differences(said, read_statement(again))
@@ -224,10 +224,10 @@ def _look_at(
 
 
 def key_to_check_with(stored: SignedStatement, required: PublicKey | None) -> bytes:
-    """Return the public key to check with: the one that was asked for, else the stored one if it is of the id.
+    """Return the public key for the check: the required one, else the stored one if it has the id.
 
     Raises:
-        BadKey: there is none.
+        BadKey: there is no such key.
     """
     if required is not None and required.pem is not None:
         return required.pem
@@ -241,10 +241,10 @@ def key_to_check_with(stored: SignedStatement, required: PublicKey | None) -> by
 
 
 def _files(storage: Readable, ref: Ref) -> dict[str, str] | None:
-    """Path → sha256 of the artifact's files as its manifest lists them; None: the artifact was removed.
+    """Return path → sha256 of the files in the artifact's manifest; None: the artifact was removed.
 
     Raises:
-        ValueError: the manifest is not the one of the digest.
+        ValueError: the manifest does not have this digest.
     """
     manifest = read_stored_manifest(storage, ref.artifact.digest)
     return None if manifest is None else files_in(manifest, digest=ref.artifact.digest)

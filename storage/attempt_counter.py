@@ -1,4 +1,4 @@
-"""The number of the newest attempt at a stage key: a small file that only counts up."""
+"""Count attempts at a stage key: a small file with the number of the newest one, which only grows."""
 
 import logging
 import re

@@ -1,4 +1,4 @@
-"""The client of a bucket, by its address: the one place that knows which object storages there are.
+"""Make the client of a bucket from its address; only this module knows which object storages there are.
 
 A new one is a row of ``SCHEMES``. Its client has to write on condition (only if nothing is there, only over the version that
 was read), by which leases exclude other machines.
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore as Remote  # takes a moment to load
 
 RETRY_SECONDS = 60.0
-"""How long one request is tried again when the network or the server fails it."""
+"""Seconds for which a request that the network or the server fails is tried again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +22,9 @@ class Scheme:
     """One row: a kind of object storage."""
 
     address: str
-    """Form of its addresses, behind ``NAME://``."""
+    """Form of its addresses, after ``NAME://``."""
     open: Callable[..., "Remote"]
-    """Address, and obstore's options of every client → the client; nothing is asked of the storage yet."""
+    """Function from an address, and obstore's options of every client, to the client; nothing is asked of the storage yet."""
 
 
 def _by_url(address: str, **options: Any) -> "Remote":
@@ -52,7 +52,7 @@ def address_forms() -> tuple[str, ...]:
 
 
 def open_bucket(address: str, *, retry_seconds: float = RETRY_SECONDS) -> "Remote":
-    """Return the part of a bucket at an address; nothing is asked of it yet.
+    """Return the client for a part of a bucket at an address; nothing is asked of it yet.
 
     Raises:
         ValueError: another scheme, or no bucket.

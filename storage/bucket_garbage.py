@@ -1,14 +1,14 @@
-"""What may be removed from a bucket (``vantage.storage.garbage``).
+"""Find and remove what is no longer needed in a bucket (``vantage.storage.garbage``).
 
 A lease can be lost while its holder sleeps, so a lease alone protects nothing here:
 
-- a ref is marked first, then the runs are read, then it is taken out of the very record that was marked, by a conditional
-  write. A lookup that finds the mark takes it off, after which that write is refused.
-- an object is removed in one request, right after a beat of its lease has succeeded. Whoever commits an equal object
-  holds that lease from before the upload until after the ref is written, and uploads again if it was lost between.
+- a ref is marked first. Then the runs are read, and then it is removed from exactly the record that was marked, by a
+  conditional write. A lookup that finds the mark removes it, and then that write is refused.
+- an object is removed in one request, right after a beat of its lease has succeeded. A process that commits an equal object
+  holds that lease from before the upload until the ref is written, and uploads again if the lease was lost in between.
 
-What was an artifact leaves a record (``vantage.storage.removed``), written before it goes. The record of something that then stays
-after all says nothing: whoever asks looks for the object first.
+A removed artifact leaves a record (``vantage.storage.removed``), written before its files are removed. If the artifact then
+stays after all, the record has no effect: readers look for the object first.
 """
 
 from collections import defaultdict
@@ -37,11 +37,11 @@ from vantage.storage.sealed_folders import MANIFEST
 from vantage.storage.store import Locked, checked_digest, is_digest
 
 _READS = 16
-"""Records that are read at once."""
+"""Number of records that are read at once."""
 _SILENT_SECONDS = 3600.0
-"""An attempt without an outcome whose messages have not changed for so long is lost; it beats every few seconds."""
+"""Seconds after which an attempt without an outcome and without new messages counts as lost; it beats every few seconds."""
 _CLOCK = "leases/clock"
-"""Written to learn the time on the storage's own clock."""
+"""Path of a file that is written to read the time of the storage's own clock."""
 
 
 class BucketGarbage:
@@ -50,7 +50,8 @@ class BucketGarbage:
     def __init__(
         self, remote: Remote, keys: KeyRecords, leases: RemoteLeases, cache: Path, cause: Cause
     ) -> None:
-        """Hold what is collected from. ``cache`` has this machine's scratch and staging folders; ``cause`` goes into the records of what is removed."""
+        """Collect from a bucket. ``cache`` has this machine's scratch and staging folders; ``cause`` is written into the
+        records of removed artifacts."""
         self._remote = remote
         self._cause = cause
         self._keys = keys
@@ -61,7 +62,7 @@ class BucketGarbage:
 
     @property
     def patience_seconds(self) -> float:
-        """Leases that are dead by then can be taken over."""
+        """Seconds after which the lease of a dead holder can be taken over."""
         return self._leases.seconds
 
     def refs(self) -> Mapping[str, Ref]:
@@ -105,7 +106,7 @@ class BucketGarbage:
                     ref = record.ref if is_kept else None
                     if record.ref is not None and not is_kept:
                         self._keep_ref(record.ref)
-                    with suppress(Conflict):  # somebody uses it after all
+                    with suppress(Conflict):  # another process uses it after all
                         self._keys.write(
                             key, record.model_copy(update={"unneeded": False, "ref": ref}), version
                         )
@@ -143,16 +144,16 @@ class BucketGarbage:
         return {digest: size for digest, size in sizes.items() if is_digest(digest)}
 
     def _keep_ref(self, ref: Ref) -> None:
-        """Write down a ref that is about to go."""
+        """Record a ref that is about to be removed."""
         path = f"{REMOVED_FOLDER}/{checked_digest(ref.artifact.digest)}/{ref_name(ref.artifact.stage_key)}"
         obstore.put(self._remote, path, ref_bytes(ref))
 
     def _keep_object(self, digest: str) -> None:
-        """Write down an object that is about to go; what has neither manifest nor ref was no artifact."""
+        """Record an object that is about to be removed; one without manifest and ref was not an artifact."""
         prefix = f"{REMOVED_FOLDER}/{digest}/"
         with TemporaryDirectory() as folder:
             for name in (MANIFEST, METRICS_FILE):
-                with suppress(ValueError):  # damaged already
+                with suppress(ValueError):  # it was damaged already
                     RemoteObjects(self._remote).fetch_files(digest, (name,), Path(folder))
             kept = what_stays(Path(folder), digest)
         if not kept and not self._listed(prefix):
@@ -169,7 +170,7 @@ class BucketGarbage:
         return record.ref is not None and record.ref.attempt == record.newest_attempt
 
     def _mark(self, key: str) -> tuple[KeyRecord, Version] | None:
-        """Mark the ref of a key as unneeded; the record with the mark, and its version."""
+        """Mark the ref of a key as unneeded; returns the record with the mark, and its version."""
         try:
             record, version = self._keys.read(key)
             if record.ref is None:
@@ -180,7 +181,7 @@ class BucketGarbage:
             return None
 
     def _delete(self, paths: list[str], *, only_if: Callable[[], bool]) -> bool:
-        """Remove in as few requests as there can be: a thousand paths in each."""
+        """Remove paths in as few requests as possible, a thousand paths in each."""
         for start in range(0, len(paths), 1000):
             if not only_if():
                 return False
@@ -199,7 +200,7 @@ class BucketGarbage:
         try:
             ref = self._keys.read(key)[0].ref
             return None if ref is None else check_ref(ref, stage_key=key, where=key)
-        except DamagedRef:  # a lookup sets it aside; nothing is reached through it
+        except DamagedRef:  # a lookup sets it aside; no object is reached through it
             return None
 
     def _scratch_copies(self) -> Iterator[Leftover]:
@@ -208,7 +209,7 @@ class BucketGarbage:
                 yield Leftover(f"scratch/{key}/", size, stage_key=key, is_scratch=True)
 
     def _messages(self, now: datetime) -> Iterator[Leftover]:
-        """Yield messages of attempts, without those of keys with an attempt under way: it may not hold its key yet."""
+        """Yield messages of attempts, except for keys with an attempt under way, which may not hold its key yet."""
         of_key: dict[str, list[Any]] = defaultdict(list)
         for each in self._listed("messages/"):
             of_key[str(each["path"]).partition("messages/")[2].partition("/")[0]].append(each)
@@ -224,7 +225,7 @@ class BucketGarbage:
                 yield Leftover(f"messages/{key}/", size, stage_key=key, is_scratch=True)
 
     def _folders_here(self) -> Iterator[Leftover]:
-        """Yield working folders of this machine; those of others are removed by a call there."""
+        """Yield working folders of this machine; those of other machines are removed by a call there."""
         for kind in ("scratch", "staging", "reports"):
             for path in sorted((self._cache / kind).glob("*")):
                 key = path.name.partition(".")[0]
@@ -249,7 +250,7 @@ class BucketGarbage:
             yield Leftover(str(each["path"]), each["size"], age_seconds=age)
 
     def _sizes(self, prefix: str) -> dict[str, int]:
-        """Return first part of the path below the prefix → bytes of all files below it."""
+        """Return the first part of each path below the prefix → bytes of all files below it."""
         sizes: dict[str, int] = {}
         for each in self._listed(prefix):
             name = str(each["path"]).partition(prefix)[2].partition("/")[0]
@@ -263,5 +264,5 @@ class BucketGarbage:
 
 
 def object_lease(digest: str) -> str:
-    """Return path of the lease under which an object is committed or removed."""
+    """Return the path of the lease under which an object is committed or removed."""
     return f"leases/object-{digest}.json"

@@ -17,11 +17,11 @@ from pathlib import Path
 
 _NEW = ".new"
 LEFT_OVER_SECONDS = 3600.0
-"""Age from which a file that nobody has given its name counts as a killed writer's."""
+"""Age in seconds from which a file without its final name counts as a killed writer's."""
 _expected: dict[tuple[Path, tuple[int, int]], int] = {}
-"""(Folder, its device and inode) that must stay while this process works in it → how many expect that."""
+"""(Folder, its device and inode) that must stay while this process works in it → number of blocks that expect that."""
 REMOVED = ".removed-"
-"""In the name of a folder that is on its way out."""
+"""Mark in the name of a folder that is being removed."""
 
 
 class FolderGone(OSError):
@@ -36,7 +36,7 @@ class FolderGone(OSError):
 
 @contextmanager
 def expected(folder: Path) -> Iterator[None]:
-    """Expect the folder to stay: in the block, ``FolderGone`` is raised in place of what would be made where it was."""
+    """Expect the folder to stay: inside the block, ``FolderGone`` is raised instead of making anything in its place."""
     key = (folder, _identity(folder) or (0, 0))
     _expected[key] = _expected.get(key, 0) + 1
     try:
@@ -48,7 +48,7 @@ def expected(folder: Path) -> Iterator[None]:
 
 
 def check_expected(path: Path) -> None:
-    """Raise FolderGone if the path lies in an expected folder that is gone, or whose place has another one now."""
+    """Raise FolderGone if the path lies in an expected folder that no longer exists, or that was replaced."""
     for folder, identity in tuple(_expected):
         if path.is_relative_to(folder) and _identity(folder) != identity:
             raise FolderGone(folder)
@@ -187,7 +187,8 @@ def free_path(folder: Path, name: str) -> Path:
 
 @contextmanager
 def _new_file(path: Path) -> Iterator[Path]:
-    """Yield a name beside the file that no other writer has, for the file's new content; it is gone if the block fails."""
+    """Yield a name beside the file that no other writer has, for the file's new content; the new file is removed if the
+    block fails."""
     new = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_NEW}")
     try:
         yield new
@@ -199,7 +200,7 @@ def _new_file(path: Path) -> Iterator[Path]:
 
 
 def _remove_left_overs(path: Path, *, written: float) -> None:
-    """Remove what killed writers of the file left long before; ``written`` is a time of the same file system's clock."""
+    """Remove the remains of the file's killed writers; ``written`` is a time of the same file system's clock."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*{_NEW}"):
         with suppress(OSError):  # another writer removes it, too
             if left.stat().st_mtime < written - LEFT_OVER_SECONDS:
@@ -220,7 +221,7 @@ def _move_folder_aside(path: Path) -> None:
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
-    """Return what tells a folder from any other, whatever its name; None if it is not there."""
+    """Return an identity of a folder that is independent of its name; None if the folder does not exist."""
     try:
         found = folder.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""SQLite databases of Prefect and MLflow that are new: all tables, none of the rows that come later.
+"""New SQLite databases of Prefect and MLflow: all tables, and no later rows.
 
 Their migrations take seconds for every new workspace. So a database is kept as it is after its first migration on this
 machine (``vantage.storage.machine_cache``), under a name with the version of what made it.
@@ -18,7 +18,7 @@ _VERSION_TABLE = "alembic_version"
 
 @contextmanager
 def migrated_once(name: str, database: Path | None, *, rows_of: Collection[str] = ()) -> Iterator[None]:
-    """Fill and keep the database that the body opens: it is filled before if it is new and was kept, and kept if it is new and was not.
+    """Keep the database that the body opens: if it is new, it is filled from a kept one, or kept if there is none.
 
     One caller at a time: hold a lock. Whoever opens it still looks at its version, and migrates it if need be.
 
@@ -39,7 +39,7 @@ def migrated_once(name: str, database: Path | None, *, rows_of: Collection[str] 
 
 
 def _keep(name: str, database: Path, rows_of: Collection[str]) -> None:
-    """Keep the tables and the rows of those named alone, also while it is in use; nothing where it was not migrated."""
+    """Keep the tables, and the rows of the named ones, also while it is in use; does nothing if it was not migrated."""
     with suppress(OSError, sqlite3.Error), tempfile.TemporaryDirectory(prefix="vantage-database-") as folder:
         file = Path(folder) / "empty.db"
         with (

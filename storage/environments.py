@@ -1,4 +1,4 @@
-"""Environments of computations, one file for each digest: many artifacts are made in one environment.
+"""Store the environments of computations, one file for each digest: many artifacts are made in one environment.
 
 environments/<sha256>.json    ``vantage.schemas.records.environment.Environment``; a ref's provenance names the digest
 """
@@ -16,11 +16,11 @@ _FOLDER = "environments"
 
 
 class DamagedEnvironment(OSError):
-    """What is stored of an environment has other bytes than its digest says."""
+    """The stored bytes of an environment differ from its digest."""
 
 
 def keep_environment(storage: Storage, environment: Environment) -> str:
-    """Store the environment if it is not there yet; returns its digest. Writers of one digest write the same bytes."""
+    """Store the environment unless it is stored already; returns its digest. Two writers of one digest write the same bytes."""
     digest, path = environment.digest, _path(environment.digest)
     if isinstance(storage, Store):
         file = storage.root / path
@@ -43,7 +43,7 @@ def read_environment(storage: Readable, digest: str) -> Environment | None:
 
     Raises:
         DamagedEnvironment: its bytes are not those of the digest.
-        ValueError: ``digest`` is none.
+        ValueError: ``digest`` is not a digest.
     """
     path = _path(checked_digest(digest))
     try:
@@ -70,7 +70,7 @@ def _read(storage: Readable, path: str) -> bytes:
 
 
 def _holds(file: Path, content: bytes) -> bool:
-    """Return whether the file has this content; a damaged one is written again."""
+    """Return whether the file has this content; a damaged file is written again."""
     try:
         return file.read_bytes() == content
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):

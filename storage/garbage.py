@@ -1,8 +1,8 @@
-"""What a storage holds that may no longer be needed, and its removal beside running attempts.
+"""Find and remove what a storage no longer needs, while attempts may be running.
 
-Whoever is about to use a stage key writes it down first, then holds the key, then looks it up. Whoever removes a ref
-holds the key first, then asks what is needed. So one of the two sees the other. An object goes only while nobody can
-commit an equal one, after the refs were read again.
+A process that is about to use a stage key first records that, then holds the key, then looks it up. A process that removes
+a ref first holds the key, then asks what is needed. So one of the two sees the other. An object is removed only while no
+process can commit an equal one, and after the refs were read again.
 """
 
 import os
@@ -17,26 +17,27 @@ from vantage.storage.refs import Ref
 HOLDER = "vantage gc"
 
 BATCH = 16
-"""Stage keys that are held at once while refs are removed."""
+"""Number of stage keys that are held at once while refs are removed."""
 
 Needed = Callable[[], Collection[str]]
-"""Asked while the key or the object is held: what must stay."""
+"""Function that returns what must stay; it is called while the key or the object is held."""
 
 
 @dataclass(frozen=True)
 class Leftover:
-    """Something outside of refs and objects: scratch and staging folders, damaged things that were set aside."""
+    """Files outside of refs and objects: scratch and staging folders, and damaged files that were set aside."""
 
     name: str
     num_bytes: int
     stage_key: str | None = None
-    """Held while it is removed; None: nobody uses it."""
+    """Key that is held while the leftover is removed; None: no process uses it."""
     is_scratch: bool = False
-    """Attempts at the key may go on from it, or the runs that need the key read it."""
+    """Whether it is scratch: attempts at the key may go on from it, or runs that need the key read it."""
     is_committed: bool = False
-    """The newest attempt at the key has committed, and the storage has what others read of this scratch folder."""
+    """Whether the newest attempt at the key has committed, and the storage has everything that others read of this
+    scratch folder."""
     age_seconds: float | None = None
-    """By the storage's own clock, where the age decides."""
+    """Age in seconds by the storage's own clock, where the age decides; else None."""
 
 
 class Garbage(Protocol):
@@ -44,28 +45,28 @@ class Garbage(Protocol):
 
     @property
     def patience_seconds(self) -> float:
-        """Return how long after a first try to wait for keys and objects whose holders may be dead."""
+        """Return the seconds to wait, after a first try, for keys and objects whose holders may be dead."""
 
     def refs(self) -> Mapping[str, Ref]:
-        """Return stage key → ref, of those that can be read."""
+        """Return stage key → ref, for the refs that can be read."""
 
     def objects(self) -> Mapping[str, int]:
-        """Return digest → bytes, also of objects that are not whole."""
+        """Return digest → bytes, also for incomplete objects."""
 
     def leftovers(self) -> Collection[Leftover]:
         """Return everything else that may be removed."""
 
     def records(self) -> Mapping[str, int]:
-        """Return digest → bytes of what stays of removed artifacts (``vantage.storage.removed``)."""
+        """Return digest → bytes of the records of removed artifacts (``vantage.storage.removed``)."""
 
     def remove_refs(self, stage_keys: Collection[str], *, needed: Needed) -> list[str]:
-        """Write down and remove refs that are not needed and on whose keys nobody works; the keys of those that are gone."""
+        """Record and remove refs that are not needed and whose keys no attempt holds; returns the keys of the removed ones."""
 
     def remove_object(self, digest: str, *, needed: Needed) -> bool:
-        """Write down and remove an object unless it is needed, or is being committed; whether it is gone."""
+        """Record and remove an object unless it is needed or being committed; returns whether it was removed."""
 
     def remove_leftover(self, leftover: Leftover, *, needed: Needed) -> bool:
-        """Remove it unless its key is needed, or somebody works on the key; whether it is gone."""
+        """Remove a leftover unless its key is needed or held; returns whether it was removed."""
 
 
 def batches(stage_keys: Collection[str]) -> Iterator[list[str]]:
@@ -75,7 +76,7 @@ def batches(stage_keys: Collection[str]) -> Iterator[list[str]]:
 
 
 def bytes_in(path: Path) -> int:
-    """Return bytes of a file, or of all files in a folder; what vanishes meanwhile counts nothing."""
+    """Return the bytes of a file, or of all files in a folder; files that vanish meanwhile are not counted."""
     total = 0
     if not path.is_dir() or path.is_symlink():
         with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Files that are hashed side by side, with the time that reading and hashing took."""
+"""Hash files in several threads, and measure the time that reading and hashing took."""
 
 import hashlib
 import os
@@ -17,17 +17,17 @@ Chunks = Iterator[bytes | memoryview]
 
 @dataclass
 class HashClock:
-    """How many bytes were hashed, and what took the time; threads share it."""
+    """Number of bytes that were hashed, and the time for it; shared by all threads."""
 
     num_bytes: int = 0
     seconds: float = 0.0
-    """Wall time of ``hash_all``."""
+    """Wall time of ``hash_all``; the two below are sums over threads."""
     read_seconds: float = 0.0
     hash_seconds: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, *, num_bytes: int, read_seconds: float, hash_seconds: float) -> None:
-        """Count one file more."""
+        """Count one more hashed file."""
         with self._lock:
             self.num_bytes += num_bytes
             self.read_seconds += read_seconds
@@ -41,11 +41,11 @@ class FileToHash:
     name: str
     size: int
     open: Callable[[], Chunks]
-    """Its bytes, in order."""
+    """Function that returns its bytes, in order."""
 
 
 def hash_all(files: list[FileToHash], clock: HashClock) -> list[str | OSError]:
-    """Return the sha256 of each file, or why it cannot be read; the largest begin first, on as many threads as there are CPUs."""
+    """Return the sha256 of each file, or its error; the largest files begin first, on as many threads as there are CPUs."""
     began = time.perf_counter()
     order = sorted(range(len(files)), key=lambda number: -files[number].size)
     with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as threads:
@@ -56,7 +56,7 @@ def hash_all(files: list[FileToHash], clock: HashClock) -> list[str | OSError]:
 
 
 def chunks_of(path: Path) -> Chunks:
-    """Yield the bytes of a local file; OSError if it is a link."""
+    """Yield the bytes of a local file. Raises OSError if it is a link."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         buffer = memoryview(bytearray(min(_CHUNK, max(os.fstat(descriptor).st_size, 1))))

@@ -1,4 +1,4 @@
-"""What a bucket knows of each stage key: one record, replaced by conditional writes alone."""
+"""Store one record per stage key in a bucket; only conditional writes replace it."""
 
 import logging
 from contextlib import suppress
@@ -23,7 +23,7 @@ class KeyRecord(Frozen):
     newest_attempt: int = Field(0, ge=0, strict=True)
     ref: Ref | None = None
     unneeded: bool = False
-    """The ref is about to be removed; whoever looks it up takes this mark off first."""
+    """Whether the ref is about to be removed; a process that looks it up first takes this mark off."""
 
 
 class KeyRecords:
@@ -33,10 +33,10 @@ class KeyRecords:
         self._remote = remote
 
     def read(self, stage_key: str) -> tuple[KeyRecord, Version | None]:
-        """Return the record, empty if there is none.
+        """Return the record; an empty one if there is none.
 
         Raises:
-            DamagedRef: it cannot be read.
+            DamagedRef: the record cannot be read.
         """
         data, version = read_record(self._remote, key_path(stage_key))
         if data is None:
@@ -47,7 +47,7 @@ class KeyRecords:
             raise DamagedRef(f"{key_path(stage_key)}: cannot be read as the record of a stage key") from error
 
     def read_for_use(self, stage_key: str) -> KeyRecord:
-        """Return the record, with a ref that nobody is about to remove; see ``read``."""
+        """Return the record, with a ref that is not about to be removed; see ``read``."""
         while True:
             record, version = self.read(stage_key)
             if not record.unneeded:
@@ -61,12 +61,12 @@ class KeyRecords:
         """Replace the version that was read.
 
         Raises:
-            Conflict: it is another version by now.
+            Conflict: the record has another version by now.
         """
         return replace_record(self._remote, key_path(stage_key), record.model_dump_json().encode(), version)
 
     def quarantine_ref(self, stage_key: str) -> None:
-        """Take a wrong ref out of the key's record; attempts go on above every earlier number."""
+        """Remove a wrong ref from the key's record; later attempts still get numbers above all earlier ones."""
         path = key_path(stage_key)
         data, version = read_record(self._remote, path)
         if data is None:
@@ -86,5 +86,5 @@ class KeyRecords:
 
 
 def key_path(stage_key: str) -> str:
-    """Return path of a key's record."""
+    """Return the path of a key's record."""
     return f"keys/{checked_digest(stage_key)}.json"

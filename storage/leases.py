@@ -1,9 +1,9 @@
-"""Leases on object storage: who works on something, as long as they say so.
+"""Hold leases on object storage: a holder renews its lease for as long as it works.
 
-A lease is a record with a counter that its holder raises. Whoever waits watches the counter and times it on their own
-monotonic clock: no clocks of two machines are ever compared. A counter that stands still for ``LEASE_SECONDS`` belongs to
-a holder that is dead, or cut off; the waiter takes the lease over. A holder that was only slow finds out at its next beat,
-and its commit is refused, because the new holder has counted a new attempt.
+A lease is a record with a counter that its holder raises. A process that waits watches the counter, and measures its time
+on its own monotonic clock: no clocks of two machines are ever compared. If the counter does not change for
+``LEASE_SECONDS``, the holder is dead or cut off, and the waiter takes the lease over. A holder that was only slow learns
+this at its next beat, and its commit is refused, because the new holder has counted a new attempt.
 """
 
 import logging
@@ -22,7 +22,7 @@ from vantage.storage.records import Conflict, Version, read_record, replace_reco
 from vantage.storage.store import Locked
 
 LEASE_SECONDS = 30.0
-"""How long a holder may be silent before another takes the lease over."""
+"""Seconds that a holder may be silent before another process takes the lease over."""
 _BEATS_PER_LEASE = 6
 
 _log = logging.getLogger(__name__)
@@ -32,12 +32,12 @@ class Lease(Frozen):
     """The record of a lease."""
 
     holder: str | None
-    """None: given back."""
+    """Name of the holder; None: the lease was given back."""
     token: str
-    """Of one holding; two by the same holder have different ones."""
+    """Random token of one holding; two holdings by the same holder have different tokens."""
     beat: int = 0
     seconds: float = LEASE_SECONDS
-    """How long the holder may be silent; its own word, so that machines need not agree."""
+    """Seconds that the holder may be silent. The holder writes this itself, so that machines need not agree."""
 
 
 class RemoteLeases:
@@ -62,10 +62,10 @@ class RemoteLeases:
         """Hold the lease at ``path`` and keep it alive.
 
         Args:
-            path: of the lease's record.
-            holder: who this is; told to those who wait.
-            on_wait: called with the present holder when it is first waited for, and when it changes.
-            timeout: seconds to wait; None: for ever. Waiting goes on where an earlier call left off.
+            path: path of the lease's record.
+            holder: name of this process, shown to those who wait.
+            on_wait: called with the present holder when waiting begins, and when the holder changes.
+            timeout: seconds to wait; None: no limit. Waiting continues where an earlier call ended.
 
         Raises:
             Locked: the timeout has passed.
@@ -79,9 +79,9 @@ class RemoteLeases:
             held.close()
 
     def try_hold(self, path: str, *, holder: str) -> "HeldLease | None":
-        """Hold the lease at ``path`` if nobody does, and keep it alive until it is closed; None: its holder lives.
+        """Hold the lease at ``path`` unless a living process holds it, and renew it until it is closed; None: its holder lives.
 
-        Waits until the holder has beaten, or has been silent for as long as a lease lasts.
+        Waits until the holder has beaten, or has been silent for the time of its lease.
         """
         lease = Lease(holder=holder, token=secrets.token_hex(8), seconds=self.seconds)
         while not self.is_held(path):
@@ -93,7 +93,7 @@ class RemoteLeases:
         return None
 
     def is_held(self, path: str) -> bool:
-        """Return whether somebody holds the lease and lives; waits for the next beat, or for a lease's silence."""
+        """Return whether a living process holds the lease; waits for the next beat, or for the time of the lease."""
         first: Version | None = None
         while True:
             present, version = self._read(path)
@@ -105,7 +105,7 @@ class RemoteLeases:
             time.sleep(min(0.5, self.seconds / 10))
 
     def living_holder(self, path: str) -> str | None:
-        """Return who holds the lease and lives; waits as ``is_held`` does where somebody is named."""
+        """Return the living holder of the lease; waits like ``is_held`` if the record names a holder."""
         present, _ = self._read(path)
         if present is None or present.holder is None or not self.is_held(path):
             return None
@@ -134,7 +134,7 @@ class RemoteLeases:
             time.sleep(min(0.5, self.seconds / 10))
 
     def _read(self, path: str) -> tuple[Lease | None, Version | None]:
-        """Return the lease; None where there is none or where it cannot be read, which is nobody's."""
+        """Return the lease; None if there is none or it cannot be read; then nobody holds it."""
         data, version = read_record(self._remote, path)
         if data is None:
             return None, None
@@ -145,7 +145,7 @@ class RemoteLeases:
             return None, version
 
     def _is_silent(self, path: str, lease: Lease, version: Version | None) -> bool:
-        """Return whether this process has seen the same beat for as long as the lease lasts."""
+        """Return whether this process has seen the same beat for the time of the lease."""
         seen, since = self._watched.get(path, (None, 0.0))
         if seen != version:
             self._watched[path] = (version, time.monotonic())
@@ -154,7 +154,7 @@ class RemoteLeases:
 
 
 class HeldLease:
-    """A lease that this process holds: a thread keeps it alive until it is closed, which gives it back."""
+    """A lease that this process holds; a thread renews it until it is closed, which gives it back."""
 
     def __init__(self, remote: Remote, path: str, lease: Lease, version: Version, *, seconds: float) -> None:
         self._remote = remote
@@ -169,13 +169,13 @@ class HeldLease:
         self._thread.start()
 
     def close(self) -> None:
-        """Give the lease back; a storage that does not answer leaves it to its silence."""
+        """Give the lease back; if the storage does not answer, the lease expires."""
         self._stopped.set()
         self._thread.join()
         self._write(self._lease.model_copy(update={"holder": None}))
 
     def is_still_ours(self) -> bool:
-        """Return whether nobody has taken the lease over: a beat that has just succeeded."""
+        """Return whether the lease is still ours; a beat must succeed first."""
         before = self._lease.beat
         self._write(self._lease.model_copy(update={"beat": before + 1}))
         return self._version is not None and self._lease.beat > before
@@ -194,11 +194,11 @@ class HeldLease:
                     self._lease = lease
                 except Conflict:
                     self._version = self._version_if_ours()
-            except (BaseError, OSError) as error:  # the network: tried again with the next beat
+            except (BaseError, OSError) as error:  # a network failure: the next beat tries again
                 _log.warning("%s: the lease could not be renewed: %s", self._path, error)
 
     def _version_if_ours(self) -> Version | None:
-        """Return an answer may be lost after a write that took effect: the record then has our own token."""
+        """Return the version if the record has our token: the answer to a write that took effect may have been lost."""
         data, version = read_record(self._remote, self._path)
         if data is not None and Lease.model_validate_json(data).token == self._lease.token:
             return version

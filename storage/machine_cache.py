@@ -1,7 +1,7 @@
-"""What a user keeps on one machine outside any workspace's folder: of buckets, and derived files.
+"""Keep files of a user on one machine, outside any workspace: objects of buckets, and derived files.
 
-A derived file takes seconds to make again, and nothing depends on it: one that is missing, damaged or cannot be written
-counts as none.
+A derived file takes seconds to make again, and nothing depends on it. One that is missing, damaged or cannot be written is
+treated as absent.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ def cache_root() -> Path:
 
 
 def read_derived(name: str) -> bytes | None:
-    """Return what was kept under the name; None: nothing that is intact."""
+    """Return the bytes that were kept under the name; None: there are none that are intact."""
     try:
         seal, data = (cache_root() / _DERIVED / name).read_bytes().split(b"\n", 1)
     except (OSError, ValueError, RuntimeError):
@@ -32,7 +32,7 @@ def read_derived(name: str) -> bytes | None:
 
 
 def keep_derived(name: str, data: bytes) -> None:
-    """Keep it for later processes of this user, who alone can read it; several processes may keep it at once."""
+    """Keep the bytes for later processes of this user, who alone can read them; several processes may do this at once."""
     with suppress(OSError, RuntimeError):
         folder = cache_root() / _DERIVED
         folder.mkdir(parents=True, exist_ok=True)

@@ -105,12 +105,12 @@ def contradictions(artifact: StoredArtifact, sealed: Sealed) -> list[str]:
 
 
 def _watched(measured: Measured | StoredArtifact) -> dict[str, object]:
-    """Return what the guards saw, by the name that a difference is reported under."""
+    """Return the guards' observations, under the name that a difference is reported with."""
     return {"firings": _sealed(measured.firings), "ended_early": measured.ended_early}
 
 
 def _sealed(firings: tuple[Firing, ...]) -> tuple[Firing, ...]:
-    """Return the firings of the guards that the recipe writes, which are in the stage's key too."""
+    """Return the firings of the guards in the recipe, which are also in the stage's key."""
     return tuple(firing for firing in firings if not firing.is_default)
 
 

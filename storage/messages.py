@@ -1,4 +1,4 @@
-"""Small files between a run and one of its attempts on another machine, in the storage that both reach.
+"""Exchange small files between a run and one of its attempts on another machine, in the storage that both reach.
 
 messages/<stage key>/<number>/request.json    who asked for the attempt; created once, so one of several wins
 messages/<stage key>/<number>/begun.json      the computation has begun
@@ -76,13 +76,13 @@ def messages_of(remote: "Remote", stage_key: str, number: int) -> Messages:
 
 
 def logs_with(logs: bytes, number: int, log: bytes) -> bytes:
-    """Return several attempts' logs, and what the attempt of the next numbered request has printed under a line that says so."""
+    """Return several attempts' logs, and the output of the attempt of the next numbered request, under a line that names it."""
     end = b"" if not logs or logs.endswith(b"\n") else b"\n"
     return logs + end + _title(number) + log
 
 
 def logs_before(logs: bytes, number: int) -> bytes:
-    """Return, of several attempts' logs, those before a numbered request's."""
+    """Return the part of several attempts' logs before a numbered request's log."""
     return logs.partition(_title(number))[0]
 
 

@@ -1,4 +1,4 @@
-"""Copies of objects on this machine: verified, bounded in bytes, shared by its processes and by all buckets.
+"""Cache copies of objects on this machine: verified, bounded in bytes, shared by its processes and by all buckets.
 
     objects/<digest>/     a copy, whole and found intact when it came here
     fetching/…            copies on their way here
@@ -32,7 +32,7 @@ class ObjectCache:
     """The copies below one folder of a local disk."""
 
     def __init__(self, root: Path, *, max_bytes: int) -> None:
-        """Hold at most ``max_bytes``; more lie here only while running processes use them."""
+        """Hold at most ``max_bytes``; running processes may keep more in use."""
         self.root = root.absolute()
         self._max_bytes = max_bytes
         self._objects, self._fetching, self._removing, self._locks = (
@@ -111,7 +111,7 @@ class ObjectCache:
             shutil.rmtree(new, ignore_errors=True)
 
     def _clear(self) -> None:
-        """Remove what processes that were killed have left half fetched or half removed."""
+        """Remove half-fetched or half-removed copies of killed processes."""
         for left in self._removing.iterdir():
             shutil.rmtree(left, ignore_errors=True)
         for left in self._fetching.iterdir():
@@ -129,7 +129,7 @@ class ObjectCache:
             return 0
 
     def _remove_unused(self, digest: str) -> bool:
-        """Remove a copy unless a process uses it; whether it is gone."""
+        """Remove a copy unless a process uses it; returns whether it was removed."""
         lock = open_lock(self._locks / f"used-{digest}")
         try:
             if not try_lock(lock):

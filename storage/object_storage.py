@@ -94,7 +94,7 @@ class ObjectStorage:
             return read_sealed(Path(folder), digest=digest)
 
     def read_file(self, digest: str, path: str) -> bytes | None:
-        """Return a small file of an object, checked against the manifest, which alone is fetched with it; None: there is none.
+        """Return a small file of an object, checked against the manifest; only the two are fetched. None: there is none.
 
         Raises:
             ValueError, OSError: it is missing, or does not match the digest.
@@ -151,7 +151,7 @@ class ObjectStorage:
         return None if ref is None else check_ref(ref, stage_key=stage_key, where=key_path(stage_key))
 
     def inspect(self, stage_key: str) -> Lookup:
-        """Return what is known of a stage key without fetching its artifact; nothing is changed."""
+        """Return the state of a stage key without fetching its artifact; nothing is changed."""
         try:
             ref = self.find(stage_key)
         except DamagedRef as error:
@@ -162,7 +162,7 @@ class ObjectStorage:
         return Lookup(None if damage else ref, damage)
 
     def lookup(self, stage_key: str) -> Lookup:
-        """Find, fetch and verify; what is damaged is moved to ``quarantine/``, so that the stage can run again.
+        """Find, fetch and verify; a damaged artifact is moved to ``quarantine/``, so that the stage can run again.
 
         If only the bucket's files were damaged, they are replaced by this machine's intact copy.
         """
@@ -234,16 +234,16 @@ class ObjectStorage:
         on_wait: Callable[[str], None] | None = None,
         timeout: float | None = None,
     ) -> AbstractContextManager[object]:
-        """Be the only one, among all machines, who works on the key; see ``RemoteLeases.hold``."""
+        """Hold exclusive access to the key, among all machines; see ``RemoteLeases.hold``."""
         path = f"leases/{checked_digest(stage_key)}.json"
         return self._leases.hold(path, holder=holder, on_wait=on_wait, timeout=timeout)
 
     def holder_of(self, stage_key: str) -> str | None:
-        """Return who holds the key's lease, after its next sign of life."""
+        """Return the holder of the key's lease, after its next beat."""
         return self._leases.living_holder(f"leases/{checked_digest(stage_key)}.json")
 
     def next_attempt(self, stage_key: str) -> int:
-        """Count a new attempt, 1 at first, and fence off every earlier one for good."""
+        """Count a new attempt, from 1, and exclude every earlier one for good."""
         while True:
             try:
                 record, version = self._keys.read(stage_key)
@@ -277,7 +277,7 @@ class ObjectStorage:
         return folder
 
     def scratch_folder(self, stage_key: str) -> Path:
-        """Return the local scratch folder, with the copy of another machine's if that has gone further; hold the key."""
+        """Return the local scratch folder, with the copy of another machine's if that is further; the caller holds the key."""
         folder, copy = self._scratch(stage_key), self._copy(stage_key)
         if not folder.is_dir():
             copy.fetch()
@@ -288,15 +288,15 @@ class ObjectStorage:
         return folder
 
     def has_scratch(self, stage_key: str) -> bool:
-        """Return whether an attempt has left something on this machine, or in the bucket."""
+        """Return whether an attempt has left files on this machine, or in the bucket."""
         return self._scratch(stage_key).is_dir() or self._copy(stage_key).exists()
 
     def keep_copy(self, stage_key: str, names: Collection[str]) -> AbstractContextManager[None]:
-        """Keep what has these names in the scratch folder in the bucket as well, while the block runs."""
+        """Keep a copy of these files of the scratch folder in the bucket, while the block runs."""
         return self._copy(stage_key).kept_up(names)
 
     def reports(self, stage_key: str, names: Collection[str]) -> Path:
-        """Return a local folder with the newest of these files of the scratch folder, as the bucket has them."""
+        """Return a local folder with the newest of these files of the scratch folder, from the bucket."""
         folder = self._cache / "reports" / checked_digest(stage_key)
         make_folder(folder)
         for name in names:
@@ -315,13 +315,13 @@ class ObjectStorage:
         remove_folder(self._scratch(stage_key))
 
     def garbage(self, cause: Cause) -> BucketGarbage:
-        """Return what may be removed; ``cause`` goes into the records of what is."""
+        """Return the removable content; ``cause`` is written into the records of removed artifacts."""
         return BucketGarbage(self._remote, self._keys, self._leases, self._cache, cause)
 
     # Implementation
 
     def _copy_of(self, digest: str) -> tuple[str, Callable[[Path], list[str]], Callable[[], int]]:
-        """Return the arguments of a copy: digest, how it is fetched, and how large it is."""
+        """Return the arguments of a copy: digest, function that fetches it, and size."""
         checked_digest(digest)
         return (
             digest,

@@ -1,6 +1,6 @@
-"""A store that is only read: for audits, also of copies on read-only disks. Nothing is created, fetched to a cache or mended.
+"""Read a store without changing it: for audits, also of copies on read-only disks. Nothing is created, cached or repaired.
 
-What is hashed is what the folder or the bucket holds, every byte of it, and never a copy that was verified before.
+Every byte in the folder or the bucket is hashed, and never a copy that was verified before.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -31,24 +31,24 @@ class Hashed:
     """An object whose files were all read."""
 
     problems: tuple[str, ...]
-    """One line each; empty: it is what its digest says."""
+    """Problems, one line each; empty: the object matches its digest."""
     num_files: int = 0
     num_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class Listed:
-    """What names and sizes say of an object, and which of its files can be hashed."""
+    """Problems of an object that names and sizes show, and its files that can be hashed."""
 
     problems: tuple[str, ...]
     files: Mapping[str, str]
-    """Path → sha256 by the manifest, of the files that are there with their size."""
+    """Path → sha256 in the manifest, for the files that exist with the right size."""
     to_hash: tuple[FileToHash, ...]
-    """The same files."""
+    """The same files, ready to be hashed."""
 
 
 class ReadOnlyStore(Readable, Protocol):
-    """What an audit reads of a store."""
+    """The part of a store that an audit reads."""
 
     def stage_keys(self) -> list[str]:
         """Return every stage key that has a record, sorted."""
@@ -57,26 +57,27 @@ class ReadOnlyStore(Readable, Protocol):
         """Return every object's digest, sorted."""
 
     def ref(self, stage_key: str) -> Ref | None:
-        """Return the ref of a stage key; DamagedRef: it cannot be read, or is another key's."""
+        """Return the ref of a stage key. Raises DamagedRef if it cannot be read, or belongs to another key."""
 
     def listed(self, digest: str) -> Listed:
         """Compare an object's names and sizes with its manifest."""
 
     def sealed(self, digest: str) -> Sealed:
-        """Return what was measured of an object; ValueError or OSError if it is missing or not of the digest."""
+        """Return the metrics of an object. Raises ValueError or OSError if it is missing or does not match the digest."""
 
     def read_file(self, digest: str, path: str) -> bytes | None:
-        """Return a small file of an object; None: the object has none of that name. ValueError or OSError as above."""
+        """Return a small file of an object; None: the object has no file of that name. Raises ValueError or OSError as
+        above."""
 
 
 def hash_objects(store: ReadOnlyStore, digests: Iterable[str], clock: HashClock) -> dict[str, Hashed]:
-    """Return digest → what reading every byte of the object has shown; all files of all objects side by side."""
+    """Return digest → the result of reading every byte of the object; all files of all objects are hashed in parallel."""
     listed = {digest: store.listed(digest) for digest in dict.fromkeys(digests)}
     return hash_listed(listed, clock)
 
 
 def hash_listed(listed: Mapping[str, Listed], clock: HashClock) -> dict[str, Hashed]:
-    """Return name → what reading every byte of the folder has shown."""
+    """Return name → the result of reading every byte of the folder."""
     shas = iter(hash_all([file for each in listed.values() for file in each.to_hash], clock))
     found = {}
     for name, each in listed.items():
@@ -92,19 +93,19 @@ def hash_listed(listed: Mapping[str, Listed], clock: HashClock) -> dict[str, Has
 
 
 def is_pipe(path: Path) -> bool:
-    """Return whether reading would wait for ever for somebody who writes."""
+    """Return whether reading would wait for a writer for ever."""
     return path.is_fifo()
 
 
 def list_folder(folder: Path, *, digest: str | None) -> Listed:
-    """Return what names and sizes say of a sealed folder; ``digest`` None: that of its own manifest."""
+    """Return what names and sizes show of a sealed folder; ``digest`` None: compare with its own manifest."""
     if is_pipe(folder / MANIFEST):
         return Listed((f"{MANIFEST}: is not a plain file",), {}, ())
     problems = find_problems(folder, digest=digest, read=False)
     try:
         records = read_manifest(folder, digest=digest)
     except (ValueError, OSError):
-        return Listed(tuple(problems), {}, ())  # they say why
+        return Listed(tuple(problems), {}, ())  # the problems contain the reason
     files, to_hash = {}, []
     for path, record in records.items():
         file = folder / path
@@ -166,7 +167,8 @@ class FolderReader:
         return read_sealed_file(self._readable(digest, path), path, digest=digest)
 
     def _readable(self, digest: str, path: str) -> Path:
-        """Return the object's folder; ValueError if its manifest or this file would keep its reader waiting."""
+        """Return the object's folder. Raises ValueError if its manifest or this file is a pipe, which would block the
+        reader."""
         folder = self.folder(digest)
         for name in (MANIFEST, path):
             if is_pipe(folder / name):
@@ -174,12 +176,12 @@ class FolderReader:
         return folder
 
     def folder(self, digest: str) -> Path:
-        """Return where an object lies, or would."""
+        """Return the path of an object, which need not exist."""
         return self._objects / checked_digest(digest)
 
 
 class BucketReader:
-    """``ReadOnlyStore`` of a bucket; files are hashed as they come, and not kept."""
+    """``ReadOnlyStore`` of a bucket; files are hashed while they are downloaded, and not kept."""
 
     def __init__(self, remote: "Remote") -> None:
         from vantage.storage.remote_objects import RemoteObjects
@@ -251,7 +253,7 @@ class BucketReader:
         return self._with_files(digest, (path,), lambda folder: read_sealed_file(folder, path, digest=digest))
 
     def _with_files(self, digest: str, paths: Iterable[str], read: Callable[[Path], _Read]) -> _Read:
-        """Return what ``read`` makes of a temporary folder with the manifest and these files."""
+        """Return the result of ``read`` on a temporary folder with the manifest and these files."""
         with TemporaryDirectory(prefix="vantage-audit-") as temporary:
             self._objects.fetch_files(checked_digest(digest), (MANIFEST, *paths), Path(temporary))
             return read(Path(temporary))
@@ -271,7 +273,7 @@ class BucketReader:
 
 
 def read_refs(store: ReadOnlyStore) -> dict[str, Ref]:
-    """Return stage key → ref, of every ref that can be read."""
+    """Return stage key → ref, for every ref that can be read."""
 
     def read(stage_key: str) -> Ref | None:
         try:
@@ -280,7 +282,7 @@ def read_refs(store: ReadOnlyStore) -> dict[str, Ref]:
             return None
 
     keys = store.stage_keys()
-    with ThreadPoolExecutor(_READERS) as readers:  # a bucket answers each request after a while
+    with ThreadPoolExecutor(_READERS) as readers:  # a bucket takes a while for each answer
         found = zip(keys, readers.map(read, keys), strict=True)
         return {key: ref for key, ref in found if ref is not None}
 

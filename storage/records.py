@@ -1,7 +1,7 @@
-"""Small JSON records on object storage, each replaced only by whoever has read its newest version.
+"""Read and replace small JSON records on object storage; only a process that has read the newest version can replace it.
 
-The conditional writes are those of the storage itself (etags; generations on Google Cloud Storage), so that two machines
-that know nothing of each other agree.
+The conditional writes are those of the storage itself (etags; generations on Google Cloud Storage), so two machines agree
+without a connection to each other.
 """
 
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from obstore.store import ObjectStore as Remote
 
 
 class Conflict(RuntimeError):
-    """Another writer was faster: the record is no longer the one that was read."""
+    """Another writer was faster: the record has changed since it was read."""
 
 
 class BucketNotFound(RuntimeError):
-    """There is no such bucket, or the login may not see it."""
+    """The bucket does not exist, or the login has no access to it."""
 
 
 @dataclass(frozen=True)
 class Version:
-    """Which content of a record was read."""
+    """Version of a record that was read."""
 
     e_tag: str | None
     version: str | None
@@ -41,8 +41,8 @@ def replace_record(remote: Remote, path: str, data: bytes, version: Version | No
     """Write a record in place of the version that was read; None: it must not exist yet.
 
     Raises:
-        Conflict: it is another version by now.
-        BucketNotFound: there is no bucket to write to.
+        Conflict: the record has another version by now.
+        BucketNotFound: the bucket does not exist.
     """
     mode: Any = "create"
     if version is not None:

@@ -23,7 +23,7 @@ class DamagedRef(ValueError):
 
 
 class DamagedObject(ValueError):
-    """A stored object that is missing or has other bytes than its digest says."""
+    """A stored object that is missing, or whose bytes do not match its digest."""
 
 
 class Ref(Frozen):
@@ -36,7 +36,7 @@ class Ref(Frozen):
     key_parts: dict[str, Any]
     """The value whose hash is the stage key (``vantage.schemas.records.stage_key``)."""
     provenance: dict[str, Any]
-    """Recorded but not in the stage key: code, library versions, device, threads."""
+    """Provenance, recorded but not in the stage key: code, library versions, device, threads."""
 
     def serves(self, run_id: str) -> bool:
         """Return whether a run may take the artifact for the whole stage: one that a person ended early is only its own run's."""
@@ -51,11 +51,11 @@ class Lookup:
     ref: Ref | None
     """The ref of an intact artifact; None: the stage has to run."""
     damage: tuple[str, ...] = ()
-    """Why a stored artifact cannot be used; empty if there is none, or it is intact."""
+    """Reason why a stored artifact cannot be used; empty if there is none, or it is intact."""
 
 
 def uri_of(digest: str) -> str:
-    """Return path of an object, relative to the store."""
+    """Return the path of an object, relative to the store."""
     return f"objects/{digest}"
 
 

@@ -1,4 +1,4 @@
-"""Objects in a bucket: files first, the manifest last, so that an object with a manifest is whole.
+"""Store objects in a bucket: files first, the manifest last, so that an object with a manifest is complete.
 
 An upload that was cut off is resumed file by file: what is there already is read back, and sent again only if its sha256
 is not that of the manifest. A size alone proves nothing. Large files go up in parts, several at once.
@@ -21,12 +21,12 @@ from vantage.storage.refs import uri_of
 from vantage.storage.sealed_folders import MANIFEST, find_problems, read_manifest
 
 _TRANSFERS = 8
-"""Files that go up or down at once."""
+"""Files that are transferred at once."""
 
 PART_BYTES = 8 * 2**20
-"""Larger files go up in parts of this size."""
+"""Bytes of the parts in which larger files are uploaded."""
 _MAX_PARTS = 9000
-"""The storages take 10,000."""
+"""Most parts; the storages take 10,000."""
 
 _Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class RemoteObjects:
         self._remote = remote
 
     def upload(self, folder: Path, digest: str) -> None:
-        """Send what is missing of a sealed folder, then its manifest; it can be repeated after a kill."""
+        """Upload what is missing of a sealed folder, then its manifest; it can be repeated after a kill."""
         records = read_manifest(folder, digest=digest)
         sizes = {path: record["size"] for path, record in records.items()}
         there = self.sizes(digest)
@@ -60,7 +60,7 @@ class RemoteObjects:
             self._send(folder, digest, MANIFEST)
 
     def fetch(self, digest: str, folder: Path) -> list[str]:
-        """Download an object to a new folder, and read every byte; what is wrong with it."""
+        """Download an object to a new folder, and read every byte; returns its problems."""
         make_folder(folder)
         try:
             self._download(digest, MANIFEST, folder)
@@ -87,13 +87,13 @@ class RemoteObjects:
                 raise ValueError(f"{uri_of(digest)}/{path} is missing") from None
 
     def sizes(self, digest: str) -> dict[str, int]:
-        """Return path → bytes of what is there of an object, whole or not."""
+        """Return path → bytes of the existing files of an object, complete or not."""
         prefix = f"{uri_of(digest)}/"
         listed = obstore.list(self._remote, prefix)
         return {str(each["path"]).partition(prefix)[2]: each["size"] for batch in listed for each in batch}
 
     def quarantine_manifest(self, digest: str) -> None:
-        """Make a damaged object count as unfinished, so that the next commit mends it."""
+        """Mark a damaged object as incomplete, so that the next commit repairs it."""
         path = f"{uri_of(digest)}/{MANIFEST}"
         try:
             aside = copy_aside(self._remote, path)
@@ -108,7 +108,7 @@ class RemoteObjects:
         obstore.put(self._remote, f"{uri_of(digest)}/{path}", file, chunk_size=chunk_size)
 
     def _sha256(self, digest: str, path: str) -> str | None:
-        """Return the sha256 of a file that is there; None if it is gone."""
+        """Return the sha256 of a file; None if it no longer exists."""
         hashed = hashlib.sha256()
         try:
             for part in obstore.get(self._remote, f"{uri_of(digest)}/{path}").stream():
@@ -128,14 +128,14 @@ class RemoteObjects:
 
 
 def copy_aside(remote: Remote, path: str) -> str:
-    """Copy what is damaged to ``quarantine/``; the path of the copy."""
+    """Copy a damaged file to ``quarantine/``; returns the path of the copy."""
     aside = f"{quarantine_of(path)}/{secrets.token_hex(4)}"
     obstore.copy(remote, path, aside)
     return aside
 
 
 def quarantine_of(path: str) -> str:
-    """Return where damaged versions of a path are kept."""
+    """Return the folder in which damaged versions of a path are kept."""
     return f"quarantine/{path.replace('/', '-')}"
 
 

@@ -1,13 +1,13 @@
-"""What stays of an artifact that was removed: enough to say later what it was.
+"""Keep a record of each removed artifact that is enough to describe it later.
 
     removed/<digest>/manifest.json            every file's path, size and sha256; its own sha256 is the digest
     removed/<digest>/metrics.json             what was measured, under the manifest as before
     removed/<digest>/refs/<stage key>.json    each ref that pointed to it: key parts, parents, provenance, run
     removed/<digest>/removal.json             when, why and by whom; written last, and before the first file goes
 
-A ref is written down before it goes, then the rest, then the object goes. So after a kill at any moment either the object
-is there, or this record of it is whole. An artifact that is made again counts as there; its record stays, and is replaced
-when it is removed again.
+First each ref is recorded and removed, then the rest is recorded, then the object is removed. So after a kill at any moment
+either the object exists, or this record of it is complete. If an artifact is made again, it exists; its record stays, and is
+replaced when it is removed again.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,14 +34,14 @@ _REFS = "refs"
 
 
 class Cause(Frozen):
-    """Why something is removed; for people, nothing is decided by it."""
+    """Reason of a removal; it is for people, and decides nothing."""
 
     when: str
     """Date and time (ISO 8601, UTC) by the clock of the machine that removed it."""
     why: str
-    """The rule by which it went, and the command."""
+    """The rule by which it was removed, and the command."""
     by: str
-    """User, machine and program."""
+    """User, machine and program that removed it."""
 
 
 class RemovedFile(Frozen):
@@ -59,26 +59,26 @@ class Removal(Frozen):
     digest: str
     """Its digest: the sha256 of its manifest."""
     when: str
-    """When it was removed (ISO 8601, UTC), as the machine's clock said."""
+    """Time of the removal (ISO 8601, UTC), by the machine's clock."""
     why: str
     """The rule by which it was removed."""
     by: str
-    """Who removed it."""
+    """User, machine and program that removed it."""
     files: dict[str, RemovedFile] | None
     """Path → file, from the manifest, which was checked against the digest; None: the manifest was damaged already."""
     measured: Measured | None
-    """Its metrics, checked against the manifest; None with ``files``."""
+    """Its metrics, checked against the manifest; None if ``files`` is None."""
     refs: tuple[Ref, ...] = Field(default=())
     """Every ref that pointed to it and was removed, by stage key: parents, key parts, provenance, run."""
 
 
 def find_removed(storage: "Readable", digest: str) -> Removal | None:
-    """Return what is recorded of a removed artifact; None: it was never removed, or it is there (again).
+    """Return the record of a removed artifact; None: it was never removed, or exists again.
 
     Raises:
-        ValueError: ``digest`` is none; or the record was damaged or edited: manifest, metrics or a ref do not fit the
-            digest.
-        OSError: it cannot be read.
+        ValueError: ``digest`` is not a digest; or the record was damaged or edited: manifest, metrics or a ref do not match
+            the digest.
+        OSError: the record cannot be read.
     """
     checked_digest(digest)
     if storage.has_object(digest):
@@ -89,7 +89,7 @@ def find_removed(storage: "Readable", digest: str) -> Removal | None:
 
 
 def what_stays(folder: Path, digest: str) -> dict[str, bytes]:
-    """Return name → bytes of the small files of an object that are kept when it goes; empty if its manifest is damaged."""
+    """Return name → bytes of an object's small files that are kept when it is removed; empty if its manifest is damaged."""
     with suppress(ValueError, OSError):
         read_manifest(folder, digest=digest)
         kept = {MANIFEST: (folder / MANIFEST).read_bytes()}
@@ -101,12 +101,12 @@ def what_stays(folder: Path, digest: str) -> dict[str, bytes]:
 
 
 def ref_bytes(ref: Ref) -> bytes:
-    """Return a ref as it is kept."""
+    """Return a ref as the bytes that are kept."""
     return ref.model_dump_json().encode()
 
 
 def ref_name(stage_key: str) -> str:
-    """Return path of a kept ref in the folder of its digest."""
+    """Return the path of a kept ref in the folder of its digest."""
     return f"{_REFS}/{checked_digest(stage_key)}.json"
 
 
@@ -117,15 +117,15 @@ class RemovedFolder:
         self._root = store_root / REMOVED_FOLDER
 
     def keep_ref(self, ref: Ref) -> None:
-        """Write down a ref that is about to go; the caller holds its stage key."""
+        """Record a ref that is about to be removed; the caller holds its stage key."""
         path = self._root / checked_digest(ref.artifact.digest) / ref_name(ref.artifact.stage_key)
         make_folder(path.parent)
         replace_file(path, ref_bytes(ref))
 
     def keep_object(self, folder: Path, digest: str, cause: Cause) -> None:
-        """Write down an object that is about to go from ``folder``; the caller holds the object's lock.
+        """Record an object that is about to be removed from ``folder``; the caller holds the object's lock.
 
-        What has neither manifest nor ref was no artifact.
+        An object without manifest and ref was not an artifact.
         """
         target = self._root / checked_digest(digest)
         kept = what_stays(folder, digest)
@@ -137,7 +137,7 @@ class RemovedFolder:
 
 
 def _fetch(storage: "Readable", digest: str, folder: Path) -> None:
-    """Copy the record of a digest, of known names only."""
+    """Copy the record of a digest; only known names are copied."""
     import obstore  # takes a moment to load
 
     prefix = f"{REMOVED_FOLDER}/{digest}/"

@@ -1,4 +1,4 @@
-"""A copy in the bucket of an attempt's scratch folder, so that another machine can go on from its last checkpoint.
+"""Keep a copy of an attempt's scratch folder in the bucket, so that another machine can go on from its last checkpoint.
 
 Copied beside the computation, by the process that watches it: a checkpoint is a sealed folder that appears by a rename,
 so it is never seen half-written. Its manifest goes last; a checkpoint without one is not fetched. What stands beside the
@@ -22,7 +22,7 @@ from vantage.storage.durable_files import make_folder
 from vantage.storage.sealed_folders import MANIFEST, check_path
 
 COPY_SECONDS = 10.0
-"""How often the folder is looked at; what has not changed is not sent again."""
+"""Seconds between two looks at the folder; unchanged files are not sent again."""
 
 _SAVING = "saving"
 """The folder of a checkpoint that is being written."""
@@ -41,18 +41,18 @@ class ScratchCopy:
         """Path → size and time of change of what was last sent."""
 
     def exists(self) -> bool:
-        """Return whether the bucket has anything of it."""
+        """Return whether the bucket has any file of it."""
         return any(batch for batch in obstore.list(self._remote, f"{self._prefix}/", chunk_size=1))
 
     def is_ahead(self) -> bool:
-        """Return whether the bucket has a whole checkpoint newer than every one in the folder: another machine went on."""
+        """Return whether the bucket has a complete checkpoint newer than all in the folder: another machine went on."""
         here = {path.parent.name for path in self._folder.glob(f"*/checkpoint-*/{MANIFEST}")}
         there = {PurePosixPath(path).parent.name for path in self._paths() if path.endswith(f"/{MANIFEST}")}
         return max(there, default="") > max(here, default="")
 
     @contextmanager
     def kept_up(self, names: Collection[str]) -> Iterator[None]:
-        """Send what changes while the block runs, in a thread of its own, and once more at its end.
+        """Send changes while the block runs, in a thread of its own, and once more at its end.
 
         ``names`` are those of the files and folders directly in the scratch folder that are sent.
         """
@@ -110,7 +110,7 @@ class ScratchCopy:
             self._delete(path)
 
     def _send_or_warn(self, names: Collection[str]) -> None:
-        """Send; a bucket that does not answer costs the copy, not the computation."""
+        """Send the changes; a bucket that does not answer costs the copy, not the computation."""
         try:
             self.send(names)
         except (BaseError, OSError) as error:

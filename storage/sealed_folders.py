@@ -20,7 +20,7 @@ from vantage.storage.durable_files import sync_file, sync_folder, write_file
 MANIFEST = "manifest.json"
 
 MAX_MANIFEST_BYTES = 64 * 2**20
-"""Larger manifests are refused without reading them."""
+"""Most bytes of a manifest; larger ones are refused without reading them."""
 
 _MAX_THREADS = 8
 
@@ -118,7 +118,7 @@ def find_problems(folder: Path, *, digest: str | None = None, read: bool = True)
 
 
 def folder_stamp(folder: Path) -> tuple[tuple[Path, *tuple[int, ...]], ...]:
-    """Return file-system status of the folder and all its files; it changes when their bytes change.
+    """Return the file-system status of the folder and all its files; it changes when their bytes change.
 
     Raises:
         OSError: a file cannot be looked up.

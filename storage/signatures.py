@@ -1,11 +1,11 @@
-"""Signatures of artifacts and of decisions about them, beside the objects and refs and in no digest.
+"""Store signatures of artifacts and of decisions about them, beside the objects and refs; they are part of no digest.
 
     signatures/<stage key>/<key id>/key.pub                                    the public key
-    signatures/<stage key>/<key id>/<sha256 of statement>/statement.json         what was signed
+    signatures/<stage key>/<key id>/<sha256 of statement>/statement.json         the signed statement
     signatures/<stage key>/<key id>/<sha256 of statement>/signature.sigstore.json
 
-Decisions of people about an artifact are in ``decisions/``, in the same way. A statement without a signature was cut off before it was whole, and counts as none. Nothing here is removed with its
-artifact: a signed statement says what was removed.
+Decisions of people about an artifact are in ``decisions/``, in the same way. A statement without a signature was not completely
+written, and is ignored. Signatures are not removed with their artifact: a signed statement describes what was removed.
 """
 
 import hashlib
@@ -21,31 +21,32 @@ KEY_FILE = "key.pub"
 STATEMENT = "statement.json"
 SIGNATURE = "signature.sigstore.json"
 MAX_BYTES = 64 * 2**20
-"""Of one file; larger ones are not read."""
+"""Most bytes of one file; larger files are not read."""
 
 About = Literal["signatures", "decisions"]
-"""Folder of statements: ``signatures`` are about artifacts, ``decisions`` about what people decided on them."""
+"""Folder of statements: those in ``signatures`` are about artifacts, those in ``decisions`` about people's decisions on
+them."""
 _DIGEST = "[0-9a-f]{64}"
 _NAME = re.compile(rf"({_DIGEST})/(?:key\.pub|({_DIGEST})/(statement\.json|signature\.sigstore\.json))")
 
 
 @dataclass(frozen=True)
 class SignedStatement:
-    """A statement and its signature, as they were stored; nothing about them has been checked."""
+    """A stored statement and its signature, unchecked."""
 
     key_id: str
-    """Of the key that is said to have signed; see ``vantage.signing.keys``."""
+    """Id of the key that is claimed to have signed; see ``vantage.signing.keys``."""
     name: str
-    """The name that it is stored under: the sha256 that the statement had."""
+    """Name under which it is stored: the sha256 that the statement had."""
     statement: bytes
     signature: bytes
     public_key: bytes | None
-    """PEM, as it is stored beside them."""
+    """The stored public key, as PEM."""
 
 
 def read_signatures(storage: Readable, stage_key: str, about: About = "signatures") -> list[SignedStatement]:
     """Return all signed statements of a stage key, in the order of their names."""
-    import obstore  # takes a moment to load, and most runs have no use for it
+    import obstore  # takes a moment to load, and most runs do not need it
 
     prefix = f"{about}/{checked_digest(stage_key)}/"
     remote = storage.remote
@@ -79,12 +80,13 @@ def add_signature(
     signature: bytes,
     about: About = "signatures",
 ) -> None:
-    """Store a signed statement in place of a damaged one; the signature comes last, so that what is there is whole.
+    """Store a signed statement, also in place of a damaged one. The signature is written last, so that a signature
+    implies a whole statement.
 
-    Two who sign the same with the same key at once both write a valid signature; the last one stays.
+    Two processes that sign the same statement with the same key at once both write a valid signature; the last one stays.
 
     Raises:
-        OSError: the disk; or the bucket.
+        OSError: the disk or the bucket cannot be written.
     """
     folder = f"{checked_digest(key_id)}/{hashlib.sha256(statement).hexdigest()}"
     for name, data in (
@@ -96,7 +98,7 @@ def add_signature(
 
 
 def place_of(storage: Storage, stage_key: str, key_id: str) -> str:
-    """Return where the statements of a key are, as a path or an address."""
+    """Return the place of a key's statements, as a path or an address."""
     return f"{storage.address}/signatures/{stage_key}/{key_id}"
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Readable(Protocol):
-    """What reads of a storage that is perhaps read only need: its files, and which objects are there."""
+    """The part of a storage that readers need, also if it is read only: its files, and which objects exist."""
 
     @property
     def remote(self) -> "Remote":
@@ -39,7 +39,7 @@ class Objects(Protocol):
     """Immutable folders of files, named by their content."""
 
     def folder(self, artifact: Artifact) -> Path:
-        """Return a local folder with the artifact's files, for reading; DamagedObject: there are none that can be used."""
+        """Return a local folder with the artifact's files, for reading. Raises DamagedObject if they cannot be used."""
 
     def local_folder(self, digest: str) -> Path | None:
         """Return the object's folder if this machine has it already; nothing is fetched or checked."""
@@ -48,10 +48,12 @@ class Objects(Protocol):
         """Return whether there is an object of this digest; its files are not checked."""
 
     def sealed(self, digest: str) -> Sealed:
-        """Return metrics of an object, from its own files; ValueError or OSError if it is missing or not of the digest."""
+        """Return metrics of an object, from its own files. Raises ValueError or OSError if it is missing or does not
+        match the digest."""
 
     def read_file(self, digest: str, path: str) -> bytes | None:
-        """Return a small file of an object, checked; None: the object has none of that name. ValueError or OSError as above."""
+        """Return a small file of an object, checked; None: the object has no file of that name. Raises ValueError or
+        OSError as above."""
 
     def verify(self, artifact: Artifact) -> list[str]:
         """Return problems of the artifact's files, every byte of which is read; empty: intact."""
@@ -64,7 +66,8 @@ class Refs(Protocol):
     """Stage key → object."""
 
     def find(self, stage_key: str) -> Ref | None:
-        """Return the ref of a stage key, or None; the artifact's files are not checked. DamagedRef: it cannot be used."""
+        """Return the ref of a stage key, or None; the artifact's files are not checked. Raises DamagedRef if the ref
+        cannot be used."""
 
     def inspect(self, stage_key: str) -> Lookup:
         """Look up as ``lookup`` does, without changing anything."""
@@ -100,10 +103,10 @@ class Leases(Protocol):
         """Hold exclusive access to the key; see ``Store.exclusive``."""
 
     def holder_of(self, stage_key: str) -> str | None:
-        """Return who has exclusive access to the key now, as it names itself; None: nobody that lives."""
+        """Return the name of the living holder of the key; None: there is none."""
 
     def next_attempt(self, stage_key: str) -> int:
-        """Return number of a new attempt, from 1; earlier attempts can no longer commit."""
+        """Return the number of a new attempt, from 1; earlier attempts can no longer commit."""
 
 
 class Scratch(Protocol):
@@ -128,15 +131,15 @@ class Scratch(Protocol):
         """Remove the scratch folder."""
 
     def discard_local_scratch(self, stage_key: str) -> None:
-        """Remove this machine's scratch folder if what others read of it is elsewhere; hold the key."""
+        """Remove this machine's scratch folder if others read their files elsewhere; the caller holds the key."""
 
 
 class Storage(Objects, Refs, Leases, Scratch, Protocol):
-    """The storage that an attempt needs."""
+    """All parts of the storage that an attempt needs."""
 
     @property
     def address(self) -> str:
-        """Return what ``open_storage`` takes, on any machine that reaches it."""
+        """Return the address from which ``open_storage`` opens this storage on any machine that reaches it."""
 
     @property
     def remote(self) -> "Remote":
@@ -151,7 +154,7 @@ def open_storage(address: str) -> Storage:
     ``AZURE_…``).
 
     Raises:
-        ValueError: the address is none of these, or the bound is no number.
+        ValueError: the address is none of these, or the bound is not a number.
     """
     if "://" not in address:
         return Store(Path(address))
@@ -166,7 +169,7 @@ def open_storage(address: str) -> Storage:
 
 
 def garbage_of(storage: Storage, cause: Cause) -> Garbage:
-    """Return what may be removed from a storage; ``cause`` goes into the records of what is."""
+    """Return the removable content of a storage; ``cause`` is written into the records of removed artifacts."""
     from vantage.storage.object_storage import ObjectStorage
 
     if isinstance(storage, ObjectStorage):

@@ -95,7 +95,7 @@ class Store:
 
     @property
     def address(self) -> str:
-        """Return what ``vantage.storage.storage.open_storage`` takes."""
+        """Return the address for ``vantage.storage.storage.open_storage``."""
         return str(self.root)
 
     @property
@@ -183,7 +183,7 @@ class Store:
         return read_sealed(self._object_path(digest), digest=digest)
 
     def read_file(self, digest: str, path: str) -> bytes | None:
-        """Return a small file of an object, as ``Objects.read_file`` says."""
+        """Return a small file of an object; see ``Objects.read_file``."""
         return read_sealed_file(self._object_path(digest), path, digest=digest)
 
     def folder(self, artifact: Artifact) -> Path:
@@ -244,7 +244,7 @@ class Store:
             os.close(descriptor)
 
     def holder_of(self, stage_key: str) -> str | None:
-        """Return who holds the key's lock; nothing is written, and the lock is looked at for a moment."""
+        """Return the holder of the key's lock; nothing is written, and the lock is tried for a moment."""
         try:
             descriptor = os.open(self._lock_path(stage_key, "lock"), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:

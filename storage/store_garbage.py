@@ -1,7 +1,7 @@
-"""What may be removed from a store in a folder (``vantage.storage.garbage``).
+"""Find and remove what is no longer needed in a store on a file system (``vantage.storage.garbage``).
 
-The locks are the kernel's: they cannot be lost while their holder lives, so each check still holds when it is acted on.
-What was an artifact leaves a record (``vantage.storage.removed``), written under the same locks before it goes.
+The locks are the kernel's: they cannot be lost while their holder lives, so the result of a check still holds when it is
+used. A removed artifact leaves a record (``vantage.storage.removed``), written under the same locks before it is removed.
 """
 
 import os
@@ -20,7 +20,7 @@ class StoreGarbage:
     """The removable content of a store."""
 
     def __init__(self, store: Store, cause: Cause) -> None:
-        """Hold the store to collect from. ``cause``: written into the records of what is removed."""
+        """Collect from a store. ``cause`` is written into the records of removed artifacts."""
         self._store = store
         self._cause = cause
         self._removed = RemovedFolder(store.root)
@@ -30,11 +30,11 @@ class StoreGarbage:
 
     @property
     def patience_seconds(self) -> float:
-        """The locks of dead processes are free at once."""
+        """No seconds: the locks of dead processes are free at once."""
         return 0.0
 
     def refs(self) -> Mapping[str, Ref]:
-        """Return files that have not changed since the last call are not read again."""
+        """Return stage key → ref; files that have not changed since the last call are not read again."""
         found: dict[str, tuple[object, Ref | None]] = {}
         with os.scandir(self._root / "refs") as entries:
             for entry in entries:
@@ -100,7 +100,7 @@ class StoreGarbage:
         return {path.name: bytes_in(path) for path in folders if is_digest(path.name)}
 
     def _keep_quarantined(self, path: Path) -> None:
-        """Keep the record of a damaged object that nobody has made again."""
+        """Keep the record of a damaged object that no attempt has made again."""
         digest = path.name.partition(".")[0]
         if path.parent.name != "quarantine" or not is_digest(digest):
             return
@@ -112,7 +112,7 @@ class StoreGarbage:
     def _find(self, key: str) -> Ref | None:
         try:
             return self._store.find(key)
-        except (DamagedRef, ValueError):  # a lookup sets it aside; nothing is reached through it
+        except (DamagedRef, ValueError):  # a lookup sets it aside; no object is reached through it
             return None
 
     def _hold(self, held: ExitStack, key: str) -> bool:
@@ -128,14 +128,14 @@ class StoreGarbage:
                 yield self._leftover(path)
 
     def _working_folders(self) -> Iterator[Leftover]:
-        """Yield scratch folders, and staging folders of attempts that have ended if nobody holds their keys."""
+        """Yield scratch folders, and staging folders of ended attempts whose keys nobody holds."""
         for path in (*self._paths("scratch"), *self._paths("staging")):
             key = path.name.partition(".")[0]
             if is_digest(key) and REMOVED not in path.name:
                 yield self._leftover(path, stage_key=key, is_scratch=path.name == key)
 
     def _quarantined(self) -> Iterator[Leftover]:
-        """Yield what is in quarantine; its age counts from its last change of name, in the clock of the file system."""
+        """Yield files in quarantine; their age counts from their last renaming, by the clock of the file system."""
         clock = self._root / "locks" / "clock"
         clock.touch()
         now = clock.stat().st_mtime

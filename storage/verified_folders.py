@@ -1,4 +1,4 @@
-"""Which sealed folders this process has read and found intact."""
+"""Remember the sealed folders that this process has read and found intact."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from vantage.storage.sealed_folders import find_problems, folder_stamp
 
 
 class VerifiedFolders:
-    """Sealed folders, each read again only if an inode, size or time in it has changed since it was found intact.
+    """Sealed folders that were found intact. Each is read again only if an inode, size or time in it has changed since.
 
     A sweep asks for the same gigabytes once for each of its runs.
     """
@@ -16,11 +16,11 @@ class VerifiedFolders:
         """Folder → its stamp when every byte of it was last read and right."""
 
     def problems(self, folder: Path, *, digest: str) -> list[str]:
-        """Return what is wrong with the folder's files (set of files, sizes, sha256, links); empty: intact."""
+        """Return the problems of the folder's files (set of files, sizes, sha256, links); empty: intact."""
         try:
             before = folder_stamp(folder)
         except OSError:
-            before = None  # the reason comes with the problems
+            before = None  # the problems contain the reason
         if before is not None and self._intact.get(folder) == before:
             return []
         problems = find_problems(folder, digest=digest)

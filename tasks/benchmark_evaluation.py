@@ -1,4 +1,4 @@
-"""A policy on a task of lm-eval, from the files of its folder: the number that the task's metric is, with its error."""
+"""Evaluate a policy on a task of lm-eval, from the files of its folder: the value of the task's metric, with its error."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from vantage.tasks.training.optimization import training_device
 from vantage.tasks.training.seeds import derive_seed, stage_seed
 
 RESAMPLES = 1000
-"""Bootstrap samples of lm-eval's standard errors, where a metric is no mean."""
+"""Bootstrap samples of lm-eval's standard errors, for metrics that are not means."""
 RESULTS_FILE = "results.json"
 SAMPLES_FILE = "samples.jsonl"
 _NUM_SEEDS = 2**32
@@ -93,7 +93,7 @@ def load_task(folder: Path, name: str) -> Any:
 
 
 def _tasks_of(folder: Path) -> Any:
-    """Return the tasks of the folder, without those of lm-eval itself, whose 13,000 files it would read for six seconds."""
+    """Return the tasks of the folder, without lm-eval's own, whose 13,000 files it would read for six seconds."""
     from lm_eval.tasks import TaskManager
 
     return TaskManager(include_path=str(folder), include_defaults=False)
@@ -152,7 +152,8 @@ def measure(job: StageJob[BenchmarkEvaluation], task: Any) -> Mapping[str, Any]:
 
 
 def asked_within(limits: PassLimits) -> Any:
-    """Return lm-eval's class of models, with as many texts at once as both bounds allow; its own is told a number of texts alone.
+    """Return lm-eval's class of models, with as many texts at once as both bounds allow; its own bounds only the number
+    of texts.
 
     The longest of all texts decides: lm-eval asks the longest first, in batches of one size.
     """
@@ -171,7 +172,7 @@ def asked_within(limits: PassLimits) -> Any:
             return super().generate_until(requests, *rest, **named)
 
         def _fit(self, longest: int) -> None:
-            """Prepare for texts of so many tokens; more than the model reads are cut off."""
+            """Prepare for texts of this many tokens; tokens beyond the model's limit are cut off."""
             self.batch_size_per_gpu = limits.rows_of(min(longest, self.max_length), limits.rows or 1)
 
     return AskedWithin
@@ -222,7 +223,7 @@ def _offline(scratch: Path) -> Iterator[None]:
 
 @contextmanager
 def _machine_not_described() -> Iterator[None]:
-    """Keep lm-eval from describing the machine in its results: it starts git, pip and gcc for that, and nothing reads it."""
+    """Prevent lm-eval from describing the machine in its results: it starts git, pip and gcc for that, and nothing reads it."""
     from lm_eval import evaluator
 
     with ExitStack() as held:

@@ -125,7 +125,7 @@ def run(job: StageJob[ResolvedBestOfN]) -> StageResult:
 
 
 def read_training_responses(job: StageJob[ResolvedBestOfN], codec: Codec) -> Collected | None:
-    """Return the collected responses to the training prompts, where the recipe names any."""
+    """Return the collected responses to the training prompts, if the recipe names any."""
     if job.work.rollouts is None:
         return None
     digest = tokenizer_digest(job.inputs["init"])
@@ -173,7 +173,7 @@ def update(
     *,
     iteration: int,
 ) -> dict[str, float]:
-    """Return all optimiser steps of one iteration; returns the means of their metrics, and the sampler's gap before the first.
+    """Take all optimiser steps of one iteration; returns the means of their metrics, and the sampler's gap before the first.
 
     Raises:
         SamplerDisagrees: the log-probabilities of the first minibatch are not those that sampled it.
@@ -198,7 +198,7 @@ def update(
 
 
 def describe(scored: Scored, best: Tensor) -> dict[str, float]:
-    """Return what the samples were like, before the update, and how much better the kept ones score."""
+    """Return metrics of the samples before the update, and how much better the kept ones score."""
     lengths, ended = scored.sampled.sequences.lengths, scored.sampled.ended
     measured = {
         "score_mean": scored.scores.total,

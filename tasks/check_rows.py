@@ -30,7 +30,7 @@ REPORT = "report.json"
 
 
 def run(job: StageJob[CheckRows]) -> StageResult:
-    """Write ``report.json``: of each dataset, how many rows cannot be used and the first of them with the reason.
+    """Write ``report.json``: for each dataset, the number of unusable rows, and the first of them with the reason.
 
     Raises:
         TooManyLeftOut: more rows of a dataset cannot be used than its ``max_dropped`` allows.
@@ -64,7 +64,7 @@ def run(job: StageJob[CheckRows]) -> StageResult:
 
 
 def read_splits(folder: Path, content: str, codec: Codec) -> Iterator[Encoded]:
-    """Yield the splits that have rows, as ids; a held-out one of which no row can be used is left to the stage that reads it."""
+    """Yield the splits that have rows, as ids; a held-out split without usable rows is left to the stage that reads it."""
     for split in SPLITS:
         if not num_rows(folder, split):
             continue
@@ -76,7 +76,7 @@ def read_splits(folder: Path, content: str, codec: Codec) -> Iterator[Encoded]:
 
 
 def read_as(content: str) -> Callable[[Path, str, Codec], Encoded]:
-    """Return what reads a split of this content, as the stages do."""
+    """Return the function that reads a split of this content, as the stages do."""
     if content == "prompts":
         return read_prompts
     if content == "rankings":

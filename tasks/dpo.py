@@ -111,7 +111,7 @@ def run(job: StageJob[ResolvedDirectPreferenceOptimization]) -> StageResult:
             metrics |= update_weights(optimizer, models.policy, work, step=step, total_steps=num_steps)
             attempt.finish_step(metrics, num_tokens=num_tokens, headline="loss")
 
-    # 3. How well it tells pairs apart that it has not seen
+    # 3. How well it separates pairs that it has not seen
     held_out = measure_pairs(models, test, work)
     selected = measure_pairs(models, validation, work)
     written = write_policy(job, models.policy.causal_lm, codec.tokenizer)
@@ -137,7 +137,7 @@ def read_pairs(job: StageJob[ResolvedDirectPreferenceOptimization], split: str, 
 def tied_share(
     job: StageJob[ResolvedDirectPreferenceOptimization], pairs: Sequence[Completions]
 ) -> dict[str, float]:
-    """Share of the collected prompts, over all splits, that gave no pair."""
+    """Return the share of the collected prompts, over all splits, that gave no pair."""
     if job.work.rollouts is None:
         return {}
     return {"tied_share": 1 - sum(map(len, pairs)) / sum(each.counts.num_rows for each in pairs)}
@@ -188,7 +188,7 @@ def pair_logprobs(models: Models, batch: Sequences, *, precision: Precision) -> 
 def measure_pairs(
     models: Models, pairs: Completions, work: ResolvedDirectPreferenceOptimization
 ) -> dict[str, Estimate]:
-    """Accuracy of the implicit rewards β·(log π − log π_ref), DPO loss (nats) and mean reward gap over pairs.
+    """Return accuracy of the implicit rewards β·(log π − log π_ref), DPO loss (nats) and mean reward gap over pairs.
 
     All pairs of a prompt are one cluster.
     """

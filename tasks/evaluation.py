@@ -1,4 +1,4 @@
-"""Evaluation: a candidate against a baseline on the test prompts, which nothing was trained or selected on."""
+"""Evaluate a candidate against a baseline on the test prompts, which were not used for training or selection."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -47,17 +47,17 @@ from vantage.tasks.training.scratch import PROGRESS
 from vantage.tasks.training.seeds import derive_seed, stage_seed
 
 ROLES = ("candidate", "baseline")
-"""In the order in which they are loaded: the baseline reads the candidate's responses."""
+"""Order in which the models are loaded: the baseline reads the candidate's responses."""
 NUM_SHOWN = 20
-"""Prompts of which both models' responses are handed back to be shown."""
+"""Number of prompts for which both models' responses are returned to be shown."""
 
 DEMONSTRATIONS_AT_ONCE = 64
-"""Demonstrations in one forward pass without ``microbatch_size``."""
+"""Number of demonstrations in one forward pass if ``microbatch_size`` is not given."""
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """One of the two models, and what it answers."""
+    """One of the two models, with its prompts and demonstrations."""
 
     policy: PolicyModel
     engine: RolloutEngine
@@ -68,24 +68,24 @@ class Sampler:
 
 @dataclass(frozen=True)
 class Measured:
-    """What is left of one of the two models when the other one is loaded."""
+    """Results of one model, which are kept when the other model is loaded."""
 
     prompts: Prompts
     sampled: Judged
     greedy: Judged | None
-    """None: no judge says anything of one response."""
+    """None: no judge judges single responses."""
     likelihood: MeasuredLikelihood | None
-    """Of the demonstrations, if the stage has any."""
+    """Likelihood of the demonstrations, if the stage has any."""
     codec: Codec
 
 
 def run(job: StageJob[PolicyEvaluation]) -> StageResult:
-    """Sample both models on the same prompts and judge them; the artifact holds every response."""
+    """Sample both models on the same prompts and judge them; the artifact contains every response."""
     work = job.work
     measured: dict[str, Measured] = {}
     logprobs: dict[str, Tensor] = {}
 
-    # 1. The same prompts, sampled and judged for both; the same demonstrations and responses read by both
+    # 1. Sample and judge the same prompts with both models; both read the same demonstrations and responses
     refuse_other_tokenizer_of_critic(job)
     judges = load_judges(job)
     kinds = (False, True) if judges else (False,)  # sampled, greedy
@@ -104,7 +104,7 @@ def run(job: StageJob[PolicyEvaluation]) -> StageResult:
             if share_a_tokenizer(job):
                 read = measured["candidate"].sampled.sampled.sequences
                 logprobs[role] = logprobs_of(job, sampler, read)
-        del sampler  # before the next one is loaded
+        del sampler  # free it before the next one is loaded
     candidate, baseline = (measured[role] for role in ROLES)
     refuse_different_prompts(job, candidate, baseline)
 
@@ -137,7 +137,7 @@ def run(job: StageJob[PolicyEvaluation]) -> StageResult:
         **encoding_metrics(job, "prompts", [candidate.prompts]),
     }
 
-    # 4. Keep every response; some are handed back to be shown, the first of them token by token
+    # 4. Keep every response; return some to be shown, the first of them token by token
     for role, judged in zip(ROLES, (pairs.candidate, pairs.baseline), strict=True):
         write_rows(job.output, role, response_rows(judged))
     samples = shown(pairs)
@@ -172,7 +172,7 @@ def load_judges(job: StageJob[PolicyEvaluation]) -> dict[str, Judgement]:
 def ask_model(
     job: StageJob[PolicyEvaluation], candidate: Measured, baseline: Measured
 ) -> SwappedVerdicts | None:
-    """Return the verdicts of the judge that is a model, which is loaded when both others are done; None: there is none."""
+    """Return verdicts of the judge that is a model, loaded after the other two are freed; None: there is none."""
     for role, judge in judges_of(job.work).items():
         if judge.kind == "model":
             device, limits = training_device(), job.work.pass_limits
@@ -183,20 +183,21 @@ def ask_model(
 
 
 def with_verdicts(work: PolicyEvaluation, judged: Judged, preference: Tensor | None) -> Judged:
-    """Return one model's responses, with what its pairs say (B,) among the judgements, which are in the order of the judges."""
+    """Return one model's responses, with its pairs' verdicts (B,) added to the judgements, which are in the order of the
+    judges."""
     said = judged.judgements if preference is None else {**judged.judgements, "preference": preference}
     names = [JUDGED[judge.kind] for judge in judges_of(work).values()]
     return replace(judged, judgements={name: said[name] for name in names})
 
 
 def load_sampler(job: StageJob[PolicyEvaluation], role: str) -> Sampler:
-    """Return the policy in ``role``, with the test prompts and demonstrations as its tokenizer has them."""
+    """Return the policy in ``role``, with the test prompts and demonstrations encoded by its tokenizer."""
     codec = codec_of(job, role)
     policy = fixed_policy(job, role, training_device())
     demonstrations = None
     if "demonstrations" in job.inputs:
         demonstrations = read_completions(job.inputs["demonstrations"], TEST, ["response"], codec)
-        encoding_metrics(job, "demonstrations", [demonstrations])  # refuses too many that do not fit
+        encoding_metrics(job, "demonstrations", [demonstrations])  # raises if too many do not fit
     return Sampler(
         policy=policy,
         engine=load_engine(policy, codec, limits=job.work.rollout.limits(job.work.pass_limits)),
@@ -209,7 +210,7 @@ def load_sampler(job: StageJob[PolicyEvaluation], role: str) -> Sampler:
 def respond(
     job: StageJob[PolicyEvaluation], sampler: Sampler, judges: dict[str, Judgement], *, greedy: bool
 ) -> Judged:
-    """Return responses to the test prompts, judged; greedy ones once, sampled ones as often as the recipe says."""
+    """Return judged responses to the test prompts: one if greedy, else as many as the recipe gives."""
     work = job.work
     sampled = sample_responses(
         sampler.engine,
@@ -217,7 +218,7 @@ def respond(
         sampler.prompts,
         range(len(sampler.prompts)),
         device=training_device(),
-        # both models draw from the same stream, so that their difference carries less noise
+        # Both models draw from the same random numbers, so that their difference is less noisy
         seed=derive_seed(stage_seed(job), "sampling"),
         count=1 if greedy else work.samples_per_prompt,
         greedy=greedy,
@@ -228,7 +229,7 @@ def respond(
 def finish_reading(
     job: StageJob[PolicyEvaluation], sampler: Sampler, sampled: Judged, greedy: Judged | None = None
 ) -> Measured:
-    """Return all that is kept of a model, with the likelihood of the demonstrations."""
+    """Return the results of a model, with the likelihood of the demonstrations."""
     likelihood, demonstrations = None, sampler.demonstrations
     if demonstrations is not None:
         limits = job.work.pass_limits.or_rows(DEMONSTRATIONS_AT_ONCE)
@@ -258,7 +259,7 @@ def logprobs_of(job: StageJob[PolicyEvaluation], sampler: Sampler, sequences: Se
 def refuse_different_prompts(
     job: StageJob[PolicyEvaluation], candidate: Measured, baseline: Measured
 ) -> None:
-    """Raise TokenizersDiffer where the two models did not answer the same prompts, or read the same demonstrations."""
+    """Raise TokenizersDiffer if the two models did not answer the same prompts, or read the same demonstrations."""
     work, limit = job.work, job.generation.max_prompt_tokens
     read = [None if each.likelihood is None else len(each.likelihood.nll) for each in (candidate, baseline)]
     if list(candidate.prompts.texts) != list(baseline.prompts.texts) or read[0] != read[1]:
@@ -277,7 +278,7 @@ def kl_to_baseline(candidate: Measured, logprobs: dict[str, Tensor]) -> Estimate
 
 
 def perplexities(candidate: Measured, baseline: Measured, *, is_comparable: bool) -> Estimates:
-    """Return what the demonstrations say, if there are any; the ratio of two perplexities compares equal tokens only."""
+    """Return perplexities on the demonstrations, if there are any; their ratio only where both models read the same tokens."""
     if candidate.likelihood is None or baseline.likelihood is None:
         return {}
     estimates = compare_likelihoods(candidate.likelihood, baseline.likelihood)
@@ -287,7 +288,7 @@ def perplexities(candidate: Measured, baseline: Measured, *, is_comparable: bool
 
 
 def reward_spread(pairs: Pairs) -> float:
-    """Return highest less lowest judgement of all sampled responses by the first judge; 0 where all are equal."""
+    """Return the difference of the highest and the lowest judgement by the first judge; 0 where all are equal."""
     judgements = torch.cat(
         [next(iter(each.judgements.values())) for each in (pairs.candidate, pairs.baseline)]
     )
@@ -295,7 +296,7 @@ def reward_spread(pairs: Pairs) -> float:
 
 
 def refuse_other_tokenizer_of_critic(job: StageJob[PolicyEvaluation]) -> None:
-    """Raise TokenizersDiffer where the critic would read other ids than a policy wrote."""
+    """Raise TokenizersDiffer if the critic would read other ids than a policy wrote."""
     if "critic" not in job.inputs:
         return
     critic = tokenizer_digest(job.inputs["critic"])
@@ -310,7 +311,8 @@ def refuse_other_tokenizer_of_critic(job: StageJob[PolicyEvaluation]) -> None:
 def read_by_token(
     job: StageJob[PolicyEvaluation], measured: dict[str, Measured], samples: Sequence[dict[str, object]]
 ) -> dict[str, ByToken]:
-    """Return both models' responses to the first samples, with the critic's values of their tokens where the stage names one."""
+    """Return both models' responses to the first samples, with the critic's values of their tokens if the stage names a
+    critic."""
     first = {role: first_responses(samples, of.sampled.sampled) for role, of in measured.items()}
     expected: dict[str, Tensor] = {}
     if "critic" in job.inputs:
@@ -351,9 +353,9 @@ def response_rows(judged: Judged) -> list[dict[str, object]]:
 
 
 def shown(pairs: Pairs) -> tuple[dict[str, object], ...]:
-    """Return both models' first responses to some prompts, each prompt once, whoever did better.
+    """Return both models' first responses to some prompts, each prompt once, whichever model did better.
 
-    The first prompts at which the two say different things; where those are too few, the first others.
+    The first prompts with different responses are chosen; if these are too few, then the first of the others.
     """
     candidate, baseline = pairs.candidate.sampled, pairs.baseline.sampled
     prompts = candidate.prompts

@@ -1,4 +1,4 @@
-"""The implicit step of a benchmark: the user's folder of lm-eval tasks, copied into the store and checked."""
+"""The implicit step that copies and checks the user's folder of lm-eval tasks."""
 
 from vantage.schemas.recipe.work import ImportBenchmark
 from vantage.schemas.records.job import StageJob, StageResult
@@ -7,7 +7,7 @@ from vantage.tasks.data.benchmark_tasks import check_tasks
 
 
 def run(job: StageJob[ImportBenchmark]) -> StageResult:
-    """Copy definitions, data and functions, so that nothing later depends on where they lie.
+    """Copy definitions, data and functions, so that nothing later depends on the original files.
 
     Raises:
         UnusableTasks: a definition reads what is not in the folder.

@@ -1,4 +1,4 @@
-"""The implicit first step: the recipe's model, checked and copied into a plain Hugging Face folder."""
+"""The implicit first step: check the recipe's model, and copy it into a plain Hugging Face folder."""
 
 import shutil
 
@@ -13,7 +13,7 @@ from vantage.tasks.training.scratch import FETCHED
 
 
 def run(job: StageJob[ImportModel]) -> StageResult:
-    """Import ``model.source``, so that nothing later depends on where it came from; and try its chat template.
+    """Import ``model.source``, so that nothing later depends on the original, and try its chat template.
 
     With ``model.quantization`` its weights are rounded after an adapter was merged into them.
 

@@ -1,4 +1,4 @@
-"""The implicit step of a verifier: the user's file, copied into the store and tried on what it will judge."""
+"""The implicit step that copies a user's verifier into the store, and tries it on the prompts that it will judge."""
 
 from vantage.schemas.recipe.sources import LocalPath
 from vantage.schemas.recipe.work import ImportVerifier
@@ -10,7 +10,7 @@ from vantage.tasks.rewards.verifiers import CONFIGURATION
 
 
 def run(job: StageJob[ImportVerifier]) -> StageResult:
-    """Write what a stage needs to call the verifier, so that nothing later depends on where its file lies; and try it.
+    """Write everything that a stage needs to call the verifier, so that nothing later depends on the original file, and try it.
 
     Raises:
         BrokenVerifier, MissingAnswers, ForeignPrompts: the verifier cannot be used on these prompts.

@@ -1,4 +1,4 @@
-"""The implicit step before a model is published that is only adapters: they are merged into the model beneath."""
+"""The implicit step that merges adapters into their base model before they are published."""
 
 from vantage.models.folders import tokenizer_digest
 from vantage.models.merging import merge
@@ -7,6 +7,6 @@ from vantage.schemas.records.job import StageJob, StageResult
 
 
 def run(job: StageJob[MergePolicy | MergeRewardModel]) -> StageResult:
-    """Write the whole model; what serves it needs to know nothing of adapters."""
+    """Write the whole model; programs that serve it need no support for adapters."""
     merge(job.model("adapters"), job.output)
     return StageResult(metrics={}, tokenizer_digest=tokenizer_digest(job.output))

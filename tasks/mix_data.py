@@ -61,7 +61,7 @@ def run(job: StageJob[MixData]) -> StageResult:
 
 
 def counts_of(work: MixData, side: str, sizes: Sequence[int]) -> list[int]:
-    """Return rows of each part on one side, given how many it has.
+    """Return the number of rows of each part on one side, from the number that it has.
 
     Raises:
         TooFewRows: a part has too few held-out rows, or so small a weight that none of its rows is trained on.
@@ -94,7 +94,7 @@ def apportioned(total: int, weights: Sequence[float]) -> list[int]:
 
 
 def most_without_repeats(sizes: Sequence[int], weights: Sequence[float]) -> int:
-    """Return the largest total of which no part has more rows than there are."""
+    """Return the largest total for which every part has enough rows."""
     total = int(min(size / weight for size, weight in zip(sizes, weights, strict=True))) + 1
     while any(count > size for count, size in zip(apportioned(total, weights), sizes, strict=True)):
         total -= 1
@@ -102,7 +102,7 @@ def most_without_repeats(sizes: Sequence[int], weights: Sequence[float]) -> int:
 
 
 def part_order(counts: Sequence[int]) -> Any:
-    """Return (N,): which part each row of the mixture is of. Every stretch has about the shares of the whole."""
+    """Return (N,): the part of each row of the mixture. Every range of rows has about the shares of the whole."""
     places = np.concatenate([(np.arange(count) + 0.5) / count for count in counts if count])
     parts = np.repeat(np.arange(len(counts), dtype=np.uint8), counts)
     return parts[np.argsort(places, kind="stable")]
@@ -110,7 +110,7 @@ def part_order(counts: Sequence[int]) -> Any:
 
 @dataclass
 class _Stream:
-    """Chosen rows of one part, in the order of its file; if it has fewer than are wanted, from the beginning again."""
+    """Return the chosen rows of one part, in the order of its file; if it has fewer than required, from the beginning again."""
 
     path: Path
     size: int
@@ -131,7 +131,7 @@ class _Stream:
                     yield _with_columns(table.filter(chosen), columns)
 
     def _some(self, number: int) -> Any:
-        """Return a mask (size,) of so many rows at random, from raw bits, whose stream numpy keeps from version to version."""
+        """Return a mask (size,) of random rows, from raw bits, whose stream numpy keeps from version to version."""
         seed = int.from_bytes(hashlib.sha256(self.seed.encode()).digest()[:8], "big")
         draws = np.random.PCG64(seed).random_raw(self.size)
         mask = np.zeros(self.size, dtype=bool)
@@ -175,7 +175,7 @@ class _Waiting:
         self._rest: pa.Table | None = None
 
     def take(self, number: int) -> list[pa.Table]:
-        """Return the next ``number`` rows; the stream has as many."""
+        """Return the next ``number`` rows; the stream must have that many."""
         taken = []
         while number:
             table = next(self._tables) if self._rest is None else self._rest

@@ -1,4 +1,4 @@
-"""Policy optimisation: whatever the recipe's switches describe, from a plain policy gradient to VAPO.
+"""Policy optimisation by the recipe's switches, from a plain policy gradient to VAPO.
 
 One iteration, top to bottom: sample, score, shape, estimate advantages, update, adapt the KL coefficients.
 """
@@ -142,7 +142,7 @@ def result_of(
 
 
 def steered(source: Source, gathered: Gathered, state: PolicyState) -> PolicyState:
-    """Return the state with the coefficients for the next rollout; the baselines that follow the policy learn what it did."""
+    """Return the state with the coefficients for the next rollout; the baselines that follow the policy learn from it."""
     networks, rollout, work = source.networks, gathered.rollout, source.job.work
     measure_kl = cache(partial(kl_to_old, networks, rollout, gathered.estimates, work))
     state = with_updated_kl_coefs(state, rollout, measure_kl, work.algorithm)
@@ -152,7 +152,7 @@ def steered(source: Source, gathered: Gathered, state: PolicyState) -> PolicySta
 
 
 def after_rollout(state: PolicyState, gathered: Gathered) -> PolicyState:
-    """Return the state that a rollout moves, whatever is learned from it."""
+    """Return the state after a rollout, whatever is learned from it."""
     weight = gathered.estimates.critic_weight
     return replace(
         state,
@@ -186,7 +186,7 @@ def headline_metrics(
 
 
 def mean_critic_weight(attempt: Attempt[PolicyState], work: ResolvedPolicyOptimization) -> dict[str, float]:
-    """Return how far the advantages of all iterations were the critic's, where that can vary."""
+    """Return the mean weight of the critic in the advantages of all iterations, if it can vary."""
     if not work.algorithm.weighs_critic:
         return {}
     return {"critic_weight_mean": attempt.state.critic_weight_sum / attempt.length}

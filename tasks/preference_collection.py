@@ -1,6 +1,6 @@
-"""Preference collection: pairs sampled from a policy, as a dataset that a reward model or DPO reads unchanged.
+"""Collect preferences: pairs sampled from a policy, as a dataset that a reward model or DPO reads unchanged.
 
-Nothing is trained. The held-out splits come first, so that prompts which give no pair are noticed early.
+Nothing is trained. The held-out splits come first, so that prompts that give no pair are noticed early.
 """
 
 import json
@@ -41,14 +41,14 @@ from vantage.tasks.training.seeds import derive_seed, stage_seed
 SAME_SCORE = "all responses score the same"
 SAME_TEXT = "chosen equals rejected"
 NO_TEXT = "responses are empty"
-"""Why a prompt gives no pair."""
+"""Reasons why a prompt gives no pair."""
 
 OPENING_TOKENS = 64
-"""More than a chat template puts between the assistant's turn and its words."""
+"""More tokens than a chat template puts between the begin of the assistant's turn and its text."""
 
 
 class NoPairs(ValueError):
-    """A split that came out without a pair."""
+    """A split has no pair."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Batch:
     split: str
     indices: range
     is_last: bool
-    """Of its split."""
+    """Whether it is the last batch of its split."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,11 @@ class Response:
 
     text: str
     num_tokens: int
-    """EOS included."""
+    """Number of tokens, EOS included."""
 
     @property
     def is_usable(self) -> bool:
-        """Return whether it may stand in a dataset (``vantage.schemas.row_rules`` has the same rules)."""
+        """Return whether it may be in a dataset (``vantage.schemas.row_rules`` has the same rules)."""
         return bool(self.text.strip()) and "\0" not in self.text
 
 
@@ -94,13 +94,13 @@ class Pair(Frozen):
 
 
 class Collected(Frozen):
-    """What came of one batch of prompts."""
+    """Pairs from one batch of prompts."""
 
     split: str
     num_prompts: int
     pairs: tuple[Pair, ...]
     without_pair: dict[str, int]
-    """Reason → prompts that gave no pair."""
+    """Reason → number of prompts that gave no pair."""
 
     @property
     def tied_share(self) -> float:
@@ -123,7 +123,7 @@ def run(job: StageJob[ResolvedPreferenceCollection]) -> StageResult:
     encoding = encoding_metrics(job, role, [source.prompts for source in sources.values()])
     batches = list(cut_batches(sources, work))
 
-    # 2. Pairs, batch by batch, from wherever an earlier attempt got to
+    # 2. Pairs, batch by batch, continuing an earlier attempt
     with BatchFiles(job.scratch, total=len(batches), phase="sampling") as files:
         for number in files.remaining():
             refuse_without_pairs(batches[:number], files.finished, stage=job.name)
@@ -142,7 +142,7 @@ def run(job: StageJob[ResolvedPreferenceCollection]) -> StageResult:
     everything = [Collected.model_validate(part) for part in files.finished]
     by_split = {split: [part for part in everything if part.split == split] for split in SPLITS}
 
-    # 3. One file a split, as data preparation writes them
+    # 3. One file per split, in the format of data preparation
     for split in SPLITS:
         rows = [
             {column: getattr(pair, column) for column in ("prompt", "chosen", "rejected")}
@@ -153,12 +153,13 @@ def run(job: StageJob[ResolvedPreferenceCollection]) -> StageResult:
     counts = {f"{split}_rows": sum(len(part.pairs) for part in parts) for split, parts in by_split.items()}
     report = {**counts, "dropped": without_pair(everything)}
     (job.output / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    first = {"train_rows": counts["train_rows"], **describe(everything)}  # what a person is shown
+    first = {"train_rows": counts["train_rows"], **describe(everything)}  # what is shown to a person
     return StageResult(metrics={**first, **counts, **encoding})
 
 
 def load_scores(job: StageJob[ResolvedPreferenceCollection], judge: Judge, device: torch.device) -> Judgement:
-    """Return what gives each response a score: a verifier, a reward, or a model that compares the two responses to a prompt."""
+    """Return the judge that scores each response: a verifier, a reward, or a model that compares the two responses to a
+    prompt."""
     if judge.kind != "model":
         limits = job.work.pass_limits.or_rows(job.work.batch_size)
         return load_judge(job, judge, policies=["policy"], device=device, limits=limits)
@@ -182,9 +183,9 @@ def with_turns(rows: Sequence[Row], prompts: Prompts) -> list[Row]:
 
 
 def as_sampled(rows: Sequence[Row], codec: Codec) -> list[Row]:
-    """Return the rows, with a mark at each response that the chat template would write otherwise than it was sampled.
+    """Return the rows, with a mark at each response that the chat template would render differently from the sampled text.
 
-    So where a prompt opens ``<think>``, training reads what was written after it. Without such a response no row is changed.
+    For example, where a prompt opens ``<think>``, training reads the text after it. Other rows are not changed.
     """
     renderer = ResponseRenderer(codec.tokenizer, chat=codec.chat)
     marks = [
@@ -207,7 +208,7 @@ def read_source(job: StageJob, split: str, codec: Codec) -> Source:
         return Source(read_prompts(job.inputs["prompts"], split, codec), demonstrations=None)
     folder = job.inputs["demonstrations"]
     prompts = read_prompts(folder, split, codec)
-    fits = set(prompts.texts)  # of equal prompts, all fit or none
+    fits = set(prompts.texts)  # of equal prompts, either all fit or none
     return Source(prompts, [row["response"] for row in read_rows(folder, split) if row["prompt"] in fits])
 
 
@@ -231,7 +232,8 @@ def sample_batch(
     number: int,
     device: torch.device,
 ) -> Sampled:
-    """Return the responses to a batch's prompts, each prompt's in a row: a function of the seed and the batch's number."""
+    """Return the responses to a batch's prompts, those of each prompt together: a function of the seed and the batch's
+    number."""
     work = job.work
     return sample_responses(
         engine,
@@ -281,14 +283,14 @@ def collect(
 
 
 def without_opening(responses: Sequence[str], codec: Codec) -> list[str]:
-    """Return responses less the white space that some chat templates have before them: who reads the pairs adds it again."""
+    """Return responses without the leading white space of some chat templates, which every reader of the pairs adds again."""
     [(ids, _)] = encode_responses(codec.tokenizer, [""], max_tokens=OPENING_TOKENS, chat=codec.chat)
     [opening] = codec.whole_texts([ids])
     return [response.removeprefix(opening) for response in responses]
 
 
 def encode_demonstrations(texts: Sequence[str], batch: Batch, codec: Codec) -> list[Response]:
-    """Return a batch's demonstrations with their lengths, as training would read them."""
+    """Return a batch's demonstrations with their lengths as training reads them."""
     of_batch = [texts[index] for index in batch.indices]
     limit = codec.generation.max_response_tokens
     encoded = encode_responses(codec.tokenizer, of_batch, max_tokens=limit, chat=codec.chat)
@@ -296,7 +298,7 @@ def encode_demonstrations(texts: Sequence[str], batch: Batch, codec: Codec) -> l
 
 
 def judged_pair(prompt: str, responses: Sequence[Response], scores: Sequence[float]) -> list[Pair] | str:
-    """Return the best response against the worst, of equal ones the first; or why there is no such pair.
+    """Return the best response against the worst (the first of equal ones), or the reason why there is no such pair.
 
     Raises:
         FloatingPointError: a score is not finite.
@@ -319,7 +321,7 @@ def judged_pair(prompt: str, responses: Sequence[Response], scores: Sequence[flo
 def demonstrated_pairs(
     prompt: str, demonstration: Response, responses: Sequence[Response]
 ) -> list[Pair] | str:
-    """Return the demonstration against each different response of the policy's own; or why there is no such pair."""
+    """Return the demonstration against each different response of the policy, or the reason why there is no such pair."""
     by_text = {response.text: response for response in responses if response.is_usable}
     if not by_text:
         return NO_TEXT
@@ -339,7 +341,7 @@ def pair_of(prompt: str, chosen: Response, rejected: Response) -> Pair:
 
 
 def refuse_without_pairs(done: Sequence[Batch], finished: Sequence[Mapping[str, Any]], *, stage: str) -> None:
-    """Raise NoPairs where a split, all of which was sampled, gave no pair: nobody could train on it, or measure with it."""
+    """Raise NoPairs if a split that was sampled completely gave no pair: it could not be used to train or to measure."""
     for split in (batch.split for batch in done if batch.is_last):
         parts = [part for part in finished if part["split"] == split]
         if any(part["pairs"] for part in parts):
@@ -353,7 +355,7 @@ def refuse_without_pairs(done: Sequence[Batch], finished: Sequence[Mapping[str, 
 
 
 def without_pair(parts: Sequence[Collected]) -> dict[str, int]:
-    """Return reason → prompts that gave no pair, over several batches."""
+    """Return reason → number of prompts without a pair, over several batches."""
     reasons: Counter[str] = Counter()
     for part in parts:
         reasons.update(part.without_pair)
@@ -361,7 +363,7 @@ def without_pair(parts: Sequence[Collected]) -> dict[str, int]:
 
 
 def describe(parts: Sequence[Collected]) -> dict[str, float]:
-    """Return share of prompts without a pair, and mean lengths (tokens) of the sides, over all splits."""
+    """Return the share of prompts without a pair, and mean lengths (tokens) of the sides, over all splits."""
     pairs = [pair for part in parts for pair in part.pairs]
     tied = sum(without_pair(parts).values())
     return {

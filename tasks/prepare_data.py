@@ -63,11 +63,11 @@ from vantage.tasks.training.scratch import PROGRESS
 LEFT_OUT = {"contaminated": "contaminated", "near_duplicates": "near_duplicate"}
 """Key of ``report.json`` → the metric ``NAME_rows`` with the same number."""
 BUILTIN_SEED = 0
-"""Built-in data is like a file: the same for every recipe and seed."""
+"""Seed of the built-in data, which is like a file: the same for every recipe and seed."""
 
 
 class UnusableData(ValueError):
-    """A dataset that cannot be trained on, with the reason and the rows that show it."""
+    """A dataset cannot be trained on; the message contains the reason and the rows that show it."""
 
 
 def run(job: StageJob[PrepareData]) -> StageResult:
@@ -118,10 +118,10 @@ def keep_usable(batches: Iterator[pa.Table], work: PrepareData, scratch: Path) -
 
 
 def described(counts: dict[str, int], report: Report, found: Format | None) -> dict[str, Any]:
-    """Return what ``report.json`` says; of the rows that were left out the first ones, with their number from 0 on.
+    """Return the content of ``report.json``; for the rows that were left out the first ones, with their number from 0 on.
 
     Args:
-        found: the format of the file; told where it was recognised.
+        found: the format of the file; reported if it was recognised.
     """
     first = [asdict(bad) for bad in report.first]
     is_recognised = found is not None and found.is_recognised
@@ -172,16 +172,16 @@ def builtin_batches(work: PrepareData) -> Iterator[pa.Table]:
 
 
 def number_of(size: int | float, rows: int) -> int:
-    """Return a split's number of rows, where it is given as a share of so many."""
+    """Return a split's number of rows, if it is given as a share of ``total``."""
     return size if isinstance(size, int) else max(1, round(size * rows))
 
 
 @contextmanager
 def read_file(data: Data, content: str, job: StageJob) -> Iterator[tuple[RowReader, Iterator[pa.Table]]]:
-    """Yield what reads the rows of the user's file, and its batches; of a copy that was made while it was hashed.
+    """Yield the reader of the user's file, and its batches, from a copy that was made while it was hashed.
 
     Raises:
-        UnusableData: the file cannot be read as what its name says, or cannot hold such rows.
+        UnusableData: the file cannot be read in the format of its name, or cannot hold such rows.
         MissingColumn: no row has what a column is mapped to.
         SourceChanged, SourceTooLarge: it is not the file that the run was planned with, or of more bytes than are read.
     """
@@ -232,7 +232,7 @@ def refuse_rankings_of_csv(data: Data, content: str, ending: str) -> None:
 
 
 def batches_of(reader: RowReader, rows: Iterator[SourceRow], scratch: Path) -> Iterator[pa.Table]:
-    """Yield the rows that the reader makes, ``SLICE_ROWS`` at a time; one that cannot be read says why in ``fault``.
+    """Yield the reader's rows, ``SLICE_ROWS`` at a time; one that cannot be read has the reason in ``fault``.
 
     Raises:
         MissingColumn: no row has what a column is mapped to.
@@ -266,7 +266,7 @@ def copy_sources(
 
 
 def refuse_if_too_many_dropped(report: Report, *, name: str, max_dropped: float) -> None:
-    """Refuse a dataset with more unusable rows than the recipe allows; repeats and ties are left out without blame."""
+    """Refuse a dataset with more unusable rows than the recipe allows; repeats and ties do not count."""
     unusable = sum(count for reason, count in report.dropped.items() if reason not in WITHOUT_BLAME)
     if unusable <= max_dropped * report.num_rows:
         return
@@ -283,7 +283,7 @@ def refuse_if_too_many_dropped(report: Report, *, name: str, max_dropped: float)
 def set_apart(
     texts: Callable[[], Iterable[str]], job: StageJob[PrepareData]
 ) -> tuple[list[str | None], dict[str, Any]]:
-    """Return the side of every row, or None if it is left out; and what ``report.json`` says of those that leak.
+    """Return the side of every row, or None if it is left out; and the part of ``report.json`` about those that leak.
 
     Raises:
         UnusableData: no row is left, or more near-duplicates are left out than the recipe allows.
@@ -322,7 +322,7 @@ def sides_of(positions: Sequence[float], leaks: Any, work: PrepareData) -> list[
 
 
 def asked_texts(rows: SpooledRows, columns: Sequence[str]) -> Iterator[str]:
-    """Yield the prompt of every row; of a conversation, what the user said first."""
+    """Yield the prompt of every row; for a conversation, the user's first message."""
     for batch in rows.batches([column for column in ASKED_COLUMNS if column in columns]):
         yield from map(asked_text, batch.to_pylist())
 
@@ -330,7 +330,7 @@ def asked_texts(rows: SpooledRows, columns: Sequence[str]) -> Iterator[str]:
 def leave_out_near_duplicates(
     texts: Callable[[], Iterable[str]], sides: list[str | None], job: StageJob[PrepareData]
 ) -> dict[str, Any]:
-    """Take rows for training that are nearly a held-out prompt off their side; returns what ``report.json`` says of them.
+    """Take training rows that are nearly a held-out prompt off their side; returns the part of ``report.json`` about them.
 
     Raises:
         UnusableData: they are more than the recipe allows.
@@ -369,7 +369,7 @@ def write_splits(
     *,
     train_rows: int | None,
 ) -> dict[str, int]:
-    """Write one file a side; returns how many rows each has.
+    """Write one file per side; returns the number of rows in each.
 
     Args:
         train_rows: the most rows for training; None: all.

@@ -1,4 +1,4 @@
-"""Evaluation of a reward model on test pairs: how often it is right, where, and whether its probabilities can be believed."""
+"""Evaluate a reward model on test pairs: its accuracy, its weak spots, and the calibration of its probabilities."""
 
 import json
 from dataclasses import asdict
@@ -29,16 +29,16 @@ from vantage.tasks.training.seeds import derive_seed, stage_seed
 
 SIDES = ("chosen", "rejected")
 ENOUGH_PROMPTS = 10
-"""Fewest prompts of a subgroup that can be the worst."""
+"""Fewest prompts of a subgroup that can be reported as the worst."""
 CALIBRATION_FILE = "calibration.json"
 SUBGROUPS_FILE = "subgroups.json"
 _CONFIDENCE = 0.95
-"""Of the intervals in the file of subgroups."""
+"""Confidence of the intervals in the file of subgroups."""
 
 
 def run(job: StageJob[RewardEvaluation]) -> StageResult:
-    """Score the test pairs; the artifact holds the tables of calibration and of subgroups."""
-    # 1. The margin of every test pair: chosen score − rejected score
+    """Score the test pairs; the artifact contains the tables of calibration and of subgroups."""
+    # 1. Margin of every test pair: chosen score − rejected score
     codec = codec_of(job, "reward_model")
     files, device = job.model("reward_model"), training_device()
     reward = placed(lambda: load_scalar(files, role="reward", training="nothing"), files.folder, device)
@@ -48,7 +48,7 @@ def run(job: StageJob[RewardEvaluation]) -> StageResult:
 
     # 2. Accuracy, calibration, and accuracy by length
     measured = measure_pairs(*both)
-    gaps = partial(calibration_gaps, torch.cat((margins, -margins)))  # and with the opposite outcome
+    gaps = partial(calibration_gaps, torch.cat((margins, -margins)))  # then with the opposite outcome
     means = {
         "pair_accuracy": measured.correct,
         "score_gap": measured.score_gap,
@@ -96,9 +96,9 @@ def length_differences(pairs: Completions) -> Tensor:
 
 
 def length_groups(differences: Tensor) -> dict[str, Tensor]:
-    """Return name in ``LENGTH_GROUPS`` → which pairs are in the group, (N,) booleans.
+    """Return name in ``LENGTH_GROUPS`` → pairs in the group, (N,) booleans.
 
-    Quarters: cut at the 25th, 50th and 75th percentile; a difference that equals a cut is below it.
+    The groups are quarters, cut at the 25th, 50th and 75th percentile; a difference that equals a cut is below it.
     """
     cuts = torch.quantile(differences.double(), torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64))
     quarter = torch.bucketize(differences.double(), cuts)

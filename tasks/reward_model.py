@@ -65,7 +65,7 @@ SIDES = ("chosen", "rejected")
 CURVES = {"pair_accuracy": "train_pair_accuracy", "nll": "chosen_nll", "pair_mean": "score_mean"}
 """Metrics of the losses under the names that the ledger uses for a minibatch."""
 CENTRE_ROWS = 1024
-"""Demonstrations whose mean score becomes 0."""
+"""Number of demonstrations whose mean score becomes 0."""
 
 
 def run(job: StageJob[ResolvedRewardModelling]) -> StageResult:
@@ -145,7 +145,7 @@ def read_preferences(
 
 
 def scored(reward: ScalarModel, batch: Sequences, *, with_language: bool) -> Tensor:
-    """Return what a pass computes of some responses, of the first half their log-probabilities too."""
+    """Compute a pass: scores of responses and, with ``with_language``, log-probabilities of the first half too."""
     if not with_language:
         return scores(reward, batch)
     found, logprobs = scores_and_logprobs(reward, batch, first_rows=(len(batch) + 1) // 2)
@@ -179,7 +179,7 @@ def accumulate_pairs(
     indices: Sequence[int],
     work: ResolvedRewardModelling,
 ) -> tuple[dict[str, float], int]:
-    """Return the gradient of Σ −log σ(chosen − rejected − margin)/pairs, with centring and the chosen responses' NLL.
+    """Add the gradient of Σ −log σ(chosen − rejected − margin)/pairs, with centring and the chosen responses' NLL.
 
     The margin is each pair's own, where the data has margins. A micro-batch counts pairs.
     """
@@ -222,7 +222,7 @@ def _margin(pairs: Completions, indices: Sequence[int], like: Tensor) -> Tensor 
 def accumulate_rankings(
     reward: ScalarModel, rankings: Rankings, indices: Sequence[int], work: ResolvedRewardModelling
 ) -> tuple[dict[str, float], int]:
-    """Return the gradient of the mean over prompts of each one's mean −log σ(better − worse) over its untied pairs.
+    """Add the gradient of the mean over prompts of each one's mean −log σ(better − worse) over its untied pairs.
 
     Every completion goes through the model once. A micro-batch counts prompts, and holds all completions of each.
     """
@@ -248,7 +248,7 @@ def accumulate_rankings(
 
 @torch.no_grad()
 def measure_rankings(reward: ScalarModel, rankings: Rankings, *, limits: PassLimits) -> dict[str, Estimate]:
-    """Accuracy, Bradley-Terry loss (nats) and mean score gap over all untied pairs of held-out rankings.
+    """Return accuracy, Bradley-Terry loss (nats) and mean score gap over all untied pairs of held-out rankings.
 
     Accuracy and gap count every pair once, so a prompt with many responses says more. The loss is weighted as in
     training: a mean over prompts of each one's mean over its pairs. All pairs of a prompt are one cluster.
@@ -270,7 +270,7 @@ def measure_rankings(reward: ScalarModel, rankings: Rankings, *, limits: PassLim
 
 
 def ranking_scores(reward: ScalarModel, rankings: Rankings, *, limits: PassLimits) -> Tensor:
-    """Scores (N, R) of the responses to N prompts, on the CPU; 0 where a prompt has fewer than R."""
+    """Return scores (N, R) of the responses to N prompts, on the CPU; 0 where a prompt has fewer than R."""
     sizes = rankings.sizes()
     found = torch.zeros(len(rankings), max(sizes))
     for part in passes(rankings.lengths(), limits, sequences=sizes, is_divided=True):
@@ -284,7 +284,7 @@ def ranking_scores(reward: ScalarModel, rankings: Rankings, *, limits: PassLimit
 
 @torch.no_grad()
 def measure_pairs(reward: ScalarModel, pairs: Completions, *, limits: PassLimits) -> dict[str, Estimate]:
-    """Accuracy, Bradley-Terry loss (nats) and mean score gap over held-out pairs; those of a prompt are one cluster.
+    """Return accuracy, Bradley-Terry loss (nats) and mean score gap over held-out pairs; those of a prompt are one cluster.
 
     Margins are left out, as they only say how to learn: a pair counts as right where chosen scores above rejected, and
     the numbers of data with margins and without can be compared.
@@ -305,7 +305,7 @@ def measure_pairs(reward: ScalarModel, pairs: Completions, *, limits: PassLimits
 
 @torch.no_grad()
 def mean_score(reward: ScalarModel, examples: Completions, *, limits: PassLimits) -> float:
-    """Mean score of the first demonstrations, in the reward model's own unit."""
+    """Return the mean score of the first demonstrations, in the reward model's own unit."""
     count = min(len(examples), CENTRE_ROWS)
     total = 0.0
     for part in passes(examples.lengths(range(count)), limits):

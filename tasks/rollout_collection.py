@@ -1,4 +1,4 @@
-"""Rollout collection: responses sampled from a policy once and scored, for others to learn from as often as they like.
+"""Collect rollouts: responses sampled from a policy once and scored, for other stages to learn from as often as they like.
 
 Nothing is trained. The held-out splits come first, so that a reward or a verifier which fails is noticed early.
 """
@@ -108,7 +108,7 @@ def cut_batches(prompts: Mapping[str, Prompts], work: ResolvedRolloutCollection)
 
 
 def describe(scored: Scored) -> dict[str, float]:
-    """Return what the responses of one batch are like."""
+    """Return metrics of the responses of one batch."""
     sampled, scores = scored.sampled, scored.scores
     measured = {
         "score_mean": scores.total,

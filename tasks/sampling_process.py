@@ -1,8 +1,8 @@
-"""The process that holds a model for ``vantage sample``, ``export`` and ``data inspect``: requests in, answers out.
+"""The process that holds a model for ``vantage sample``, ``export`` and ``data inspect``: it reads requests and writes answers.
 
-``vantage.attempts.launchers.sampling_process`` alone starts it, since the command line itself loads no tensor library. Each line of
-standard input is a JSON value of ``vantage.schemas.records.sampling``, and gets one line of answer on what was standard output;
-what libraries print there goes to standard error.
+Only ``vantage.attempts.launchers.sampling_process`` starts it, since the command line itself loads no tensor library. Each
+line of standard input is a JSON value of ``vantage.schemas.records.sampling``, and gets one line of answer on the original
+standard output. Output of libraries goes to standard error instead.
 """
 
 import ctypes
@@ -57,9 +57,9 @@ from vantage.tasks.rollout.token_texts import token_texts
 from vantage.tasks.training.optimization import training_device
 
 PR_SET_PDEATHSIG = 1
-"""From ``linux/prctl.h``."""
+"""Value of the constant in ``linux/prctl.h``."""
 AT_ONCE = 32
-"""Responses that are sampled side by side."""
+"""Number of responses that are sampled side by side."""
 Request = SampleRequest | RenderRequest | MergeRequest
 _REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
 
@@ -71,7 +71,7 @@ class OpenedModel:
         """Find the model.
 
         Raises:
-            ValueError: it is no model that can be used (``UnsafeModel`` …); the message says why.
+            ValueError: the model cannot be used (``UnsafeModel`` …); the message contains the reason.
         """
         self.files = ModelFiles(opening.folder or scratch / "model", opening.base)
         if opening.source is not None:
@@ -81,7 +81,7 @@ class OpenedModel:
         self.codec = Codec(tokenizer, opening.generation, opening.chat)
 
     def describe(self) -> ModelOpened:
-        """Return what the first line is answered with."""
+        """Return the answer to the first line."""
         tokenizer, chat = self.codec.tokenizer, self.codec.chat
         stops = self.codec.stop_token_ids
         template = str(tokenizer.chat_template or "")
@@ -111,7 +111,7 @@ class OpenedModel:
         """Return responses of the stages' own sampler.
 
         Raises:
-            ValueError: a conversation that this model cannot be asked, or more tokens than it has positions.
+            ValueError: this model cannot read a conversation, or more tokens are asked for than it has positions.
         """
         generation = self.codec.generation.model_copy(
             update={
@@ -153,7 +153,7 @@ class OpenedModel:
         )
 
     def render(self, request: RenderRequest) -> RenderReply:
-        """Return rows of data as training reads them; in the place of one that it cannot read, why."""
+        """Return rows of data as training reads them; for a row that it cannot read, the reason."""
         return RenderReply(rows=tuple(self._rendered(row, request.train_on) for row in request.rows))
 
     def _rendered(self, row: RowToRender, train_on: TrainOn) -> RenderedRow:
@@ -181,7 +181,7 @@ class OpenedModel:
         )
 
     def _special_in(self, turns: Sequence[Message]) -> dict[str, int]:
-        """Return special token → how often the turns' texts spell it out."""
+        """Return special token → number of times that the turns' texts contain it."""
         texts = [text for turn in turns for text in (turn["content"], turn["extra"]) if text]
         return dict(Counter(spelled(special_tokens(self.codec.tokenizer), texts)))
 
@@ -196,7 +196,7 @@ class OpenedModel:
 
 
 def encode_conversations(codec: Codec, conversations: Sequence[Sequence[Turn]]) -> list[list[int]]:
-    """Return ids of each conversation up to where the response begins, as a stage encodes the rows of its data.
+    """Return ids of each conversation up to the begin of the response, encoded like a stage's data.
 
     Raises:
         ValueError: the chat template refuses a conversation, or a prompt has no tokens.
@@ -216,7 +216,7 @@ def _message(fields: Mapping[str, str | None]) -> Message:
 def main() -> None:
     """Answer line by line until standard input ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it may be busy when its parent ends
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the command line's, which ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the command line, which ends this process
     replies = os.dup(1)
     os.dup2(2, 1)
     with open(replies, "w", encoding="utf-8") as out:
@@ -224,7 +224,7 @@ def main() -> None:
 
 
 def answer_lines(lines: Iterable[bytes], out: TextIO) -> None:
-    """Write a line of answer to each line: the first names the model, the others are requests."""
+    """Write one line of answer per line: the first line names the model, the others are requests."""
     with tempfile.TemporaryDirectory(prefix="vantage-sample-") as scratch:
         model: OpenedModel | None = None
         for line in lines:
@@ -237,7 +237,7 @@ def answer_lines(lines: Iterable[bytes], out: TextIO) -> None:
                     reply = model.answer(line)
             except (ValueError, FloatingPointError, FileNotFoundError, PermissionError) as error:
                 reply = Refused(refused=str(error))
-            except Exception as error:  # the command line says it in one sentence; the traceback is for -v
+            except Exception as error:  # the command line prints one sentence; the traceback is for -v
                 traceback.print_exc()
                 reply = Refused(refused=f"{type(error).__name__}: {error}", is_ours=True)
             out.write(reply.model_dump_json() + "\n")

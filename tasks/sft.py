@@ -89,6 +89,6 @@ def run(job: StageJob[ResolvedSupervisedFineTuning]) -> StageResult:
 
 
 def mean_nll(policy: PolicyModel, examples: Completions, *, limits: PassLimits) -> Estimate:
-    """Mean NLL over all tokens that are learnt (nats/token), all responses to one prompt being one cluster."""
+    """Return the mean NLL over all learnt tokens (nats/token); all responses to one prompt are one cluster."""
     measured = measure_likelihood(policy, examples, limits=limits)
     return clustered_ratio(measured.nll, measured.num_tokens, measured.clusters)

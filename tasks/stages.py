@@ -1,4 +1,4 @@
-"""From a job to the stage that does it, by the table of kinds."""
+"""Run the stage that a job names, by the table of kinds."""
 
 import logging
 import sys
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def run_stage(job: StageJob) -> StageResult:
-    """Do one attempt at a stage in this process; its files lie in ``job.output`` afterwards.
+    """Run one attempt at a stage in this process; its files are in ``job.output`` afterwards.
 
     Modules are imported on demand, so that preparing data loads no tensor library and training no pandera.
     """
@@ -44,7 +44,7 @@ def run_stage(job: StageJob) -> StageResult:
     result = with_guards(job, result.model_copy(update={"metrics": metrics}))
     for name, value in result.metrics.items():
         log.info("%s: %s", name, "undefined" if value is None else f"{value:.6g}")
-    if writes_files():  # another rank would look at files that the first is still renaming
+    if writes_files():  # another rank would look at files that the first one is still renaming
         files = [path for path in job.output.rglob("*") if path.is_file()]
         log.info("made %d files, %.1f MB", len(files), sum(path.stat().st_size for path in files) / 1e6)
     return result
@@ -63,7 +63,7 @@ def _arithmetic_of(job: StageJob) -> AbstractContextManager[object]:
 
 
 def _time_of(job: StageJob) -> tuple[float | None, str]:
-    """Return the seconds that the recipe gives an attempt at the stage, and by which limit; None: as many as it needs."""
+    """Return the seconds that the recipe gives an attempt at the stage, and the name of the limit; None: unlimited."""
     resources = job.work.resources if isinstance(job.work, Stage) else Resources()
     limits = []
     if resources.max_seconds is not None:
@@ -75,10 +75,10 @@ def _time_of(job: StageJob) -> tuple[float | None, str]:
 
 
 def _gpus() -> int:
-    """Return the GPUs that compute the stage: one for each of its processes, or none."""
+    """Return the number of GPUs that compute the stage: one for each of its processes, or none."""
     torch = sys.modules.get(
         "torch"
-    )  # a stage that trains has loaded it, and preparing data has no use for it
+    )  # a stage that trains has loaded torch already, and data preparation does not need it
     if torch is None or not torch.cuda.is_available():
         return 0
     from vantage.tasks.training import ranks
@@ -87,14 +87,14 @@ def _gpus() -> int:
 
 
 def with_guards(job: StageJob, result: StageResult) -> StageResult:
-    """Return the result with what the guards of the attempt have seen."""
+    """Return the result with the observations of the attempt's guards."""
     watched = read_watched(job.scratch)
     return result.model_copy(update={"firings": watched.firings, "ended_early": watched.ended_early})
 
 
 @contextmanager
 def _output_of_this_process(job: StageJob) -> Iterator[StageJob]:
-    """Yield the job as it is; in a process that writes no files, with an output folder that is thrown away.
+    """Yield the job; in a process that writes no files, its output folder is a temporary one.
 
     All ranks have to take part in gathering sharded weights, so all of them save; one folder becomes the artifact.
     """

@@ -1,8 +1,8 @@
-"""Value pretraining: the critic alone learns Monte-Carlo returns of a fixed policy (VC-PPO, VAPO §4.1).
+"""Pretrain a critic alone on Monte-Carlo returns of a fixed policy (VC-PPO, VAPO §4.1).
 
-A reward model scores unfinished text low, so as a critic it sees progress everywhere and rewards the earliest tokens
-most. Here it learns what the policy's prefixes are really worth, under the very reward that the policy will see,
-before any policy update. The proof is explained variance on prompts that it was not trained on.
+A reward model scores unfinished text low. As a critic it therefore sees progress everywhere, and rewards the earliest
+tokens most. Here the critic learns the true values of the policy's prefixes, under the same reward that the policy
+will see, before any policy update. Its quality is measured as explained variance on prompts that it was not trained on.
 """
 
 from collections.abc import Mapping
@@ -39,10 +39,10 @@ from vantage.tasks.updates.value_regression import regress
 
 @dataclass(frozen=True)
 class ValueState(BestSoFar):
-    """What moves with the checkpoints beside the critic."""
+    """State that is saved in the checkpoints beside the critic."""
 
     without_gain: int = 0
-    """Validations since the best one."""
+    """Number of validations since the best one."""
 
 
 def run(job: StageJob[ResolvedValuePretraining]) -> StageResult:
@@ -61,7 +61,7 @@ def run(job: StageJob[ResolvedValuePretraining]) -> StageResult:
     critic = trained_critic(job, device)
     optimizer = make_optimizer(critic, weight_decay=work.weight_decay)
 
-    # 2. Where responses come from, and those to validation prompts, to be measured on
+    # 2. The source of responses, and those to validation prompts for measuring
     source = load_source(job, models).ready(critic, optimizer)
     job, models = source.job, source.models
     encoding = encoding_metrics(job, "prompts", [source.prompts])
@@ -91,7 +91,7 @@ def run(job: StageJob[ResolvedValuePretraining]) -> StageResult:
             # 4. Regress on them, without a value clip: the critic has far to go
             metrics = learned.gap | regress(critic, optimizer, learned, job, iteration=iteration)
 
-            # 5. Keep the critic that explains unseen prompts best; more steps are not always better
+            # 5. Keep the critic that best explains unseen prompts; more steps are not always better
             if attempt.is_due(work.validate_every):
                 metrics |= validation.keep_if_best(attempt, iteration=iteration + 1)
                 if attempt.state.without_gain >= work.patience:
@@ -100,7 +100,7 @@ def run(job: StageJob[ResolvedValuePretraining]) -> StageResult:
             attempt.finish_step(metrics | learned.means(), num_tokens=num_tokens, headline="value_loss")
         put_back(critic, attempt.best)
 
-    # 6. How well it explains prompts that have chosen nothing: the best of several measurements is optimistic
+    # 6. Measure it on prompts that were not used for selection: the best of several measurements is optimistic
     test = measured_responses(source, moments, TEST)
     base = job.base_digest("init") if has_adapters(critic) else None
     save_value(critic, models.codec.tokenizer, job.output, base=base)
@@ -121,7 +121,7 @@ def result_of(
     encoding: Mapping[str, float],
     base: str | None,
 ) -> StageResult:
-    """Return what the kept critic explains of responses to test prompts; its diagnosis is written beside it."""
+    """Return metrics of the kept critic on responses to test prompts; its diagnosis is written beside it."""
     measured = diagnose(critic, test, models)
     diagnosis = diagnose_critic(
         predict(critic, test, models),
@@ -148,17 +148,17 @@ def result_of(
 
 @dataclass(frozen=True)
 class Validation:
-    """How a critic is measured: always on the same responses to validation prompts."""
+    """Measures a critic, always on the same responses to validation prompts."""
 
     critic: ScalarModel
     optimizer: Optimizer | None
-    """The critic's, where the artifact keeps its state."""
+    """The critic's optimiser, if the artifact keeps its state."""
     held_out: Returned
     models: RolloutModels
 
     def keep_if_best(self, attempt: Attempt[ValueState], *, iteration: int) -> dict[str, float]:
-        """Measure the critic; remember its weights when it explains more than any before, and the optimiser's state with them
-        where there is one. Returns what to log."""
+        """Measure the critic. If it explains more than any before, remember its weights, with the optimiser's state where there
+        is one. Returns the metrics to log."""
         metric = "validation_explained_variance"
         measured = diagnose(self.critic, self.held_out, self.models).explained_variance
         is_best = keep_if_best(attempt, self.critic, measured, metric=metric, iteration=iteration)

@@ -1,7 +1,7 @@
-"""How a child process finds our package, and nothing else that its parent does not.
+"""Environment variables with which a child process finds our package, and nothing else that its parent would not find.
 
-A checkout's root holds our packages under their bare names too (``models``, ``tasks``). So it is put on a child's path only where
-the child would not find ``vantage`` without it.
+A checkout's root also holds our packages under their bare names (``models``, ``tasks``). So it is put on a child's path only
+where the child would not find ``vantage`` without it.
 """
 
 import json

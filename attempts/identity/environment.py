@@ -1,4 +1,4 @@
-"""What is installed beside our code: Python, the operating system, every distribution; and the constraints it came from."""
+"""Read what is installed beside our code: Python, the operating system, all distributions, and the constraints file."""
 
 import hashlib
 import os
@@ -13,12 +13,12 @@ from vantage.attempts.identity.revision import UNKNOWN, checkout_of_package
 from vantage.schemas.records.environment import Environment, Installed
 
 _HEADER = re.compile(r"^(Name|Version|License|License-Expression): *(.*(?:\n[ \t].*)*)$", re.MULTILINE)
-"""With the lines that a value goes on in, which are indented."""
+"""Headers of the core metadata, each with the indented lines that continue its value."""
 _CLASSIFIER = re.compile(r"^Classifier: License :: (.+)$", re.MULTILINE)
 _LONGEST_LICENSE = 100
-"""Characters; longer ones, and those of several lines, are whole texts of licences, and not names."""
+"""Number of characters. A longer value, or one of several lines, is the text of a licence and not its name."""
 _NO_LICENSE = "OSI Approved"
-"""A classifier that names none."""
+"""The classifier that names no licence."""
 
 
 @cache

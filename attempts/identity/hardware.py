@@ -1,4 +1,4 @@
-"""The machine: processor, memory, GPUs and their driver; read from the kernel's files, no library is loaded."""
+"""Describe the machine: processor, memory, GPUs and their driver; read from the kernel's files, no library is loaded."""
 
 import os
 import platform
@@ -50,7 +50,7 @@ def _found(pattern: str, path: Path, *, or_else: str = UNKNOWN) -> str:
 
 
 def container_image(containerenv: Path = Path("/run/.containerenv")) -> str:
-    """Return the image that this process runs in, as ``VANTAGE_IMAGE`` or podman says; ``unknown`` otherwise."""
+    """Return the image that this process runs in, from ``VANTAGE_IMAGE`` or podman; ``unknown`` otherwise."""
     told = os.environ.get("VANTAGE_IMAGE", "").strip()
     if told:
         return told

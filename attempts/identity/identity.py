@@ -1,4 +1,4 @@
-"""Who computes, as one flat record of texts: it describes, is in no stage key, and is never compared by ``plan``."""
+"""Describe what computes as a flat record of texts. The record is in no stage key, and ``plan`` never compares it."""
 
 from vantage.attempts.identity.environment import constraints_digest, environment
 from vantage.attempts.identity.hardware import container_image, hardware
@@ -7,7 +7,7 @@ from vantage.attempts.identity.revision import revision
 from vantage.schemas.safe_text import safe_text
 
 _LONGEST = 300
-"""Characters of a text that a machine says of itself."""
+"""Most characters of a text that describes the machine."""
 
 
 def identity() -> dict[str, str]:

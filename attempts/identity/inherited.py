@@ -47,13 +47,13 @@ PREFIXES = (*OF_LAUNCHERS_PREFIXES, *CHANGING_RESULTS_PREFIXES, *OF_PREFECT_PREF
 
 
 def not_inherited(environment: Mapping[str, str]) -> list[str]:
-    """Return the names of the variables that our processes do without."""
+    """Return the names of the variables that our processes must not inherit."""
     names = [name for name in environment if name in NAMES or name.startswith(PREFIXES)]
     return [*names, *(["PYTHONWARNINGS"] if "error" in environment.get("PYTHONWARNINGS", "") else [])]
 
 
 def forget_foreign_variables() -> None:
-    """Remove them from this process's environment, and so from that of its children.
+    """Remove these variables from this process's environment, and so from that of its children.
 
     Under ``PYTHONWARNINGS=error`` a library's remark on a later version of another would end a run: such warnings are
     ignored again, in this process and in those of multiprocessing, to which it hands its options.

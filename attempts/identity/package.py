@@ -10,7 +10,7 @@ import vantage
 DISTRIBUTION = "vantage-rlhf"
 
 SUFFIXES = frozenset({".py", ".yaml", ".json", ".jsonl"})
-"""Of the files that a wheel has and a run can read: code, built-in recipes and their data."""
+"""Suffixes of the files that a wheel contains and a run can read: code, built-in recipes and their data."""
 
 
 @cache
@@ -26,7 +26,7 @@ def package_version() -> str:
 def package_digest() -> str:
     """Return the sha256 over the paths and bytes of all files of our packages; one wheel, and the checkout that it is made of, agree.
 
-    Of the files as this process first saw them: what it has imported does not change with them.
+    It describes the files as this process first saw them, since modules that are imported do not change with their files.
 
     Raises:
         FileNotFoundError: there are none.

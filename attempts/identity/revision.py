@@ -14,12 +14,12 @@ from vantage.attempts.identity.package import DISTRIBUTION, package_folder, pack
 
 UNKNOWN = "unknown"
 _SECONDS = 5.0
-"""A git that takes longer is not waited for."""
+"""Seconds after which a call of git is given up."""
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 class Revision(NamedTuple):
-    """Which commit the code is."""
+    """Commit of the code."""
 
     commit: str
     """40 or 64 hexadecimal digits, or ``unknown``."""

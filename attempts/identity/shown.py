@@ -1,4 +1,4 @@
-"""Who computed, in one line for people."""
+"""Show in one line what computed: version, revision, libraries, machine and image."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ _DIGITS = 12
 def describe(provenance: Mapping[str, str]) -> str:
     """Return ``vantage 0.1.0, revision 1a2b… (changed), Python 3.11.7, torch 2.13.0 · 2 CPUs AMD EPYC, 23.5 GiB · image unknown``.
 
-    Empty if the provenance was recorded by a version that did not know.
+    Empty if the provenance was recorded by a version that did not record these facts.
     """
     if "package" not in provenance:
         return ""

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from contextlib import suppress
 
 PR_SET_CHILD_SUBREAPER = 36
-"""From ``linux/prctl.h``."""
+"""Value of the constant in ``linux/prctl.h``."""
 
 _MAX_SCANS = 1000
 """Most scans; each kills all descendants that it finds, so only processes that fork faster survive."""

@@ -1,4 +1,4 @@
-"""Recognises errors of storage (a full, read-only or broken disk; a bucket), which differ between libraries."""
+"""Recognise errors of storage (a full, read-only or broken disk; a bucket), which differ between libraries."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from vantage.storage.durable_files import FolderGone
 
 ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-"""No room, over the quota, a file over the limit, read-only, a broken device."""
+"""Error numbers: no room, over the quota, a file over the limit, read-only, a broken device."""
 
 _SAFETENSORS = re.compile(r"\(os error (\d+)\)")
 _TORCH_WRITER = re.compile(r"inline_container\.cc.*unexpected pos|PytorchStreamWriter failed writing")
@@ -28,7 +28,7 @@ def is_bucket_fault(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and what it was raised from."""
+    """Yield the error and the errors that it was raised from."""
     seen: set[int] = set()
     following: BaseException | None = error
     while following is not None and id(following) not in seen:

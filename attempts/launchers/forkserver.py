@@ -1,4 +1,4 @@
-"""Preloads the libraries of stage processes.
+"""Preload the libraries of stage processes.
 
 Only multiprocessing's fork server imports this module. Its children are forks of a process that has loaded torch and
 transformers, so that a stage starts in a fraction of a second instead of several. Nothing here may use an accelerator,
@@ -28,7 +28,7 @@ PRELOADED = (
     *(kind.module for kind in STAGES.values()),
     "vantage.schemas.tables",
 )
-"""Imported in this order; stages import other families of models themselves."""
+"""Libraries in the order of their import; stages import other families of models themselves."""
 
 # The orchestrator handles signals to the process group: if the fork server ended first, its children would be killed
 # before they could save. It ends when the orchestrator's end of its pipe closes.

@@ -10,7 +10,7 @@ from vantage.schemas.records.job import StageJob, StageResult
 
 
 class StageFailed(Exception):
-    """A computation ended without a result."""
+    """A computation has ended without a result."""
 
     def __init__(self, failure: Failure, *, log: Path) -> None:
         super().__init__(failure.message)

@@ -39,11 +39,11 @@ from vantage.tasks.training.scratch import PROGRESS
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 20.0
-"""Time for a stage to save its state after a stop was requested."""
+"""Seconds for a stage to save its state after a stop was requested."""
 SETTLED_SECONDS = 3.0
-"""Time without a further line after which the stacks count as written; on a busy machine one comes seconds after another."""
+"""Seconds without a further line after which the stacks count as written; on a busy machine lines may be seconds apart."""
 STACKS_SECONDS = 15.0
-"""Most time for a hanging stage to write its stacks."""
+"""Most seconds for a hanging stage to write its stacks."""
 
 LONGEST_FOLDER = 70
 """Bytes: a socket's path has at most 107, and ``/pymp-…/listener-…`` comes after the folder."""
@@ -69,7 +69,7 @@ def warm_up() -> None:
 
 
 def _is_running() -> bool:
-    """Return whether the fork server lives; one that has ended, and whose end nobody has read, does not."""
+    """Return whether the fork server lives; one that has ended, and whose exit status was not read, does not."""
     server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     if server is None:
         return False
@@ -372,7 +372,7 @@ def _reported_failure(path: Path) -> Failure | None:
 
 
 FORKSERVER_LOST = 255
-"""What multiprocessing reports for a child whose fork server ended before it."""
+"""Errors that multiprocessing raises for a child whose fork server ended before it."""
 
 
 def last_line(log: Path) -> str:

@@ -1,5 +1,5 @@
-"""Imports of torch and transformers in two thirds of their time, for processes that a person or a run waits for; and threads of
-torch that leave a CPU to others while they wait.
+"""Import torch and transformers in two thirds of their time, for processes that a person or a run waits for, and make torch's
+threads leave a CPU to others while they wait.
 
 ``python -m vantage.attempts.launchers.quick_imports MODULE`` imports the module so, and calls its ``main``.
 """
@@ -12,21 +12,22 @@ from contextlib import contextmanager
 from importlib import import_module
 
 LEFT_OUT = ("sklearn", "scipy", "boto3")
-"""transformers, and accelerate beneath it, import them where they are installed (MLflow brings them), for losses, decoding and
-clouds that no stage uses. Whoever imports them afterwards gets them."""
+"""Modules that transformers and accelerate import if they are installed (MLflow brings them), for losses, decoding and
+clouds that no stage uses. A later import still loads them."""
 
 SPINS = "2000"
-"""GOMP_SPINCOUNT: how often one of torch's CPU threads looks for its next operation before it sleeps. By libgomp's default it looks
-for milliseconds, also where another process needs its CPU: two processes of two threads each on two CPUs took, by chance, up to
-forty times as long as with this. Alone, training takes as long either way, and sampling a tenth longer (benchmarks/waiting_threads.py)."""
+"""Value of GOMP_SPINCOUNT: how often one of torch's CPU threads looks for its next operation before it sleeps. By libgomp's
+default it looks for milliseconds, also if another process needs its CPU: two processes of two threads each on two CPUs took,
+by chance, up to forty times as long as with this value. Without other processes, training takes as long either way, and
+sampling a tenth longer (benchmarks/waiting_threads.py)."""
 
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Import without looking for garbage and without what is left out: each is a sixth of the time, or more.
+    """Import without garbage collection and without the modules in ``LEFT_OUT``; each takes a sixth of the time, or more.
 
-    What is loaded then is frozen: it stays, and later collections need not look through it. torch's threads wait as ``SPINS``
-    says, unless the user's GOMP_SPINCOUNT or OMP_WAIT_POLICY says otherwise.
+    Modules that are loaded inside the block are frozen: they stay, and later collections skip them. torch's threads wait by
+    ``SPINS``, unless the user sets GOMP_SPINCOUNT or OMP_WAIT_POLICY.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when torch is loaded

@@ -38,7 +38,7 @@ def wait_for_nodes(asked: NodesAsked, waiting: Waiting, *, is_stopped: Callable[
 
 
 def count_fitting_nodes(asked: NodesAsked) -> int:
-    """Return how many living nodes have what is asked of one, whether it is in use or not."""
+    """Return the number of living nodes that have the resources asked of one node, in use or not."""
     return sum(
         bool(node["Alive"])
         and all(node["Resources"].get(name, 0.0) >= count for name, count in asked.bundle.items())
@@ -47,7 +47,7 @@ def count_fitting_nodes(asked: NodesAsked) -> int:
 
 
 def _can_reserve(nodes: int, asked: NodesAsked) -> bool:
-    """Return whether Ray can give so many nodes now: asked of the nodes themselves, so that a lost one is noticed."""
+    """Return whether Ray can give this many nodes now; the nodes themselves are asked, so that a lost one is noticed."""
     group = placement_group([asked.bundle] * nodes, strategy="STRICT_SPREAD")
     try:
         return bool(group.wait(_SECONDS_TO_RESERVE))

@@ -47,7 +47,7 @@ from vantage.tasks.training import preemption, ranks
 from vantage.tasks.training.writer import writes_files
 
 LIBRARIES = ("torch", "transformers", "ray")
-"""Whose versions must be equal on all nodes."""
+"""Libraries whose versions must be equal on all nodes."""
 
 STOP = "stop"
 """File in the attempt's folder that asks the ranks to save and stop."""
@@ -55,7 +55,7 @@ STACKS = "stacks"
 """File in the attempt's folder that asks the ranks to write their stacks, into ``stacks-RANK`` beside it."""
 _START_FAILURES = (WorkerGroupStartupFailedError, WorkerGroupStartupTimeoutError)
 _MOST_FAILED_STARTS = 3
-"""How often ranks may fail to start on nodes that are there; nodes that are not there are waited for."""
+"""How often ranks may fail to start on nodes that exist. Nodes that do not exist yet are waited for."""
 _SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_FOR_STACKS = 3.0
 _SECONDS_TO_CONNECT = 20.0
@@ -181,7 +181,7 @@ def _ask(file: Path) -> None:
 
 
 def _print_stacks(folder: Path, num_ranks: int) -> None:
-    """Have the ranks write where they stand, and print it: this process is about to be killed, and its log is read."""
+    """Have the ranks write their stack traces, and print them: this process is about to be killed, and its log is read."""
     for earlier in folder.glob(f"{STACKS}*"):
         earlier.unlink(missing_ok=True)
     _ask(folder / STACKS)
@@ -217,7 +217,7 @@ def _rank(config: dict[str, Any]) -> None:
     _check_node(path, config["versions"])
     torch.set_num_threads(config["threads"])
     if not writes_files():
-        logging.getLogger("vantage.tasks").setLevel(logging.WARNING)  # all ranks say the same
+        logging.getLogger("vantage.tasks").setLevel(logging.WARNING)  # all ranks log the same messages
     with _listening(path.parent):
         resources = _work(path).resources
         if int(os.environ["WORLD_SIZE"]) > 1:  # of one rank, Ray begins no group, and none is needed

@@ -1,4 +1,4 @@
-"""Starts the process that holds a model for ``vantage sample`` and ``vantage export``, and talks to it."""
+"""Start the process that holds a model for ``vantage sample`` and ``vantage export``, and exchange messages with it."""
 
 import os
 import select
@@ -28,14 +28,14 @@ from vantage.schemas.records.sampling import (
 from vantage.schemas.safe_text import server_secrets, without_secrets
 
 RENDER_SECONDS = 120.0
-"""Most time for a request to render rows, loading the tokenizer not included; an honest template takes milliseconds a row."""
+"""Most seconds for a request to render rows, without loading the tokenizer; an honest template takes milliseconds a row."""
 _SHOWN_LINES = 20
 
 Reply = TypeVar("Reply", bound=BaseModel)
 
 
 class SamplingFailed(RuntimeError):
-    """The process has ended, or met an error that should not happen."""
+    """The process has ended, or met an internal error."""
 
 
 class SamplingProcess:
@@ -48,7 +48,7 @@ class SamplingProcess:
     def send(self, message: BaseModel) -> None:
         """Send a line, whose answer must be taken before the next."""
         assert self._process.stdin is not None, "a pipe"
-        with suppress(BrokenPipeError):  # the answer will say why
+        with suppress(BrokenPipeError):  # the answer will contain the reason
             self._process.stdin.write(message.model_dump_json().encode() + b"\n")
             self._process.stdin.flush()
 
@@ -56,7 +56,7 @@ class SamplingProcess:
         """Return the answer to ``OpenModel``, which was sent at the start.
 
         Raises:
-            ValueError: the model cannot be used; the message says why.
+            ValueError: the model cannot be used; the message contains the reason.
             SamplingFailed: the process has ended.
         """
         return self._take(ModelOpened)
@@ -71,7 +71,8 @@ class SamplingProcess:
         return self.sampled()
 
     def render(self, request: RenderRequest) -> RenderReply:
-        """Send rows of data and take them as the model reads them; raises as ``opened``, and ValueError after ``RENDER_SECONDS``.
+        """Send rows of data and return them as the model reads them; raises as ``opened``, and ValueError after
+        ``RENDER_SECONDS``.
 
         A chat template is a program, which may go on for ever for some rows.
         """
@@ -105,7 +106,7 @@ class SamplingProcess:
         raise ValueError(refused.refused)
 
     def _told(self) -> str:
-        """Return the last lines that the process has printed."""
+        """Return the last lines of the process's output."""
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").splitlines()
         return without_secrets("\n".join(lines[-_SHOWN_LINES:]))

@@ -49,7 +49,7 @@ MAKE_ROOM = "make room (or the disk writable) and run the same command again"
 _MESSAGE_CHARACTERS = 300
 
 PR_SET_PDEATHSIG = 1
-"""From ``linux/prctl.h``."""
+"""Value of the constant in ``linux/prctl.h``."""
 
 
 def main(

@@ -1,4 +1,4 @@
-"""Runs a stage in several processes (ranks) of this machine: torchrun's elastic agent, inside the stage's process.
+"""Run a stage in several processes (ranks) of this machine: torchrun's elastic agent, inside the stage's process.
 
 The agent computes nothing. It forks the ranks from the stage's process, which has loaded torch and used no GPU, gives
 each its place (``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` …) and ends all when one fails. Each attempt has a rendezvous of
@@ -32,13 +32,13 @@ from vantage.tasks.training.writer import writes_files
 
 LOOPBACK = "127.0.0.1"
 SECONDS_TO_END = 5
-"""Time for the other ranks to end after one has failed; then they are killed."""
+"""Seconds for the other ranks to end after one has failed; then they are killed."""
 SECONDS_FOR_STACKS = 10.0
-"""Most time for the ranks to write their stacks."""
+"""Most seconds for the ranks to write their stacks."""
 SECONDS_WITHOUT_A_LINE = 1.0
-"""After it, all of them have written."""
+"""Seconds after which all ranks have written."""
 SECONDS_FOR_THE_CAUSE = 10.0
-"""How long a rank whose communication broke waits to be ended: the rank that broke it says why."""
+"""Seconds that a rank whose communication broke waits to be ended: the rank that broke it reports the cause."""
 
 
 def run_ranks(job_file: Path, stage: str, num_ranks: int) -> int:
@@ -130,7 +130,7 @@ def _rank(job_file: str, stage: str, threads: int) -> None:
     os.environ["OMP_NUM_THREADS"] = str(threads)
     torch.set_num_threads(threads)
     if not writes_files():
-        logging.getLogger("vantage.tasks").setLevel(logging.WARNING)  # all ranks say the same
+        logging.getLogger("vantage.tasks").setLevel(logging.WARNING)  # all ranks log the same messages
     try:
         resources = _resources(path)
         ranks.join(

@@ -9,7 +9,7 @@ from vantage.tasks.training.progress import StageProgress, read_progress
 from vantage.tasks.training.scratch import PROGRESS, read_committed
 
 SECONDS_FOR_MORE = 60.0
-"""How long the most nodes are waited for, where fewer suffice: Ray takes up to half a minute to notice that a node is lost."""
+"""Seconds to wait for the most nodes when fewer suffice: Ray takes up to half a minute to notice that a node is lost."""
 _WAITING = "waiting for "
 
 
@@ -31,7 +31,7 @@ class NodesAsked:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """The resources of one node, by the names that Ray gives them."""
+        """The resources of one node, under Ray's names."""
         return {"CPU": float(self.cpus), **({"GPU": float(self.gpus)} if self.gpus else {})}
 
 
@@ -51,7 +51,7 @@ class Waiting:
 
     @property
     def is_late(self) -> bool:
-        """Return whether fewer nodes than the most suffice by now, where the recipe allows that."""
+        """Return whether fewer nodes than the most suffice by now, if the recipe allows that."""
         return time.monotonic() - self._began >= SECONDS_FOR_MORE
 
     def report(self, alive: int) -> None:
@@ -92,7 +92,7 @@ def what_it_waits_for(progress: StageProgress | None) -> str | None:
 
 
 def _clock(seconds: float) -> str:
-    """Return a time of this day, as a clock shows it."""
+    """Return a time of today in the form of a clock."""
     return time.strftime("%H:%M:%S", time.localtime(seconds))
 
 

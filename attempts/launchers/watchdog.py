@@ -1,4 +1,4 @@
-"""Detects a hanging stage process: no progress report for too long.
+"""Detect a hanging stage process: no progress report for too long.
 
 The recipe sets the limit (``resources.hang_seconds``), since a rollout of a large model takes hours. A process that
 leaves its CPUs idle has a shorter limit: sampling, training, compiling and waiting for an accelerator keep a CPU busy,
@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 IDLE_SECONDS = 900.0
-"""Limit for a process without reports and without CPU use, if ``hang_seconds`` is longer."""
+"""Seconds without reports and without CPU use, if ``hang_seconds`` is longer."""
 
 STOPPED_SECONDS = 60.0
-"""Limit for a process that a signal has stopped (SIGSTOP) and nobody continues."""
+"""Seconds for a process that a signal has stopped (SIGSTOP) and nothing continues."""
 
 IDLE_SHARE = 0.01
 """Share of one CPU below which a process counts as idle; polling threads use less."""
@@ -59,7 +59,7 @@ class Watchdog:
         self._silent = self._idle = self._stopped = 0.0
 
     def hang_reason(self, pid: int) -> str | None:
-        """Return why the process counts as hung; None: it does not."""
+        """Return the reason why the process counts as hung; None: it does not."""
         if self._hang_seconds is None:
             return None
         interval = min(POLL_SECONDS, self._hang_seconds / 10)
@@ -87,7 +87,7 @@ class Watchdog:
         return None
 
     def _newest_report(self) -> tuple[int, int] | None:
-        """Identifies the newest report; the file is replaced, never edited in place."""
+        """Return the identity of the newest report; the file is replaced, never edited in place."""
         try:
             found = self._progress.stat()
         except OSError:
@@ -105,7 +105,7 @@ def is_stopped_by_a_signal(pid: int) -> bool:
 
 
 def cpu_seconds_of_session(leader: int) -> float:
-    """CPU time of all processes of a session, including children that have ended."""
+    """Return the CPU time of all processes of a session, including children that have ended."""
     ticks = 0
     for entry in os.scandir("/proc"):
         if not entry.name.isdecimal():

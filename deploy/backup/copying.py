@@ -1,7 +1,8 @@
 """Copies of files while other processes write them.
 
-Vantage replaces files and folders by renames, and appends whole lines. So a file is old or new, never half of each, and its last
-line may be cut, which its reader expects. What vanishes during the copy was replaced or removed: the folder is copied again.
+Vantage replaces files and folders by renames, and appends whole lines. So a copied file is entirely old or entirely new. Its
+last line may be cut, which every reader expects. A file that vanishes during the copy was replaced or removed; then the
+folder is copied again.
 """
 
 import os
@@ -14,7 +15,7 @@ from urllib.parse import quote
 from deploy.servers.failure import ServersFailure
 
 TRIES = 20
-"""For a folder whose files are replaced meanwhile; a checkpoint appears every few seconds at most."""
+"""Number of attempts to copy a folder whose files are replaced meanwhile; a checkpoint appears every few seconds at most."""
 
 
 def copy_folder(source: Path, target: Path, *, left_out: frozenset[str] = frozenset()) -> None:
@@ -39,14 +40,14 @@ def copy_folder(source: Path, target: Path, *, left_out: frozenset[str] = frozen
 
 
 def _is_of_vanished_files(error: OSError) -> bool:
-    """Return whether all that failed is that files were not there any more."""
+    """Return whether the copy failed only because files had vanished."""
     if isinstance(error, shutil.Error):
         return all("[Errno 2]" in str(reason) for *_, reason in error.args[0])
     return True
 
 
 def copy_sealed_folders(source: Path, target: Path, earlier: Path | None) -> None:
-    """Copy folders that never change once they are there; what an earlier backup has is linked to it, and takes no room.
+    """Copy folders that never change once they exist. Folders of an earlier backup are linked, and take no room.
 
     ``earlier``: the same folder in the earlier backup.
     """

@@ -1,4 +1,4 @@
-"""Dumps of PostgreSQL's databases, by its own programs."""
+"""Dump and restore PostgreSQL's databases, by its own programs."""
 
 import os
 import subprocess

@@ -16,7 +16,7 @@ from deploy.servers.settings import Settings, write_private
 
 
 def restore(source: Path, stores: Stores) -> None:
-    """Put a backup back where nothing is yet.
+    """Restore a backup into an empty place.
 
     Raises:
         ServersFailure: the folder is no backup, lacks what is asked for, or something is there already.
@@ -76,7 +76,7 @@ def _restore_servers(source: Path, servers: Path) -> None:
 
 
 def _restore_workspace(source: Path, workspace: Path) -> None:
-    """Copy the workspace beside its place, then move it there: it is there as a whole or not at all."""
+    """Copy the workspace beside its place, then move it there, so that it appears complete or not at all."""
     partial = workspace.with_name(f"{workspace.name}.restoring")
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(source, partial, symlinks=True)

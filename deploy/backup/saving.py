@@ -1,4 +1,4 @@
-"""Save the three stores, in the order in which each may be newer than the one before."""
+"""Save the three stores, in an order in which each may be newer than the one before."""
 
 import shutil
 import time
@@ -92,7 +92,7 @@ def _save_workspace(workspace: Path, target: Path, earlier: Path | None) -> None
 
 
 def _ordered(store: Path) -> Iterator[Path]:
-    """Yield references first; then checkpoints, whose artifact may be there by then; the artifacts last."""
+    """Yield references first; then checkpoints, whose artifact may exist by then; the artifacts last."""
     entries = {each.name: each for each in sorted(store.iterdir()) if each.name not in _HALF_MADE}
     last = [entries.pop(name) for name in _STORE_LAST if name in entries]
     refs = [entries.pop("refs")] if "refs" in entries else []

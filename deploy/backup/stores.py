@@ -1,4 +1,4 @@
-"""What is saved, and where each part lies in a backup."""
+"""The parts of a backup: what is saved, and where each part lies in it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 INDEX = "backup.json"
-"""Written last: a folder without it is no backup."""
+"""Index of a backup. It is written last: a folder without it is no backup."""
 DATABASES = "databases"
 """Folder of the dumps, one for each of PostgreSQL's databases."""
 SETTINGS = "settings.json"
@@ -19,12 +19,12 @@ WORKSPACE = "workspace"
 
 @dataclass(frozen=True)
 class Stores:
-    """What a call saves or restores; None: not that."""
+    """Folders that a call saves or restores; None: that part is left out."""
 
     workspace: Path | None
-    """Of runs and artifacts; without servers also of both databases, which are SQLite's then."""
+    """Folder of runs and artifacts. Without servers it also contains both databases, which are SQLite's then."""
     servers: Path | None
-    """Of ``make servers``: its settings, and MLflow's files. The databases are PostgreSQL's."""
+    """Folder of ``make servers``: its settings, and MLflow's files. The databases are PostgreSQL's."""
 
 
 class Index(BaseModel):
@@ -34,7 +34,7 @@ class Index(BaseModel):
 
     format: int = 1
     began: str
-    """UTC. What was recorded after it may be missing."""
+    """Time in UTC. What was recorded later may be missing from the backup."""
     ended: str
     has_servers: bool
     has_workspace: bool

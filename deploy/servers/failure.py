@@ -2,4 +2,4 @@
 
 
 class ServersFailure(Exception):
-    """A server cannot be started or stopped; the message says which, why, and what to do."""
+    """A server cannot be started or stopped; the message names the server, the reason and the remedy."""

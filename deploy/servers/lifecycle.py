@@ -1,4 +1,4 @@
-"""Start all three servers, or stop them; either can be called again after whatever happened in between."""
+"""Start all three servers, or stop them; each can be called again, whatever state the last call left."""
 
 import base64
 import fcntl
@@ -22,13 +22,13 @@ from deploy.servers.settings import LOOPBACK, USER, Settings, free_port, is_free
 
 OWN_POSTGRES_VARIABLE = "VANTAGE_POSTGRES_URL"
 START_SECONDS = 600.0
-"""Time limit for a server to answer; the first start makes its tables, which takes most of it on a slow machine."""
+"""Seconds for a server to answer; on a slow machine, most of it is the first start, which makes the tables."""
 MAX_PORTS = 3
-"""Ports that a server tries, each of which another process may take between our look at it and the server's own."""
+"""Number of ports that a server tries; another process may take each between our check and the server's start."""
 STRANGER_SECONDS = 20.0
-"""Time that a server gets to end, or to accept our login, after its port gave an answer that is not ours."""
+"""Seconds that a server gets to end, or to accept our login, after its port gave a foreign answer."""
 ACCEPTED = (401, 200)
-"""HTTP statuses without a login and with ours, of a server that refuses strangers and accepts us."""
+"""HTTP statuses, without a login and with ours, of a server that refuses strangers and accepts us."""
 PAGES = {"prefect": "/api/admin/version", "mlflow": f"/api/2.0/mlflow/users/get?username={USER}"}
 """Server → a path that needs a login."""
 
@@ -72,7 +72,7 @@ def start_all(folder: Path) -> Settings:
 
 
 def remember_addresses(folder: Path, **addresses: str | None) -> None:
-    """Store the addresses at which a proxy serves the servers; None leaves one as it is, an empty one is forgotten.
+    """Store the addresses at which a proxy serves the servers; None leaves one unchanged, an empty one is removed.
 
     Raises:
         ServersFailure: an address cannot be used.
@@ -94,7 +94,7 @@ def remember_addresses(folder: Path, **addresses: str | None) -> None:
 
 
 def write_environments(settings: Settings, folder: Path) -> None:
-    """Write the files with the lines for a shell: those of this machine and, with public addresses, those of others."""
+    """Write the files with the lines for a shell: for this machine and, with public addresses, for others."""
     write_private(folder / "environment", settings.exports())
     elsewhere = folder / "environment.elsewhere"
     if settings.public:
@@ -113,7 +113,8 @@ def all_run(folder: Path) -> bool:
 
 
 def stop_all(folder: Path, *, delete: bool) -> None:
-    """Stop what runs, PostgreSQL last; with ``delete``, remove all that they kept, except in a PostgreSQL of the user.
+    """Stop the running servers, PostgreSQL last; with ``delete``, remove all that they kept, except in a PostgreSQL of
+    the user.
 
     Raises:
         ServersFailure: PostgreSQL does not stop.
@@ -132,7 +133,7 @@ def stop_all(folder: Path, *, delete: bool) -> None:
 
 
 def read_settings(folder: Path) -> Settings:
-    """Return the remembered settings, or new ones; an address in VANTAGE_POSTGRES_URL wins.
+    """Return the remembered settings, or new ones; an address in VANTAGE_POSTGRES_URL has priority.
 
     Raises:
         ServersFailure: that address cannot be used.
@@ -165,7 +166,7 @@ def _server(settings: Settings, name: str, folder: Path) -> Server:
 
 
 def _start(settings: Settings, name: str, folder: Path) -> None:
-    """Start a server that does not run as it should, on another port if its own is taken; do not wait for it."""
+    """Start a server that does not run properly, on another port if its own is taken; do not wait for it."""
     if _server(settings, name, folder).runs():
         return
     stop(folder, name)  # with other settings, or without its main process
@@ -218,7 +219,7 @@ def _answers(settings: Settings, name: str, folder: Path, deadline: float) -> tu
 
 
 def _status(address: str, *, password: str | None = None) -> int | None:
-    """HTTP status of an address on this machine; None: no answer."""
+    """Return the HTTP status of an address on this machine; None: no answer."""
     request = urllib.request.Request(address)
     if password is not None:
         login = base64.b64encode(f"{USER}:{password}".encode()).decode()

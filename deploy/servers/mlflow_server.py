@@ -1,4 +1,4 @@
-"""How MLflow's server is started: with its own basic-auth app, artifacts through the server, no job processes."""
+"""Start MLflow's server: with its own basic-auth app, artifacts through the server, no job processes."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ from vantage.ledger.tracking import DANGEROUS
 
 
 def mlflow_server(settings: Settings, folder: Path, environment: dict[str, str]) -> Server:
-    """Return the server on ``settings.ports["mlflow"]``; its logins stand in its environment and in a private file."""
+    """Return the server on ``settings.ports["mlflow"]``; its logins are in its environment and in a private file."""
     return Server(
         name="mlflow",
         command=[
@@ -53,7 +53,8 @@ def auth_config_path(folder: Path) -> Path:
 
 
 def write_auth_config(settings: Settings, folder: Path) -> None:
-    """Write the file that alone names the database of MLflow's users; ``%`` in its address is syntax there, and is doubled."""
+    """Write the file that alone names the database of MLflow's users. In its address ``%`` is doubled, since ``%`` is
+    syntax there."""
     database = settings.database_url("vantage_mlflow_auth", "psycopg").replace("%", "%%")
     write_private(
         auth_config_path(folder),

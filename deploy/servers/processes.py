@@ -1,4 +1,4 @@
-"""Servers in the background, found again by a variable in their environment.
+"""Run servers in the background; a variable in their environment identifies them.
 
 A file with a process id would be stale after a ``kill -9`` or a reboot, and would miss the children of a server that
 died. A variable is inherited by every process of a server and ends with it.
@@ -18,7 +18,7 @@ import psutil
 
 MARK = "VANTAGE_SERVER"
 STOP_SECONDS = 10.0
-"""Time for a server to end after SIGTERM; then it gets SIGKILL."""
+"""Seconds for a server to end after SIGTERM; then it gets SIGKILL."""
 
 
 @dataclass(frozen=True)
@@ -34,19 +34,19 @@ class Server:
 
     @property
     def mark(self) -> str:
-        """Folder and name, then a digest of what it was started with."""
+        """Mark: folder and name, then a digest of its command and environment."""
         started_with = json.dumps([list(self.command), dict(self.environment)], sort_keys=True)
         return f"{_mark_of(self.folder, self.name)}{hashlib.sha256(started_with.encode()).hexdigest()[:16]}"
 
     def runs(self) -> bool:
-        """Return whether its main process runs, with this very command and environment."""
+        """Return whether its main process runs, with exactly this command and environment."""
         return any(
             _mark(process) == self.mark and _leads_session(process)
             for process in processes_of(self.folder, self.name)
         )
 
     def start(self) -> None:
-        """Start it in a session of its own; what is left of an earlier one is stopped first."""
+        """Start it in a session of its own; remaining processes of an earlier one are stopped first."""
         stop(self.folder, self.name)
         descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with open(descriptor, "ab") as output:
@@ -63,7 +63,8 @@ class Server:
 
 
 def processes_of(folder: Path, name: str) -> list[psutil.Process]:
-    """Return the living processes of a server. One that has ended and that nobody has waited for has no environment."""
+    """Return the living processes of a server. A process that has ended, and whose exit status was not read, has no
+    environment."""
     return [each for each in psutil.process_iter() if (_mark(each) or "").startswith(_mark_of(folder, name))]
 
 

@@ -1,4 +1,4 @@
-"""What ``make servers`` remembers from call to call: addresses and generated passwords."""
+"""Settings that ``make servers`` keeps from call to call: addresses and generated passwords."""
 
 import secrets
 import socket
@@ -10,9 +10,9 @@ from vantage.storage.durable_files import replace_file
 
 LOOPBACK = "127.0.0.1"
 USER = "vantage"
-"""User of all three servers."""
+"""User name on all three servers."""
 PORTS = {"postgres": 5433, "prefect": 4200, "mlflow": 5000}
-"""Where they listen if nobody else does."""
+"""Default port of each server."""
 
 
 def _password() -> str:
@@ -25,9 +25,9 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     postgres_url: str | None = None
-    """The user's own PostgreSQL; None: one of ours, started here."""
+    """Address of the user's own PostgreSQL; None: ``make servers`` starts one."""
     postgres_folder: Path
-    """Data of our own PostgreSQL."""
+    """Folder with the data of our own PostgreSQL."""
     public: dict[str, str] = Field(default_factory=dict)
     """Server → the address at which a proxy serves it to other machines: ``https://prefect.example.org``."""
     ports: dict[str, int] = Field(default_factory=lambda: dict(PORTS))

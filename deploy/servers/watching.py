@@ -1,4 +1,4 @@
-"""Servers that are watched by a process in the foreground, which systemd starts at boot."""
+"""Watch the servers from a process in the foreground, which systemd starts at boot."""
 
 import signal
 import threading
@@ -10,10 +10,10 @@ SECONDS_BETWEEN_LOOKS = 10.0
 
 
 def watch(folder: Path) -> None:
-    """Start the servers, start again those that end, and stop all when this process gets SIGTERM or SIGINT.
+    """Start the servers, restart those that end, and stop all when this process gets SIGTERM or SIGINT.
 
     Raises:
-        ServersFailure: a server does not start. The others are stopped, and whoever starts this process again tries again.
+        ServersFailure: a server does not start. The others are stopped, and the service that starts this process tries again.
     """
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,4 +1,4 @@
-"""A file that a worker marks whenever it asks its pool for work, by which a container's probe notices a worker that hangs.
+"""A file that a worker touches whenever it asks its pool for work; a container's probe finds by it that a worker hangs.
 
 ``python -m vantage.flows.pools.alive`` ends with exit code 0 if the worker has asked within the last ten minutes, else with 1.
 A Prefect server that does not answer makes no worker hang: it goes on asking.
@@ -11,13 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 
 ALIVE_FILE = "VANTAGE_ALIVE_FILE"
-"""Variable with the path of the file; unset: there is none. Workers of one machine need a file each."""
+"""Name of the variable with the path of the file; unset: there is none. Each worker of a machine needs its own file."""
 LIMIT_SECONDS = 600
-"""A request may take minutes: Prefect's client makes it again, after longer and longer pauses."""
+"""Seconds without a request after which a worker counts as hung. Prefect's client repeats a request for minutes, after longer
+and longer pauses."""
 
 
 def mark_alive() -> None:
-    """Mark that the worker asks now. A full disk keeps no worker from its work, and setting a time takes no room on it."""
+    """Record that the worker asks now. A full disk does not stop the worker, and setting a time takes no room on it."""
     if (path := os.environ.get(ALIVE_FILE)) is None:
         return
     now = time.monotonic_ns()  # the same clock for all processes of a machine, and nobody sets it
@@ -28,7 +29,7 @@ def mark_alive() -> None:
 
 
 def silent_seconds(path: Path) -> float | None:
-    """Return how long ago the worker asked; None if it has not asked since the machine started."""
+    """Return the seconds since the worker asked; None if it has not asked since the machine started."""
     try:
         asked = path.stat().st_mtime_ns
     except FileNotFoundError:

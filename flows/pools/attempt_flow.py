@@ -1,7 +1,7 @@
 """The Prefect flow that a worker runs: one attempt at a stage, as plain JSON.
 
-What the attempt tells, it writes to the storage (``vantage.storage.messages``): the run that asked for it may have died, and
-another may be waiting for the same artifact.
+The attempt writes its messages to the storage (``vantage.storage.messages``): the run that asked for it may have died, and
+another run may be waiting for the same artifact.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from vantage.tasks.training.watched import ask_to_finish
 
 BEAT_SECONDS = 5.0
 LOG_BYTES = 2**20
-"""A log of so many bytes is sent with every beat; one of twice as many with every second."""
+"""Bytes of a log that is sent with every beat; a log of twice as many is sent with every second beat."""
 
 
 @flow(name="vantage-attempt", flow_run_name="{name}", persist_result=False)
@@ -58,7 +58,7 @@ def _read(request: str | dict[str, Any]) -> AttemptRequest:
 
 
 def _make(request: AttemptRequest, number: int, stop: threading.Event) -> AttemptOutcome:
-    """Make the attempt, and tell the storage how it goes."""
+    """Make the attempt, and write its progress to the storage."""
     warm_up()
     storage = open_storage(request.storage)
     messages = messages_of(storage.remote, request.stage_key, number)
@@ -96,7 +96,7 @@ def _make_room(storage: Storage, request: AttemptRequest) -> None:
 
 
 class _Observer(Unobserved):
-    """Tells the storage that the computation begins."""
+    """Write to the storage that the computation begins."""
 
     def __init__(self, messages: Messages) -> None:
         self._messages = messages
@@ -106,7 +106,8 @@ class _Observer(Unobserved):
 
 
 class _Reporter:
-    """A thread that tells the storage every few seconds that the attempt lives and what it printed, and hears requests to stop or finish."""
+    """A thread that writes to the storage every few seconds that the attempt lives and what it printed, and reads
+    requests to stop or finish."""
 
     def __init__(
         self, messages: Messages, log: Path, stop: threading.Event, *, scratch: Path, run_id: str

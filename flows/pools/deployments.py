@@ -1,4 +1,4 @@
-"""The deployment that makes attempts runnable on a work pool."""
+"""Register the deployment that makes attempts runnable on a work pool."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,16 +16,16 @@ from vantage.schemas.steps import pool_of
 
 ATTEMPT = "vantage-attempt"
 ENTRYPOINT = "vantage.flows.pools.attempt_flow.attempt"
-"""Imported by name on the worker, which has Vantage installed."""
+"""Entrypoint, imported by name on the worker, which has Vantage installed."""
 FORMER_ENTRYPOINTS = {
     "flows.pools.attempt_flow.attempt": ENTRYPOINT,
     "flows.pipeline.pipeline": "vantage.flows.pipeline.pipeline",
 }
-"""What versions registered whose packages had no common name → what is imported now."""
+"""Entrypoints from before our packages had a common name → the present ones."""
 
 
 class UnknownPool(ValueError):
-    """Prefect has no such work pool; the message says how to make one."""
+    """Prefect has no such work pool; the message contains how to make one."""
 
 
 def attempt_deployment(pool: str) -> str:
@@ -82,7 +82,8 @@ def with_former_entrypoints(client: SyncPrefectClient) -> list[DeploymentRespons
 
 
 def deployment_findings() -> Iterator[Finding]:
-    """Yield what ``vantage doctor`` says of the deployments of the configured Prefect server; nothing if it does not answer."""
+    """Yield the lines of ``vantage doctor`` about the deployments of the configured Prefect server; nothing if it does
+    not answer."""
     url = configured_url()
     if url is None or not is_healthy(url):
         return
@@ -99,7 +100,7 @@ def deployment_findings() -> Iterator[Finding]:
 
 
 def renew_entrypoints(client: SyncPrefectClient, pool: str) -> list[str]:
-    """Let the deployments of a pool name what this version imports; returns their names.
+    """Point the deployments of a pool to this version's entrypoints; returns their names.
 
     Flow runs that wait on the pool are imported as their deployment then says.
     """
@@ -111,7 +112,7 @@ def renew_entrypoints(client: SyncPrefectClient, pool: str) -> list[str]:
 
 
 def deploy_attempts(client: SyncPrefectClient, pool: str) -> None:
-    """Register the flow of attempts on the pool; what this version has registered there stays as it is.
+    """Register the flow of attempts on the pool; an existing registration of this version stays unchanged.
 
     A pool that was deleted leaves its deployment without one, also when a pool of the same name is made again.
     """

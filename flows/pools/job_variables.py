@@ -1,11 +1,11 @@
-"""What an attempt asks of the container or process that a worker starts for it, as Prefect's job variables."""
+"""Prefect job variables of an attempt: what it asks of the container or process that a worker starts."""
 
 from typing import Any
 
 from vantage.schemas.recipe.stage import Resources
 
 ENVIRONMENT = {
-    # A user's own models/ in the worker's folder must not be imported in our place.
+    # A user's own models/ in the worker's folder must not be imported instead of ours.
     "PYTHONSAFEPATH": "1",
     "DO_NOT_TRACK": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -13,7 +13,7 @@ ENVIRONMENT = {
 
 
 def job_variables(resources: Resources) -> dict[str, Any]:
-    """Return job variables of one attempt; pools ignore those that their template has no place for.
+    """Return the job variables of one attempt; a pool ignores those that its template does not use.
 
     ``gpus``, ``cpus``, ``memory``, ``image`` and ``node_selector`` are those of the templates in ``deploy/pools``.
     """
@@ -24,7 +24,7 @@ def job_variables(resources: Resources) -> dict[str, Any]:
         "image": resources.image,
         "node_selector": resources.node_selector or None,
     }
-    # A container cannot see which image it was made of, and its attempt records it.
+    # A container cannot see its own image's name, and its attempt records it.
     image = {} if resources.image is None else {"VANTAGE_IMAGE": resources.image}
     return {
         "env": {**ENVIRONMENT, **image},

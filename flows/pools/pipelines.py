@@ -39,14 +39,14 @@ TAG = "vantage-pipeline"
 OnOverlap = Literal["wait", "skip", "cancel"]
 """``wait``: until an earlier run has ended. ``skip``: the new run is cancelled at once. ``cancel``: the earlier ones save and end."""
 HEARTBEAT_SECONDS = 30
-"""How often a pipeline's process tells Prefect that it lives; Prefect's smallest."""
+"""Seconds between the heartbeats of a pipeline's process; Prefect's smallest value."""
 LOST_SECONDS = 90.0
-"""A pipeline that has told nothing for so long is lost, and started again."""
+"""Seconds without a heartbeat after which a pipeline counts as lost, and is started again."""
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What is registered for a recipe."""
+    """Settings of the deployment that is registered for a recipe."""
 
     name: str
     recipe: str
@@ -59,17 +59,17 @@ class Pipeline:
     tags: tuple[str, ...]
     schedule: SCHEDULE_TYPES | None
     stage_pools: frozenset[str] = frozenset()
-    """Pools of its stages."""
+    """Pools of the recipe's stages."""
     concurrency: int = 1
-    """How many of its runs may be under way at once."""
+    """Most runs that may be under way at once."""
     on_overlap: OnOverlap = "skip"
-    """The fate of a run that is to begin while so many are under way."""
+    """Treatment of a run that is to begin while that many are under way."""
     paused: bool | None = None
-    """Whether its schedule is paused; None: as it is in Prefect already, else active."""
+    """Whether its schedule is paused; None: unchanged in Prefect if it exists, else active."""
 
     @property
     def strategy(self) -> ConcurrencyOptions | None:
-        """Return the rule by which Prefect treats one run too many; None: Prefect starts it, and the flow cancels earlier ones."""
+        """Return Prefect's rule for one run too many; None: Prefect starts it, and the flow cancels earlier ones."""
         if self.on_overlap == "cancel":
             return None
         waits = self.on_overlap == "wait"
@@ -118,17 +118,18 @@ def pipeline_of(
     on_overlap: OnOverlap = "skip",
     paused: bool | None = None,
 ) -> Pipeline:
-    """Return the pipeline of a recipe, whose file the workers do not need: its text goes along, its sources as full paths.
+    """Return the pipeline of a recipe. Workers do not need the recipe's file: its text is included, with full paths of
+    its sources.
 
     Args:
         source: a recipe's file, or the name of a built-in one.
         overrides: ``KEY=VALUE``.
         workspace: a folder that all workers reach, or a bucket.
         pool: work pool of the process that orders the stages.
-        name: of the deployment; None: the recipe's.
-        cron, interval, rrule: at most one: when it is started; ``interval`` in seconds.
-        timezone: of the schedule; None: UTC.
-        concurrency, on_overlap, paused: as ``Pipeline`` says.
+        name: name of the deployment; None: the recipe's.
+        cron, interval, rrule: at most one; when the pipeline is started; ``interval`` in seconds.
+        timezone: time zone of the schedule; None: UTC.
+        concurrency, on_overlap, paused: see ``Pipeline``.
 
     Raises:
         ValueError: the recipe or the schedule is invalid.
@@ -177,7 +178,7 @@ def _schedule(**given: Any) -> SCHEDULE_TYPES | None:
 
 
 def _text_of(source: str, overrides: Sequence[str]) -> str:
-    """Return a recipe's file as text that is the same from every folder."""
+    """Return a recipe's file as text that means the same in every folder."""
     try:
         recipe = load_recipe(source)
     except ValueError:  # valid only with its overrides
@@ -187,7 +188,7 @@ def _text_of(source: str, overrides: Sequence[str]) -> str:
 
 
 def _with_full_paths(overrides: Sequence[str], resolved: ResolvedRecipe) -> tuple[str, ...]:
-    """Return the overrides, with each source that they set as the full path that it was resolved to."""
+    """Return the overrides; each source in them is replaced by the full path that it was resolved to."""
     sources = {
         "model.source": resolved.model.source,
         **({} if resolved.model.base is None else {"model.base": resolved.model.base}),
@@ -208,7 +209,7 @@ def _with_full_paths(overrides: Sequence[str], resolved: ResolvedRecipe) -> tupl
 
 
 def register(client: SyncPrefectClient, pipeline: Pipeline) -> UUID:
-    """Create the deployment, or update the one of this name, and what starts it again when it is lost.
+    """Create the deployment, or update the one of this name, with the automations that restart a lost pipeline.
 
     Raises:
         UnknownPool: Prefect has no such work pool.
@@ -261,7 +262,7 @@ def registered(client: SyncPrefectClient) -> list[DeploymentResponse]:
 
 
 def remove(client: SyncPrefectClient, name: str) -> None:
-    """Remove a deployment and what belongs to it; its runs stay.
+    """Remove a deployment and its automations; its runs stay.
 
     Raises:
         ValueError: there is none of this name.
@@ -276,9 +277,9 @@ def remove(client: SyncPrefectClient, name: str) -> None:
 
 
 def automations_of(name: str, deployment: UUID) -> list[AutomationCore]:
-    """Return a lost pipeline counts as crashed, and a crashed one is started again with the same parameters.
+    """Return two automations: a lost pipeline becomes crashed, and a crashed one is started again with the same parameters.
 
-    Started again, it goes on with its unfinished run: attempts that still run on their workers are adopted. Prefect
+    A restarted pipeline goes on with its unfinished run, and joins attempts that still run on their workers. Prefect
     refuses a number of ``restarts`` above the flow's limit, which ends a pipeline that crashes each time.
     """
     heartbeat = f"{_EVENT}heartbeat"
@@ -347,11 +348,11 @@ _DEFAULTS = {
     "seed": "none",
     "strict": "false",
 }
-"""Parameter that is passed on → its default, as Jinja: Prefect keeps no parameter that was left out."""
+"""Parameter that is passed on → its default, in Jinja: Prefect stores no parameter that was left out."""
 
 
 def _parameter(field: str, default: str, *, plus: int = 0) -> dict[str, Any]:
-    """Return a parameter of the crashed flow run, as a template of Prefect's; a number may be raised."""
+    """Return a parameter of the crashed flow run as a Prefect template; a number may be raised."""
     raised = f" + {plus}" if plus else ""
     value = f"{{{{ (flow_run.parameters.get('{field}', {default}){raised}) | tojson }}}}"
     return {"__prefect_kind": "json", "value": {"__prefect_kind": "jinja", "template": value}}

@@ -1,8 +1,8 @@
-"""One attempt on a worker of a Prefect work pool, as the run that asks for it sees it.
+"""Make one attempt on a worker of a Prefect work pool; this module is the side of the run that asks for it.
 
-The request is numbered among those for its stage key, and its Prefect flow run has that number as idempotency key: a run
-that was started again, or another run that needs the same artifact, finds the flow run that is under way. How the attempt
-ends is read from the storage; from Prefect it is only learnt that a flow run will never start, or was cancelled.
+The requests for a stage key are numbered, and the attempt's Prefect flow run has that number as its idempotency key. So a
+restarted run, or another run that needs the same artifact, finds the flow run that is under way. The outcome is read from
+the storage. Prefect only shows that a flow run will never start, or was cancelled.
 """
 
 import asyncio
@@ -37,17 +37,18 @@ from vantage.tasks.training.scratch import REPORTS
 POLL_SECONDS = 1.0
 SECONDS_BETWEEN_REPORTS = 5.0
 SILENT_SECONDS = 60.0
-"""A process on a worker that has not beaten for so long is lost."""
+"""Seconds without a heartbeat after which a process on a worker counts as lost."""
 PENDING_SECONDS = 900.0
-"""A flow run that a worker has taken and not started for so long is lost; a container's image may take minutes."""
+"""Seconds after which a flow run that a worker took but did not start counts as lost; loading a container's image may
+take minutes."""
 QUEUED_SECONDS = 10.0
-"""After so long without a worker, the run says what it waits for."""
+"""Seconds without a worker after which the run prints what it waits for."""
 OUTAGE_SECONDS = 900.0
-"""How long a Prefect server or a storage that does not answer is waited for."""
+"""Longest wait for a Prefect server or a storage that does not answer."""
 STOP_SECONDS = 60.0
 """Time for an attempt to save its state after a stop was requested."""
 WITHDRAWN = "Vantage withdrew the request"
-"""Message of a flow run that Vantage cancelled; one that a person cancelled has another, or none."""
+"""Message of a flow run that Vantage cancelled; a flow run that a person cancelled has another message, or none."""
 CANCELLED_IN_PREFECT = Failure(
     exit_code=ExitCode.RESUME,
     cause="cancelled",
@@ -70,7 +71,7 @@ def run_on_pool(
     """Make one attempt on a worker of the pool, or join the one that is under way; errors are in the outcome.
 
     Args:
-        request: the work; its log gets what the attempt prints.
+        request: the work; its log receives the attempt's output.
         pool: name of the work pool.
         storage: the opened ``request.storage``, which the workers must reach at the same address.
         observer: called in this thread.
@@ -86,7 +87,7 @@ def run_on_pool(
             if attempt is not None:
                 started(attempt.flow_run_id, attempt=attempt.name)
             outcome = AttemptOutcome(status="stopped") if attempt is None else attempt.wait()
-            # Its worker was asked to end before it began, or another run has moved it to its own pool: asked anew.
+            # Its worker was asked to end before it began, or another run has moved it to its own pool: ask again.
             if outcome.status != "stopped" or stop.is_set():
                 return outcome.model_copy(update={"seconds": time.monotonic() - began})
 
@@ -140,16 +141,16 @@ def _ask_prefect(
 
 
 class Asked(Frozen):
-    """Who asked first for a numbered attempt, and where."""
+    """The first request for a numbered attempt: which run made it, and on which pool."""
 
     run_id: str
     pool: str = ""
     token: str
-    """Random; part of the idempotency key, so that no flow run of another storage or of earlier days is found."""
+    """Random part of the idempotency key, so that no flow run of another storage or of earlier days is found."""
 
 
 def _ask(messages: Messages, request: AttemptRequest, pool: str) -> Asked:
-    """Ask for the attempt, unless another run or an earlier process of this one has."""
+    """Ask for the attempt, unless another run or an earlier process of this run has asked already."""
     ours = Asked(run_id=request.run_id, pool=pool, token=secrets.token_hex(8))
     if messages.create("request.json", ours.model_dump_json().encode()):
         return ours
@@ -157,10 +158,10 @@ def _ask(messages: Messages, request: AttemptRequest, pool: str) -> Asked:
 
 
 def _flow_run_of(asked: Asked, messages: Messages, request: AttemptRequest, pool: str) -> FlowRun | None:
-    """Return the flow run that was asked for, on the pool of the run that asked first, which may not have come to start it yet.
+    """Return the flow run that was asked for. It is on the pool of the run that asked first, which may not have started it yet.
 
-    Whoever starts it, it is there: started on another pool, it would wait for that one's workers, and both runs would take
-    it for the other's. None: that pool is gone, and the request is closed.
+    It is created on that pool by whichever run comes first. On another pool it would wait for that pool's workers, and each run
+    would take it for the other's. None: the pool no longer exists, and the request is closed.
     """
     where = asked.pool or pool
     try:
@@ -174,15 +175,15 @@ def _flow_run_of(asked: Asked, messages: Messages, request: AttemptRequest, pool
 
 
 async def _start_flow_run(request: AttemptRequest, number: int, token: str, pool: str) -> FlowRun:
-    """Return the flow run of a numbered attempt, which Prefect creates unless there is one.
+    """Return the flow run of a numbered attempt; Prefect creates it unless it exists.
 
-    To be run in a loop of its own: in the flow's, Prefect would wait for it.
+    Run this in an event loop of its own: in the flow's loop, Prefect would wait for the flow run.
     """
     name = f"{request.step} · {request.run_id} · {number}"
     return await arun_deployment(
         attempt_deployment(pool),
         parameters={
-            "request": request.model_dump_json(),  # a text: PostgreSQL stores 1e30 as a number that nobody reads
+            "request": request.model_dump_json(),  # as text: PostgreSQL stores 1e30 as a number that cannot be read back
             "number": number,
             "name": name,
         },
@@ -210,7 +211,8 @@ class _Attempt:
         stop: threading.Event,
         outages: Outages,
     ) -> None:
-        """Hold an attempt on a pool. ``pool``: of the run that waits; ``asked.pool`` is that of the run which asked first."""
+        """Hold an attempt on a pool. ``pool`` is that of the waiting run; ``asked.pool`` is that of the run which asked
+        first."""
         self._client = client
         self._flow_run = flow_run
         self._request = request
@@ -256,14 +258,14 @@ class _Attempt:
                 if time.monotonic() - answered >= OUTAGE_SECONDS:
                     raise
                 outcome = None
-                self._heard = time.monotonic()  # its beats may be there, unread
+                self._heard = time.monotonic()  # its heartbeats may be there, unread
                 self._outages.storage.noticed(error)
             if outcome is not None:
                 return self._ours(outcome)
             self._stop.wait(POLL_SECONDS)
 
     def _ours(self, outcome: AttemptOutcome) -> AttemptOutcome:
-        """Return what the attempt's outcome is to this run."""
+        """Return the meaning of the attempt's outcome for this run."""
         if outcome.artifact is not None:
             by_us = self._asked.run_id == self._request.run_id
             return outcome if by_us else outcome.model_copy(update={"status": "reused"})
@@ -273,14 +275,14 @@ class _Attempt:
         return outcome
 
     def _was_cancelled_in_prefect(self) -> bool:
-        """Return whether somebody cancelled the flow run there; a worker that is asked to end, or Vantage, does not."""
+        """Return whether a person cancelled the flow run in Prefect, and not Vantage or a worker that is asked to end."""
         with _server_faults_ignored(self._outages.prefect), suppress(ObjectNotFound):
             self._flow_run = self._client.read_flow_run(self._flow_run.id)
         state = self._flow_run.state
         return state is not None and state.type in _CANCELLED and state.message != WITHDRAWN
 
     def _look(self) -> AttemptOutcome | None:
-        """Look once; None: it goes on."""
+        """Look once for the outcome; None: the attempt goes on."""
         outcome = self._outcome()
         if outcome is not None:
             self._report()
@@ -301,7 +303,8 @@ class _Attempt:
         return None
 
     def was_moved(self) -> bool:
-        """Close another run's request that waits for a pool without workers, if ours has some: we ask there anew."""
+        """Close another run's request that waits for a pool without workers, if our pool has some; then we ask again on
+        ours."""
         state, theirs = self._flow_run.state, self._asked.pool
         if theirs in ("", self._pool) or state is None or state.type != StateType.SCHEDULED:
             return False
@@ -329,7 +332,7 @@ class _Attempt:
         return None if data is None else AttemptOutcome.model_validate_json(data)
 
     def _report(self) -> None:
-        """Tell the observer that the computation has begun, and how far it is."""
+        """Report to the observer that the computation has begun, and its progress."""
         folder = self._storage.reports(self._request.stage_key, REPORTS)
         data = self._messages.read("begun.json")
         if data is not None and not self._begun:
@@ -342,7 +345,7 @@ class _Attempt:
             self._write_log(log)
 
     def _write_log(self, log: bytes) -> None:
-        """Write the run's copy of the log, which has those of earlier attempts too."""
+        """Write the run's copy of the log, which also contains the logs of earlier attempts."""
         file = self._request.log
         file.parent.mkdir(parents=True, exist_ok=True)
         number = self._messages.number
@@ -375,7 +378,7 @@ class _Attempt:
         return None
 
     def _give_up(self, reason: str) -> AttemptOutcome:
-        """Record that the attempt is lost, so that nobody waits for it; unless it has ended after all."""
+        """Record the attempt as lost, so that nobody waits for it, unless it has ended after all."""
         lost = AttemptOutcome(
             status="failed",
             failure=Failure(
@@ -387,7 +390,7 @@ class _Attempt:
         )
         if not self._messages.create("outcome.json", lost.model_dump_json().encode()):
             return self._outcome() or lost
-        self._messages.write("stop", b"")  # it may only have been cut off, and train on for nobody
+        self._messages.write("stop", b"")  # it may only have been cut off, and would train on
         self._end_flow_run(self._flow_run.id, crashed=True)
         return lost
 
@@ -422,7 +425,7 @@ class _Attempt:
 
 @contextmanager
 def _server_faults_ignored(outage: Outage) -> Iterator[None]:
-    """Ignore faults of the server: a Prefect server that does not answer ends no attempt: its outcome comes by the storage."""
+    """Ignore server faults: an unreachable Prefect server ends no attempt, whose outcome comes by the storage."""
     try:
         yield
         outage.is_over()

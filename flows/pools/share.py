@@ -20,7 +20,7 @@ SLOTS = "VANTAGE_WORKER_SLOTS"
 """Variable with the number of attempts that the worker runs at once; they share the machine's CPUs."""
 
 LOCKS = Path("/tmp")
-"""The same for all processes of this machine, whatever TMPDIR says."""
+"""Folder for all processes of this machine, whatever value TMPDIR has."""
 _SECONDS_BETWEEN_TRIES = 0.5
 
 
@@ -46,7 +46,7 @@ def share_of_this_machine(
 
 
 def _cpus() -> int:
-    """Return CPUs of one attempt that does not say how many it wants."""
+    """Return the CPUs of an attempt that asks for no number."""
     return max(1, available_cpus() // max(1, int(os.environ.get(SLOTS, "1"))))
 
 
@@ -62,7 +62,7 @@ def _take(
         raise ValueError(f"{folder} belongs to another user or is a link; ask whoever made it to remove it")
     turn = open_lock(folder / "turn.lock")
     try:
-        while not try_lock(turn):  # whoever has waited longest goes first
+        while not try_lock(turn):  # the process that has waited longest goes first
             if stop.wait(_SECONDS_BETWEEN_TRIES):
                 return None
         while True:
@@ -76,7 +76,7 @@ def _take(
 
 
 def _try_to_take(count: int, gpus: tuple[str, ...], folder: Path, held: ExitStack) -> tuple[str, ...] | None:
-    """Take so many GPUs that no other process holds; none of them if there are fewer."""
+    """Take ``count`` GPUs that no other process holds; none if there are fewer."""
     with ExitStack() as locks:
         taken = []
         for gpu in gpus:

@@ -28,7 +28,7 @@ class Worker(ProcessWorker):
 
     @classmethod
     def __dispatch_key__(cls) -> str:
-        """Return a key that puts it beside Prefect's own worker of the same type of pool, not in its place."""
+        """Return a key that places it beside Prefect's own worker of the same type of pool, not in its place."""
         return "vantage"
 
     async def get_and_submit_flow_runs(self) -> list[Any]:

@@ -1,7 +1,7 @@
-"""A run that waits for a person, in Prefect: its flow run is suspended, and resumed by a form.
+"""Ask a person in Prefect: the run's flow run is suspended, and resumed by a form.
 
-A suspended flow run holds no process. Prefect starts it again from the beginning when its form is sent; the same call
-then returns what was written into the form.
+A suspended flow run holds no process. When its form is sent, Prefect starts it again from the beginning; the same call then
+returns the form's content.
 """
 
 import logging
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Decision(RunInput):
-    """What a person writes into Prefect's form."""
+    """Fields of Prefect's form, as the person fills them in."""
 
     decision: Annotated[Literal["approve", "reject"], Field(description="Approve of it, or reject it.")]
     reason: Annotated[
@@ -41,9 +41,9 @@ def run_of(flow_run_id: str, workspace: str) -> str | None:
 
 
 async def answer_in_form(run_id: str, workspace: str) -> bool:
-    """Have every open question of the run answered; suspends the flow run where the form was not sent yet.
+    """Get an answer to every open question of the run; suspends the flow run where the form was not sent yet.
 
-    Returns whether all are answered: Prefect suspends no flow run without a deployment, and none within another.
+    Returns whether all are answered: Prefect cannot suspend a flow run without a deployment, or one within another flow run.
 
     Raises:
         prefect.exceptions.Pause: the flow run is suspended, and this process has to end.
@@ -66,7 +66,7 @@ async def answer_in_form(run_id: str, workspace: str) -> bool:
         )
         try:
             add_answer(place, run_id, given)
-        except RunError:  # somebody has answered on the command line meanwhile, and that stands
+        except RunError:  # somebody has answered on the command line meanwhile, and that answer counts
             continue
     return True
 
@@ -75,7 +75,7 @@ async def _ask(run_id: str, question: Question) -> Decision:
     about = "\n".join(f"- {verdict}" for verdict in question.verdicts)
     text = f"**{question.subject}** of run {run_id} waits for a person.\n\n{about}\n\nArtifact `{question.digest}`"
     form = Decision.with_initial_data(description=text)
-    for number in count():  # a form is sent once; after one that does not hold, there is another
+    for number in count():  # each form is sent once; after an invalid one there is another
         try:
             given = await asuspend_flow_run(wait_for_input=form, key=f"{question.id[:32]}-{number}")
             if given.reason.strip() and given.name.strip():

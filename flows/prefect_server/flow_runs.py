@@ -25,10 +25,10 @@ from vantage.storage.messages import Messages
 from vantage.storage.storage import Storage
 
 POLL_SECONDS = 2.0
-"""How often Prefect is polled for cancellation; it sends no notification."""
+"""Seconds between two polls of Prefect for cancellation; it sends no notification."""
 
 CLOSING_SECONDS = 5.0
-"""How long a run that ends waits for the processes of its attempts to record their own ends in Prefect."""
+"""Seconds that a run that ends waits for the processes of its attempts to record their own ends in Prefect."""
 
 STATES = {
     "completed": (StateType.COMPLETED, "Completed"),
@@ -68,7 +68,7 @@ def status_of_attempt(outcome: AttemptOutcome) -> tuple[str, str]:
 
 
 def run_message(record: RunRecord) -> str:
-    """Return message of a run's state: each unsuccessful stage with its reason, then the number of successful ones."""
+    """Return the message of a run's state: each unsuccessful stage with its reason, then the number of successful ones."""
     lines = reasons(record)
     blocked = [name for name, stage in record.stages.items() if stage.status == "blocked"]
     if blocked:
@@ -224,7 +224,7 @@ async def _close(
 async def _close_attempt(
     client: PrefectClient, open_flow_run: OpenFlowRun, storage: Storage, *, ending: bool
 ) -> bool:
-    """Show an attempt on a pool as its outcome in the storage; returns False if it has not ended."""
+    """Show an attempt on a pool with its outcome in the storage; returns False if it has not ended."""
     assert open_flow_run.attempt is not None, "an attempt's"
     flow_run = await client.read_flow_run(UUID(open_flow_run.flow_run_id))
     messages = Messages(storage.remote, open_flow_run.attempt)
@@ -243,7 +243,7 @@ async def _close_attempt(
 
 
 def _is_wrong(state: State | None, status: str) -> bool:
-    """Return whether a state must be replaced by that of a status: it is not final, or an error that did not happen.
+    """Return whether a state must be replaced by that of a status: it is not final, or it is an error that did not happen.
 
     A state that a person chose, as Cancelled, is right.
     """

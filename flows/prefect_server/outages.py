@@ -1,4 +1,4 @@
-"""A Prefect server that does not answer: a line a minute, in place of Prefect's tracebacks, until it answers again."""
+"""Report a Prefect server that does not answer: a line a minute, in place of Prefect's tracebacks, until it answers again."""
 
 import asyncio
 import logging
@@ -81,7 +81,7 @@ def prefect_outage(say: Callable[[str], None]) -> Outage:
 
 
 def services_outlast(outage: Outage) -> None:
-    """Have the loops of Prefect's worker in this process outlast an outage.
+    """Let the loops of Prefect's worker in this process outlast an outage.
 
     Prefect's own loop prints tracebacks at every third failure, and ends the worker after a minute or two.
     """
@@ -97,7 +97,7 @@ def services_outlast(outage: Outage) -> None:
 
 
 def errors_of_logging_are_quiet() -> None:
-    """Have a log that a server does not take cost no line in this process: each would print one, whatever the level."""
+    """Print nothing in this process for a log that a server does not take: each would print a line, whatever the level."""
     logging.raiseExceptions = False
 
 
@@ -123,5 +123,5 @@ async def _service_loop(
 
 
 def _clock(seconds: float) -> str:
-    """Return a time of this day, as a clock shows it."""
+    """Return a time of today in the form of a clock."""
     return time.strftime("%H:%M:%S", time.localtime(seconds))

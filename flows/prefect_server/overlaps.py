@@ -1,4 +1,4 @@
-"""Overlapping runs of a deployment whose new runs cancel earlier ones; Prefect itself lets the new one wait, or cancels it."""
+"""Cancel earlier runs of a deployment when a new one starts; Prefect itself lets the new one wait, or cancels it."""
 
 from uuid import UUID
 
@@ -13,7 +13,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import State, StateType
 
 CANCELS_EARLIER = "on-overlap:cancel"
-"""Tag of a deployment whose new runs cancel earlier ones; its flow runs have it, too."""
+"""Tag of a deployment whose new runs cancel earlier ones; its flow runs also have it."""
 _UNDER_WAY = [StateType.PENDING, StateType.RUNNING, StateType.PAUSED]
 
 

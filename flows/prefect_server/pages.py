@@ -25,7 +25,7 @@ from vantage.tasks.training.progress import StageProgress
 
 SECONDS_BETWEEN_UPDATES = 3.0
 TIMEOUT_SECONDS = 10.0
-"""Time limit for pages: Prefect's client would try for minutes to reach a dead server."""
+"""Seconds for pages: Prefect's client would try for minutes to reach a dead server."""
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class ProgressPage:
 
     def __init__(self, step: str, read_report: Callable[[], StageProgress | None]) -> None:
         self.is_complete = False
-        """Whether the stage has made its artifact: set by whoever knows, before the bar is left."""
+        """Whether the stage has made its artifact; it must be set before the bar is left."""
         self._step = step
         self._read_report = read_report
         self._page: UUID | None = None
@@ -73,7 +73,7 @@ class ProgressPage:
 async def progress_page(
     step: str, read_report: Callable[[], StageProgress | None]
 ) -> AsyncIterator[ProgressPage]:
-    """Yield a progress bar on the stage's page for the body of the ``async with``; ``read_report`` gives the progress."""
+    """Yield a progress bar on the stage's page for the body of the ``async with``; ``read_report`` returns the progress."""
     page = ProgressPage(step, read_report)
     watching = asyncio.create_task(page.watch())
     try:
@@ -110,7 +110,7 @@ async def show_run(record: RunRecord, *, ledger: Ledger, has_report: bool) -> No
 
 
 def gate_rows(record: RunRecord) -> list[dict[str, object]]:
-    """Return one row a gate: what was measured, over how many prompts, what was asked for, and what follows."""
+    """Return one row per gate: measured value, number of prompts, condition, and consequence."""
     return [
         {
             "stage": name,
@@ -130,7 +130,7 @@ def gate_rows(record: RunRecord) -> list[dict[str, object]]:
 
 
 def links_of(record: RunRecord, ledger: Ledger, *, has_report: bool) -> str:
-    """Return Markdown with the pages of the run, of its stages and of its models in MLflow, and how it is checked."""
+    """Return Markdown with the pages of the run, of its stages and of its models in MLflow, and the commands that check it."""
     where = ledger.where()
     lines = [f"Recipe **{markdown_text(record.recipe.recipe)}**, run `{record.run_id}`", ""]
     if where.startswith("http"):

@@ -9,7 +9,7 @@ NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 
 
 def check_proxies(*, elsewhere: bool) -> None:
-    """Do without proxies that Prefect's client cannot use, if nothing but this machine is asked; else refuse them.
+    """Remove proxies that Prefect's client cannot use, if only this machine is asked; else refuse them.
 
     A SOCKS proxy needs a package that Prefect does not bring. To ask a server of another machine without the proxy might
     be what its user wants to prevent.
@@ -39,7 +39,7 @@ def check_proxies(*, elsewhere: bool) -> None:
 
 
 def _problem() -> str | None:
-    """Return why Prefect's HTTP library cannot make a client in this environment; None: it can."""
+    """Return the reason why Prefect's HTTP library cannot make a client in this environment; None: it can."""
     import httpx
 
     try:

@@ -28,11 +28,11 @@ LOOPBACK = "127.0.0.1"
 OWN_SERVER = "own"
 """The name of the server that keeps its database in the workspace."""
 ANSWER_SECONDS = 15.0
-"""Time limit for a configured server to answer."""
+"""Seconds for a configured server to answer."""
 PUBLIC_ADDRESS = "VANTAGE_PREFECT_ADDRESS"
-"""Variable with the address at which a proxy serves a guarded server to other machines; unset: there is none."""
+"""Name of the variable with the address at which a proxy serves a guarded server to other machines; unset: there is none."""
 START_SECONDS = 120.0
-"""Time limit for our own server to start; usually a few seconds."""
+"""Seconds for our own server to start, which usually takes a few seconds."""
 DELIVERY_SECONDS = 10.0
 
 DISABLED_SERVICES = (
@@ -58,14 +58,14 @@ WITHOUT_BLOCKS = {
 that is started there by hand later writes them. The user's own values win."""
 
 _LOGIN = "PREFECT_SERVER_API_AUTH_STRING"
-"""The login that a server asks for."""
+"""The login of a server."""
 
 _SERVER_PREFIXES = ("PREFECT_SERVER_", "PREFECT_API_DATABASE_")
 """Prefixes of a server's variables: users may set a database for our own server."""
 
 
 class ServerUnavailable(Exception):
-    """The Prefect server does not answer; the message has its address, and what to do."""
+    """The Prefect server does not answer; the message contains its address and the remedy."""
 
 
 @dataclass
@@ -231,7 +231,7 @@ def server_name(workspace: Path) -> str:
 
 
 def is_healthy(url: str) -> bool:
-    """Return whether a server answers; without a proxy, and with the certificates that Prefect's client trusts."""
+    """Return whether a server answers; asked without a proxy, and with the certificates that Prefect's client trusts."""
     scheme, _, address = url.partition("://")
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     try:
@@ -349,7 +349,7 @@ def _with_loopback(hosts: str | None) -> str:
 
 
 def _set_environment(values: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Set (or with None remove) variables, tell Prefect, and return what they were."""
+    """Set (or with None remove) variables, make Prefect read them, and return their earlier values."""
     before = {name: os.environ.get(name) for name in values}
     for name, value in values.items():
         if value is None:

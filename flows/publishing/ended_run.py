@@ -1,4 +1,4 @@
-"""A run that has ended, with what is needed to publish from it later."""
+"""A run that has ended, with everything that is needed to publish from it later."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ class EndedRun:
     recipe: ResolvedRecipe
     inputs: Mapping[str, Mapping[str, str]]
     artifacts: Mapping[str, Artifact]
-    """Step → the artifact that the run has recorded, of those that the store still finds; their files are not checked."""
+    """Step → the artifact that the run has recorded, if the store still has it; its files are not checked."""
     store: Storage
     ledger: Ledger
     watcher: Watcher

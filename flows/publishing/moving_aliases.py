@@ -1,4 +1,4 @@
-"""``vantage publish`` and ``vantage rollback``: aliases that move after a run has ended."""
+"""``vantage publish`` and ``vantage rollback``: move aliases after a run has ended."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -50,7 +50,7 @@ class RolledBack(NamedTuple):
     to_version: str
     stage: str
     run_id: str
-    """The run that published ``to_version``, and whose ledger has the movement."""
+    """The run that published ``to_version``, and whose ledger contains the movement."""
     by: str
     sent: bool
     """Whether MLflow has received it."""
@@ -65,7 +65,7 @@ def publish_again(
     alias: str | None,
     key: Path | None = None,
 ) -> dict[str, Outcome]:
-    """Publish what the recipe of an ended run says; ``NAME@ALIAS`` → outcome.
+    """Publish what the recipe of an ended run lists; ``NAME@ALIAS`` → outcome.
 
     Args:
         workspace: that of the run.
@@ -182,7 +182,7 @@ def roll_back(
 
 
 def _sign(ended: EndedRun, moved_before: Collection[Decision], signer: Signer) -> None:
-    """Sign the aliases that were just moved; they stay moved where that fails."""
+    """Sign the aliases that were just moved; they stay moved if that fails."""
     run = ended.run
     for why in sign_movements(run.workspace, run.record.run_id, moved_before, signer):
         remedy = how_to_sign(run.workspace, run.record.run_id)
@@ -207,7 +207,7 @@ def _publications(record: RunRecord, model: str | None, alias: str | None) -> li
 
 
 def _for_alias(entries: Sequence[Publication], alias: str, record: RunRecord) -> Publication:
-    """Return what the recipe says of a model, with this alias: the entry of the alias, else the only one that there is.
+    """Return the recipe's entry for a model: the one with this alias, else the only one that there is.
 
     Raises:
         RunError: its entries differ in what holds an alias back, and none is of this one; or it is no alias.
@@ -224,7 +224,7 @@ def _for_alias(entries: Sequence[Publication], alias: str, record: RunRecord) ->
 
 
 def _with_alias(publication: Publication, alias: str) -> Publication:
-    """Return the same with another alias; RunError: it is none."""
+    """Return the publication with another alias. Raises RunError if it is not a valid alias."""
     try:
         if RESERVED_ALIAS.fullmatch(alias):
             raise ValueError("reserved")
@@ -237,7 +237,7 @@ def _with_alias(publication: Publication, alias: str) -> Publication:
 
 
 def _require_borne_out(publication: Publication, ended: EndedRun) -> None:
-    """Require that the verdicts and metrics of the run's record are those of the artifacts that the store still has."""
+    """Check that the verdicts and metrics of the run's record are those of the artifacts in the store."""
     record, store = ended.run.record, ended.store
     steps: Collection[str] = {
         step
@@ -269,7 +269,7 @@ def _require_registry(address: str, name: str) -> None:
 
 
 def _present_version(address: str, name: str, alias: str) -> str:
-    """Return the version that the alias points to now, whoever has published it."""
+    """Return the version that the alias points to now, also one that Vantage did not publish."""
     _require_registry(address, name)
     from vantage.ledger.to_mlflow.published_models import NoSuchModel, version_of_alias  # imports MLflow
 
@@ -330,7 +330,7 @@ def _publishing_run(workspace: Workspace, target: "PublishedVersion", history: S
 def _publication_of(
     ended: EndedRun, target: "PublishedVersion", history: Sequence[Pointed], alias: str
 ) -> Publication:
-    """Return what the run published as this version, with the alias that is to move."""
+    """Return the publication of this version by the run, with the alias that is to move."""
     run_id = ended.run.record.run_id
     told = [each.stage for each in history if (each.run_id, each.digest) == (run_id, target.digest)]
     stage = told[-1] if told else target.stage
@@ -346,7 +346,7 @@ def _publication_of(
 
 
 def _require_publishable(publication: Publication, ended: EndedRun, version: str) -> None:
-    """Make the checks of the run's end, for the version's own run; RunError: one fails."""
+    """Make the checks of the run's end, for the version's own run. Raises RunError if one fails."""
     why = why_not_published(publication, ended) or why_alias_stays(publication, ended)
     if not why and publication.approve:
         answer = approval_of(publication, ended)

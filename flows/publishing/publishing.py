@@ -1,4 +1,4 @@
-"""Publishing: registers models whose gates have passed, and moves aliases to them.
+"""Publish: register models whose gates have passed, and move aliases to them.
 
 A run publishes at its end, ``vantage publish`` later; ``vantage rollback`` moves an alias back. All three ask
 ``why_alias_stays`` first.
@@ -24,7 +24,7 @@ from vantage.storage.storage import Storage
 from vantage.storage.store import Locked
 
 LOCK_SECONDS = 120.0
-"""How long publishing waits for another run that publishes or makes the same artifact."""
+"""Seconds that publishing waits for another run that publishes or makes the same artifact."""
 
 Outcome = Literal["published", "alias_stays", "waiting_approval", "refused"]
 """``published``: with its alias, if it has one, or it waits in the outbox until MLflow answers. ``alias_stays``: a version
@@ -48,7 +48,7 @@ class Published(Protocol):
 
     @property
     def artifacts(self) -> Mapping[str, Artifact]:
-        """Step → its artifact, of those that are in the store."""
+        """Step → its artifact, for artifacts that are in the store."""
 
     @property
     def store(self) -> Storage:
@@ -60,11 +60,11 @@ class Published(Protocol):
 
     @property
     def watcher(self) -> Watcher:
-        """Shows what was done."""
+        """Display of the steps that were done."""
 
 
 def publish(publication: Publication, given: Published, *, by: str | None = None) -> Outcome:
-    """Register the stage's model and move its alias, or print why not.
+    """Register the stage's model and move its alias, or print the reason why not.
 
     ``by``: the login name of who publishes after the run's end.
     """
@@ -96,9 +96,9 @@ def publish(publication: Publication, given: Published, *, by: str | None = None
 
 
 def _record_refusal(publication: Publication, given: Published, refused: str | None) -> None:
-    """Keep in run.json who forbids the alias to move, or forget it once it may.
+    """Record in run.json who forbids the alias to move, or remove that once it may.
 
-    A gate's own verdict is there already. The recipe said that the run goes on after it, so its exit code says nothing of it.
+    A gate's own verdict is recorded already. The recipe continues after it, so it does not change the exit code.
     """
     record = given.run.record
     others = {target: why for target, why in record.refused_aliases.items() if target != publication.target}
@@ -119,7 +119,7 @@ def why_not_published(publication: Publication, given: Published) -> str | None:
 
 
 def why_alias_stays(publication: Publication, given: Published) -> str | None:
-    """Return why an alias must not point to the stage's model; None: it may, as soon as nobody has to approve of it.
+    """Return the reason why an alias must not point to the stage's model; None: it may, unless a person still has to approve.
 
     The one place for all checks of the run's end, of ``vantage publish`` and of ``vantage rollback``: the stage's own gates
     and those of ``after`` passed, or a person approved of them; the model is not the one that its stage started from,
@@ -129,7 +129,7 @@ def why_alias_stays(publication: Publication, given: Published) -> str | None:
 
 
 def question_about(publication: Publication, given: Published) -> Question:
-    """Return what a person is asked before the alias moves."""
+    """Return the question to a person before the alias moves."""
     stages, step = given.run.record.stages, published_step(publication, given)
     key, digest = stages[step].stage_key, stages[step].digest
     assert key is not None and digest is not None, "it succeeded"
@@ -148,7 +148,7 @@ def approval_of(publication: Publication, given: Published) -> Approval | None:
 
 
 def _register(publication: Publication, given: Published, alias: str | None, by: str | None) -> bool:
-    """Register the version, move the alias, and print the result; returns whether MLflow took it, or will."""
+    """Register the version, move the alias, and print the result; returns whether MLflow received it, or will."""
     name = publication.registered_model
     artifact = given.artifacts[published_step(publication, given)]
     _tell_bill(publication.stage, given)
@@ -200,7 +200,7 @@ def _held(artifact: Artifact, given: Published) -> Iterator[None]:
 
 
 def _tell_bill(stage: str, given: Published) -> None:
-    """Log the bill of materials of what is published; a model is published all the same if none can be made."""
+    """Log the bill of materials of a published artifact; a model is published even if none can be made."""
     from vantage.review.exports.bills import tell_bill
 
     try:
@@ -229,12 +229,12 @@ def _verdicts(publication: Publication, given: Published) -> tuple[Verdict, ...]
 
 
 def _why_not_earned(publication: Publication, given: Published) -> str | None:
-    """Return what the run itself says against the movement: a gate, or a model that is not a new one."""
+    """Return the run's own objections to the movement: a closed gate, or a model that is not a new one."""
     return _why_gates(publication, given) or _why_unchanged(publication, given)
 
 
 def _why_gates(publication: Publication, given: Published) -> str | None:
-    """Return a gate that neither passed nor was approved of."""
+    """Return a gate that neither passed nor was approved."""
     stages = given.run.record.stages
     for step in required_steps(publication, given):
         closed = [verdict for verdict in stages[step].verdicts if not verdict.passed]
@@ -245,7 +245,7 @@ def _why_gates(publication: Publication, given: Published) -> str | None:
 
 
 def _is_approved(step: str, verdict: Verdict, given: Published) -> bool:
-    """Return whether a person has approved of exactly this verdict on exactly this artifact."""
+    """Return whether a person has approved exactly this verdict on exactly this artifact."""
     stage = given.run.record.stages[step]
     return any(
         answer.approved

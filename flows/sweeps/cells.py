@@ -1,4 +1,4 @@
-"""Runs the cells of a sweep side by side on one machine; each is a run of the pipeline."""
+"""Run the cells of a sweep side by side on one machine; each is a run of the pipeline."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

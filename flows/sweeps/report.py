@@ -46,12 +46,12 @@ class Comparison:
     measure: str
     arm: str
     n: int
-    """Seeds with a value."""
+    """Number of seeds with a value."""
     mean: float | None
     sd: float | None
     """Sample standard deviation over seeds, with n − 1."""
     pairs: int | None
-    """Seeds that also have a value in the baseline; None for the baseline itself."""
+    """Number of seeds that also have a value in the baseline; None for the baseline itself."""
     difference: float | None
     """Mean of arm − baseline over these seeds."""
     low: float | None
@@ -104,7 +104,7 @@ def interval(differences: Sequence[float]) -> tuple[float | None, float | None, 
 
 
 def verdict(low: float | None, high: float | None, *, better: str) -> str:
-    """Return ``inconclusive`` if the interval contains 0, or there is none; else which side is better."""
+    """Return ``inconclusive`` if the interval contains 0, or there is none; else the better side."""
     if low is None or high is None or low <= 0 <= high:
         return "inconclusive"
     return "better" if (low > 0) == (better == "higher") else "worse"

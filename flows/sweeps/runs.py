@@ -48,7 +48,7 @@ from vantage.storage.storage import Storage
 from vantage.tasks.training.progress import StageProgress
 
 FINISHED = ("completed", "gate_closed")
-"""Status of a run with nothing more to do."""
+"""Statuses of runs with nothing more to do."""
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,7 @@ class CellView:
 
 
 def row_of(cell: Cell[ResolvedRecipe], record: RunRecord, sweep: Sweep) -> Row:
-    """Return a run's row. What was measured counts, even where a gate then closed: leaving such runs out would flatter."""
+    """Return a run's row. Measured values count, even if a gate then closed: leaving such runs out would flatter."""
     metrics = {
         measure.name: record.stages[measure.stage].metrics.get(measure.metric) for measure in sweep.measure
     }
@@ -312,7 +312,7 @@ def row_of(cell: Cell[ResolvedRecipe], record: RunRecord, sweep: Sweep) -> Row:
 def finished_run(
     cell: Cell[ResolvedRecipe], steps: Sequence[PlannedStep], runs: Sequence[RunRecord]
 ) -> RunRecord | None:
-    """Return the newest finished run of the cell, where the store still holds what it recorded."""
+    """Return the newest finished run of the cell whose recorded artifacts the store still has."""
     digests = recipe_digests(cell.recipe)
     stored = {step.name: step.digest for step in steps if step.digest}
     for record in runs:

@@ -34,7 +34,7 @@ from vantage.storage.durable_files import make_folder
 
 
 class SweepError(ValueError):
-    """A sweep that cannot run now; the message says why, and what to do."""
+    """A sweep that cannot run now; the message contains the reason and the remedy."""
 
 
 def run_sweep(

@@ -74,7 +74,7 @@ class SweepLedger:
                 self._linked.add(row.mlflow_run_id)
         began = client.get_run(
             run_id
-        ).info.start_time  # at a time of its own, a number sent again would stand twice
+        ).info.start_time  # with another time, a number that is sent again would be stored twice
         numbers = {
             f"{line.measure}.{line.arm}.{name}": getattr(line, name) for line in table for name in NUMBERS
         }

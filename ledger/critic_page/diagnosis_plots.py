@@ -80,7 +80,8 @@ def _slices(slices: Sequence[DiagnosedSlice], label: str) -> "Draw":
 
 
 def _keep_in_view(axes: "Axes", estimates: Sequence[Estimated]) -> None:
-    """Show from 0 to 1 and every value; an interval may leave the plot, so that a wide one does not flatten the rest."""
+    """Show the range from 0 to 1 and every value; an interval may leave the plot, so that a wide one does not flatten the
+    rest."""
     values = [each.value for each in estimates if each.value is not None]
     low, high = min([0.0, *values]), max([1.0, *values])
     margin = 0.08 * (high - low)

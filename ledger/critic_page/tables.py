@@ -1,4 +1,4 @@
-"""The tables of a critic's diagnosis, each with a sentence that says what good looks like."""
+"""The tables of a critic's diagnosis, each with a sentence about good values."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -13,11 +13,11 @@ from vantage.schemas.records.critic_diagnosis import (
 )
 
 _MOST_ITERATIONS = 24
-"""Longer courses are shown at so many of their iterations."""
+"""Most iterations of a course that are shown."""
 
 
 def summary(diagnosis: CriticDiagnosis) -> str:
-    """Return what was measured, in one sentence."""
+    """Return the measurements, in one sentence."""
     return (
         f"{_count(diagnosis.responses, 'response')} to {_count(diagnosis.prompts, 'test prompt')}, "
         f"{_count(diagnosis.tokens, 'token')}; mean return {number(diagnosis.return_mean)}, variance "
@@ -212,7 +212,7 @@ def _worst_prompts(diagnosis: CriticDiagnosis) -> Table:
 
 
 def _thinned(points: Sequence[DriftPoint]) -> Iterable[DriftPoint]:
-    """Return at most so many points, the first and the last among them."""
+    """Return at most ``most`` points, including the first and the last."""
     if len(points) <= _MOST_ITERATIONS:
         return points
     last = len(points) - 1

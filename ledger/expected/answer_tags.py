@@ -1,10 +1,10 @@
-"""Tags of a stage's run for what people decided: their answers, and the aliases that they moved."""
+"""Tags of a stage's run for people's decisions: their answers, and the aliases that they moved."""
 
 from vantage.ledger.operations import MoveAlias
 from vantage.schemas.records.approvals import PUBLISH_PREFIX, Approval
 
 ANSWER, ALIAS = "vantage.approval", "vantage.alias."
-"""How the names of these tags begin."""
+"""Prefix of the names of these tags."""
 
 
 def answer_tags(answer: Approval) -> dict[str, str]:
@@ -18,7 +18,7 @@ def answer_tags(answer: Approval) -> dict[str, str]:
 
 
 def alias_tags(operation: MoveAlias) -> dict[str, str]:
-    """Return tags that say from where to where an alias was moved, by whom and why."""
+    """Return tags with the movement of an alias: from where to where, by whom and why."""
     name = f"{ALIAS}{operation.registered_model}.{operation.alias}"
     from_version = operation.from_version or "none"
     return {name: f"version {from_version} → {operation.to_version}, by {operation.by}: {operation.reason}"}

@@ -21,12 +21,12 @@ class ExpectedDataset:
     """A dataset among the inputs of one of MLflow's runs."""
 
     digest: str
-    """Content digest, or that of the source file; MLflow's own field has 36 characters of it."""
+    """Content digest, or that of the source file; MLflow's own field contains 36 characters of it."""
     fields: Mapping[str, str]
-    """MLflow's own: name, digest, source, profile."""
+    """MLflow's own fields: name, digest, source, profile."""
     tags: Mapping[str, str]
     is_source: bool
-    """Whether it is the file that a dataset was prepared from: a run that an earlier version recorded has none."""
+    """Whether it is the file that a dataset was prepared from; a run that an earlier version recorded has none."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The changes that one operation of a run makes in MLflow.
 
-A change names no id of MLflow's: who made an input, and whether MLflow knows an artifact already, only the server can tell.
+A change contains no MLflow id: only the server knows who made an input, and whether MLflow has an artifact already.
 """
 
 import json
@@ -68,44 +68,44 @@ _STAGE_STATUS = {
 
 @dataclass(frozen=True)
 class ShownArtifact:
-    """What a stage's run shows of the stage's artifact."""
+    """The tags, rows and pages by which a stage's run shows the stage's artifact."""
 
     artifact: Artifact
     tags: Mapping[str, str]
     rows: tuple[MetricRow, ...]
     """The headline metrics."""
     model: ExpectedModel | None
-    """The artifact on MLflow's page of models; None: it is no model."""
+    """The artifact on MLflow's page of models; None: it is not a model."""
     candidate: Input | None
-    """The model that an evaluation has measured: its page shows the rows too."""
+    """The model that an evaluation has measured; its page shows the rows too."""
     dataset: tuple[str, str] | None
     """(Name, digest) in MLflow of the dataset on which the rows were measured."""
     is_reused: bool
-    """Whether the run found it in the store. Another run of MLflow shows it, if MLflow knows one that made it."""
+    """Whether the run found it in the store. If MLflow knows a run that made it, that run shows it instead."""
 
 
 @dataclass(frozen=True)
 class RunChange:
-    """More is shown by one of MLflow's runs, which is created if it is missing."""
+    """Additions to one of MLflow's runs, which is created if it is missing."""
 
     stage: str | None
-    """The stage whose run it is; None: the parent run."""
+    """The stage that the run belongs to; None: the parent run."""
     time: int
-    """When the run starts if it is created, in milliseconds since 1970."""
+    """Start of the run if it is created, in milliseconds since 1970."""
     tags: Mapping[str, str] = field(default_factory=dict)
     params: Mapping[str, str] = field(default_factory=dict)
     rows: tuple[MetricRow, ...] = ()
     inputs: Mapping[str, Input] | None = None
-    """Role → what the stage reads; None: this change tells nothing of it."""
+    """Role → what the stage reads; None: unchanged."""
     datasets: tuple[ExpectedDataset, ...] = ()
-    """Those among the inputs, and the source file of a prepared one."""
+    """Datasets among the inputs, and the source file of a prepared one."""
     shown: ShownArtifact | None = None
     has_page: bool = False
-    """Whether the text of its page may be another one now."""
+    """Whether the text of its page may have changed."""
     status: str | None = None
-    """MLflow's new status; None: it stays."""
+    """MLflow's new status; None: unchanged."""
     ended: int | None = None
-    """When the run ended, if the status is one of a run that has ended."""
+    """End of the run, if the status is one of a run that has ended."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Closing:
     reason: str
     time: int
     is_own: bool
-    """Whether it is the run of this outbox, whose parent run goes on."""
+    """Whether it is the run of this outbox; its parent run goes on."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class FileChange:
     time: int
     path: str
     name: str
-    """Its name in MLflow."""
+    """The file's name in MLflow."""
     described: str
     has_page: bool
     """Whether the stage's page names it."""
@@ -151,7 +151,7 @@ class FileChange:
 
 @dataclass(frozen=True)
 class PagesChange:
-    """The pages of all stages and models name who has read them since."""
+    """The pages of all stages and models list the stages that have read them since."""
 
 
 Change = RunChange | Closing | VersionChange | AliasChange | FileChange | PagesChange
@@ -296,8 +296,8 @@ def _shown(entry: RunEntry, name: str, artifact: Artifact, *, is_reused: bool) -
     tags |= guard_tags(artifact)
     if tokenizer := getattr(artifact, "tokenizer_digest", None):
         tags["vantage.tokenizer_digest"] = tokenizer
-    # A headline metric is of the kept weights: its step is one after the last of the curve with its name.
-    # Its time is the artifact's: MLflow would store the same number at two times twice.
+    # A headline metric is of the kept weights: its step is one after the last step of the curve with its name.
+    # Its time is the artifact's, since MLflow would store the same number twice at two times.
     last_steps = {metric: step for (of, metric), step in entry.last_steps.items() if of == name}
     rows = (
         (metric, value, made, last_steps.get(metric, -1) + 1)
@@ -317,7 +317,7 @@ def _shown(entry: RunEntry, name: str, artifact: Artifact, *, is_reused: bool) -
 
 def _in_parent(entry: RunEntry, name: str, artifact: Artifact) -> Iterator[RunChange]:
     """Yield a stage's headline metrics in the parent run, as ``stage.metric``, by which MLflow's list compares runs."""
-    if KINDS[entry.stages[name].kind].is_implicit:  # its numbers do not measure a run's quality
+    if KINDS[entry.stages[name].kind].is_implicit:  # these numbers measure no run's quality
         return
     made = _made(entry, name)
     rows = (

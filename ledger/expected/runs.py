@@ -1,4 +1,4 @@
-"""What MLflow shows of a run if it has everything that the run's operations changed, and nothing else."""
+"""Compute what MLflow must show of a run: everything that the run's operations changed, and nothing else."""
 
 import math
 from collections.abc import Iterable
@@ -21,43 +21,43 @@ from vantage.ledger.operations import MetricRow, OpenRun
 from vantage.ledger.replay import OutboxLine
 
 Row = tuple[str, int, int, float]
-"""Metric, time (milliseconds since 1970), step, value: what makes two rows of MLflow one."""
+"""Metric, time (milliseconds since 1970), step and value; two rows that agree in all four are one row in MLflow."""
 
 _MAX_FLOAT = 1.7976931348623157e308
-"""How MLflow stores infinity."""
+"""Value that MLflow stores for infinity."""
 KILLED = "KILLED"
 """MLflow's status of a run whose process died."""
 
 
 @dataclass
 class ExpectedRun:
-    """One of MLflow's runs: of a stage, or the parent of them all."""
+    """One of MLflow's runs: a stage's run, or the parent run."""
 
     tags: dict[str, str] = field(default_factory=dict)
     params: dict[str, str] = field(default_factory=dict)
     rows: set[Row] = field(default_factory=set)
     system_rows: set[Row] = field(default_factory=set)
-    """What the machine did. A reading belongs to no step, so no audit compares it."""
+    """Readings of the machine. They belong to no step, so no audit compares them."""
     datasets: dict[str, dict[str, str]] = field(default_factory=dict)
     """Content digest → tags of the dataset's input."""
     optional_datasets: dict[str, dict[str, str]] = field(default_factory=dict)
-    """The same of a source file: a run that an earlier version recorded has none."""
+    """Tags of a source file's input; a run that an earlier version recorded has none."""
     dataset_fields: dict[str, list[dict[str, str]]] = field(default_factory=dict)
-    """Content digest → MLflow's own fields of it, one for each step that it comes from."""
+    """Content digest → MLflow's own fields of the dataset, one entry for each step that made it."""
     model: ExpectedModel | None = None
-    """The logged model of an artifact that is one."""
+    """The logged model, if the artifact is one."""
     optional_tags: dict[str, str] = field(default_factory=dict)
-    """Of a stage that was reused: only where the server did not know who had made it."""
+    """Tags of a reused stage that are there only if the server did not know who had made the artifact."""
     optional_rows: set[Row] = field(default_factory=set)
     started: int = 0
     """Milliseconds since 1970."""
     status: str = RUNNING
     ended: int | None = None
-    """None: it runs."""
+    """None: the run is still running."""
     interrupted: str | None = None
-    """Why it was closed before it had ended; another run may have closed it before, and say another reason."""
+    """Reason why it was closed before it had ended; another run may have closed it first, with another reason."""
     files: set[str] = field(default_factory=set)
-    """Names of files among its artifacts; one that was gone before it was sent is missing."""
+    """Names of files among its artifacts; a file that was removed before it was sent is not included."""
 
 
 def expected_runs(lines: Iterable[OutboxLine]) -> dict[str | None, ExpectedRun]:
@@ -69,7 +69,7 @@ def expected_runs(lines: Iterable[OutboxLine]) -> dict[str | None, ExpectedRun]:
 
 
 def own_tags(opening: OpenRun, stage: str | None) -> dict[str, str]:
-    """Return tags with which the run of a stage is created (None: the parent run); by them it is found again."""
+    """Return the tags with which the run of a stage is created (None: the parent run); the run is found again by them."""
     named = {"vantage.recipe": opening.name} if stage is None else {"vantage.stage": stage}
     return {"vantage.run_id": opening.run_id, **opening.origin, **named}
 
@@ -77,7 +77,7 @@ def own_tags(opening: OpenRun, stage: str | None) -> dict[str, str]:
 def row_of(name: str, value: float, time: int, step: int) -> Row:
     """Return a row as MLflow gives it back: NaN as ``nan``, infinity as the largest number."""
     if math.isnan(value):
-        return name, time, step, math.nan  # the one object, since no NaN equals another
+        return name, time, step, math.nan  # always the same object, since no NaN equals another
     if math.isinf(value):
         value = math.copysign(_MAX_FLOAT, value)
     return name, time, step, value
@@ -107,7 +107,7 @@ class _Expected:
                 self._run(change.operation.stage, change.operation.time)
             case FileChange():
                 self._run(change.stage, change.time).files.add(change.name)
-            case _:  # pages are not compared, and another run has an outbox of its own
+            case _:  # pages are not compared, and another run has its own outbox
                 pass
 
     def _run(self, stage: str | None, time: int) -> ExpectedRun:

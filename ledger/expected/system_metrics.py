@@ -1,4 +1,4 @@
-"""MLflow's system metrics: what the machine did during an attempt."""
+"""MLflow's system metrics: readings of the machine during an attempt."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from vantage.ledger.operations import MetricRow
 from vantage.schemas.records.usage import Usage
 
 SYSTEM_METRICS = "system/"
-"""What the names of metrics begin with that MLflow shows under "System metrics"."""
+"""Prefix of the names of metrics that MLflow shows under "System metrics"."""
 
 
 def system_rows(usage: Usage | None, *, first: int = 0) -> Iterator[MetricRow]:

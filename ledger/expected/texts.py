@@ -1,4 +1,4 @@
-"""Texts as MLflow takes them: nested values under dotted names, and each text within MLflow's limit."""
+"""Texts within MLflow's limits: nested values under dotted names, and each text truncated to its limit."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Elements of a page. Every text may hold anything, and is escaped here."""
+"""Elements of a page. Every text may contain anything, and is escaped here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ class Table:
 
     title: str
     good: str
-    """What the numbers mean and what good looks like, for a reader who sees such a table for the first time."""
+    """Meaning of the numbers, and what good values are, for a reader who sees such a table for the first time."""
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     left: int = 1
-    """So many columns are text, aligned left."""
+    """Number of leading columns that are text, aligned left."""
     text: tuple[int, ...] = ()
     """Further columns that are text."""
     whole: tuple[int, ...] = ()
-    """Columns of text that is short, and is not broken into lines."""
+    """Columns of short text, which is not broken into lines."""
 
 
 def safe(text: str) -> str:
@@ -35,7 +35,7 @@ def safe(text: str) -> str:
 
 
 def cut(text: str, characters: int) -> str:
-    """Return the beginning of a longer text, with the number of characters that are left out."""
+    """Return the beginning of a longer text, with the number of omitted characters."""
     left_out = len(text) - characters
     return text if left_out <= 0 else f"{text[:characters]}… ({left_out:,} more characters)"
 
@@ -60,7 +60,7 @@ def page(title: str, body: str, *, style: str = "") -> str:
 
 
 def figures(plots: Sequence[Plot]) -> str:
-    """Lay plots side by side, as many as the page is wide."""
+    """Lay plots side by side, as many as fit into the page's width."""
     return '<div class="plots">' + "".join(map(figure, plots)) + "</div>" if plots else ""
 
 

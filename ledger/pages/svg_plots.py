@@ -1,4 +1,4 @@
-"""Plots as SVG, to stand in a page: text, axes and series have the page's own colours, light or dark.
+"""Plots as SVG inside a page: text, axes and series have the page's own colours, light or dark.
 
 matplotlib is imported where it is used, since importing it takes a second.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 INK = "#010203"
 ONE, TWO, GOOD, BAD, OTHER = "#010204", "#010205", "#010206", "#010207", "#010208"
-"""Stand for colours that only the page knows (``vantage.ledger.pages.style``)."""
+"""Placeholders for colours that only the page knows (``vantage.ledger.pages.style``)."""
 _COLOURS = {
     INK: "currentColor",
     **dict(
@@ -29,15 +29,15 @@ _COLOURS = {
     ),
 }
 SIZE = (4.4, 3.0)
-"""Inches: as wide as a phone shows without shrinking."""
+"""Width in inches, the largest that a phone shows without shrinking."""
 LOW = (4.4, 2.4)
-"""Inches: less high, for one of many plots."""
+"""Height in inches, smaller, for one of many plots."""
 _MARGINS = {"left": 0.15, "right": 0.97, "top": 0.93, "bottom": 0.2}
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot with its title; the title says what to look for."""
+    """A plot with its title; the title names what to look for."""
 
     title: str
     svg: str
@@ -84,7 +84,7 @@ def svg(
 
 
 def _element(drawn: str, label: str) -> str:
-    """Return the element alone, with the page's colours, a label, and nothing that reaches beyond it."""
+    """Return only the element, with the page's colours and a label, and without anything that reaches beyond it."""
     for stands, colour in _COLOURS.items():
         drawn = drawn.replace(stands, colour)
     element = drawn[drawn.index("<svg") :]

@@ -1,4 +1,4 @@
-"""Movements of an alias of a registered model; the newest is kept, whatever order they are sent in."""
+"""Move an alias of a registered model; the newest movement is kept, in whatever order they are sent."""
 
 import json
 from typing import NamedTuple
@@ -10,26 +10,26 @@ from vantage.ledger.operations import MoveAlias
 from vantage.ledger.to_mlflow.model_description import PublishingError
 
 TAG = "vantage.alias."
-"""Begins the tag of a registered model with the newest movement of one alias, as JSON."""
+"""Prefix of the tag on a registered model that holds the newest movement of one alias, as JSON."""
 
 
 class Movement(NamedTuple):
-    """Who moved an alias where, and when."""
+    """One movement of an alias: the version, the time, the run and the person."""
 
     version: str
     time: int
     """Milliseconds since 1970."""
     run_id: str
-    """Our run whose ledger has it."""
+    """The Vantage run whose ledger contains the movement."""
     by: str
-    """Who moved it; empty: the run at its end."""
+    """Name of the person who moved it; empty: the run moved it at its end."""
     reason: str
 
 
 def move_alias(client: MlflowClient, name: str, alias: str, movement: Movement) -> str | None:
-    """Move the alias, unless a later movement is known; returns why it stays, or None.
+    """Move the alias, unless a later movement is known; returns the reason if it was not moved, else None.
 
-    A ledger may send an old operation late, or again; that must not undo what came after it.
+    A ledger may send an old operation late, or again; that must not undo later movements.
     """
     known = _newest(client, name, alias)
     if known is not None and known.time > movement.time:
@@ -41,7 +41,7 @@ def move_alias(client: MlflowClient, name: str, alias: str, movement: Movement) 
 
 
 def apply_movement(client: MlflowClient, operation: MoveAlias, *, our_run_id: str) -> str | None:
-    """Move an alias to a version that was published before; returns why it stays, or None.
+    """Move an alias to a version that was published before; returns the reason if it was not moved, else None.
 
     Raises:
         PublishingError: there is no such version, or it holds another artifact.
@@ -63,6 +63,6 @@ def _newest(client: MlflowClient, name: str, alias: str) -> Movement | None:
     text = client.get_registered_model(name).tags.get(f"{TAG}{alias}")
     try:
         known = None if text is None else Movement(**json.loads(text))
-    except (ValueError, TypeError, RecursionError):  # written by hand
+    except (ValueError, TypeError, RecursionError):  # somebody wrote the tag by hand
         return None
     return known if known is not None and isinstance(known.time, int) else None

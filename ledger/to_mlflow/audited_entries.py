@@ -1,4 +1,4 @@
-"""The entries of MLflow that an audit reads, as plain data; nothing here imports MLflow."""
+"""The entries of MLflow that an audit reads, as plain data; MLflow is not imported."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ class MlflowRun:
     params: Mapping[str, str]
     rows: frozenset[Row]
     latest: Mapping[str, float]
-    """Metric → the value that MLflow shows, which it keeps beside the rows."""
+    """Metric → the value that MLflow shows, which it stores apart from the rows."""
     datasets: "tuple[DatasetInput, ...]"
     models: tuple[str, ...]
     """Ids of the logged models that it made."""
@@ -24,7 +24,7 @@ class MlflowRun:
     """Ids of the logged models that it read."""
     status: str = ""
     started: int | None = None
-    """Milliseconds since 1970."""
+    """Start in milliseconds since 1970."""
     ended: int | None = None
     files: str = ""
     """Address of the files beside the run."""
@@ -37,7 +37,7 @@ class DatasetInput:
     """A dataset that one of MLflow's runs has read."""
 
     digest: str
-    """The 36 characters that MLflow's field has."""
+    """The 36 characters in MLflow's field."""
     name: str
     source: str
     """JSON: address and digests."""
@@ -53,7 +53,7 @@ class ModelRow(NamedTuple):
 
     row: Row
     run_id: str
-    """MLflow's run that measured it."""
+    """Id of MLflow's run that measured it."""
     dataset: tuple[str, str]
     """(Name, digest) of the dataset that it was measured on; empty: none is named."""
 
@@ -96,11 +96,11 @@ class MlflowVersion:
     run_id: str = ""
     """The id of MLflow's run that made it."""
     registered: Mapping[str, str] = field(default_factory=dict)
-    """Tags of the registered model, which say who moved each alias last."""
+    """Tags of the registered model, which name the person who moved each alias last."""
     status: str = "READY"
     stage: str = "None"
-    """MLflow's own, by which ``models:/NAME/STAGE`` loads it. Vantage gives none."""
+    """MLflow's own stage of the version, by which ``models:/NAME/STAGE`` loads it. Vantage sets none."""
     run_link: str = ""
     status_message: str = ""
     description: str = ""
-    """The text of its page: the card, and what people added to it."""
+    """The text of its page: the card, and additions by people."""

@@ -1,4 +1,4 @@
-"""Everything that an audit reads of MLflow, as plain data; nothing is written, and no database is made.
+"""Read everything in MLflow that an audit needs, as plain data; nothing is written, and no database is created.
 
 A SQLite database is copied to a temporary folder first, by SQLite itself: MLflow would open the file for writing.
 """
@@ -79,13 +79,13 @@ class AuditedServer:
         return without_password(self._address)
 
     def destination(self, experiment: str) -> str | None:
-        """Return how an outbox names the experiment of this server; None: there is none of this name."""
+        """Return the name that an outbox gives to the experiment of this server; None: there is no such experiment."""
         with self._answers() as client:
             found = client.get_experiment_by_name(experiment)
         return None if found is None else f"{found.experiment_id} {found.name} {found.creation_time}"
 
     def runs(self, experiment: str, run_id: str) -> dict[str | None, list[MlflowRun]]:
-        """Return stage → MLflow's runs that say they are of this stage of a run of ours, the earliest first; None: the parents."""
+        """Return stage → MLflow's runs with the tags of this stage of a Vantage run, the earliest first; None: the parents."""
         found: dict[str | None, list[MlflowRun]] = {}
         with self._answers() as client:
             place = client.get_experiment_by_name(experiment)
@@ -97,7 +97,7 @@ class AuditedServer:
         return found
 
     def knows(self, experiment: str, run_id: str) -> bool:
-        """Return whether the server has anything of a run of ours."""
+        """Return whether the server has anything of a Vantage run."""
         with self._answers() as client:
             place = client.get_experiment_by_name(experiment)
             found = () if place is None else search(client, [place.experiment_id], "vantage.run_id", run_id)
@@ -165,7 +165,7 @@ class AuditedServer:
             return self._described(client, found)
 
     def versions_of(self, digest: str) -> list[MlflowVersion]:
-        """Return every version that says it holds this artifact."""
+        """Return every version whose tags claim that it holds this artifact."""
         with self._answers() as client:
             found = client.search_model_versions(f"tags.`vantage.digest` = '{digest}'")
             return [self._described(client, each) for each in found]
@@ -287,14 +287,14 @@ class AuditedServer:
     def _registered_model(
         self, client: MlflowClient, name: str
     ) -> tuple[Mapping[str, str], Mapping[str, str]]:
-        """Return alias → version, and the tags, of a registered model, which MLflow is asked about once."""
+        """Return alias → version, and the tags, of a registered model, asking MLflow once."""
         if name not in self._models:
             self._models[name] = _registered(client, name)
         return self._models[name]
 
     @contextmanager
     def _answers(self) -> Iterator[MlflowClient]:
-        """Yield the client; Unanswered for every way in which there is no answer."""
+        """Yield the client. Raises Unanswered for every way in which there is no answer."""
         if self._why_not is not None:
             raise Unanswered(self._why_not)
         try:
@@ -312,7 +312,7 @@ class AuditedServer:
             raise Unanswered(self._why_not) from error
 
     def _connect(self) -> MlflowClient:
-        for name in ("alembic", "mlflow"):  # what goes wrong comes as an exception, and is told once
+        for name in ("alembic", "mlflow"):  # errors come as exceptions, and are reported once
             logging.getLogger(name).setLevel(logging.CRITICAL)
         if is_missing_database(self._address):
             raise Unanswered(f"there is no MLflow database at {self.address}")

@@ -1,4 +1,4 @@
-"""Comparison of MLflow's copy of a published model with the artifact's manifest."""
+"""Compare MLflow's copy of a published model with the artifact's manifest."""
 
 import tempfile
 from pathlib import Path

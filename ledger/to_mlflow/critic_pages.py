@@ -1,4 +1,4 @@
-"""The page about a stage's critic, among the artifacts of its run in MLflow."""
+"""Log the page about a stage's critic among the artifacts of its run in MLflow."""
 
 import logging
 from pathlib import Path
@@ -20,7 +20,7 @@ from vantage.schemas.records.critic_diagnosis import (
 
 PAGE = "critic.html"
 TAG = "vantage.critic"
-"""What to do, in one line."""
+"""Name of the tag with the advice, in one line."""
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Artifacts as logged models in MLflow, with their parents; the files stay in our store."""
+"""Record artifacts as logged models in MLflow, with their parents; the files stay in our store."""
 
 import re
 

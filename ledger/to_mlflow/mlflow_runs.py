@@ -1,4 +1,4 @@
-"""MLflow's runs for one run of ours and its stages: found by tag, created if missing, closed when stale."""
+"""Find MLflow's runs for one Vantage run and its stages: found by tag, created if missing, closed when stale."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -10,7 +10,7 @@ from vantage.ledger.operations import OpenRun
 
 
 class Runs:
-    """MLflow's runs for one run of ours, all in one experiment; results are cached until ``forget``."""
+    """MLflow's runs for one Vantage run, all in one experiment; results are cached until ``forget``."""
 
     def __init__(self, client: MlflowClient, experiment_id: str, opening: OpenRun) -> None:
         self._client = client

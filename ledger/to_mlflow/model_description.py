@@ -1,4 +1,4 @@
-"""The files that MLflow needs to load a Hugging Face folder as a pipeline.
+"""Write the files that MLflow needs to load a Hugging Face folder as a pipeline.
 
 MLflow's own packing loads transformers and torch, which the orchestrating process never does, copies the weights once
 more, and looks for a model card on a hub. The folder is already a model, so only its description is written here, in
@@ -42,7 +42,7 @@ PUBLISHABLE = frozenset(_PIPELINES)
 
 
 class PublishingError(ValueError):
-    """An artifact that cannot be published; the message says why."""
+    """An artifact that cannot be published; the message contains the reason."""
 
 
 def write_description(
@@ -119,7 +119,8 @@ def describe(
     weights: str = WEIGHTS,
     params: Mapping[str, bool | int | float] | None = None,
 ) -> dict[str, Any]:
-    """Return what ``MLmodel`` says of the folder, except what depends on when and where it is written; see ``write_description``."""
+    """Return the content of the folder's ``MLmodel``, except what depends on when and where it is written; see
+    ``write_description``."""
     flavors = (
         _adapter_flavors(folder, weights=weights)
         if _is_adapter(folder)

@@ -21,9 +21,9 @@ class Producer(NamedTuple):
     experiment_id: str
     mlflow_run_id: str
     stage: str | None
-    """Its name; None in a run whose tags were removed by hand, as ``run_id``."""
+    """Name of the run; None, like ``run_id``, in a run whose tags were removed by hand."""
     run_id: str | None
-    """Our run."""
+    """Id of the Vantage run."""
     model_id: str | None
     """The artifact's logged model, if it has one."""
 

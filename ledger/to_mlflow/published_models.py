@@ -1,4 +1,4 @@
-"""Versions of registered models, found by name, and their copies, fetched and compared with what was published."""
+"""Find versions of registered models by name, and fetch their copies, which are compared with what was published."""
 
 import json
 import re
@@ -21,9 +21,9 @@ from vantage.storage.sealed_folders import MANIFEST, read_manifest
 
 _PARENT = "vantage.parent."
 _PUBLISHED_TAGS = {"vantage.digest", "vantage.stage", "vantage.stage_key", "vantage.run_id"}
-"""Of each version that a run has published."""
+"""Tags of each version that a run has published."""
 _VERSION = re.compile(r"[1-9][0-9]{0,8}")
-"""Others are out of the range of MLflow's databases, which then fail."""
+"""Version numbers; larger ones are out of the range of MLflow's databases, which then fail."""
 _QUOTES = frozenset("'\"`\\")
 
 
@@ -32,7 +32,7 @@ class NoSuchModel(ValueError):
 
 
 class UnusableVersion(NoSuchModel):
-    """There is such a version, but Vantage has not published it, or it is no whole policy."""
+    """The version exists, but Vantage has not published it, or it is not a whole policy."""
 
 
 class RegistryUnavailable(ConnectionError):
@@ -40,11 +40,11 @@ class RegistryUnavailable(ConnectionError):
 
 
 class DamagedCopy(OSError):
-    """MLflow's copy of a published model is not what was published."""
+    """MLflow's copy of a published model differs from what was published."""
 
 
 class PublishedVersion(NamedTuple):
-    """A version of a registered model that a run of ours has published."""
+    """A version of a registered model that a Vantage run has published."""
 
     name: str
     version: str
@@ -55,11 +55,11 @@ class PublishedVersion(NamedTuple):
     stage: str
     stage_key: str
     run_id: str
-    """Of ours."""
+    """Id of the Vantage run."""
     parents: Mapping[str, str]
     """Role → content digest of the input."""
     params: Mapping[str, str]
-    """The run's recipe, flattened, as text; empty if MLflow has lost the run."""
+    """The run's recipe, flattened, as text; empty if MLflow no longer has the run."""
 
     def param(self, name: str) -> Any:
         """Return a value of the recipe; None where there is none."""
@@ -73,7 +73,7 @@ def find_version(
     """Return a version by its number or alias; without both, the newest.
 
     Raises:
-        NoSuchModel: there is none, or it was not published by Vantage.
+        NoSuchModel: there is no such version, or Vantage did not publish it.
         MlflowException, OSError: the server does not answer.
     """
     client = _client(tracking_uri, name)
@@ -106,13 +106,13 @@ def find_version(
 def find_published(
     tracking_uri: str, name: str, *, version: str | None = None, alias: str | None = None
 ) -> PublishedVersion:
-    """Find a version as ``find_version`` does; RegistryUnavailable: MLflow does not answer."""
+    """Find a version as ``find_version`` does. Raises RegistryUnavailable if MLflow does not answer."""
     with _answering(tracking_uri):
         return find_version(tracking_uri, name, version=version, alias=alias)
 
 
 def version_of_alias(tracking_uri: str, name: str, alias: str) -> str:
-    """Return the number of the version that an alias points to, whoever has published it.
+    """Return the number of the version that an alias points to, also of one that Vantage did not publish.
 
     Raises:
         NoSuchModel: there is no such model or alias.
@@ -123,7 +123,8 @@ def version_of_alias(tracking_uri: str, name: str, alias: str) -> str:
 
 
 def find_by_digest(tracking_uri: str, name: str, digest: str) -> PublishedVersion | None:
-    """Return the version of a model that holds an artifact; None: MLflow has none. RegistryUnavailable: it does not answer."""
+    """Return the version of a model that holds an artifact; None: MLflow has none. Raises RegistryUnavailable without an
+    answer."""
     with _answering(tracking_uri):
         client = _client(tracking_uri, name)
         found = client.search_model_versions(f"name = '{name}' AND tags.`vantage.digest` = '{digest}'")
@@ -134,7 +135,7 @@ def find_by_digest(tracking_uri: str, name: str, digest: str) -> PublishedVersio
 
 
 def problems_of_published(tracking_uri: str, found: PublishedVersion) -> list[str]:
-    """Return problems of MLflow's copy of a version, every byte of which is read; RegistryUnavailable: it does not answer."""
+    """Return problems of MLflow's copy of a version, reading every byte. Raises RegistryUnavailable without an answer."""
     with _answering(tracking_uri):
         return problems_of_copy(found.location, tracking_uri=tracking_uri, digest=found.digest)
 
@@ -142,11 +143,11 @@ def problems_of_published(tracking_uri: str, found: PublishedVersion) -> list[st
 def find_policy(
     tracking_uri: str, name: str, *, version: str | None = None, alias: str | None = None
 ) -> PublishedVersion | None:
-    """Return a version that holds a whole policy; None: MLflow has no such model, version or alias. Only descriptions are fetched.
+    """Return a version that holds a whole policy; None: MLflow has no such model, version or alias. Fetches only descriptions.
 
     Raises:
         UnusableVersion: it was not published by Vantage, or holds adapters alone or a reward model.
-        DamagedCopy: its manifest is not the published one.
+        DamagedCopy: its manifest differs from the published one.
         RegistryUnavailable: MLflow does not answer.
     """
     with _answering(tracking_uri):
@@ -176,8 +177,8 @@ def fetch_policy(tracking_uri: str, name: str, *, version: str, digest: str, tar
     """Return the folder of a version whose content digest is known, fetched into ``target``; every byte is compared.
 
     Raises:
-        UnusableVersion: there is no such version any longer, or it holds something else.
-        DamagedCopy: its files are not those that were published.
+        UnusableVersion: the version no longer exists, or holds something else.
+        DamagedCopy: its files differ from the published ones.
         RegistryUnavailable: MLflow does not answer.
     """
     with _answering(tracking_uri):
@@ -228,7 +229,7 @@ def fetch_copy(found: PublishedVersion, *, tracking_uri: str, target: Path) -> P
     """Return the model's own folder, fetched into ``target``; every byte is compared with the digest.
 
     Raises:
-        DamagedCopy: it differs, or is missing.
+        DamagedCopy: the copy differs, or is missing.
         MlflowException, OSError: the server does not answer.
     """
     get_artifact_repository(found.location, tracking_uri=tracking_uri).download_artifacts(
@@ -244,8 +245,8 @@ def fetch_copy(found: PublishedVersion, *, tracking_uri: str, target: Path) -> P
 
 
 def _client(tracking_uri: str, name: str) -> MlflowClient:
-    """Return a client for questions about a model; making one makes a database that is missing, so the name is looked at before."""
-    if set(name) & _QUOTES:  # a search would take what follows for another condition
+    """Return a client for questions about a model. The name is checked first, since a client creates a missing database."""
+    if set(name) & _QUOTES:  # in a search, the rest of the name would be another condition
         raise NoSuchModel(
             f"{name!r} is no name of a registered model: it has a quotation mark or a backslash"
         )
@@ -270,7 +271,7 @@ def _find(client: MlflowClient, name: str, version: str | None, alias: str | Non
 
 
 def _recipe(client: MlflowClient, run_id: str | None) -> Mapping[str, str]:
-    """Return the parameters of the parent of the stage's run."""
+    """Return the parameters of the parent run of the stage's run."""
     try:
         if run_id is None:
             return {}

@@ -1,4 +1,4 @@
-"""Publishing: copies an artifact's files to MLflow as a version of a registered model, and moves the alias."""
+"""Publish: copy an artifact's files to MLflow as a version of a registered model, and move the alias."""
 
 import json
 import tempfile
@@ -31,7 +31,7 @@ class Published(NamedTuple):
     repaired: tuple[str, ...]
     """Problems of MLflow's copy, which was then replaced."""
     alias_stays: str | None = None
-    """Why the alias was not moved although the operation says so."""
+    """Reason why the alias was not moved although the operation asks for it."""
 
 
 def publish(

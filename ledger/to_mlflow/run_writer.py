@@ -1,7 +1,7 @@
-"""Writes what the operations of a run change to MLflow.
+"""Write the changes by a run's operations to MLflow.
 
 Every change may be sent twice; the second time changes nothing, because runs, models and versions are found by our
-tags. They are cached until an error, since the cache may have caused it.
+tags. What was found is cached until an error, since the cache may have caused it.
 """
 
 import logging
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 class _OfArtifact(NamedTuple):
-    """What a stage's run shows of its artifact."""
+    """Tags and metrics by which a stage's run shows its artifact."""
 
     tags: dict[str, str]
     metrics: list[entities.Metric]
@@ -71,7 +71,7 @@ class RunWriter:
 
     @property
     def destination(self) -> str:
-        """Identifies the experiment and its database, independent of the address."""
+        """Identifier of the experiment and its database, independent of the address."""
         return f"{self._experiment.experiment_id} {self._experiment.name} {self._experiment.creation_time}"
 
     def apply(self, entry: RunEntry, operation: Operation) -> None:
@@ -123,7 +123,7 @@ class RunWriter:
                 case PagesChange():
                     self._write_pages(entry)
 
-    # One change each
+    # Each method below writes one change.
 
     def _change_run(self, entry: RunEntry, change: RunChange) -> None:
         is_new = change.stage not in self.runs.ids
@@ -144,7 +144,7 @@ class RunWriter:
         if change.has_page and change.stage is not None:
             self._write_stage(entry, change.stage, tags, params=change.params, metrics=metrics)
         else:
-            if change.has_page:  # the parent's now: no later operation may come
+            if change.has_page:  # the parent's page now, since no later operation may come
                 tags[NOTE] = self._run_note(entry)
             if tags or change.params or metrics:
                 write(self._client, run_id, params=change.params, tags=tags, metrics=metrics)
@@ -207,7 +207,7 @@ class RunWriter:
     def _version_note(
         self, entry: RunEntry, operation: Publish, producer: Producer | None
     ) -> Callable[[int], str] | None:
-        """Return version → the text of its page; None: it stays as it is."""
+        """Return version → the text of its page; None: unchanged."""
         if producer is None or operation.stage not in entry.stages:
             return None
         pages = replace(self._model_pages(entry, operation.stage), run=link_to(producer).run or "")
@@ -227,14 +227,14 @@ class RunWriter:
         run_id = self.runs.run_of(change.stage, change.time)
         try:
             content = Path(change.path).read_bytes()
-        except OSError:  # removed since, or sent by another machine
+        except OSError:  # removed since, or another machine sent it
             log.warning("%s is not there any longer, so MLflow has no %s", change.path, change.described)
             return
         self._client.log_text(run_id, content.decode(), change.name)
         if change.has_page and change.stage is not None:
             self._write_stage(entry, change.stage, {})
 
-    # Parts of them
+    # Each method below writes a part of a change.
 
     def _other_producer(self, run_id: str, shown: ShownArtifact) -> Producer | None:
         """Return another run of MLflow that made a reused artifact; None: this run shows it."""
@@ -246,9 +246,10 @@ class RunWriter:
     def _record_artifact(
         self, entry: RunEntry, stage: StageEntry, run_id: str, shown: ShownArtifact
     ) -> _OfArtifact:
-        """Record an artifact as a logged model, or the samples of an evaluation; returns what its run shows of it."""
+        """Record an artifact as a logged model, or an evaluation's samples; returns its tags and metrics for the stage's
+        run."""
         artifact, tags = shown.artifact, dict(shown.tags)
-        model_id = None  # of the model whose page shows the headline metrics too
+        model_id = None  # the id of the model whose page shows the headline metrics too
         if shown.model is not None:
             links = self._producers.links(entry, besides=artifact)
             model_id = record_model(
@@ -295,7 +296,7 @@ class RunWriter:
             return
         producer = self._producers.find(artifact)
         if producer is None or producer.model_id is None or producer.mlflow_run_id != self.runs.ids[stage]:
-            return  # another run has made it, and describes it
+            return  # the other run that made it describes it
         note = model_note(entry, stage, self._model_pages(entry, stage), self._producers.links(entry))
         if self._notes.get(producer.model_id) != note:
             self._client.set_logged_model_tags(producer.model_id, {NOTE: fit_tag(note)})

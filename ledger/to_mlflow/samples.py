@@ -1,4 +1,4 @@
-"""An evaluation's samples in MLflow: as a table, and as a page."""
+"""Write an evaluation's samples to MLflow: as a table, and as a page."""
 
 import json
 from contextlib import suppress
@@ -14,7 +14,7 @@ from vantage.ledger.samples_page import samples_page
 TABLE = "samples.json"
 PAGE = "samples.html"
 MAX_ROWS = 1000
-"""Rows in MLflow; the store has all."""
+"""Most rows in MLflow; the store has all."""
 
 _TABLES = "mlflow.loggedArtifacts"
 """Tag by which MLflow finds the tables of a run."""

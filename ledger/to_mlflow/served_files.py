@@ -1,4 +1,4 @@
-"""The files that MLflow loads for a model: their address as MLflow finds it, and a bounded download of remote ones."""
+"""Find the files that MLflow loads for a model: their address as MLflow resolves it, and a bounded download of remote ones."""
 
 import tempfile
 from collections.abc import Iterator
@@ -18,15 +18,15 @@ from vantage.storage.sealed_folders import MANIFEST, read_manifest
 
 _MODELS = "models:"
 _MAX_STEPS = 5
-"""Addresses of models that lead to one another."""
+"""Most addresses of models that may lead to one another."""
 _MAX_FILES = 10_000
 _MAX_MANIFEST_BYTES = 64 << 20
 _SLACK_BYTES = 64 << 20
-"""Bytes beside the weights: MLflow's description, examples."""
+"""Most bytes beside the weights: MLflow's description, examples."""
 
 
 class UnboundedFiles(ValueError):
-    """Remote files that are more or larger than what was published; they were not fetched."""
+    """The remote files are more or larger than the published ones; they were not fetched."""
 
 
 def address_of_version(client: MlflowClient, name: str, version: str) -> str:
@@ -35,7 +35,7 @@ def address_of_version(client: MlflowClient, name: str, version: str) -> str:
 
 
 def followed(client: MlflowClient, address: str) -> str:
-    """Return the address to which one of a model leads, as MLflow follows it; any other address is returned as it is."""
+    """Return the final address to which one of a model leads, as MLflow follows it; other addresses are returned unchanged."""
     for _ in range(_MAX_STEPS):
         if not address.startswith(_MODELS):
             break

@@ -1,4 +1,4 @@
-"""Connection to an MLflow server or database: its experiments, and which of its errors are permanent."""
+"""Connect to an MLflow server or database: its experiments, and which of its errors are permanent."""
 
 import logging
 from collections.abc import Iterator

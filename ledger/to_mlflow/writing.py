@@ -1,4 +1,4 @@
-"""Params, tags and metrics of a run; texts are truncated to what MLflow takes."""
+"""Write params, tags and metrics of a run; texts are truncated to MLflow's limits."""
 
 from collections.abc import Iterable, Mapping
 

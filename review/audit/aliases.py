@@ -1,4 +1,4 @@
-"""Aliases of registered models: who moved them where and why, and whether the gates had passed."""
+"""Check aliases of registered models: who moved them where and why, and whether the gates had passed."""
 
 import json
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def alias_check(evidence: Evidence, version: "MlflowVersion", alias: str) -> Check:
-    """Return a recorded publication moved the alias to this version, and its gates had passed."""
+    """Check that a recorded publication moved the alias to this version, and that its gates had passed."""
     subject = f"alias {version.name}@{alias}"
     moves = movements(evidence, version.name, alias)
     digest = version.tags.get("vantage.digest")
@@ -57,7 +57,7 @@ def alias_check(evidence: Evidence, version: "MlflowVersion", alias: str) -> Che
 
 
 def _otherwise_said(version: "MlflowVersion", alias: str, last: Recorded, told: str) -> str:
-    """Return how the tag of the registered model differs from the recorded movement; empty: it is the same."""
+    """Return the difference between the tag of the registered model and the recorded movement; empty: there is none."""
     operation = last.operation
     expected = {
         "version": version.version,
@@ -137,7 +137,7 @@ def _closed_gates(evidence: Evidence, version: "MlflowVersion") -> str:
 
 
 def _closed(evidence: Evidence, recorded: Recorded) -> Iterator[str]:
-    """Yield why the alias must not have moved: gates judged again from the artifacts, and a model that is not new.
+    """Yield the reasons why the alias must not have moved: gates judged again from the artifacts, and a model that is not new.
 
     ``Missing`` among them: what could not be judged.
     """
@@ -200,7 +200,7 @@ def _alias_is_approved(recorded: Recorded) -> bool:
 
 
 def _must_differ(recipe: ResolvedRecipe, recorded: Recorded) -> Iterator[Input]:
-    """Yield what the stage began with, and the baselines that it was compared with."""
+    """Yield the model that the stage began with, and the baselines that it was compared with."""
     entry, stage = recorded.entry, recorded.operation.stage
     own = entry.stages.get(stage)
     if own is not None and "init" in own.inputs:

@@ -1,4 +1,4 @@
-"""An artifact's ref, compared with the artifact's own files and with the stage key."""
+"""Compare an artifact's ref with the artifact's own files and with the stage key."""
 
 import json
 import re
@@ -17,11 +17,11 @@ from vantage.storage.refs import Ref
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SOURCE = "source"
-"""Role of what a step reads from outside."""
+"""Role of a step's external source."""
 
 
 def files_check(evidence: Evidence, digest: str) -> Check:
-    """Return every byte against the manifest, and the manifest against the digest."""
+    """Check every byte against the manifest, and the manifest against the digest."""
     hashed = evidence.hashed(digest)
     if hashed.problems:
         return Check(subject="files", outcome="wrong", detail="; ".join(hashed.problems))
@@ -43,7 +43,7 @@ def ref_check(evidence: Evidence, ref: Ref) -> Check:
 
 
 def environment_checks(evidence: Evidence, ref: Ref) -> Iterator[Check]:
-    """Check the list of what was installed where it was computed; none of an artifact that records no such list."""
+    """Check the list of distributions that were installed for it; yields nothing if the artifact records no list."""
     digest = ref.provenance.get("environment")
     if isinstance(digest, str) and _DIGEST.fullmatch(digest):
         problem = evidence.environment_problem(digest)
@@ -90,7 +90,7 @@ def _digests(value: Any) -> set[str]:
 
 
 def _base_problems(evidence: Evidence, ref: Ref) -> Iterator[str]:
-    """Yield problems of the model beneath adapters, which is written in their own files too."""
+    """Yield problems of the base model of adapters, whose digest is also in their own files."""
     artifact = ref.artifact
     if not isinstance(artifact, StoredModel) or artifact.base is None:
         return
@@ -98,7 +98,7 @@ def _base_problems(evidence: Evidence, ref: Ref) -> Iterator[str]:
     try:
         data = evidence.store.read_file(artifact.digest, "base.json")
     except (ValueError, OSError):
-        return  # the check of the files says so
+        return  # the check of the files reports this
     told = None if data is None else json.loads(data).get("base")
     if told != artifact.base:
         yield f"base is {artifact.base[:12]}, base.json of the artifact says {str(told)[:12]}"

@@ -1,4 +1,4 @@
-"""Compares the text of a model card with the one that is derived again."""
+"""Compare the text of a model card with the text that is derived again."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -9,13 +9,13 @@ from vantage.ledger.model_card import CARD
 from vantage.schemas.records.audit import Outcome
 
 _LINK = re.compile(r"(?<!\\)\[((?:[^\[\]\\\n]|\\.)*)\]\([^)\s]*\)")
-"""A link in Markdown. An escaped bracket, as that of an interval, begins none."""
+"""A link in Markdown; an escaped bracket, such as that of an interval, begins none."""
 _STAMP = re.compile(r"Card (\d{1,9}) of Vantage (\S{1,80})\.")
 _SENTENCE = re.compile(r"(?<=[.;:])\s+")
 _CUT = "…"
 """Last line of a text that was too long for MLflow."""
 _SHORTENED_BY = 2000
-"""A text that was cut after a whole line is at most so much shorter than MLflow's limit."""
+"""Most characters by which a text that was cut after a whole line is shorter than MLflow's limit."""
 _SHOWN = 160
 
 
@@ -28,7 +28,7 @@ class Compared:
 
 
 def compare_cards(found: str, derived: str, *, limit: int | None = None) -> Compared:
-    """Return whether a card has the sentences that are derived again; the targets of links are not compared.
+    """Return whether a card contains the sentences that are derived again; the targets of links are not compared.
 
     Args:
         found: the text that is stored or shown.

@@ -1,4 +1,4 @@
-"""The cards of models in MLflow, derived again from the outbox by the functions that write them."""
+"""Check the cards of models in MLflow: they are derived again from the outbox by the functions that write them."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SUBJECT = "card"
 NOTE = "mlflow.note.content"
 _PAGE = "page"
-"""Stands for the address of any page: the targets of links are not compared."""
+"""Placeholder for the address of any page: the targets of links are not compared."""
 
 
 def model_card_checks(evidence: Evidence, run_id: str, step: str) -> Iterator[Check]:
@@ -75,7 +75,7 @@ def version_card_checks(evidence: Evidence, version: "MlflowVersion") -> Iterato
 
 
 def _against_publication(evidence: Evidence, version: "MlflowVersion", recorded: Recorded) -> Compared | None:
-    """Return how a version's card compares with the one of a publication; None: that wrote none."""
+    """Return the comparison of a version's card with the one of a publication; None: the publication wrote none."""
     entry, stage = recorded.entry, recorded.operation.stage
     run = _mlflow_run(evidence, recorded.run_id, stage)
     if stage not in entry.stages or run is None or not (version.description or recorded.has_tag):
@@ -87,7 +87,7 @@ def _against_publication(evidence: Evidence, version: "MlflowVersion", recorded:
 def _compared(
     evidence: Evidence, found: str, entry: RunEntry, step: str, run: "MlflowRun", registered: str | None
 ) -> Compared:
-    """Return how a card compares with the one of a state of a run.
+    """Return the comparison of a card with the one of a state of a run.
 
     A maker that MLflow did not know when a stage was recorded may have been known when the card was written.
     """
@@ -128,7 +128,7 @@ def _producers(evidence: Evidence, stage: StageEntry, run: "MlflowRun") -> dict[
 
 
 def _itself(stage: StageEntry, run: "MlflowRun") -> dict[ArtifactKey, Link]:
-    """Return the stage's own run as the maker, which MLflow shows of a reused artifact if it knows no other."""
+    """Return the stage's own run as the maker, which MLflow shows for a reused artifact if it knows no other."""
     made = stage.artifact
     return (
         {}
@@ -138,7 +138,7 @@ def _itself(stage: StageEntry, run: "MlflowRun") -> dict[ArtifactKey, Link]:
 
 
 def _recorded_producers(evidence: Evidence, stage: StageEntry) -> dict[ArtifactKey, Link]:
-    """Return the same, by the refs and records of the workspace."""
+    """Return the makers of artifacts by the refs and records of the workspace."""
     links = {}
     for artifact, _ in _named(stage):
         ref = evidence.ref(artifact.stage_key)

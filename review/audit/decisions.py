@@ -1,4 +1,5 @@
-"""What people decided about a run's artifacts: whether each decision is signed, and signed as it is recorded."""
+"""Check people's decisions about a run's artifacts: whether each is signed, and whether the signed content matches the
+record."""
 
 from collections.abc import Iterator
 
@@ -15,7 +16,7 @@ SUBJECT = "decisions"
 
 
 def decision_checks(evidence: Evidence, run_id: str) -> Iterator[Check]:
-    """Yield what is wrong with the signatures of a run's decisions, else one check of all; none if nothing is signed."""
+    """Yield wrong signatures of a run's decisions, else one check of all of them; nothing if none is signed."""
     record = evidence.record(run_id)
     if not isinstance(record, RunRecord) or evidence.store is None:
         return

@@ -1,4 +1,4 @@
-"""What there is to compare: the store, the runs' records and outboxes, and MLflow; each is read once."""
+"""Read what an audit compares: the store, the runs' records and outboxes, and MLflow. Each is read once."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -30,7 +30,7 @@ _Found = TypeVar("_Found")
 
 
 def check_of(subject: str, problem: Missing | Broken) -> Check:
-    """Return the check that could not be made."""
+    """Return the check that could not be made, with its problem."""
     return Check(
         subject=subject, outcome="wrong" if isinstance(problem, Broken) else "unchecked", detail=problem
     )
@@ -74,7 +74,7 @@ class Evidence:
         self._stack.close()
 
     def once(self, name: object, find: Callable[[], _Found]) -> _Found:
-        """Return what ``find`` finds, which is asked for once under this name."""
+        """Return the result of ``find``, which is called once for this name."""
         if name not in self._kept:
             self._kept[name] = find()
         return cast(_Found, self._kept[name])
@@ -120,7 +120,8 @@ class Evidence:
         return self.once(("earlier verdicts", record.run_id), lambda: EarlierVerdicts(record, records))
 
     def environment_problem(self, digest: str) -> Missing | Broken | None:
-        """Return what is wrong with the list of what was installed where something was computed; None: it is of its digest."""
+        """Return the problem of the list of distributions that were installed for a computation; None: it matches its
+        digest."""
         return self.once(("environment", digest), lambda: self._read_environment(digest))
 
     def _read_environment(self, digest: str) -> Missing | Broken | None:
@@ -131,7 +132,7 @@ class Evidence:
         return Missing("the list of what was installed is not in the store") if found is None else None
 
     def sealed(self, digest: str) -> Sealed | Missing | Broken:
-        """Return what was measured of an artifact, from its own files."""
+        """Return the measurements of an artifact, from its own files."""
         if digest not in self._sealed:
             self._sealed[digest] = self._read_sealed(digest)
         return self._sealed[digest]
@@ -144,11 +145,11 @@ class Evidence:
             self._hashed |= hash_objects(self.store, wanted, self.clock)
 
     def hashed(self, digest: str) -> Hashed:
-        """Return what reading every byte of an object has shown; ``hash_objects`` comes first."""
+        """Return the result of reading every byte of an object; ``hash_objects`` must come first."""
         return self._hashed[digest]
 
     def removal(self, digest: str) -> Removal | Broken | None:
-        """Return what is recorded of an artifact that was removed; None: nothing is."""
+        """Return the record of a removed artifact; None: there is none."""
         return self.once(("removal", digest), lambda: self._read_removal(digest))
 
     def _read_removal(self, digest: str) -> Removal | Broken | None:
@@ -167,7 +168,7 @@ class Evidence:
 
     @cached_property
     def key_validity(self) -> "KeyValidity | str":
-        """Return when keys are valid, by the policy of the workspace; a text: it cannot be read."""
+        """Return the validity of keys by the workspace's policy; a text: the reason why it cannot be read."""
         from vantage.signing.policy import key_validity
 
         try:
@@ -217,7 +218,7 @@ class Evidence:
         return self._stack.enter_context(AuditedServer(address, workspace=self.workspace.root))
 
     def ask(self, question: Callable[["AuditedServer"], _Found]) -> _Found | Missing:
-        """Return what MLflow says; Missing: it does not answer."""
+        """Return MLflow's answer; Missing: it does not answer."""
         if self._no_database:
             return Missing(self._no_database)
         from vantage.ledger.to_mlflow.audited_runs import Unanswered  # imports MLflow
@@ -235,7 +236,7 @@ class Evidence:
 
     @cached_property
     def _no_database(self) -> str:
-        """Why there is nobody to ask, without importing MLflow; empty: there may be."""
+        """Reason why there is no MLflow to ask, found without importing MLflow; empty: there may be one."""
         address = tracking.address(None, self.workspace.root)
         if tracking.is_missing_database(address):
             return f"there is no MLflow database at {tracking.without_password(address)}"

@@ -1,4 +1,4 @@
-"""The card of an exported folder, derived again from the run that made the model."""
+"""Check the card of an exported folder: it is derived again from the run that made the model."""
 
 import ast
 import re
@@ -30,7 +30,7 @@ _LOADED = re.compile(r"\.from_pretrained\((.+?)\)")
 def exported_card_checks(
     evidence: Evidence, path: Path, told: Mapping[str, Any], artifact: Artifact
 ) -> Iterator[Check]:
-    """Yield the check of ``README.md``; none of a folder without one, which claims nothing.
+    """Yield the check of ``README.md``; none for a folder without one, which claims nothing.
 
     Args:
         path: the folder.
@@ -61,7 +61,7 @@ def exported_card_checks(
 def _compared(
     evidence: Evidence, found: str, told: Mapping[str, Any], path: Path, record: RunRecord, step: str
 ) -> Compared:
-    """Return how the card compares with the run as it is now; else with the run as it once was."""
+    """Return the comparison of the card with the run's present state, else with an earlier state."""
     view = evidence.view(record.run_id)
     entry = view.entry()
     maker = view.maker(step)
@@ -122,7 +122,7 @@ def _against(
 
 
 def _model(told: Mapping[str, Any], record: RunRecord, step: str, entry: RunEntry) -> NamedModel:
-    """Return the model as it was exported, from the run's record."""
+    """Return the model in the form in which it was exported, from the run's record."""
     stage: StageRecord = record.stages[step]
     artifact = entry.stages[step].artifact
     assert artifact is not None and stage.stage_key is not None and stage.digest is not None, (
@@ -149,7 +149,7 @@ def _model(told: Mapping[str, Any], record: RunRecord, step: str, entry: RunEntr
 
 
 def _opened(found: str, told: Mapping[str, Any], model: NamedModel) -> ModelOpened | None:
-    """Return how a policy is asked, by the list in ``vantage.json``; None of a reward model.
+    """Return a policy's sampling settings, from ``vantage.json``; None for a reward model.
 
     Whether the template writes a date is in no record, so the card's own word is taken for it.
     """
@@ -176,7 +176,7 @@ def _place(found: str) -> Path | None:
 
 
 def _read(path: Path) -> str | None:
-    """Return the text of a card; None: there is none. ValueError: it is no text, or too long."""
+    """Return the text of a card; None: there is none. Raises ValueError if it is no text, or too long."""
     if not path.exists() and not path.is_symlink():
         return None
     if path.is_symlink() or not path.is_file() or path.stat().st_size > _MAX_BYTES:

@@ -1,4 +1,4 @@
-"""The signatures in an exported folder: each is checked with the key beside it, as anyone without a workspace can."""
+"""Check the signatures in an exported folder, each with the key beside it, as anyone without a workspace can."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,7 +27,7 @@ def exported_signature_checks(path: Path, told: Mapping[str, Any], digest: str) 
 
 
 def _named(told: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return (key id, folder of a statement); what is no such list, or leads out of the folder, names none."""
+    """Return (key id, folder of a statement); an entry that is no such list, or leads out of the folder, gives none."""
     named = told.get("signatures")
     return [
         (str(key_id), folder)

@@ -1,4 +1,4 @@
-"""A folder that is audited: an object of a store, a copy of one, an exported model, MLflow's copy of a version."""
+"""Audit a folder: an object of a store, a copy of one, an exported model, MLflow's copy of a version."""
 
 import json
 import re
@@ -42,16 +42,16 @@ _WRITTEN_ANEW = (
     *EXAMPLES,
     PROVENANCE_FILE,
 )
-"""Files of an exported folder that are no artifact's own."""
+"""Files of an exported folder that are not the artifact's own."""
 _LEFT_OUT = frozenset({METRICS_FILE, GENERATION})
 """Files of an artifact that an export leaves out, or writes anew."""
 
 
 def add_folder(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Check]]:
-    """Check a folder's own files, and add the artifact that it is to the walk; what it is in words, and the checks.
+    """Check a folder's own files, and add its artifact to the walk; returns a description in words, and the checks.
 
     Raises:
-        RunError: it is no folder that says what it must hold.
+        RunError: it is no folder that lists its own content.
     """
     if not path.is_dir():
         raise RunError(
@@ -74,7 +74,7 @@ def add_folder(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Ch
 
 
 def _sealed(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Check]]:
-    """Return a folder with a manifest: its digest is the manifest's sha256, whatever the folder's name is."""
+    """Check a folder with a manifest: its digest is the manifest's sha256, whatever the folder's name is."""
     digest = _sha256(path / MANIFEST)
     hashed = hash_listed({"folder": list_folder(path, digest=None)}, evidence.clock)["folder"]
     problems = list(hashed.problems)
@@ -89,7 +89,7 @@ def _sealed(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Check
 
 
 def _copy(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Check]]:
-    """MLflow's copy of a version."""
+    """Check MLflow's copy of a version."""
     digest = _sha256(path / WEIGHTS / MANIFEST)
     hashed = problems_of_folder(evidence, path, digest, {"vantage.digest": digest})
     detail = "; ".join(hashed.problems) or f"{WEIGHTS} and {TOKENIZER}, {hashed.num_bytes:,} bytes"
@@ -98,7 +98,7 @@ def _copy(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Check]]
 
 
 def _exported(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Check]]:
-    """Return a folder that ``vantage export`` wrote: its files against its own list, and that against the artifact."""
+    """Check a folder that ``vantage export`` wrote: its files against its own list, and the list against the artifact."""
     try:
         told: dict[str, Any] = json.loads((path / PROVENANCE_FILE).read_bytes())
         files, digest, parents = dict(told["files"]), str(told["digest"]), dict(told["parents"])
@@ -122,7 +122,7 @@ def _exported(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Che
 
 
 def _go_on(evidence: Evidence, walk: Walk, digest: str) -> Iterator[Check]:
-    """Go on with the walk in the workspace, if that knows the artifact."""
+    """Go on with the walk in the workspace, if that has the artifact."""
     known = digest in evidence.refs_of or evidence.has_object(digest) or _is_recorded(evidence, digest)
     if known:
         walk.add_digest(digest)
@@ -144,7 +144,8 @@ def _is_recorded(evidence: Evidence, digest: str) -> bool:
 def _file_problems(
     evidence: Evidence, path: Path, files: Mapping[str, str], *, beside: Set[str]
 ) -> Iterator[str]:
-    """Yield the folder's files against the sha256 in ``vantage.json``; those ``beside`` them are checked elsewhere."""
+    """Yield checks of the folder's files against the sha256 in ``vantage.json``; those ``beside`` them are checked
+    elsewhere."""
     present = {
         file.relative_to(path).as_posix(): file
         for file in sorted(path.rglob("*"))
@@ -190,10 +191,10 @@ def _against_artifact(
     digest: str,
     parents: Mapping[str, Any],
 ) -> Iterator[Check]:
-    """Compare what ``vantage.json`` says with the artifact in the workspace that it names."""
+    """Compare the content of ``vantage.json`` with the artifact in the workspace that it names."""
     refs = evidence.refs_of.get(digest, [])
     if not refs or not evidence.has_object(digest):
-        return  # the checks of the artifact itself say so
+        return  # the checks of the artifact itself report this
     ref = next((each for each in refs if each.artifact.stage_key == told.get("stage_key")), None)
     if ref is None:
         own, said = refs[0].artifact.stage_key, str(told.get("stage_key"))
@@ -220,7 +221,7 @@ def _against_artifact(
 
 
 def _listed_problems(evidence: Evidence, files: Mapping[str, str], digest: str) -> Iterator[str]:
-    """Yield the list of files, against the artifact's manifest: the same files but for those that an export leaves out."""
+    """Yield checks of the list of files, against the artifact's manifest: equal except for files that an export leaves out."""
     assert evidence.store is not None, "it has the artifact"
     listed = evidence.store.listed(digest).files
     for name, sha in files.items():
@@ -232,7 +233,7 @@ def _listed_problems(evidence: Evidence, files: Mapping[str, str], digest: str) 
 
 
 def _gate_problems(evidence: Evidence, told: Mapping[str, Any], digest: str) -> Iterator[str]:
-    """Yield the verdicts, against those of the runs that have recorded the artifact."""
+    """Yield checks of the verdicts, against those of the runs that have recorded the artifact."""
     records = (evidence.record(run_id) for run_id in evidence.run_ids)
     recorded = [
         [str(verdict) for verdict in stage.verdicts]

@@ -1,4 +1,4 @@
-"""Verdicts that are judged again, from what is sealed in the artifacts."""
+"""Judge verdicts again, from the artifacts' sealed files."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ _EXACT = (
     "method",
 )
 _ROUNDED = ("standard_error", "interval", "counts")
-"""Computed by the machine that judged: another one's last bits may differ."""
+"""Fields computed by the machine that judged: another machine's last bits may differ."""
 
 
 def judge_again(
@@ -77,7 +77,7 @@ def gate_checks(
 
 
 def is_unchanged(evidence: Evidence, one: Input | None, other: Input | None) -> bool:
-    """Return whether two inputs hold the same files, as they are sealed."""
+    """Return whether two inputs have the same sealed files."""
     if one is None or other is None:
         return False
     sealed = [evidence.sealed(each.artifact.digest) for each in (one, other)]
@@ -93,7 +93,7 @@ def differs(told: Verdict, again: Verdict) -> bool:
 
 
 def is_close(one: object, other: object) -> bool:
-    """Return whether two numbers, or two tuples or mappings of numbers, differ by rounding alone."""
+    """Return whether two numbers, or two tuples or mappings of numbers, differ only by rounding."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(is_close(one[name], other[name]) for name in one)
     if isinstance(one, tuple) and isinstance(other, tuple):
@@ -104,7 +104,7 @@ def is_close(one: object, other: object) -> bool:
 
 
 def _hidden_difference(told: Verdict, again: Verdict) -> str:
-    """Return fields that differ, where both verdicts read alike."""
+    """Return the differing fields of two verdicts whose texts are equal."""
     if str(told) != str(again):
         return ""
     fields = [

@@ -1,4 +1,4 @@
-"""Logged models: what MLflow's page of an artifact shows, and the files that ``models:/m-ID`` loads."""
+"""Check logged models: what MLflow's page of an artifact shows, and the files that ``models:/m-ID`` loads."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ def model_problems(
     headline: Mapping[str, float | None],
     is_pending: bool,
 ) -> Iterator[str]:
-    """Yield how the logged model of a stage's artifact differs from what the run sent.
+    """Yield differences between the logged model of a stage's artifact and what the run sent.
 
     Args:
         found: MLflow's run of the stage.
@@ -63,7 +63,7 @@ def model_problems(
 
 
 def read_model_problems(evidence: Evidence, found: "MlflowRun", parents: dict[str, str]) -> Iterator[str]:
-    """Yield how the models that MLflow shows as inputs differ from those of the runs that made the inputs.
+    """Yield differences between the models that MLflow shows as inputs and those of the runs that made the inputs.
 
     Args:
         parents: tag → MLflow's run that it names.

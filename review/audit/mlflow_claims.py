@@ -1,4 +1,4 @@
-"""MLflow's entry of a run or a stage, compared with what the outbox told."""
+"""Compare MLflow's entry of a run or a stage with the run's outbox."""
 
 import json
 from collections.abc import Iterator, Mapping, Set
@@ -25,7 +25,8 @@ _SHOWN = 3
 
 
 def mlflow_check(evidence: Evidence, run_id: str, stage: str | None) -> Check:
-    """Tags, params, metric rows and dataset inputs of a stage's run (None: of the parent run), and whom they point to."""
+    """Tags, params, metric rows and dataset inputs of a stage's run (None: of the parent run), and the entries that they
+    point to."""
     replay = evidence.replay(run_id)
     if isinstance(replay, Missing | Broken):
         return Check(
@@ -149,7 +150,7 @@ def _row_problems(required: Set[Row], allowed: Set[Row], found: Set[Row]) -> Ite
 
 
 def _latest_problems(found: "MlflowRun") -> Iterator[str]:
-    """MLflow keeps the newest value of each metric a second time, and shows that one in its tables."""
+    """MLflow stores the newest value of each metric a second time, and shows that one in its tables."""
     newest: dict[str, tuple[int, int]] = {}
     for name, time, step, _ in found.rows:
         newest[name] = max(newest.get(name, (step, time)), (step, time))
@@ -218,7 +219,7 @@ def _source_digest(text: str) -> object:
 
 
 def _parsed(text: str) -> object:
-    """Return a field of a dataset, without what may differ."""
+    """Return a field of a dataset, without the parts that may differ."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -233,7 +234,7 @@ def _parsed(text: str) -> object:
 def _pointers(
     evidence: Evidence, found: "MlflowRun", parents: "list[MlflowRun]", stage: str | None
 ) -> Iterator[str]:
-    """Yield the tags that point to others of MLflow's runs and models: what they point to is what they say."""
+    """Yield the tags that point to other runs and models of MLflow, and what these really are."""
     tags = found.tags
     if stage is not None and parents and tags.get("mlflow.parentRunId") != parents[0].run_id:
         yield f"tag mlflow.parentRunId is {shown(tags.get('mlflow.parentRunId'))}, and not the run's own {parents[0].run_id}"

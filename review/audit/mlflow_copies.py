@@ -1,4 +1,4 @@
-"""MLflow's own copy of published weights: every byte of it, and the description by which MLflow loads it."""
+"""Check MLflow's own copy of published weights: every byte of it, and the description by which MLflow loads it."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,11 +18,11 @@ from vantage.storage.sealed_folders import MANIFEST
 _FILES = frozenset(
     {DESCRIPTION, "requirements.txt", "python_env.yaml", WEIGHTS, TOKENIZER.partition("/")[0], *EXAMPLES}
 )
-"""All that there is in a copy."""
+"""All entries of a copy."""
 
 
 def problems_of_folder(evidence: Evidence, folder: Path, digest: str, tags: Mapping[str, str]) -> Hashed:
-    """Return what reading every byte of a folder in the form of a copy has shown."""
+    """Return the result of reading every byte of a folder in the form of a copy."""
     if not folder.is_dir():
         return Hashed(("MLflow has no files of it any longer",))
     weights = list_folder(folder / WEIGHTS, digest=digest)
@@ -39,7 +39,7 @@ def problems_of_folder(evidence: Evidence, folder: Path, digest: str, tags: Mapp
 
 
 def _tokenizer(folder: Path, weights: Listed, digest: str) -> Listed:
-    """Return the second copy of the tokenizer's files."""
+    """Check the second copy of the tokenizer's files."""
     place = folder / TOKENIZER
     expected = {**weights.files, MANIFEST: digest}
     found = sorted(path for path in place.iterdir() if path.name in expected) if place.is_dir() else []

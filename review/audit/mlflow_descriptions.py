@@ -23,14 +23,14 @@ _OF_THE_WRITER = {
     "run_id": r"[0-9a-f]{32}",
     "utc_time_created": r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:.]+",
 }
-"""Line → what may stand there: it depends on when and where the copy was made."""
+"""Line → text that may be in its place: it depends on when and where the copy was made."""
 _EXAMPLES_TOLD = "saved_input_example_info."
 _BUILD, _INSTALL = ["pip", "setuptools", "wheel"], ["-r requirements.txt"]
 _SHOWN = 3
 
 
 def kinds_of(evidence: Evidence, digest: str) -> list[str]:
-    """Return the kinds that an artifact may have: of its refs, else all that can be published."""
+    """Return the kinds that an artifact may have: those of its refs, else all kinds that can be published."""
     from vantage.ledger.to_mlflow.model_description import PUBLISHABLE
 
     return sorted({ref.artifact.kind for ref in evidence.refs_of.get(digest, [])} or PUBLISHABLE)
@@ -45,7 +45,7 @@ def description_problems(
     weights_at: str = WEIGHTS,
     any_params: bool = False,
 ) -> Iterator[str]:
-    """Yield how the files differ from what Vantage would write.
+    """Yield differences between the files and what Vantage would write.
 
     Args:
         folder: where they are.
@@ -80,7 +80,7 @@ def description_problems(
 
 
 def example_problems(folder: Path) -> Iterator[str]:
-    """Yield both examples of an input must be the same text. What it says is a prompt of the run, which is only shown."""
+    """Check that both examples of an input are the same text. The text is a prompt of the run, which is only shown."""
     there = [folder / name for name in EXAMPLES if (folder / name).exists()]
     try:
         found = [json.loads(path.read_bytes()) for path in there]
@@ -119,14 +119,14 @@ def _differences(
         if name not in told or name not in expected or told[name] != expected[name]:
             said = str(told[name])[:80] if name in told else "absent"
             must = f"must be {expected[name]}" if name in expected else "nobody published it"
-            # what stands at the place of a flavor or a signature is named once
+            # What is in the place of a flavor or a signature is named once
             yield f"{DESCRIPTION}: {name} is {said}, {must}"
 
 
 def _environment_problems(
     told: Mapping[str, Any], environment: Any, required: list[str], weights: Path
 ) -> Iterator[str]:
-    """Yield what MLflow would install before it loads the copy: the packages that publishing names, and no other."""
+    """Yield the packages that MLflow would install before it loads the copy, unless they are exactly those of publishing."""
     from vantage.ledger.to_mlflow.model_description import requirements_of
 
     names = requirements_of(weights)
@@ -153,7 +153,7 @@ def _environment_problems(
 
 
 def _lines(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    """Path → value of everything in nested mappings and lists."""
+    """Return path → value for everything in nested mappings and lists."""
     if isinstance(value, Mapping):
         for name, each in value.items():
             yield from _lines(each, f"{place}.{name}" if place else str(name))

@@ -1,4 +1,4 @@
-"""MLflow's own fields of a run: its status, its times, and where its files are."""
+"""Check MLflow's own fields of a run: its status, its times, and the address of its files."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ def state_problems(
     allowed: ExpectedRun,
     found: "MlflowRun",
 ) -> Iterator[str]:
-    """Yield how the status, times and address of one of MLflow's runs differ from what was sent."""
+    """Yield differences between the status, times and address of one of MLflow's runs and what was sent."""
     closed = _closed_by_others(evidence, run_id, found)
     statuses = {required.status, allowed.status}
     if RUNNING in statuses and closed:
@@ -49,7 +49,7 @@ def state_problems(
 def link_problems(
     evidence: Evidence, replay: Replay, stage: str | None, required: ExpectedRun, found: "MlflowRun"
 ) -> Iterator[str]:
-    """Yield tags about other entries of MLflow that do not lead to what they name: producers, publications, a sweep."""
+    """Yield tags that do not lead to the entries of MLflow that they name: producers, publications, a sweep."""
     if required.optional_tags and not found.tags.keys() & {"vantage.reused_from", "vantage.uri"}:
         yield "tag vantage.reused_from is absent, and the run does not show the artifact itself"
     told = found.tags.get(_PUBLISHED)

@@ -1,4 +1,4 @@
-"""Tags of MLflow's runs, models and versions: with our prefix, each is what was sent, and nobody added one."""
+"""Check tags of MLflow's runs, models and versions: each tag with our prefix is what was sent, and none was added."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -9,13 +9,13 @@ if TYPE_CHECKING:
     from vantage.ledger.to_mlflow.audited_entries import MlflowRun
 
 PREFIX = "vantage."
-"""Begins the name of every tag of ours. Other tags are other people's, and are not compared."""
+"""Prefix of the name of every tag of ours. Other tags are not compared."""
 LINKS = frozenset({"vantage.model", "vantage.reused_from", "vantage.published", "vantage.interrupted"})
-"""Tags that name other entries of the server, or how the run was written; each is compared where it leads."""
+"""Tags that name other entries of the server, or how the run was written; each is compared at its target."""
 SWEEP = frozenset({"vantage.sweep_id", "vantage.arm", "vantage.seed"})
 """Tags that a sweep gives to its runs; they are compared with the sweep's own entry."""
 NOT_COMPARED = frozenset({"vantage.critic"})
-"""Advice that was made from files of the artifact."""
+"""Tags with advice that was made from files of the artifact."""
 
 
 def tag_problems(required: ExpectedRun, allowed: ExpectedRun, found: "MlflowRun") -> Iterator[str]:
@@ -36,7 +36,7 @@ def tag_problems(required: ExpectedRun, allowed: ExpectedRun, found: "MlflowRun"
 
 
 def other_tags(allowed: ExpectedRun, found: "MlflowRun") -> Iterator[str]:
-    """Yield tags with another value, of a run that may lack any of them."""
+    """Yield tags with another value, for a run that may lack any of them."""
     for name, value in allowed.tags.items():
         if name in found.tags and name != "vantage.status" and found.tags[name] != value:
             yield f"tag {name} is {shown(found.tags[name])}, and was sent as {shown(value)}"

@@ -1,4 +1,4 @@
-"""Publications and movements of aliases, as the runs of the workspace recorded them."""
+"""Collect publications and movements of aliases, as the runs of the workspace recorded them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ from vantage.schemas.recipe.recipe import Publication, ResolvedRecipe
 
 @dataclass(frozen=True)
 class Recorded:
-    """A publication, or a movement of an alias, that a run told of and that MLflow was sent."""
+    """A publication, or a movement of an alias, that is in a run's outbox and that MLflow was sent."""
 
     run_id: str
     operation: Publish | MoveAlias
     entry: RunEntry
-    """The run as it was then."""
+    """State of the run at that time."""
     recipe: ResolvedRecipe | None
-    """None: of another version of Vantage."""
+    """None: another version of Vantage made it."""
     facts: Mapping[str, str] | None
-    """Gates and measurements, as the tags of the version must show them; None: it is no publication."""
+    """Gates and measurements that the tags of the version must show; None: it is no publication."""
     has_tag: bool
-    """Whether the registered model must have a tag about it; an earlier version wrote none about a publication."""
+    """Whether the registered model must have a tag about it; an earlier version wrote none for a publication."""
 
     @property
     def digest(self) -> str:
@@ -39,7 +39,7 @@ class Recorded:
 
     @property
     def by(self) -> str:
-        """Return who moved the alias."""
+        """Return the person or run that moved the alias."""
         person = self.operation.by
         return f"run {self.run_id}" if person is None else f"{person} (ledger of run {self.run_id})"
 
@@ -50,7 +50,7 @@ def publications(evidence: Evidence, name: str) -> list[Recorded]:
 
 
 def is_published(evidence: Evidence, run_id: str, name: str, digest: str) -> bool:
-    """Return whether MLflow has taken a publication by this run."""
+    """Return whether MLflow has received a publication by this run."""
     return any((each.run_id, each.digest) == (run_id, digest) for each in publications(evidence, name))
 
 
@@ -91,7 +91,8 @@ def required_steps(recorded: Recorded) -> list[str]:
 
 
 def publications_of(recipe: ResolvedRecipe | None, recorded: Recorded) -> list[Publication]:
-    """Return what of the recipe it was. A run moves its recipe's aliases alone, a person any alias of what is published."""
+    """Return the entry of the recipe behind it. A run moves only its recipe's aliases, a person any alias of a published
+    model."""
     told = recorded.operation
     return [
         each

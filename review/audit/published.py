@@ -1,4 +1,4 @@
-"""What a run registered in MLflow: whether each version is there still, and says what it holds."""
+"""Check the models that a run registered in MLflow: whether each version still exists, and matches the published artifact."""
 
 from collections.abc import Iterator
 
@@ -16,10 +16,10 @@ def published_checks(evidence: Evidence, run_id: str, replay: Replay) -> Iterato
     )
     for name, digest in published:
         if not is_published(evidence, run_id, name, digest):
-            continue  # MLflow has not got it yet, or refused it
+            continue  # MLflow has not received it yet, or refused it
         versions = evidence.ask(lambda server, name=name: server.versions(name))  # type: ignore[misc]
         if isinstance(versions, Missing):
-            continue  # the check of the parent run says so
+            continue  # the check of the parent run reports this
         if any(version.tags.get("vantage.digest") == digest for version in versions):
             continue
         said = (

@@ -1,4 +1,4 @@
-"""What a run's record and its outbox say of an artifact, compared with each other, the ref and the artifact's own files."""
+"""Compare what a run's record and its outbox claim about an artifact with each other, the ref and the artifact's own files."""
 
 from collections.abc import Iterator, Mapping
 
@@ -58,7 +58,7 @@ def record_checks(
 
 
 def _loosened_checks(evidence: Evidence, record: RunRecord, step: str) -> Iterator[Check]:
-    """Yield each loosened gate as a note; one that the earlier run's record does not bear out is wrong."""
+    """Yield each loosened gate as a note; one that the earlier run's record does not confirm is wrong."""
     stage, earlier = record.stages[step], evidence.earlier_verdicts(record)
     shown = () if stage.digest is None else earlier.loosened(stage.digest, stage.verdicts)
     for _, gate in known_loosened(record, [step], earlier):
@@ -69,7 +69,7 @@ def _loosened_checks(evidence: Evidence, record: RunRecord, step: str) -> Iterat
 
 
 def _wrong_status(record: RunRecord, step: str, stage: StageRecord, artifact: Artifact) -> str:
-    """Return what the status of a step should be by its verdicts and by what people answered; empty: it is."""
+    """Return the status that a step should have by its verdicts and by people's answers; empty: it has that status."""
     stands = standing(step, artifact, stage.verdicts, record.approvals)
     if stage.status == stands or (stands == "open" and stage.status in SUCCEEDED):
         return ""
@@ -80,7 +80,7 @@ def _wrong_status(record: RunRecord, step: str, stage: StageRecord, artifact: Ar
 
 
 def outbox_check(evidence: Evidence, run_id: str, step: str, digest: str, ref: Ref | None) -> Check:
-    """Return the sequence of what the run told, against the ref and ``run.json``."""
+    """Return the check of the run's operations about a step, against the ref and ``run.json``."""
     replay = evidence.replay(run_id)
     if isinstance(replay, Missing | Broken):
         return check_of("outbox", replay)
@@ -110,7 +110,7 @@ def outbox_check(evidence: Evidence, run_id: str, step: str, digest: str, ref: R
 def edge_problems(
     evidence: Evidence, run_id: str, step: str, role: str, digest: str, parent: Ref | None
 ) -> Iterator[str]:
-    """Yield what the run that made an artifact says of one of its parents, where that differs from the ref of the parent."""
+    """Yield the claims of the run that made an artifact about one of its parents, where they differ from the parent's ref."""
     record, replay = evidence.record(run_id), evidence.replay(run_id)
     if isinstance(record, RunRecord) and step in record.stages and record.stages[step].status in ENDED:
         read = dependencies(record.recipe).get(step, {}).get(role)
@@ -138,7 +138,8 @@ def edge_problems(
 def _unfinished(
     evidence: Evidence, run_id: str, step: str, digest: str, ref: Ref | None, stage: StageRecord | None
 ) -> Check:
-    """Return the run that made the artifact does not say so: it died in between, and another has found the artifact."""
+    """Return whether the run that made the artifact did not record it: it died first, and another run has found the
+    artifact."""
     if stage is None or ref is None:
         return Check(subject="run record", outcome="wrong", detail=f"run {run_id} has no step {step}")
     for other in evidence.run_ids:
@@ -184,11 +185,12 @@ def _against_files(evidence: Evidence, stage: StageRecord, digest: str) -> Itera
 
 
 def _against_recipe(recipe: ResolvedRecipe, step: str, stage: StageRecord, ref: Ref | None) -> Iterator[str]:
-    """Yield the stage key, made again from the recipe in ``run.json`` and the digests of the inputs."""
+    """Yield a difference of the stage key from the key that is made again from the recipe in ``run.json`` and the inputs'
+    digests."""
     parts = ref.key_parts if ref is not None else stage.key_parts
     kind = KINDS.get(str(parts.get("kind")))
     if kind is None or kind.revision != parts.get("revision") or stage.stage_key is None:
-        return  # made by a version that computed otherwise; its key cannot be made again
+        return  # made by a version with other rules for keys
     if hash_key_parts(stage.key_parts or parts) != stage.stage_key:
         yield "its key_parts do not hash to its stage key"
     if ref is None:
@@ -222,7 +224,7 @@ def _artifact_differences(told: Artifact, artifact: Artifact) -> Iterator[str]:
 
 
 def _told_making(replay: Replay, step: str, ref: Ref) -> Iterator[str]:
-    """Yield what disagrees with the ref's statement that the run made the artifact, and how."""
+    """Yield the run's operations that contradict the ref's claim that the run made the artifact."""
     attempt = replay.entry.stages[step].attempt
     if attempt is None:
         yield "the ref says that this run made the artifact, and it told of having found it"
@@ -254,7 +256,7 @@ def _outbox_against_record(replay: Replay, record: RunRecord, step: str, stage: 
         if stage.loosened != (() if recorded is None else recorded.loosened):
             yield "its outbox has other loosened gates than run.json"
     if record.recipe.model_dump(mode="json") != replay.opened.recipe:
-        return  # the check of the run says so
+        return  # the check of the run reports this
     params = next(
         (
             each.operation.params

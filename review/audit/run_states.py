@@ -1,4 +1,4 @@
-"""The status of a run and its stages, and the answers of people: each has more than one record."""
+"""Check the status of a run and its stages, and people's answers: each has more than one record."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ _SETTLED = frozenset({"completed", "gate_closed", "waiting_approval", "failed"})
 
 
 def status_checks(evidence: Evidence, record: RunRecord, replay: Replay) -> Iterator[Check]:
-    """Check the status of the run and of each stage, as ``run.json`` and the outbox have them."""
+    """Check the status of the run and of each stage in ``run.json`` and in the outbox."""
     if record.status == REMOVED:
         return
     wrong = [*_run_problems(record), *_stage_problems(record, replay)]
@@ -39,7 +39,7 @@ def status_checks(evidence: Evidence, record: RunRecord, replay: Replay) -> Iter
 
 
 def answer_checks(evidence: Evidence, record: RunRecord) -> Iterator[Check]:
-    """Check each answer of a person in ``run.json`` against the file that was written once, as it was given."""
+    """Check each answer of a person in ``run.json`` against the file that was written once, when it was given."""
     wrong, missing = [], []
     for answer in record.approvals:
         question = answer.question
@@ -63,7 +63,7 @@ def answer_checks(evidence: Evidence, record: RunRecord) -> Iterator[Check]:
 
 
 def _differing_status(record: RunRecord, told: str) -> str | Missing:
-    """Return what two different statuses mean; empty: the process died in between, and another has noted it."""
+    """Return the meaning of two different statuses; empty: the process died in between, and another has noted it."""
     shown, said = record.status.replace("_", " "), told.replace("_", " ")
     if told == "running":
         if record.status == "resumable":
@@ -108,7 +108,7 @@ def _stage_problems(record: RunRecord, replay: Replay) -> Iterator[str]:
 
 
 def _may_be_reused(replay: Replay, step: str, stage: StageRecord) -> bool:
-    """Return whether a run that was resumed has found what it made itself."""
+    """Return whether a run that was resumed has found its own artifact."""
     if stage.attempt is None:
         return False
     operations = [each.operation for each in reversed(replay.lines)]

@@ -1,4 +1,4 @@
-"""How much of a run's outbox one MLflow server has got, by the files that lie beside it."""
+"""Find how much of a run's outbox one MLflow server has received, by the files beside the outbox."""
 
 import json
 from collections.abc import Iterator
@@ -15,19 +15,19 @@ from vantage.runs.view import Missing
 from vantage.schemas.records.audit import Check
 
 _CLOCKS_DIFFER_SECONDS = 3600
-"""By how much clocks of machines that take one run over from another may differ."""
+"""Most seconds by which the clocks of machines that take one run over from another may differ."""
 _WITHOUT_ENTRY = ("publish", "close_run")
 """Operations that leave nothing in the entry of a run or a stage."""
 
 
 @dataclass(frozen=True)
 class SentTo:
-    """What a server must have of a run."""
+    """The operations that a server must have of a run."""
 
     required: tuple[OutboxLine, ...]
-    """The operations that it was sent, and did not refuse."""
+    """Operations that were sent to it, and that it did not refuse."""
     remark: str
-    """Why it may not have all; empty: it must."""
+    """Reason why it may lack some of them; empty: it must have all."""
 
     @cached_property
     def expected(self) -> dict[str | None, ExpectedRun]:
@@ -41,7 +41,7 @@ class SentTo:
 
 
 def sent_to(evidence: Evidence, run_id: str, replay: Replay) -> SentTo | Missing:
-    """Return what the server must have of the run; Missing: the run was never sent to it."""
+    """Return the operations that the server must have of the run; Missing: the run was never sent to it."""
     return evidence.once(("sent", run_id), lambda: _sent_to(evidence, run_id, replay))
 
 
@@ -51,7 +51,7 @@ def _sent_to(evidence: Evidence, run_id: str, replay: Replay) -> SentTo | Missin
     if isinstance(destination, Missing):
         return destination
     end = None if destination is None else _ends(evidence, run_id).get(destination)
-    if end is None:  # then it has nothing of the run, or the file that says so was lost
+    if end is None:  # it has nothing of the run, or the file with the offset was lost
         knows = evidence.ask(lambda server: server.knows(experiment, run_id))
         if isinstance(knows, Missing) or not knows:
             return Missing(
@@ -86,7 +86,7 @@ def is_taken(evidence: Evidence, run_id: str, replay: Replay, told: OutboxLine) 
 
 
 def expected_of(evidence: Evidence, run_id: str, replay: Replay) -> dict[str | None, ExpectedRun]:
-    """Return what MLflow would show if it had the whole outbox of the run."""
+    """Return the contents that MLflow would show with the whole outbox of the run."""
     return evidence.once(("expected", run_id), lambda: expected_runs(replay.lines))
 
 
@@ -113,12 +113,13 @@ def order_checks(evidence: Evidence, run_id: str, replay: Replay) -> Iterator[Ch
 
 
 def num_destinations(evidence: Evidence, run_id: str) -> int:
-    """Return how many MLflow databases a run was sent to: one that was lost is written again, and is another."""
+    """Return the number of MLflow databases that a run was sent to; a lost database that is written again counts as
+    another one."""
     return len(_ends(evidence, run_id))
 
 
 def _ends(evidence: Evidence, run_id: str) -> dict[str, int]:
-    """Destination → byte offset up to which it was sent the outbox; empty if nothing is known."""
+    """Return destination → byte offset up to which the outbox was sent to it; empty if nothing is recorded."""
     data = evidence.workspace.records.read_ledger_file(run_id, "sent.json")
     try:
         ends = json.loads(data or b"{}")

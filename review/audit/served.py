@@ -1,4 +1,4 @@
-"""The files that MLflow serves of a model: whether they lie where they were published, and every byte of them."""
+"""Check the files that MLflow serves for a model: whether they are where they were published, and every byte of them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class _Served:
 
     hashed: Hashed | Missing
     note: str = ""
-    """Whether the workspace was moved; empty: it was not."""
+    """Remark that the workspace was moved; empty: it was not."""
 
 
 def copy_check(evidence: Evidence, version: "MlflowVersion") -> Check:
@@ -53,7 +53,7 @@ def copy_check(evidence: Evidence, version: "MlflowVersion") -> Check:
 def logged_model_problems(
     evidence: Evidence, model_id: str, model: "LoggedModel", tags: Mapping[str, str], *, is_pending: bool
 ) -> Iterator[str]:
-    """Yield problems of what MLflow loads for ``models:/m-ID``.
+    """Yield problems of the files that MLflow loads for ``models:/m-ID``.
 
     Args:
         tags: of the run that made the model.
@@ -78,7 +78,7 @@ def logged_model_problems(
 
 
 def _address_problems(evidence: Evidence, version: "MlflowVersion") -> Iterator[str]:
-    """Yield what is wrong with the address from which MLflow loads a version."""
+    """Yield problems of the address from which MLflow loads a version."""
     from vantage.ledger.to_mlflow.served_files import leads_nowhere
 
     location, shown = version.location, _shown(version.location)
@@ -97,7 +97,7 @@ def _address_problems(evidence: Evidence, version: "MlflowVersion") -> Iterator[
 
 
 def _otherwise_recorded(evidence: Evidence, version: "MlflowVersion") -> str | Missing:
-    """Return where else a run recorded that it published a version; empty: it is there, or none has recorded it.
+    """Return another address at which a run published a version; empty: this one is recorded, or none is.
 
     ``Missing``: the run was sent to several databases of MLflow, and has recorded the place in another one.
     """
@@ -113,7 +113,7 @@ def _otherwise_recorded(evidence: Evidence, version: "MlflowVersion") -> str | M
 
 
 def _recorded(evidence: Evidence, version: "MlflowVersion") -> dict[str, str]:
-    """Run → where it recorded that it published the version's artifact under this name."""
+    """Return run → address at which it published the version's artifact under this name."""
     found: dict[str, str] = {}
     for run_id in evidence.run_ids:
         record = evidence.record(run_id)
@@ -183,7 +183,7 @@ def _hashed(
 
 
 def _is_same(one: str, other: str) -> bool:
-    """Return whether two addresses name one place, however a path is written."""
+    """Return whether two addresses name one place, however their paths are written."""
     from vantage.ledger.to_mlflow.served_files import local_folder
 
     places = [local_folder(each) for each in (one, other)]
@@ -199,7 +199,7 @@ def _is_same_or_moved(evidence: Evidence, location: str, recorded: str) -> bool:
 
 
 def _is_inside(evidence: Evidence, location: str, model_id: str) -> bool:
-    """Return whether an address is where this workspace keeps the files of a model."""
+    """Return whether this workspace keeps the files of a model at this address."""
     return _is_same(
         location,
         (evidence.workspace.root.absolute() / "mlartifacts/models" / model_id / "artifacts").as_uri(),

@@ -1,4 +1,4 @@
-"""Signatures of artifacts: whether each holds, and whether those that are required are there."""
+"""Check signatures of artifacts: whether each is valid, and whether the required ones exist."""
 
 from dataclasses import replace
 
@@ -43,7 +43,7 @@ def signature_checks(
 
 
 def unsigned(evidence: Evidence) -> list[Check]:
-    """Check an artifact without a ref, where keys are required: a signature is of an artifact and its ref."""
+    """Check an artifact without a ref, if keys are required: a signature is of an artifact and its ref."""
     if not evidence.required_keys:
         return []
     keys = ", ".join(key.short for key in evidence.required_keys)

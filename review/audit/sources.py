@@ -1,4 +1,4 @@
-"""Sources of data and models: whether what a step was made of lies there still."""
+"""Check sources of data and models: whether the inputs of a step are unchanged."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from vantage.storage.refs import Ref
 
 
 def source_check(recipe: ResolvedRecipe, step: str, ref: Ref) -> Check | None:
-    """Return the source as it is now, by its sha256; None: the step reads none whose digest is recorded."""
+    """Check the present source by its sha256; None: the step reads none whose digest is recorded."""
     recorded = ref.key_parts.get("inputs", {}).get("source")
     kind = KINDS.get(str(ref.key_parts.get("kind")))
     if recorded is None or kind is None or kind.imports is None:

@@ -1,4 +1,4 @@
-"""What ``vantage audit TARGET`` means: a registered model, one of MLflow's runs, a run, a digest, a folder."""
+"""Resolve ``vantage audit TARGET``: a registered model, one of MLflow's runs, a run, a digest, a folder."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -39,13 +39,13 @@ AUDIT = Command("audit", (*MADE, MlflowRunNamed, DigestNamed, FolderNamed))
 
 
 class _Registry:
-    """The registered models of the server that is audited."""
+    """Registered models of the audited server."""
 
     def __init__(self, evidence: Evidence) -> None:
         self._evidence = evidence
 
     def has(self, named: RegisteredNamed) -> bool:
-        """Return whether there is such a version; ConnectionError: MLflow does not answer."""
+        """Return whether the version exists. Raises ConnectionError if MLflow does not answer."""
         if tracking.is_missing_database(tracking.address(None, self._evidence.workspace.root)):
             return False
         version = _version(self._evidence, named)
@@ -55,10 +55,10 @@ class _Registry:
 
 
 def audit(evidence: Evidence, target: str) -> AuditReport:
-    """Return every check of the target and of all that it was made of.
+    """Return every check of the target and of its inputs at any depth.
 
     Raises:
-        RunError: there is no such thing; the message says what may be named.
+        RunError: there is no such target; the message lists the accepted names.
         ConnectionError: the target is in MLflow, which does not answer.
     """
     walk = Walk(evidence)
@@ -84,7 +84,7 @@ def audit(evidence: Evidence, target: str) -> AuditReport:
 
 
 def _begin(evidence: Evidence, walk: Walk, target: str) -> tuple[str, list[Check]]:
-    """Add what the target means to the walk; what it is in words, and the checks of the target itself."""
+    """Add the target to the walk; returns its description in words, and the checks of the target itself."""
     names = Names(evidence.workspace, registry=_Registry(evidence), digests=lambda: _known_digests(evidence))
     match names.resolve(target, AUDIT):
         case FolderNamed(path):
@@ -129,7 +129,7 @@ def _run(evidence: Evidence, walk: Walk, run_id: str, step: str) -> tuple[str, l
 def _without_record(
     evidence: Evidence, walk: Walk, run_id: str, step: str, problem: Missing | Broken
 ) -> tuple[str, list[Check]]:
-    """Return a run whose ``run.json`` is gone or cannot be read: what its outbox told of is audited."""
+    """Audit a run whose ``run.json`` is lost or cannot be read, by the operations in its outbox."""
     replay = evidence.replay(run_id)
     told = replay.entry.stages if isinstance(replay, Replay) else {}
     for name, stage in told.items():
@@ -177,7 +177,7 @@ def _mlflow_run(evidence: Evidence, walk: Walk, mlflow_run_id: str) -> tuple[str
 
 
 def _is_its_entry(evidence: Evidence, run_id: str, step: str, mlflow_run_id: str) -> list[Check]:
-    """Return whether the named run of MLflow is the one that is compared: a double would only say that it is."""
+    """Check that the named run of MLflow is the one that is compared: a copy would only claim to be it."""
     record = evidence.record(run_id)
     experiment = record.recipe.recipe if isinstance(record, RunRecord) else ""
     runs = evidence.mlflow_runs(experiment, run_id)
@@ -189,7 +189,7 @@ def _is_its_entry(evidence: Evidence, run_id: str, step: str, mlflow_run_id: str
 
 
 def _version(evidence: Evidence, named: RegisteredNamed) -> "MlflowVersion | Missing | None":
-    """Return the version that is named, which MLflow is asked about once; None: there is none."""
+    """Return the named version, asking MLflow once; None: it does not exist."""
     return evidence.once(
         named, lambda: evidence.ask(lambda server: server.version(named.name, named.version, named.alias))
     )
@@ -215,7 +215,7 @@ def _registered(evidence: Evidence, walk: Walk, named: RegisteredNamed) -> tuple
         walk.add(digest, key)
     else:
         walk.add_digest(digest)
-    walk.first = {next(iter(walk.found.values())).id}  # what was asked for, before what decided on its alias
+    walk.first = {next(iter(walk.found.values())).id}  # the target itself comes before its evaluations
     _add_what_held_it_back(evidence, walk, name, digest)
     return described, [
         *version_checks(evidence, version),
@@ -234,7 +234,7 @@ def _decisions_for(evidence: Evidence, walk: Walk, named: RegisteredNamed, diges
 
 
 def _loosened_for(evidence: Evidence, name: str, digest: str) -> Iterator[Check]:
-    """Yield a note for each gate that was loosened in a run that published the model, at any depth of what it was made of."""
+    """Yield a note for each gate that was loosened in a run that published the model, for the model's inputs at any depth."""
     told: set[str] = set()
     for recorded in publications(evidence, name):
         record = evidence.record(recorded.run_id)

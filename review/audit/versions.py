@@ -1,4 +1,4 @@
-"""Versions of registered models: their fields and tags in MLflow, their files, and the aliases that point to them."""
+"""Check versions of registered models: their fields and tags in MLflow, their files, and the aliases that point to them."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ _OWN_TAGS = frozenset({"vantage.digest", "vantage.stage_key", "vantage.stage", "
 
 
 def versions_of(evidence: Evidence, digest: str) -> "list[MlflowVersion] | Missing":
-    """Return every version that names an artifact, which MLflow is asked about once."""
+    """Return every version that names an artifact, asking MLflow once."""
     return evidence.once(
         ("versions of", digest), lambda: evidence.ask(lambda server: server.versions_of(digest))
     )
@@ -99,7 +99,7 @@ def _field_problems(version: "MlflowVersion") -> Iterator[str]:
 
 
 def _registered_problems(evidence: Evidence, version: "MlflowVersion") -> Iterator[str]:
-    """Yield tags of the registered model that no run sent; each has one for every alias that was moved."""
+    """Yield tags of the registered model that no run sent; there is one for every alias that was moved."""
     is_whole = all(isinstance(evidence.replay(run_id), Replay) for run_id in evidence.run_ids)
     for name, value in sorted(version.registered.items()):
         if not name.startswith(PREFIX):

@@ -1,6 +1,6 @@
-"""From artifacts through their parents to datasets and base models: what is there, and then every check of it.
+"""Walk from artifacts through their parents to datasets and base models, and then check each of them.
 
-Every artifact is found first, so that all files are hashed side by side and each once, by however many edges it is reached.
+All artifacts are found first. Then all files are hashed in parallel, each once, even if several edges lead to them.
 """
 
 from collections.abc import Iterator
@@ -46,11 +46,11 @@ class Found:
     ref: Ref | None
     """The ref of its stage key, if that names this artifact."""
     problem: Check | None = None
-    """Why there is no such ref."""
+    """Reason why there is no such ref."""
     run_id: str | None = None
     step: str = ""
     asked: list[tuple[str, str]] = field(default_factory=list)
-    """Runs that were asked about, each with its step that has this artifact."""
+    """Runs that are audited as targets, each with its step that has this artifact."""
     parents: dict[str, "Found"] = field(default_factory=dict)
 
     @property
@@ -69,13 +69,13 @@ class Walk:
         self.checked_versions: set[tuple[str, str]] = set()
         """Name and version of those that are checked elsewhere."""
 
-    # What there is
+    # Finding the artifacts
 
     def add(self, digest: str, stage_key: str | None, *, asked: tuple[str, str] | None = None) -> Found:
-        """Return an artifact and all that it was made of.
+        """Return an artifact, and add its inputs at any depth.
 
         Args:
-            asked: a run that was asked about, and its step that has the artifact.
+            asked: a run that is audited as a target, and its step that has the artifact.
         """
         first = self._look_up(digest, stage_key, asked)
         waiting = [first]
@@ -104,7 +104,7 @@ class Walk:
         self.add(digest, None)
 
     def runs(self) -> list[str]:
-        """Return every run that made one of the artifacts, or was asked about; the earliest first."""
+        """Return every run that made one of the artifacts, or is audited as a target; the earliest first."""
         made = {each.run_id for each in self.found.values() if each.run_id}
         return sorted(made | {run_id for each in self.found.values() for run_id, _ in each.asked})
 
@@ -148,7 +148,7 @@ class Walk:
         return next((ref for ref in refs if stage_key in (None, ref.artifact.stage_key)), None)
 
     def _other_artifact(self, ref: Ref, digest: str) -> Check:
-        """Return the ref of the key names another artifact: made again by a run that says so, or swapped."""
+        """Return the check of a ref that names another artifact: either a recorded run made it again, or it was swapped."""
         key = ref.artifact.stage_key
         record = self.evidence.record(ref.run_id)
         confirmed = isinstance(record, RunRecord) and any(
@@ -172,7 +172,7 @@ class Walk:
         return found.ref.artifact.kind if found.ref is not None else "artifact"
 
     def _artifact(self, found: Found) -> Artifact | None:
-        """Return its description: the ref's, else what its run told."""
+        """Return the artifact's description, from the ref or else from the run's operations."""
         if found.ref is not None:
             return found.ref.artifact
         replay = self.evidence.replay(found.run_id) if found.run_id else None
@@ -184,7 +184,7 @@ class Walk:
         return dict(artifact.parents) if artifact is not None else {}
 
     def _key_of_parent(self, found: Found, role: str, digest: str) -> str | None:
-        """Return the stage key of a parent: as its run recorded it, as it told, or of any ref that names it."""
+        """Return the stage key of a parent: from its run's record, its run's outbox, or any ref that names it."""
         record = self.evidence.record(found.run_id) if found.run_id else None
         if role in PREVIOUS_ROLES:
             return self._key_of_previous(found, role, record)
@@ -283,7 +283,7 @@ class Walk:
         return (record, *own) if own is not None and isinstance(record, RunRecord) else None
 
     def _claims(self, found: Found, run_id: str, step: str, artifact: Artifact | None) -> Iterator[Check]:
-        """Check what one run and its entry in MLflow say of the artifact."""
+        """Check the claims of one run and of its entry in MLflow about the artifact."""
         evidence, digest = self.evidence, found.digest
         is_maker = found.ref is None or run_id == found.ref.run_id
         checks = list(record_checks(evidence, run_id, step, digest, found.ref))
@@ -312,12 +312,12 @@ class Walk:
                 yield check
 
     def _versions(self, found: Found, artifact: Artifact | None) -> Iterator[Check]:
-        """Check every version of a registered model that says it holds this artifact."""
+        """Check every version of a registered model that claims to hold this artifact."""
         if artifact is None or artifact.kind not in _PUBLISHED:
             return
         versions = versions_of(self.evidence, found.digest)
         if isinstance(versions, Missing):
-            return  # the check of its entry says so
+            return  # the check of its entry reports this
         others = {ref.artifact.stage_key for ref in self.evidence.refs_of.get(found.digest, [])}
         for version in sorted(versions, key=lambda each: (each.name, int(each.version))):
             key = version.tags.get("vantage.stage_key")
@@ -350,7 +350,8 @@ class Walk:
 
 
 def absent_check(evidence: Evidence, digest: str) -> Check:
-    """Check an artifact that is not in the store: when it was removed and what it was; else it is missing."""
+    """Check an artifact that is not in the store: it was removed, and the record of the removal describes it, or it is
+    missing."""
     removal = evidence.removal(digest)
     if removal is None:
         return Check(

@@ -1,4 +1,4 @@
-"""A run as a whole: its record, the recipe in it, and what it told of itself."""
+"""Check a run as a whole: its record, the recipe in it, and its outbox."""
 
 from collections.abc import Iterator
 
@@ -26,7 +26,7 @@ from vantage.schemas.records.stage_key import differences
 
 
 def run_checks(evidence: Evidence, run_id: str) -> AuditedRun:
-    """Return every check of a run that is of none of its steps."""
+    """Return every check of a run that belongs to none of its steps."""
     record, replay = evidence.record(run_id), evidence.replay(run_id)
     checks = []
     if isinstance(record, Missing | Broken):
@@ -70,10 +70,10 @@ def _record_problems(record: RunRecord) -> Iterator[str]:
 
 
 def _strange_stages(evidence: Evidence, run_id: str, replay: Replay) -> Iterator[Check]:
-    """Runs of MLflow that say they are of a stage which this run does not have."""
+    """Yield runs of MLflow with the tags of a stage that this run does not have."""
     runs = evidence.mlflow_runs(replay.opened.experiment, run_id)
     if isinstance(runs, Missing):
-        return  # the check of the parent run says so
+        return  # the check of the parent run reports this
     strange = sorted(
         str(stage) for stage in runs.keys() - expected_of(evidence, run_id, replay).keys() if stage
     )
@@ -83,7 +83,7 @@ def _strange_stages(evidence: Evidence, run_id: str, replay: Replay) -> Iterator
 
 
 def _stage_problems(record: RunRecord, replay: Replay) -> Iterator[str]:
-    """Yield stages as the run told of them, against ``run.json``: their number, how they ended, and what is remarked on them."""
+    """Yield problems of stages in the outbox, against ``run.json``: their number, their outcomes, and remarks on them."""
     for step, told in replay.entry.stages.items():
         stage = record.stages.get(step)
         if stage is None or (told.artifact is not None and stage.digest is None):

@@ -1,4 +1,4 @@
-"""Compares two sides: recipe, stages, data, provenance, gates and metrics, as one record."""
+"""Compare two sides: recipe, stages, data, provenance, gates and metrics, as one record."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Pair:
 
 
 def compare(workspace: Workspace, a: Side, b: Side) -> Difference:
-    """Return everything that differs between two sides; of files that cannot be read, a note says so."""
+    """Return everything that differs between two sides; a note names files that cannot be read."""
     expected = a.is_recipe or b.is_recipe
     steps_a, steps_b = (_steps(side, expected) for side in (a, b))
     pairs, only_a, only_b = _paired(a, b, steps_a, steps_b)
@@ -56,7 +56,7 @@ def compare(workspace: Workspace, a: Side, b: Side) -> Difference:
 def _measured(
     storage: Storage | None, a: Side, b: Side, pairs: Sequence[Pair], found: Difference
 ) -> Difference:
-    """Return the record with what only computed stages have."""
+    """Return the record with the parts that only computed stages have."""
     notes: list[str] = []
     differing = [pair for pair in pairs if _sharing(pair, expected=False) not in ("shared", "neither")]
     data: list[DataDifference] = []
@@ -91,7 +91,7 @@ def _steps(side: Side, expected: bool) -> dict[str, Step]:
 def _paired(
     a: Side, b: Side, steps_a: dict[str, Step], steps_b: dict[str, Step]
 ) -> tuple[list[Pair], list[Step], list[Step]]:
-    """Return steps that are compared with one another, and those of one side alone.
+    """Return steps that are compared with one another, and steps of one side alone.
 
     The two stages that were named, then steps of one name, then steps of one key: a name is in no key.
     """
@@ -144,7 +144,7 @@ def _stage(pair: Pair, expected: bool) -> StageDifference:
 def _of_files(
     storage: Storage | None, pair: Pair, a: Side, b: Side
 ) -> tuple[list[DataDifference], tuple[Samples, Samples] | None, list[str]]:
-    """Return what is compared by the artifacts' files: rows, samples of evaluations, and notes on what could not be."""
+    """Return the comparison of the artifacts' files: rows, samples of evaluations, and notes on what could not be compared."""
     damage = [
         f"{letter}: {problem}"
         for letter, step in (("A", pair.a), ("B", pair.b))
@@ -187,7 +187,7 @@ def _rows(storage: Storage | None, pair: Pair) -> Iterator[DataDifference]:
 
 
 def _provenance(pairs: Sequence[Pair]) -> tuple[ProvenanceDifference, ...]:
-    """Return parts that differ, those of several stages together."""
+    """Return the parts that differ, each with all of its stages."""
     steps: dict[tuple[str, str | None, str | None], list[str]] = {}
     for pair in pairs:
         ours, theirs = pair.a.record.provenance, pair.b.record.provenance
@@ -204,7 +204,7 @@ def _provenance(pairs: Sequence[Pair]) -> tuple[ProvenanceDifference, ...]:
 def _libraries(
     storage: Storage | None, provenance: Sequence[ProvenanceDifference]
 ) -> tuple[tuple[FieldDifference, ...], list[str]]:
-    """Return distributions whose versions differ between environments, and what cannot be told of them."""
+    """Return distributions whose versions differ between environments, and what could not be compared."""
     found: dict[str, FieldDifference] = {}
     notes = []
     for part in (each for each in provenance if each.part == "environment"):

@@ -1,4 +1,4 @@
-"""Values of two nested mappings that differ, by their paths."""
+"""Find the values of two nested mappings that differ, by their paths."""
 
 from collections.abc import Collection, Iterator, Mapping
 from itertools import zip_longest
@@ -12,7 +12,7 @@ _BY_STEP = {
     "stages": "", "data": "data.", "models": "models.", "mixtures": "mixtures.", "verifiers": "verifiers.",
     "benchmarks": "benchmarks.",
 }  # fmt: skip
-"""Field of a recipe → prefix of the steps that its entries are."""
+"""Field of a recipe → prefix of the steps that its entries define."""
 
 
 def recipe_differences(
@@ -21,7 +21,7 @@ def recipe_differences(
     """Return fields of two recipes that differ, with every default filled in.
 
     Args:
-        steps: leave out what is said of other steps, and what is published; None: compare everything.
+        steps: leave out fields about other steps, and what is published; None: compare everything.
     """
     plain = [recipe.model_dump(mode="json") for recipe in (a, b)]
     if steps is not None:

@@ -1,4 +1,4 @@
-"""Metrics of two stages side by side, with the interval of their difference."""
+"""Compare metrics of two stages, with the interval of their difference."""
 
 import math
 from collections.abc import Iterator
@@ -50,7 +50,8 @@ def metric_differences(
 def samples_of(
     storage: Storage | None, a: tuple[Step, ResolvedRecipe], b: tuple[Step, ResolvedRecipe]
 ) -> tuple[tuple[Samples, Samples] | None, str | None]:
-    """Return the samples of two evaluations on the same prompts, or why there are none; neither, if they are no evaluations.
+    """Return the samples of two evaluations on the same prompts, or the reason why there are none; neither, if they are
+    no evaluations.
 
     Raises:
         OSError, ValueError: their files cannot be read.
@@ -98,7 +99,7 @@ def _side_by_side(a: Step, b: Step, metric: str) -> MetricDifference:
 
 
 def _finite(value: float | None) -> float | None:
-    """Return the number; None for what is beyond the largest number, as the difference of two huge ones."""
+    """Return the number; None for one beyond the largest number, such as the difference of two huge ones."""
     return value if value is not None and math.isfinite(value) else None
 
 

@@ -1,7 +1,7 @@
 """Differences between two evaluations on the same prompts, from the responses that both artifacts keep.
 
-An artifact keeps every response's judgement by prompt, so the difference of two means has an error of its own, in which
-what both found easy or hard cancels out. Only metrics that the kept rows reproduce are compared in this way.
+An artifact keeps every response's judgement by prompt. So the difference of two means has an error of its own, in which
+the difficulty of prompts cancels out. Only metrics that the kept rows reproduce are compared in this way.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 _ROLES = ("candidate", "baseline")
 _COLUMNS = ("judgement", "also_judgement")
 _TOLERANCE = 1e-6
-"""Relative difference between the mean of the rows and the recorded metric: judgements are kept as float32 or float64."""
+"""Largest relative difference between the mean of the rows and the recorded metric: judgements are kept as float32 or
+float64."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """What an evaluation kept: metric → its value at every response, whose mean it is, and the responses' prompts."""
+    """Rows of an evaluation: metric → its value for every response, whose mean is the metric; and the responses' prompts."""
 
     prompts: Sequence[str]
     values: Mapping[str, "Array"]
@@ -37,15 +38,15 @@ class PairedDifference:
 
     value: float
     standard_error: float | None
-    """Over prompts; None for a single one."""
+    """Standard error over prompts; None for a single prompt."""
     num_prompts: int
     num_rows: int
     differing: float | None = None
-    """Mean of |B − A| over rows; None where the two have other rows."""
+    """Mean of |B − A| over rows; None if the two sides have different rows."""
 
 
 def kept_samples(folder: Path, stage: PolicyEvaluation) -> Samples | None:
-    """Return the samples in the folder of an evaluation's artifact; None: it has none in this form.
+    """Return the samples in the folder of an evaluation's artifact; None: it has none in this format.
 
     Raises:
         OSError, ValueError: a file cannot be read as Parquet.
@@ -73,7 +74,7 @@ def kept_samples(folder: Path, stage: PolicyEvaluation) -> Samples | None:
 
 
 def paired_difference(a: Samples, b: Samples, metric: str) -> PairedDifference | None:
-    """Return B − A with its standard error, clustered by prompt; None: the metric is no mean of the rows.
+    """Return B − A with its standard error, clustered by prompt; None: the metric is not a mean of the rows.
 
     With s_c and m_c the sum and the number of a side's rows at prompt c of n, M = Σ m_c, r = Σ s_c / M, and
     u_c = (s_c − r·m_c)/M:
@@ -108,12 +109,12 @@ def paired_difference(a: Samples, b: Samples, metric: str) -> PairedDifference |
 
 
 def same_prompts(a: Samples, b: Samples) -> bool:
-    """Return whether both answered the same prompts, however often."""
+    """Return whether both sides answered the same prompts, however often."""
     return set(a.prompts) == set(b.prompts)
 
 
 def reproduces(samples: Samples, metric: str, recorded: float | None) -> bool:
-    """Return whether the rows have the mean that was recorded."""
+    """Return whether the mean of the rows equals the recorded metric."""
     if recorded is None or metric not in samples.values:
         return False
     return abs(float(samples.values[metric].mean()) - recorded) <= _TOLERANCE * max(1.0, abs(recorded))
@@ -122,11 +123,11 @@ def reproduces(samples: Samples, metric: str, recorded: float | None) -> bool:
 def _values(
     columns: Mapping[str, str], candidate: Mapping[str, "Array"], baseline: Mapping[str, "Array"]
 ) -> "list[tuple[str, Array]]":
-    """Return metrics of an evaluation that are means over its responses, as ``vantage.tasks.rollout.comparison`` has them."""
+    """Return an evaluation's metrics that are means over its responses, computed as in ``vantage.tasks.rollout.comparison``."""
     found: list[tuple[str, Array]] = []
     for place, (name, column) in enumerate(columns.items()):
         ours, theirs = candidate[column], baseline[column]
-        if name != "preference":  # which says nothing of a response by itself
+        if name != "preference":  # a preference does not judge a single response
             found += [(name, ours), (f"baseline_{name}", theirs), (f"{name}_gain", ours - theirs)]
         prefix = f"{name}_" if place else ""
         wins = (ours > theirs) + 0.5 * (ours == theirs)

@@ -1,4 +1,4 @@
-"""A difference on a console: a table for each part, and one line in the end."""
+"""Print a difference on a console: a table for each part, and one line at the end."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from vantage.schemas.records.difference import ComparedSide, Difference, Interva
 from vantage.schemas.safe_text import safe_text
 
 _LONGEST = 120
-"""Characters of a value in a table."""
+"""Most characters of a value in a table."""
 _SHARING: dict[Sharing, tuple[str, str]] = {
     "shared": ("shared", "green"),
     "differs": ("differs", "yellow"),

@@ -1,7 +1,7 @@
-"""Rows that one Parquet file has and another has not, by content, in bounded memory.
+"""Find rows that one Parquet file has and another has not, by content, in bounded memory.
 
-The sha256 of every row goes to one of a few temporary files by its first bits; the parts are compared one after
-another. So memory holds a batch of rows, then one part of the hashes, whatever the number of rows.
+The sha256 of every row is written to one of several temporary files, chosen by its first bits; then the files are compared one
+by one. So memory holds a batch of rows, then the hashes in one file, whatever the number of rows.
 """
 
 import hashlib
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     import numpy as np
 
 EXAMPLES = 3
-"""Rows that are shown of those added, and of those removed."""
+"""Number of added rows, and of removed rows, that are shown."""
 _PARTS = 32
 _BATCH = 4096
 _HASH_BYTES = 16
 _LONGEST = 160
-"""Characters of a value that are shown."""
+"""Most characters of a value that are shown."""
 
 
 @dataclass(frozen=True)
 class RowDifference:
-    """Rows of a file A and a file B, compared as multisets: a row that is there twice counts twice."""
+    """Rows of files A and B, compared as multisets: a row that occurs twice counts twice."""
 
     rows_a: int
     rows_b: int
     added: int
-    """Of B, not of A."""
+    """Number of rows of B that A does not have."""
     removed: int
-    """Of A, not of B."""
+    """Number of rows of A that B does not have."""
     examples_added: tuple[dict[str, str], ...] = ()
     examples_removed: tuple[dict[str, str], ...] = ()
 
@@ -45,7 +45,7 @@ class RowDifference:
 def row_difference(a: Path | None, b: Path | None) -> RowDifference:
     """Compare two Parquet files; None: a file without rows.
 
-    A column without a value says the same as no such column; the order of rows and columns says nothing.
+    A column without any value is equal to a missing column; the order of rows and columns does not matter.
 
     Raises:
         OSError, ValueError: a file cannot be read as Parquet (pyarrow's errors are of these kinds).
@@ -93,7 +93,7 @@ def _rows(path: Path | None) -> Iterator[dict[str, Any]]:
         return
     import pyarrow.parquet as pq
 
-    # Without these, all of the file would end up in memory.
+    # Without these, the whole file would end up in memory.
     with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
         yield from chain.from_iterable(batch.to_pylist() for batch in file.iter_batches(_BATCH))
 
@@ -104,7 +104,7 @@ def _text(row: dict[str, Any]) -> str:
 
 
 def _read(part: IO[bytes]) -> tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]:
-    """Return the hashes of a part, and the numbers of their rows."""
+    """Return the hashes in one file, and the numbers of their rows."""
     import numpy as np
 
     part.seek(0)

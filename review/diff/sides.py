@@ -1,4 +1,4 @@
-"""One side of a comparison: a run, a stage of it, a registered model, or a recipe, by the names that people give them."""
+"""Find one side of a comparison by the name that people give it: a run, a stage of it, a registered model, or a recipe."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,13 +30,13 @@ class Step:
     kind: str
     gates: tuple[Gate, ...]
     key: str | None
-    """Its stage key; of a recipe, the hash of all that the key will depend on. None: not known."""
+    """Its stage key; for a recipe, the hash of everything that the key will depend on. None: not known."""
     parts: Mapping[str, object]
-    """What the key is the hash of."""
+    """Values whose hash is the key."""
     record: StageRecord
-    """Of the run; empty for a recipe."""
+    """Record of the step in the run; empty for a recipe."""
     artifact: Artifact | None = None
-    """None: there is none, or the store has it no longer."""
+    """None: it was not made, or the store no longer has it."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Side:
 
     @property
     def is_recipe(self) -> bool:
-        """Return whether nothing of it was computed."""
+        """Return whether nothing on this side was computed."""
         return self.subject.kind == "recipe"
 
 
@@ -59,10 +59,10 @@ def find_side(
     """Find the side that ``named`` means.
 
     Args:
-        workspace: where runs are, and whose MLflow has the registered models.
-        named: as docs/names.md says.
-        overrides: ``KEY=VALUE`` of a recipe; nothing else has any.
-        command: what accepts runs, steps of them, registered models or recipes.
+        workspace: the workspace with the runs; its MLflow has the registered models.
+        named: a name as docs/names.md describes it.
+        overrides: ``KEY=VALUE``, for a recipe only.
+        command: the command, which accepts runs, steps of them, registered models or recipes.
 
     Raises:
         RunError: ``named`` is none of these, or a model whose run is not in the workspace.
@@ -81,10 +81,10 @@ def find_side(
 
 
 def find_sides(workspace: Workspace, a: str, b: str, overrides: Sequence[str]) -> tuple[Side, Side]:
-    """Return both sides; overrides are those of B if that is a recipe, else of A.
+    """Return both sides; overrides apply to B if that is a recipe, else to A.
 
     Raises:
-        RunError: as ``find_side``; or there are overrides, and no recipe.
+        RunError: as ``find_side``; or there are overrides, but no recipe.
     """
     other = find_side(workspace, b, overrides)
     if overrides and other.is_recipe:
@@ -96,9 +96,10 @@ def find_sides(workspace: Workspace, a: str, b: str, overrides: Sequence[str]) -
 
 
 def expected_steps(recipe: ResolvedRecipe) -> dict[str, Step]:
-    """Return the steps of a recipe with keys in which the digest of an input is replaced by the input's own such key.
+    """Return the steps of a recipe with expected keys, in which the expected key of an input replaces its digest.
 
-    Two steps with the same one will have the same stage key if their inputs are reproducible, before anything is computed.
+    Two steps with equal expected keys will have equal stage keys if their inputs are reproducible; nothing needs to be
+    computed.
     """
     found: dict[str, Step] = {}
     read = dependencies(recipe)
@@ -109,7 +110,7 @@ def expected_steps(recipe: ResolvedRecipe) -> dict[str, Step]:
         if len(known) == len(inputs):
             try:
                 parts = key_parts_of(recipe, name, known)
-            except (OSError, ValueError):  # a source that is not on this machine
+            except (OSError, ValueError):  # the source is not on this machine
                 parts = {}
         key = stage_key(parts) if parts else None
         found[name] = Step(
@@ -143,7 +144,7 @@ def _of_run(workspace: Workspace, record: RunRecord, named: str, step: str | Non
 
 
 def _around(recipe: ResolvedRecipe, step: str | None, record: RunRecord) -> list[str]:
-    """Return all steps of a run; or a step, what it was made of at any depth, and the evaluations of it."""
+    """Return all steps of a run; or one step, its inputs at any depth, and its evaluations."""
     read = dependencies(recipe)
     if step is None:
         return [name for name in ordered_steps(recipe) if name in record.stages]

@@ -1,6 +1,6 @@
-"""A CycloneDX bill of materials of an artifact: the environment that made it, and the data and models it was made of.
+"""Write a CycloneDX bill of materials of an artifact: its environment, and its data and models.
 
-The same artifact always has the same bill: its serial number follows from the content, and it has no time of writing.
+The same artifact always has the same bill: the serial number is computed from the content, and no time is written.
 """
 
 import json
@@ -21,7 +21,7 @@ from vantage.schemas.kind import ArtifactKind
 from vantage.schemas.records.environment import Environment, Installed
 
 _NAMESPACE = uuid.UUID("6d2f6f0c-6d0c-5b64-9d2c-6a1f2b6b8f6e")
-"""Of the serial numbers."""
+"""Namespace of the serial numbers."""
 _MODELS: frozenset[ArtifactKind] = frozenset({"policy", "reward_model", "value_model"})
 _PREFIX = "vantage"
 
@@ -37,9 +37,9 @@ class Material:
     parents: frozenset[str]
     """Content digests of its inputs."""
     facts: Mapping[str, str] = field(default_factory=dict)
-    """What is said of it beside its digest, as properties."""
+    """Further facts about the artifact, as properties."""
     license: str = ""
-    """As the recipe names it; empty: it names none."""
+    """Licence in the recipe; empty: the recipe names none."""
 
 
 def bill_of_materials(made: Material, inputs: Iterable[Material], environment: Environment) -> str:
@@ -47,8 +47,8 @@ def bill_of_materials(made: Material, inputs: Iterable[Material], environment: E
 
     Args:
         made: the artifact.
-        inputs: all that it was made of, at any depth.
-        environment: what was installed where it was computed.
+        inputs: its inputs at any depth.
+        environment: what was installed for its computation.
     """
     subject = _component(made)
     libraries = [_library(each) for each in environment.installed]
@@ -71,7 +71,7 @@ def bill_of_materials(made: Material, inputs: Iterable[Material], environment: E
     bill = Bom(
         components=[*components.values(), *needs_nothing],
         metadata=BomMetaData(component=subject),
-        # given at once: a library that registers each one looks through all of those before
+        # All at once: a library that registers each one searches all earlier ones
         dependencies=[
             _depends(subject, [*_known(made, components), *needs_nothing]),
             *[_depends(components[digest], _known(each, components)) for digest, each in materials.items()],
@@ -82,7 +82,7 @@ def bill_of_materials(made: Material, inputs: Iterable[Material], environment: E
 
 
 def _without_chance(text: str) -> str:
-    """Return the bill with a serial number of its content and without the present time, which the library puts in."""
+    """Return the bill with a serial number made from its content, and without the present time, which the library inserts."""
     plain = json.loads(text)
     plain["metadata"].pop("timestamp", None)
     plain.pop("serialNumber", None)
@@ -100,7 +100,7 @@ def _known(material: Material, components: Mapping[str, Component]) -> list[Comp
 
 
 def _component(material: Material) -> Component:
-    """Return a model, or anything else as data."""
+    """Return the component of a model; everything else is data."""
     is_model = material.kind in _MODELS
     return Component(
         name=material.name,

@@ -1,4 +1,4 @@
-"""The bill of materials of a step of a run, for whoever asks, and for MLflow when a model is published.
+"""Write the bill of materials of a step of a run, on request, and for MLflow when a model is published.
 
 A bill describes the artifact and not the run that asks: names and inputs are those of the runs that made them, and
 licences are the newest that any run of the workspace names.
@@ -21,11 +21,11 @@ from vantage.storage.environments import read_environment
 from vantage.storage.refs import DamagedRef
 
 FOLDER = "bills"
-"""In a run's folder: ``STAGE.cdx.json`` of each published stage."""
+"""Folder of a run: ``STAGE.cdx.json`` of each published stage."""
 
 
 def bill_of(workspace: Workspace, record: RunRecord, step: str) -> str | None:
-    """Return the bill as CycloneDX in JSON; None: there is no artifact, or what was installed where it was made is not recorded.
+    """Return the bill as CycloneDX in JSON; None: there is no artifact, or its environment is not recorded.
 
     Args:
         record: any run that made or reused the artifact.
@@ -47,7 +47,7 @@ def bill_of(workspace: Workspace, record: RunRecord, step: str) -> str | None:
 
 
 def tell_bill(run: Run, step: str, *, ledger: Ledger) -> None:
-    """Write the bill of a step into the run's folder, and have it logged to MLflow; nothing where none can be made.
+    """Write the bill of a step into the run's folder, and log it to MLflow; does nothing if it cannot be made.
 
     Raises:
         OSError: the disk.
@@ -92,7 +92,7 @@ def _shorter(record: RunRecord, step: str, workspace: Workspace, seen: set[str])
 
 
 def _licences(workspace: Workspace) -> dict[str, str]:
-    """Return content digest → licence, that of the newest run which names one."""
+    """Return content digest → licence, from the newest run that names one."""
     found: dict[str, str] = {}
     for record in read_runs(workspace):
         for step, licence in record.recipe.licenses.items():

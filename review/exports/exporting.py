@@ -1,7 +1,7 @@
-"""Export of a model: a Hugging Face folder that servers load, with a card, its provenance and MLflow's description.
+"""Export a model as a Hugging Face folder that servers load, with a card, its provenance and MLflow's description.
 
 The weights and the tokenizer are the artifact's own files, each compared with the manifest while it is copied. Only
-``generation_config.json`` is written anew, so that a server samples as the recipe does and stops where it stops.
+``generation_config.json`` is written anew, so that a server samples as the recipe does and stops at the same tokens.
 """
 
 import hashlib
@@ -25,23 +25,23 @@ from vantage.storage.signatures import KEY_FILE, SIGNATURE, STATEMENT, SignedSta
 CARD = "README.md"
 GENERATION = "generation_config.json"
 OWN_HEAD = "head.safetensors"
-"""A scalar head beside its trunk: the form of models for which transformers has no class."""
+"""File of a scalar head beside its trunk, for models for which transformers has no class."""
 SIGNATURES = "signatures"
 """Folder of the artifact's statements and signatures, if it is signed: ``KEY/STATEMENT/``."""
 _SHORT = 16
-"""Characters of a digest in the name of a folder."""
+"""Number of a digest's characters in the name of a folder."""
 _CHUNK = 2**22
 
 
 class ExportRefused(ValueError):
-    """There is something where the folder should be, or the model has no form that others load."""
+    """The folder's path is taken, or the model has no format that other programs load."""
 
 
 def check_target(target: Path) -> None:
-    """Refuse a path that is no place for a new folder.
+    """Refuse a path that is not free for a new folder.
 
     Raises:
-        ExportRefused: it is a file, or a folder that is not empty.
+        ExportRefused: the path is a file, or a folder that is not empty.
     """
     if target.is_dir() and not target.is_symlink():
         if any(target.iterdir()):
@@ -62,21 +62,21 @@ def export(
     entry: RunEntry | None = None,
     made_by: MadeBy | None = None,
 ) -> dict[str, Any]:
-    """Write the folder, which appears whole under its name or not at all; returns what ``vantage.json`` holds.
+    """Write the folder, which appears complete or not at all; returns the content of ``vantage.json``.
 
     Args:
-        model: one that a run has made.
-        opened: how a policy is asked; None: a reward model.
+        model: a model that a run has made.
+        opened: the sampling settings of a policy; None: a reward model.
         target: a new or an empty folder.
-        merged: of adapters, the whole model that ``check_adapters`` and ``SamplingProcess.merge`` have made.
-        signatures: of the artifact; they are copied as they are, to ``signatures/``.
-        entry: the run that made or found it, for the card; None: it is not in this workspace.
+        merged: for adapters, the whole model that ``check_adapters`` and ``SamplingProcess.merge`` have made.
+        signatures: signatures of the artifact; they are copied unchanged to ``signatures/``.
+        entry: the run that made or reused it, for the card; None: the run is not in this workspace.
         made_by: the run that made it, if it is another one.
 
     Raises:
-        ExportRefused: see ``check_target``; or a reward model of a form of our own.
-        DamagedModel: a file is not what the manifest says.
-        OSError: the disk.
+        ExportRefused: see ``check_target``; or the reward model has a format of our own.
+        DamagedModel: a file does not match the manifest.
+        OSError: the disk fails.
     """
     assert model.folder is not None and model.origin is not None, "made by a run"
     target = target.absolute()
@@ -113,7 +113,8 @@ def export(
 
 
 def generation_settings(stored: Mapping[str, Any], model: NamedModel, opened: ModelOpened) -> dict[str, Any]:
-    """Return ``generation_config.json``: the recipe's sampling from the whole vocabulary, and all of its stop tokens."""
+    """Return ``generation_config.json``: the recipe's sampling settings for the whole vocabulary, and all of its stop
+    tokens."""
     stops = list(opened.stop_token_ids)
     special = {
         name: stored[name]
@@ -135,7 +136,7 @@ def provenance(model: NamedModel, opened: ModelOpened | None, files: Mapping[str
     """Return the content of ``vantage.json``.
 
     Args:
-        files: path → sha256 of the artifact's files that are here unchanged.
+        files: path → sha256 of the artifact's files that were copied unchanged.
     """
     origin = model.origin
     assert origin is not None, "made by a run"
@@ -164,10 +165,10 @@ def provenance(model: NamedModel, opened: ModelOpened | None, files: Mapping[str
 
 
 def check_adapters(model: NamedModel) -> None:
-    """Read every byte of adapters and of the model beneath them, which are about to be merged.
+    """Read every byte of adapters and of their base model, which are about to be merged.
 
     Raises:
-        DamagedModel: a file is not what its manifest says.
+        DamagedModel: a file does not match its manifest.
     """
     origin = model.origin
     assert origin is not None and model.folder is not None and model.base is not None, "adapters of a run"
@@ -190,10 +191,10 @@ def _manifest(model: NamedModel, folder: Path) -> dict[str, str]:
 def _copy_files(
     model: NamedModel, source: Path, expected: Mapping[str, str] | None, staging: Path
 ) -> dict[str, str]:
-    """Copy what servers read; returns path → sha256 of each file that stays as it is.
+    """Copy the files that servers read; returns path → sha256 of each unchanged file.
 
     Args:
-        expected: path → sha256; None: whatever is there, which was made a moment ago.
+        expected: path → sha256; None: not checked, since the files were made a moment ago.
     """
     left_out = {MANIFEST, METRICS_FILE, *((GENERATION,) if model.kind == "policy" else ())}
     paths = expected or [str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()]
@@ -224,7 +225,7 @@ def _copy_signatures(signatures: Sequence[SignedStatement], staging: Path) -> di
 
 
 def _copy_hashed(source: Path, target: Path) -> str:
-    """Copy a file; returns the sha256 of what was copied."""
+    """Copy a file; returns the sha256 of the copied bytes."""
     digest = hashlib.sha256()
     try:
         reading = source.open("rb")

@@ -1,4 +1,4 @@
-"""The card of an exported model: what it is, how it is asked, and what serves it."""
+"""Write the card of an exported model: what it is, how to use it, and what serves it."""
 
 import json
 import shlex
@@ -18,7 +18,7 @@ _TASKS = {"policy": "text-generation", "reward_model": "text-classification"}
 
 @dataclass(frozen=True)
 class MadeBy:
-    """The run that made a model which another run has found in the store."""
+    """The run that made a model which another run has reused from the store."""
 
     run_id: str
     stage: str
@@ -161,7 +161,8 @@ def _reward_use(folder: Path) -> list[str]:
 
 
 def _card(model: NamedModel, entry: RunEntry | None) -> list[str]:
-    """Return what MLflow's page of the model says too; of a model whose run is not here, the metrics and gates that are known."""
+    """Return the lines that MLflow's page of the model has too; for a model whose run is not here, the known metrics and
+    gates."""
     origin = model.origin
     assert origin is not None, "made by a run"
     if entry is not None and origin.stage in entry.stages:
@@ -177,7 +178,7 @@ def _card(model: NamedModel, entry: RunEntry | None) -> list[str]:
 
 
 def _made_with(model: NamedModel) -> list[str]:
-    """Code and machine, in a line; all of it is in ``vantage.json``."""
+    """Return code and machine, in a line; all of it is in ``vantage.json``."""
     assert model.origin is not None, "made by a run"
     text = describe(model.origin.provenance)
     return ["", "## Made with", "", text] if text else []

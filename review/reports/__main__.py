@@ -14,7 +14,8 @@ from vantage.runs.workspace import Workspace
 
 
 def main() -> None:
-    """Run and workspace are arguments. Each line on standard input says that more is recorded, ``WRITE`` that this is all.
+    """Run and workspace are arguments. Each line on standard input means that more is recorded; ``WRITE`` means that this
+    is all.
 
     What is there already is drawn before, since a plot that has been drawn is kept. If the lines end without ``WRITE``, the
     run's process is dead: this one ends at once, also in the middle of a plot, and writes no report.

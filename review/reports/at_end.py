@@ -18,7 +18,7 @@ from vantage.runs.watching import Watcher
 from vantage.schemas.safe_text import safe_text
 
 LONGEST_SECONDS = 120.0
-"""After that the run goes without. It takes 3 s of a free core; of a machine that computes other things too, its share."""
+"""Seconds after which the run ends without the report. It takes 3 s of a free core, and more on a busy machine."""
 
 DRAW, WRITE = "draw", "write"
 """Words that the process reads, a line each: there is more to draw; the run's end is recorded."""
@@ -35,7 +35,7 @@ class ReportProcess:
     """The process that makes the report of one run."""
 
     def __init__(self, run: Run) -> None:
-        """Start the process. It draws what is recorded by now, and writes nothing before `write`."""
+        """Start the process. It draws what is recorded so far, and writes nothing before `write`."""
         self._record = run.record
         self._file = run.folder / REPORT
         environment = {**os.environ, **python_environment()}
@@ -51,13 +51,13 @@ class ReportProcess:
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
-                start_new_session=True,  # Ctrl-C stops the last step, and the report tells of it
+                start_new_session=True,  # Ctrl-C stops the last step, and the report shows that
             )
         except OSError as error:
             self._problem = str(error)
 
     def draw(self) -> None:
-        """Let it draw what is recorded by now, so that less is left for the end."""
+        """Let it draw what is recorded so far, so that less is left for the end."""
         self._tell(DRAW)
 
     def write(self) -> None:
@@ -66,12 +66,12 @@ class ReportProcess:
 
     def _tell(self, word: str) -> None:
         if self._process is not None and self._process.stdin is not None:
-            with suppress(OSError):  # it has failed: `finish` says why
+            with suppress(OSError):  # it has failed: `finish` reports why
                 self._process.stdin.write(f"{word}\n")
                 self._process.stdin.flush()
 
     def finish(self, ledger: Ledger, watcher: Watcher) -> Path | None:
-        """Wait for the report and tell the ledger of it; None, and a line for the reader: there is none.
+        """Wait for the report and record it in the ledger; returns None, and prints a line for the reader, if there is none.
 
         Never raises for a report that could not be made.
         """
@@ -87,7 +87,7 @@ class ReportProcess:
         return None
 
     def _wait(self) -> str | None:
-        """Return why it failed; None: it has ended well."""
+        """Return the reason why it failed; None: it has ended well."""
         if self._process is None:
             return self._problem
         try:

@@ -1,6 +1,6 @@
-"""The lineage of a run for a narrow screen: a box below another, and lines beside them.
+"""Draw the lineage of a run for a narrow screen: boxes below one another, and lines beside them.
 
-Each step that others read has a line of its own, down to the last that reads it. A dot on the line marks each step that reads it.
+Each step that others read has a line of its own, down to the last reader. A dot on the line marks each reader.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,18 +10,18 @@ from vantage.review.reports.gathered import Step
 from vantage.review.reports.graph import HEIGHT, WIDTH, box, label_of
 
 _SPACE = 16
-"""Between two boxes, in pixels."""
+"""Space between two boxes, in pixels."""
 _LINES = 120
-"""For all lines together, at most."""
+"""Most pixels for all lines together."""
 _LANE = 14
-"""Between two lines, at most."""
+"""Most pixels between two lines."""
 _EDGE = 4
 _IN, _OUT = 20, HEIGHT - 12
-"""Below the top of a box: where what it reads comes in, and where what reads it goes out."""
+"""Pixels below the top of a box at which lines from its inputs enter, and lines to its readers leave."""
 
 
 def column(steps: Sequence[Step]) -> str:
-    """Return the drawing as an SVG element; the order of the steps has to be one in which each is below what it reads."""
+    """Return the drawing as an SVG element; each step must come after the steps that it reads."""
     rows = {step.name: row for row, step in enumerate(steps)}
     readers = _readers(steps, rows)
     lanes = _lanes(readers, rows)
@@ -40,7 +40,7 @@ def column(steps: Sequence[Step]) -> str:
 
 
 def _readers(steps: Sequence[Step], rows: Mapping[str, int]) -> dict[str, list[str]]:
-    """Return step → those that read it, in their order; only of steps that are read by one further down."""
+    """Return step → its readers, in order; only for steps that a step further down reads."""
     found: dict[str, list[str]] = {}
     for step in steps:
         for read in dict.fromkeys(read for _, read in step.reads):
@@ -50,7 +50,7 @@ def _readers(steps: Sequence[Step], rows: Mapping[str, int]) -> dict[str, list[s
 
 
 def _lanes(readers: Mapping[str, Sequence[str]], rows: Mapping[str, int]) -> dict[str, int]:
-    """Return step → number of its line from the boxes outwards: short lines are near, and none lies on another."""
+    """Return step → number of its line, from the boxes outwards: short lines are near, and none overlaps another."""
     spans = {name: (rows[name], max(rows[each] for each in of)) for name, of in readers.items()}
     found: dict[str, int] = {}
     for name in sorted(spans, key=lambda each: (spans[each][1] - spans[each][0], spans[each][0])):
@@ -61,7 +61,7 @@ def _lanes(readers: Mapping[str, Sequence[str]], rows: Mapping[str, int]) -> dic
 
 
 def _line(row: int, readers: Sequence[int], x: float) -> str:
-    """Draw a line from a box out, down, and in to each that reads it."""
+    """Draw a line from a box out, down, and in to each reader."""
     tops = [reader * (HEIGHT + _SPACE) + _IN for reader in readers]
     path = f"M{WIDTH} {row * (HEIGHT + _SPACE) + _OUT}H{x:.1f}V{max(tops)}"
     path += "".join(f"M{x:.1f} {top}H{WIDTH}" for top in tops)

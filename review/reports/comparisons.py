@@ -1,4 +1,4 @@
-"""What an evaluation's own files say of candidate and baseline: distributions, and samples side by side."""
+"""Compare candidate and baseline by an evaluation's own files: distributions, and samples side by side."""
 
 import io
 from collections import Counter
@@ -16,15 +16,15 @@ from vantage.schemas.recipe.evaluations import PolicyEvaluation
 
 Rows = list[dict[str, Any]]
 Read = Callable[[str], bytes | None]
-"""Name of a file → its content, checked; None: there is none. ValueError or OSError: it cannot be read."""
+"""Name of a file → its content, checked; None: it does not exist. Raises ValueError or OSError if it cannot be read."""
 
 MOST_RESPONSES = 50_000
-"""Of each model, on which the distributions are based."""
+"""Most responses of each model that the distributions use."""
 MOST_SAMPLES = 12
-"""Prompts that are shown with both responses."""
+"""Number of prompts that are shown with both responses."""
 MOST_BINS = 24
 FEW_VALUES = 6
-"""Judgements with so few values are shown value by value."""
+"""Number of different judgements up to which each value gets its own bar."""
 
 NO_LOGPROBS = "Log-probabilities of the tokens are not shown: the run's record has none (a version before this one made it)."
 NO_VALUES = "Values of the tokens are not shown: no critic read them. `critic:` in an evaluation stage names one (docs/report.md)."
@@ -86,7 +86,7 @@ def _distributions(stage: PolicyEvaluation, rows: Mapping[str, Rows]) -> tuple[D
 
 
 def _judges(stage: PolicyEvaluation) -> dict[str, str]:
-    """Return column → what its judge says: ``accuracy``, ``score`` or ``preference``."""
+    """Return column → kind of its judge's judgements: ``accuracy``, ``score`` or ``preference``."""
     judges = [JUDGED[each.kind] for each in (stage.judge, stage.also) if each is not None]
     return dict(zip(JUDGEMENTS, judges, strict=False))
 
@@ -102,7 +102,7 @@ def _words_of(judge: str) -> str:
 def distribution(
     what: str, sides: Mapping[str, Sequence[float]], *, is_length: bool = False
 ) -> Distribution | None:
-    """Return counts of both models in the same bins; None where one has nothing finite."""
+    """Return counts of both models in the same bins; None if one model has no finite value."""
     finite = {role: [float(each) for each in of if isfinite(each)] for role, of in sides.items()}
     if not all(finite.values()):
         return None
@@ -123,7 +123,7 @@ def distribution(
 
 
 def _edges(low: float, high: float) -> tuple[float, ...]:
-    """Return ends of equal bins; of equal numbers one bin around them."""
+    """Return the ends of equal bins; equal numbers get one bin around them."""
     if low == high:
         return (low - 0.5, high + 0.5)
     return tuple(low + (high - low) * place / MOST_BINS for place in range(MOST_BINS + 1))
@@ -135,7 +135,7 @@ def _by_value(of: Sequence[float], values: Sequence[float]) -> tuple[int, ...]:
 
 
 def _by_bin(of: Sequence[float], edges: Sequence[float]) -> tuple[int, ...]:
-    """Return the last bin contains its upper end."""
+    """Return the number of values in each bin; the last bin contains its upper end."""
     width, bins = (edges[-1] - edges[0]), len(edges) - 1
     places = Counter(min(int((each - edges[0]) / width * bins), bins - 1) for each in of)
     return tuple(places[place] for place in range(bins))
@@ -147,7 +147,7 @@ def _by_bin(of: Sequence[float], edges: Sequence[float]) -> tuple[int, ...]:
 def _samples(
     rows: Mapping[str, Rows], recorded: Sequence[Mapping[str, Any]], judges: Mapping[str, str]
 ) -> tuple[Sample, ...]:
-    """Return the first response to each prompt, those first at which the models say different things, as on the console."""
+    """Return the first response to each prompt; first those prompts whose responses differ, as on the console."""
     first: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
     for theirs, ours in zip(rows["baseline"], rows["candidate"], strict=True):
         first.setdefault(ours["prompt"], (theirs, ours))
@@ -166,7 +166,7 @@ def _samples(
 def _answer(
     row: Mapping[str, Any], recorded: Mapping[str, Any], role: str, judges: Mapping[str, str]
 ) -> Answer:
-    """Return a response, with its tokens if the record of the run has those of this text."""
+    """Return a response, with its tokens if the record of the run contains those of this text."""
     tokens = recorded.get(f"{role}_tokens") if recorded.get(role) == row["response"] else None
     shown = tuple(Token(str(text), *map(float, numbers)) for text, *numbers in tokens or ())
     return Answer(
@@ -179,7 +179,7 @@ def _answer(
 
 
 def _missing_of(samples: Sequence[Sample], stage: PolicyEvaluation) -> list[str]:
-    """Return what the samples have not, in words."""
+    """Return in words what the samples lack."""
     if not any(answer.tokens for sample in samples for answer in (sample.baseline, sample.candidate)):
         return [NO_LOGPROBS]
     return [] if stage.critic is not None else [NO_VALUES]

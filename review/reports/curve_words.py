@@ -1,4 +1,4 @@
-"""What the learning curves are called, and what to look for, for a reader who does not know the metrics' names."""
+"""Titles of the learning curves, and hints what to look for, for a reader who does not know the metrics' names."""
 
 from vantage.schemas.kinds import KINDS
 
@@ -52,7 +52,7 @@ _TITLES = {
 
 
 def title_and_note(metric: str, kind: str) -> tuple[str, str]:
-    """Return title and what to look for, of a curve of a kind of stage."""
+    """Return title and hint for a curve of a kind of stage."""
     title, note = _TITLES.get(metric, (metric, ""))
     row = KINDS.get(kind)
     if metric == "score_mean" and row is not None and row.learns_from_samples:

@@ -13,11 +13,11 @@ from vantage.schemas.records.metric import Metric
 from vantage.schemas.records.metrics import METRICS
 
 MOST_POINTS = 200
-"""Of a longer curve, so many points are drawn."""
+"""Most points that are drawn of one curve."""
 TREND_POINTS = 25
-"""A curve of more than twice as many points also shows the means of so many equal parts."""
+"""Number of parts of the trend: a curve of more than twice as many points also shows the mean of each equal part."""
 MOST_FIGURES = 90
-"""On the page; of a recipe with many stages, each shows fewer curves."""
+"""Most figures on the page; with many stages, each shows fewer curves."""
 MOST_OF_A_STAGE = 12
 FEWEST_OF_A_STAGE = 2
 
@@ -54,13 +54,13 @@ ORDER = (
     ),
     *("grad_norm_critic", "grad_norm", "learning_rate_policy", "learning_rate"),
 )
-"""Metrics whose curves are drawn, those that say most first: reward, held-out score, loss, KL, entropy, length, clipping."""
+"""Metrics whose curves are drawn, the most important first: reward, held-out score, loss, KL, entropy, length, clipping."""
 
 MARKED_ON: Mapping[str, tuple[str, ...]] = {
     "watch_falls": ("validation_watch_score", "validation_score"),
     "watch_worse": ("validation_watch_score",),
 }
-"""Metric of a guard that counts what other curves did → those curves, which show it."""
+"""Metric of a guard that counts events on other curves → those curves, which show the mark."""
 
 _WITHOUT_NOISE = ("learning_rate", "learning_rate_policy", "kl_coef")
 _TABLE: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
@@ -79,8 +79,8 @@ def stage_curves(
 
     Args:
         measured: metric → its rows.
-        most: curves that are drawn.
-        firings: those of the stage's guards; their metrics are drawn first, with a mark.
+        most: number of curves that are drawn.
+        firings: firings of the stage's guards; their metrics are drawn first, with a mark.
     """
     fired: dict[str, list[int]] = {}
     for firing in firings:
@@ -88,7 +88,7 @@ def stage_curves(
             fired.setdefault(metric, []).append(firing.step)
     found = [name for name in dict.fromkeys((*fired, *ORDER)) if measured.get(name)]
     by = KINDS[kind].curves_by if kind in KINDS else "optimiser step"
-    if by == "optimiser step":  # of a reward model, the mean score says little
+    if by == "optimiser step":  # a reward model's mean score is of little interest
         found.sort(key="score_mean".__eq__)
     curves = (_curve(name, measured[name], fired.get(name, ())) for name in found[:most])
     drawn = tuple(filter(None, curves))
@@ -103,14 +103,14 @@ def stage_curves(
 
 
 def most_of_each(stages: int) -> int:
-    """Return how many curves each of so many stages shows."""
+    """Return the number of curves that each of ``stages`` stages shows."""
     return max(FEWEST_OF_A_STAGE, min(MOST_OF_A_STAGE, MOST_FIGURES // max(stages, 1)))
 
 
 def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> tuple[Point, ...]:
-    """Return at most so many points: the first, the last, and of each of equal parts between them the lowest and the highest.
+    """Return at most ``most`` points: the first, the last, and the lowest and highest of each equal part in between.
 
-    So a spike of a single step is still seen, which a mean would hide.
+    So a spike of a single step remains visible; a mean would hide it.
     """
     if len(points) <= most:
         return tuple(points)
@@ -125,7 +125,8 @@ def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> tuple[Point, ..
 
 
 def trend(points: Sequence[Point], parts: int = TREND_POINTS) -> tuple[Point, ...]:
-    """Return the mean of each of equal parts, at the mean of its steps; empty for a curve that is short enough to be read."""
+    """Return the mean of each equal part of a curve, at the mean of its steps; empty for a curve that is short enough to
+    read."""
     if len(points) <= 2 * parts:
         return ()
     found = []
@@ -148,11 +149,11 @@ def has_curves(kind: str) -> bool:
 
 
 def tokens_of(measured: Mapping[str, Sequence[Row]], starts: Iterable[int]) -> float | None:
-    """Estimate how many tokens a stage computed: the sum of speed at each step × time since the step before it.
+    """Estimate the number of tokens that a stage computed: the sum over steps of speed × time since the previous step.
 
     Args:
-        measured: metric → its rows, of the stage.
-        starts: when its attempts began (milliseconds), since an attempt measures nothing of the time between them.
+        measured: metric → rows of the stage.
+        starts: start times of its attempts (milliseconds), since the time between attempts does not count.
     """
     rows = measured.get("tokens_per_second")
     if not rows:

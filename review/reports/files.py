@@ -1,4 +1,4 @@
-"""The report of a run as a file."""
+"""Write the report of a run as a file."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from vantage.runs.workspace import Workspace
 from vantage.storage.durable_files import make_folder, replace_file
 
 REPORT = "report.html"
-"""In the run's folder; of a run in a bucket, in this machine's folder of the run."""
+"""Path in the run's folder; for a run in a bucket, in this machine's folder of the run."""
 
 
 def write_report(workspace: Workspace, run_id: str, file: Path | None = None) -> Path:
@@ -32,7 +32,7 @@ def write_report(workspace: Workspace, run_id: str, file: Path | None = None) ->
 
 
 def page_of(workspace: Workspace, record: RunRecord) -> str:
-    """Return the page of a run as it is recorded now."""
+    """Return the page of a run from its present records."""
     from vantage.review.reports.gather import gather_report
     from vantage.review.reports.page import report_page
 

@@ -1,6 +1,6 @@
-"""Gathers the report of a run from its record, its ledger's outbox and its artifacts; nothing else is asked.
+"""Gather the report of a run from its record, its ledger's outbox and its artifacts; nothing else is read.
 
-A part that cannot be read is named on the page, and the others are still there.
+A part that cannot be read is named on the page; the other parts are still shown.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,7 @@ from vantage.schemas.steps import dependencies, ordered_steps
 from vantage.storage.refs import DamagedRef
 
 CONFIDENCE = 0.95
-"""Of the intervals of headline metrics."""
+"""Confidence of the intervals of headline metrics."""
 _PER_STAGE = ("code",)
 """Parts of the provenance that differ from one kind of stage to the next."""
 _ORIGIN = {
@@ -52,7 +52,7 @@ def gather_report(workspace: Workspace, record: RunRecord, *, is_active: bool = 
     """Return the report of a run as it is recorded now.
 
     Args:
-        is_active: a process executes the run; else a step that is recorded as running was interrupted.
+        is_active: whether a process executes the run; if not, a step that is recorded as running was interrupted.
     """
     return _Gathering(workspace, record, is_active).report()
 
@@ -99,13 +99,13 @@ class _Gathering:
             ),
             origin=tuple((text, own.origin[tag]) for tag, text in _ORIGIN.items() if tag in own.origin),
             remarks=self._remarks(),
-            missing=tuple(self.missing),  # the last, when all others were read
+            missing=tuple(self.missing),  # made last, after all other parts were read
         )
 
     # -- sources
 
     def history(self, run: RunView) -> RunHistory:
-        """Return a run's curves and attempts; none, and a line on the page, if its outbox cannot be read."""
+        """Return a run's curves and attempts; empty, with a line on the page, if its outbox cannot be read."""
         if run.run_id not in self._histories:
             match run.history:
                 case RunHistory() as history:
@@ -118,7 +118,7 @@ class _Gathering:
         return self._histories[run.run_id]
 
     def _part(self, what: str, gather: Callable[[], Part], otherwise: Part) -> Part:
-        """Return a part of the report; an error of its files leaves it out, and says so."""
+        """Return a part of the report; if its files cannot be read, it is left out and named."""
         try:
             return gather()
         except (ValueError, OSError, KeyError, TypeError) as error:
@@ -126,7 +126,7 @@ class _Gathering:
             return otherwise
 
     def _maker(self, step: str, done: StageRecord) -> Maker | None:
-        """Return the other run that made a reused artifact; None if this run made it, or nothing is known of it."""
+        """Return the other run that made a reused artifact; None if this run made it, or the maker is not known."""
         if done.status != "reused":
             return None
         with suppress(OSError):
@@ -169,9 +169,7 @@ class _Gathering:
         )
 
     def _next_steps(self) -> tuple[str, ...]:
-        command = program(
-            "vantage"
-        )  # where it is installed is of no interest to who reads the page elsewhere
+        command = program("vantage")  # the reader may be elsewhere, where the installation does not matter
         lines = after_closed_gates(self.record, self.workspace.address)
         return tuple(line.replace(command, "vantage") for line in lines)
 
@@ -265,7 +263,8 @@ class _Gathering:
         return tuple(found)
 
     def _uncertainty(self, done: StageRecord) -> Mapping[str, Uncertainty]:
-        """Return the uncertainty of a stage's metrics, from its artifact; empty where that is gone: the numbers are in the record."""
+        """Return the uncertainty of a stage's metrics, from its artifact; empty if that was removed (the record has the
+        numbers)."""
         storage = self.workspace.existing_storage
         if done.digest is None or storage is None:
             return {}
@@ -333,14 +332,14 @@ class _Gathering:
 
 
 def _outcome(done: StageRecord) -> str:
-    """Return its verdicts or headline metrics in a few words; why it did not run, if it did not."""
+    """Return its verdicts or headline metrics in a few words, or the reason why it did not run."""
     if done.reason:
         return done.reason
     return headline_of(done).replace("  ", " · ")
 
 
 def _together(measured: Sequence[Energy | None]) -> Energy | None:
-    """Return the sum of what was measured; None: nothing was."""
+    """Return the sum of the measured energies; None: none was measured."""
     known = [each for each in measured if each is not None]
     gpu = [each.gpu_joules for each in known if each.gpu_joules is not None]
     cpu = [each.cpu_joules for each in known if each.cpu_joules is not None]

@@ -1,4 +1,4 @@
-"""What the report of a run shows, as plain values: nothing here reads or draws."""
+"""The content of a run's report, as plain values: nothing here reads or draws."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -18,14 +18,14 @@ class Step:
     name: str
     kind: str
     status: str
-    """As in ``run.json``; a run that no process executes has no running step."""
+    """Status in ``run.json``; a run that no process executes has no running step."""
     digest: str | None
     seconds: float
     """Wall time of the last attempt in this run; 0 if it was reused."""
     reads: tuple[tuple[str, str], ...]
-    """Role and step."""
+    """Pairs of role and step."""
     outcome: str
-    """Headline metrics, or why it did not run."""
+    """Headline metrics, or the reason why it did not run."""
     made_by: str | None = None
     """The run that made a reused artifact."""
     is_implicit: bool = False
@@ -37,24 +37,24 @@ class Publication:
 
     step: str
     model: str
-    """``NAME`` or ``NAME@ALIAS``, as it was recorded."""
+    """``NAME`` or ``NAME@ALIAS``, from the record."""
     result: str
-    """In words."""
+    """Result in words."""
     is_published: bool
 
 
 @dataclass(frozen=True)
 class Gate:
-    """A gate, and what was measured."""
+    """A gate, and the measured value."""
 
     step: str
     verdict: Verdict | None
-    """None: it was not reached."""
+    """Verdict; None: the gate was not reached."""
     asks: str
     """``pair_accuracy >= 0.75``."""
     on_fail: str
     meaning: str
-    """Of its metric."""
+    """Meaning of the gate's metric."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,13 @@ class Curve:
     unit: str
     meaning: str
     points: tuple[Point, ...]
-    """In the order of steps; of many, some (``vantage.review.reports.curves``)."""
+    """Points in the order of steps; of a long curve only some (``vantage.review.reports.curves``)."""
     total: int
-    """Points before some were left out."""
+    """Number of points before some were left out."""
     undefined: int = 0
-    """Points that are left out because they are not finite."""
+    """Number of points that are left out because they are not finite."""
     trend: tuple[Point, ...] = ()
-    """Of a curve of many points: the mean of each of equal parts, at the mean of its steps."""
+    """Trend of a long curve: the mean of each equal part, at the mean of its steps."""
     fired: tuple[int, ...] = ()
     """Steps after which a guard on this metric fired."""
 
@@ -99,7 +99,7 @@ class StageCurves:
     step: str
     kind: str
     by: str
-    """What a step is: ``optimiser step``, ``iteration`` or ``batch``."""
+    """Unit of a step: ``optimiser step``, ``iteration`` or ``batch``."""
     curves: tuple[Curve, ...]
     others: tuple[str, ...] = ()
     """Metrics whose curves are not drawn."""
@@ -111,11 +111,11 @@ class StageCurves:
 
 @dataclass(frozen=True)
 class Distribution:
-    """How a number of both models' responses is distributed."""
+    """Distribution of a number over both models' responses."""
 
     what: str
     edges: tuple[float, ...]
-    """Ends of the bins, one more than bins; of numbers of few values, those values instead."""
+    """Ends of the bins, one more than bins; for a number with few values, those values instead."""
     is_discrete: bool
     baseline: tuple[int, ...]
     """Responses in each bin."""
@@ -132,7 +132,7 @@ class Token:
     logprob: float
     """In nats, under the distribution that it was drawn from."""
     value: float | None = None
-    """What a critic expected before it saw the token; None: no critic read it."""
+    """The critic's value before it saw the token; None: no critic read it."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Answer:
     judgements: tuple[tuple[str, float], ...]
     ended: bool
     tokens: tuple[Token, ...] = ()
-    """Empty: they were not recorded."""
+    """Tokens of the response; empty: they were not recorded."""
     more_tokens: int = 0
     """Tokens beyond those that were recorded."""
 
@@ -166,13 +166,13 @@ class Comparison:
     baseline: str
     summary: str
     responses: int
-    """Of each model, on which the distributions are based."""
+    """Number of responses of each model that the distributions use."""
     distributions: tuple[Distribution, ...] = ()
     samples: tuple[Sample, ...] = ()
     critic: str | None = None
     """The step whose critic read the samples; None: none did."""
     missing: tuple[str, ...] = ()
-    """What is not shown, and why."""
+    """Parts that are not shown, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -191,31 +191,32 @@ class Measured:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a step of this run took."""
+    """Cost of a step in this run."""
 
     step: str
     attempts: int
     seconds: float
     """Wall time of the last attempt."""
     all_seconds: float
-    """Of all attempts of this run; of one whose process died, up to the last thing that was heard of it."""
+    """Wall time of all attempts of this run; an attempt whose process died counts up to its last recorded measurement."""
     gpus: int
     device: str
     tokens: float | None
-    """About: the speed that was measured at each step, times the time since the step before. None: it measures no speed."""
+    """Estimated number of tokens: measured speed at each step × time since the previous step. None: the step measures no
+    speed."""
     padding: float | None
     """Mean share of padding in the passes."""
     energy: Energy | None = None
-    """Of the attempts that measured it, together; None: none did."""
+    """Energy of the attempts that measured it, together; None: none did."""
     measured_attempts: int = 0
-    """So many attempts measured their energy."""
+    """Number of attempts that measured their energy."""
     facts: Facts = field(default_factory=dict)
-    """Of the last attempt."""
+    """Facts of the last attempt."""
 
 
 @dataclass(frozen=True)
 class Remark:
-    """Something that the reader should know of a step."""
+    """A remark on a step for the reader."""
 
     step: str
     text: str
@@ -225,7 +226,7 @@ class Remark:
 
 @dataclass(frozen=True)
 class Report:
-    """All of it, in the order in which it is shown."""
+    """All parts of the report, in the order in which they are shown."""
 
     run_id: str
     recipe: str
@@ -237,7 +238,7 @@ class Report:
     steps: tuple[Step, ...]
     next_steps: tuple[str, ...] = ()
     loosened: tuple[tuple[str, str], ...] = ()
-    """(Step, the gate that closed in an earlier run and of which this run asks less)."""
+    """(Step, gate that closed in an earlier run and that this run has made less strict)."""
     publications: tuple[Publication, ...] = ()
     gates: tuple[Gate, ...] = ()
     curves: tuple[StageCurves, ...] = ()
@@ -251,4 +252,4 @@ class Report:
     origin: tuple[tuple[str, str], ...] = ()
     remarks: tuple[Remark, ...] = ()
     missing: tuple[str, ...] = field(default_factory=tuple)
-    """Sections that could not be made, and why."""
+    """Sections that could not be made, with the reason."""

@@ -1,6 +1,6 @@
-"""The lineage of a run as a drawing: a box for each step, and a line from each step to those that read it.
+"""Draw the lineage of a run: a box for each step, and a line from each step to its readers.
 
-Steps are in rows: each below all that it reads. A line that passes a row goes through a free place of its own, so that
+Each step is in a row below all steps that it reads. A line that passes a row goes through a free place of its own, so that
 it is not hidden behind a box.
 """
 
@@ -13,16 +13,16 @@ from vantage.review.reports.gathered import Step
 from vantage.review.reports.words import duration, mark_of, words
 
 WIDTH, HEIGHT = 184, 74
-"""Of a box, in pixels."""
+"""Width and height of a box, in pixels."""
 _GAP, _LANE, _RISE, _EDGE = 18, 22, 46, 6
-"""Between places of a row; width of a place that a line passes; between rows; around everything."""
+"""Pixels between places of a row; width of a place that a line passes; pixels between rows; pixels around everything."""
 _SWEEPS = 4
-"""Of the ordering: down and up in turn."""
+"""Number of sweeps of the ordering, down and up in turn."""
 _NAME_CHARACTERS = 22
 _FITTING = 16
-"""So many letters are within a box in every font."""
+"""Number of letters that fit into a box in every font."""
 _WIDEST = 1100
-"""Pixels; a wider drawing would be seen in part, and ``vantage.review.reports.column`` draws instead."""
+"""Most pixels of a drawing's width. A wider one would not fit, and ``vantage.review.reports.column`` draws instead."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Place:
     step: str | None
     width: int
     x: float = 0.0
-    """Of its middle."""
+    """Position of its middle, in pixels."""
     above: tuple[int, ...] = ()
     """Places in the row above that are joined to it."""
 
@@ -73,11 +73,11 @@ def label_of(steps: Sequence[Step]) -> str:
 # -- rows
 
 Node = tuple[int, int]
-"""Row, and place in it."""
+"""Number of a row, and of a place in it."""
 
 
 def _rows(steps: Mapping[str, Step]) -> tuple[list[list[Place]], list[list[Node]]]:
-    """Return the places of each row, and for each line the places through which it goes, from its upper end to its lower."""
+    """Return the places of each row, and the places through which each line goes, from its upper to its lower end."""
     depth = _depths(steps)
     rows: list[list[Place]] = [[] for _ in range(max(depth.values(), default=0) + 1)]
     at: dict[str, int] = {}
@@ -98,7 +98,7 @@ def _rows(steps: Mapping[str, Step]) -> tuple[list[list[Place]], list[list[Node]
 
 
 def _depths(steps: Mapping[str, Step]) -> dict[str, int]:
-    """Return step → number of its row: one more than the lowest that it reads."""
+    """Return step → number of its row: one more than the lowest row that it reads."""
     depth: dict[str, int] = {}
 
     def of(name: str, seen: frozenset[str]) -> int:
@@ -113,7 +113,7 @@ def _depths(steps: Mapping[str, Step]) -> dict[str, int]:
 
 
 def _order(rows: list[list[Place]]) -> None:
-    """Set the middles so that lines cross less: each place near the mean of those it is joined to, in turns."""
+    """Set the middles so that fewer lines cross: each place moves near the mean of its neighbours, in turns."""
     for row in rows:
         for number, place in enumerate(row):
             place.x = float(number)
@@ -139,7 +139,7 @@ def _below(rows: list[list[Place]]) -> list[list[list[int]]]:
 
 
 def _rank(row: list[Place], joined: list[list[float]]) -> None:
-    """Order the places of a row by the mean of what they are joined to; those joined to nothing stay."""
+    """Order the places of a row by the mean of their neighbours; places without neighbours stay."""
     wanted = [sum(of) / len(of) if of else place.x for place, of in zip(row, joined, strict=True)]
     middle = (len(row) - 1) / 2
     for rank, index in enumerate(sorted(range(len(row)), key=lambda each: (wanted[each], each))):
@@ -195,7 +195,7 @@ def box(step: Step, middle: float, top: int) -> str:
 
 
 def _cut(name: str) -> str:
-    """Return as much of a name as a box has room for."""
+    """Return as much of a name as fits into a box."""
     if _halves(name) <= _NAME_CHARACTERS:
         return name
     while _halves(name) > _NAME_CHARACTERS - 1:
@@ -204,7 +204,7 @@ def _cut(name: str) -> str:
 
 
 def _fitted(text: str, style: str) -> str:
-    """Draw the letters of a long name narrower, so that it ends within its box in every font."""
+    """Narrow the letters of a long name, so that it ends within its box in every font."""
     return (
         f' textLength="{WIDTH - 20}" lengthAdjust="spacingAndGlyphs"'
         if style == "name" and _halves(text) > _FITTING
@@ -213,5 +213,5 @@ def _fitted(text: str, style: str) -> str:
 
 
 def _halves(text: str) -> int:
-    """Return width in Latin letters: those of East Asia take two."""
+    """Return the width in Latin letters: East Asian letters count as two."""
     return sum(2 if east_asian_width(each) in "WF" else 1 for each in text)

@@ -1,4 +1,4 @@
-"""The page of a report: a pure function of what was gathered; the same report gives the same page."""
+"""Build the page of a report: a pure function of the gathered values; the same report gives the same page."""
 
 from collections.abc import Callable, Sequence
 

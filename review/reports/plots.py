@@ -1,4 +1,4 @@
-"""The plots of a report: learning curves, and distributions before and after. One that has been drawn is kept."""
+"""Draw the plots of a report: learning curves, and distributions before and after. A plot that has been drawn is kept."""
 
 from collections.abc import Callable
 from functools import cache
@@ -39,7 +39,7 @@ def distribution_plots(comparison: Comparison) -> list[Plot]:
 
 @cache
 def value_plot(comparison: Comparison, place: int) -> Plot | None:
-    """Return what the critic expects while both responses of a sample grow; None: it read neither."""
+    """Return the critic's values while both responses of a sample grow; None: it read neither."""
     sample = comparison.samples[place]
     lines = [
         (colour, style, name, values)

@@ -1,4 +1,4 @@
-"""Samples of an evaluation side by side, and token by token where that was recorded."""
+"""Show samples of an evaluation side by side, and token by token if that was recorded."""
 
 from collections.abc import Iterator
 
@@ -8,9 +8,9 @@ from vantage.review.reports.plots import value_plot
 from vantage.review.reports.words import number, words
 
 _LONGEST = 2_000
-"""Characters of a prompt or a response."""
+"""Most characters of a prompt or a response."""
 _SURPRISE = ((-0.1, "s0", "90 % or more"), (-1.0, "s1", "37 to 90 %"), (-2.0, "s2", "14 to 37 %"))
-"""Lowest log-probability (nats), style and probability in words of tokens that were drawn with the odds."""
+"""Lowest log-probability (nats), style and probability in words of each class of drawn tokens."""
 _RARE = ("s3", "below 14 %")
 SAMPLES_STYLE = """
 .tokens, .legend { font-family: ui-monospace, monospace; font-size: .85rem; }
@@ -30,7 +30,7 @@ SAMPLES_STYLE = """
 
 
 def sample_parts(comparison: Comparison) -> list[str]:
-    """Return heading, legend, pairs, and what is missing."""
+    """Return heading, legend, pairs, and missing parts."""
     notes = [f'<p class="soft">{safe(each)}</p>' for each in comparison.missing]
     if not comparison.samples:
         return notes
@@ -83,7 +83,7 @@ def _said(role: str, name: str, answer: Answer) -> str:
 
 
 def _legend(comparison: Comparison) -> str:
-    """Return how a token is read, by the tokens themselves; nothing where none was recorded."""
+    """Return the legend of tokens; empty if none was recorded."""
     scale = _scale(comparison)
     if not any(answer.tokens for sample in comparison.samples for answer in _answers(sample)):
         return ""
@@ -157,7 +157,7 @@ def _tokens(answer: Answer, scale: tuple[float, float] | None) -> str:
 
 
 def _box(token: Token, scale: tuple[float, float] | None) -> str:
-    """Return a token with its numbers; the style says how surprising it was, the bar what the critic expected."""
+    """Return a token with its numbers; the style shows how surprising it was, the bar shows the critic's value."""
     style = next((style for lowest, style, _ in _SURPRISE if token.logprob >= lowest), _RARE[0])
     value = _value(token.value, scale) if token.value is not None and scale is not None else ""
     return (
@@ -174,7 +174,7 @@ def _value(value: float, scale: tuple[float, float]) -> str:
 
 
 def _two_decimals(found: float) -> str:
-    """Write a number without a sign where nothing is left of it; a large one in four digits."""
+    """Write a number without a sign if it is rounded to 0; a large one in four digits."""
     if abs(found) >= 1000:
         return number(found)
     shown = f"{found:.2f}"
@@ -182,5 +182,5 @@ def _two_decimals(found: float) -> str:
 
 
 def _visible(text: str) -> str:
-    """Show spaces and line ends as signs."""
+    """Show spaces and line ends as visible signs."""
     return text.replace(" ", "␣").replace("\n", "⏎") or "∅"

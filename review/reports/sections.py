@@ -1,4 +1,4 @@
-"""Sections of a report that are words and tables."""
+"""Sections of a report that consist of words and tables."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -22,14 +22,14 @@ from vantage.review.reports.words import (
 from vantage.schemas.records.facts import FACTS
 
 _LONGEST = 600
-"""Characters of a reason or a remark."""
+"""Most characters of a reason or a remark."""
 _LONGEST_COMMAND = 4_000
 _MOST_OVERRIDES = 100
 _MOST_NAMED = 8
 
 
 def head(report: Report) -> str:
-    """Return what a reader wants to know first: how it ended, what is published, what to do."""
+    """Return the most important facts: how it ended, what is published, what to do."""
     level, sentence = outcome_of(report.status)
     parts = [
         f"<p>{safe(_what(report))}</p>",
@@ -67,7 +67,7 @@ def head(report: Report) -> str:
 
 
 def _what(report: Report) -> str:
-    """Return what was run, in a sentence: the stages in their order."""
+    """Return the run's stages in their order, in a sentence."""
     stages = [step.name for step in report.steps if not step.is_implicit]
     more = f" and {len(stages) - _MOST_NAMED} more" if len(stages) > _MOST_NAMED else ""
     named = f": {' → '.join(stages[:_MOST_NAMED])}{more}" if stages else ""
@@ -110,7 +110,7 @@ def _overrides(report: Report) -> str:
 
 
 def steps_table(report: Report) -> str:
-    """Return every step: the text of the drawing."""
+    """Return all steps: the text of the drawing."""
     body = tuple(
         (
             step.name,
@@ -128,7 +128,7 @@ def steps_table(report: Report) -> str:
 
 
 def gate_article(gate: Gate) -> str:
-    """Return one gate: what it asks, what was measured, and what follows."""
+    """Return one gate: its condition, the measured value, and the consequence."""
     title = f"{gate.step}: {gate.asks}"
     if gate.verdict is None:
         return (
@@ -146,7 +146,7 @@ def gate_article(gate: Gate) -> str:
 
 
 def remark_lines(remarks: Sequence[Remark]) -> list[str]:
-    """Return warnings first."""
+    """Return the remarks, warnings first."""
     order = ("bad", "warning", "note")
     return [
         f'<div class="advice {each.level}"><strong>{safe(each.step)}</strong>: {safe(cut(each.text, _LONGEST))}</div>'
@@ -155,7 +155,7 @@ def remark_lines(remarks: Sequence[Remark]) -> list[str]:
 
 
 def attempts_and_cost(report: Report) -> str:
-    """Return time, GPUs and tokens of what this run computed."""
+    """Return time, GPUs and tokens of the steps that this run computed."""
     if not report.costs:
         return "<p>Nothing was computed: every artifact was there already.</p>"
     has_gpus = any(cost.gpus for cost in report.costs)
@@ -224,7 +224,7 @@ def _joules(cost: Cost, kind: str) -> float | None:
 
 
 def _energy_of(cost: Cost, kind: str) -> str:
-    """Return the energy with the number of attempts that it is of, where others died before they could report."""
+    """Return the energy with the number of attempts that measured it, if others died before they could."""
     joules = _joules(cost, kind)
     if joules is None:
         return "not measured"
@@ -233,7 +233,7 @@ def _energy_of(cost: Cost, kind: str) -> str:
 
 
 def _on_energy(kinds: Sequence[str]) -> str:
-    """Return what the numbers of energy mean, or why there are none."""
+    """Return the meaning of the energies, or the reason why there are none."""
     said = []
     if "gpu_joules" in kinds:
         said.append("Energy of GPUs is what their own counters (NVML) counted while the step had them.")
@@ -261,7 +261,7 @@ def curve_meanings(stages: Sequence[StageCurves]) -> str:
 
 
 def environment(report: Report) -> str:
-    """Return libraries, device and code: what all steps share, and what differs."""
+    """Return libraries, device and code: those that all steps share, and those that differ."""
     if not report.environment and not report.origin:
         return ""
     alike = [(part, values[0][0]) for part, values in report.environment if len(values) == 1]

@@ -1,4 +1,4 @@
-"""Numbers, statuses and gates in words."""
+"""Write numbers, statuses and gates in words."""
 
 from vantage.schemas.records.verdicts import DEFAULT_CONFIDENCE, Verdict
 
@@ -75,7 +75,7 @@ def energy(joules: float) -> str:
 
 
 def about(count: float) -> str:
-    """Return a count of which two digits are known: ``1.3 million``."""
+    """Return a count with two digits: ``1.3 million``."""
     for size, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
         if count >= size:
             return f"{count / size:.2g} {name}" if count < 100 * size else f"{count / size:.0f} {name}"
@@ -88,7 +88,7 @@ def interval_text(interval: tuple[float, float] | None) -> str:
 
 
 def verdict_sentence(verdict: Verdict) -> str:
-    """Return what was measured, what was compared with what, and what follows."""
+    """Return the measured value, the comparison, and the consequence."""
     asks = "at least" if verdict.relation == ">=" else "at most"
     level = f"{100 * (verdict.confidence or DEFAULT_CONFIDENCE):g} %"
     if verdict.measured is None:
@@ -109,7 +109,7 @@ def verdict_sentence(verdict: Verdict) -> str:
 
 
 def consequence(verdict: Verdict) -> str:
-    """Return ``passed``, or what a closed gate does."""
+    """Return ``passed``, or the effect of a closed gate."""
     if verdict.passed:
         return "passed"
     return {

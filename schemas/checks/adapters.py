@@ -1,4 +1,4 @@
-"""Adapters (LoRA) in a recipe: what stages inherit from the model, and which of them can go on from one another."""
+"""Adapters (LoRA) in a recipe: what stages inherit from the model, and which of them can continue from one another."""
 
 from collections.abc import Iterator
 
@@ -10,11 +10,11 @@ from vantage.schemas.recipe.stages import PolicyOptimization
 from vantage.schemas.steps import dependencies
 
 _STARTS_FROM = ("init", "critic", "fresh_critic")
-"""Fields that name what a stage goes on training."""
+"""Fields that name the model that a stage continues to train."""
 
 
 def with_lora(lora: Lora | None, stage: Stage) -> Stage:
-    """Return the stage with the adapters that it inherits: ``lora`` are those of the recipe's model."""
+    """Return the stage with the adapters that it inherits; ``lora`` are those of the recipe's model."""
     if isinstance(stage, Training) and stage.lora is None and lora is not None:
         return stage.model_copy(update={"lora": lora})
     return stage
@@ -26,7 +26,7 @@ def lora_of(stage: Stage | None) -> Lora | None:
 
 
 def adapter_problems(recipe: Recipe) -> Iterator[Problem]:
-    """Yield problems of adapters that are missing, that cannot go on from those of another stage, or that would be cut over processes.
+    """Yield problems of adapters that are missing, cannot continue those of another stage, or would be cut over processes.
 
     Args:
         recipe: inherited adapters are filled in.
@@ -54,7 +54,7 @@ def adapter_problems(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _other_weights(name: str, stage: PolicyOptimization, recipe: Recipe) -> Iterator[Problem]:
-    """Find an optimiser that is carried on from a critic of which other weights were trained than are here."""
+    """Yield the problem of an optimiser that is carried on from a critic of which other weights were trained."""
     critic = recipe.stages.get(stage.critic or "")
     own, theirs = lora_of(stage), lora_of(critic)
     if isinstance(critic, Training) and (own is None) != (theirs is None):

@@ -94,7 +94,7 @@ def _cut_reference(name: str, stage: ValuePretraining) -> Iterator[Problem]:
 
 
 def _unread(stage: PolicyOptimization) -> dict[str, None]:
-    """Return fields of the stage that its switches do not read, each → None."""
+    """Return the stage's fields that its switches do not read, each → None."""
     critics = () if stage.algorithm.reads_critic else ("critic", "fresh_critic")
     ptx = () if stage.algorithm.ptx_coef else ("ptx",)
     rollouts = () if stage.algorithm.reads_rollouts else ("rollouts",)
@@ -112,7 +112,7 @@ def _policy_stages_of(stages: Mapping[str, Stage], critic: str) -> PolicyStages:
 def _inherit(
     name: str, stage: ValuePretraining, policy_stages: PolicyStages
 ) -> tuple[ValuePretraining, list[Problem]]:
-    """Return the stage with the returns of the policy stages that start from its critic; the defaults where there are none."""
+    """Return the stage with the returns of the policy stages that start from its critic; the defaults if there are none."""
     if stage.returns is not None:
         return stage, []
     returns = {
@@ -132,7 +132,7 @@ def _inherit(
 def _disagreements(
     rewards: Mapping[str, Reward], name: str, stage: ValuePretraining, policy_stages: PolicyStages
 ) -> Iterator[Problem]:
-    """Find values that the stage sets differently from a policy stage that starts from its critic."""
+    """Yield values of the stage that differ from those of a policy stage that starts from its critic."""
     given = {} if stage.returns is None else dict(stage.returns)
     for policy_name, policy_stage in policy_stages.items():
         path = ("stages", name)

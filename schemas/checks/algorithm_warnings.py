@@ -13,7 +13,7 @@ _KL_IN_REWARD = {
     "k3": "near the reference its penalty's gradient is almost orthogonal to that of KL(π‖ref)",
     "full": "it is the same whichever token was drawn, so it tells the current token nothing",
 }
-"""Kind of KL → what is wrong with it in a reward (John Schulman, "Approximating KL divergence", 2020)."""
+"""Kind of KL → its fault in a reward (John Schulman, "Approximating KL divergence", 2020)."""
 
 
 def algorithm_warnings(recipe: Recipe, name: str, stage: PolicyOptimization) -> list[str]:

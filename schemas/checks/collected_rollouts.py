@@ -1,4 +1,4 @@
-"""Whether a stage and the responses that it reads from a ``rollout_collection`` stage are about the same thing."""
+"""Check that a stage and the ``rollout_collection`` stage whose responses it reads agree on prompts, reward and policy."""
 
 from collections.abc import Iterator
 
@@ -16,14 +16,14 @@ from vantage.schemas.recipe.stages import (
 from vantage.schemas.steps import stage_reference
 
 _POLICY_OF = {"reference_mean": "mean score", "optimal_value": "optimal value"}
-"""Advantage → what the collected responses of the reference give it."""
+"""Advantage → the value that it takes from the collected responses of the reference."""
 
 
 def rollout_problems(recipe: Recipe, name: str, stage: Stage) -> Iterator[Problem]:
-    """Find what is wrong with the ``rollouts`` of a stage.
+    """Yield the problems of a stage's ``rollouts`` field.
 
-    Collected scores stand beside scores of the stage's own reward, and prompts that the stage holds out must not be among
-    those that were collected for training. A critic's returns are those of one policy.
+    Collected scores are compared with scores of the stage's own reward, and prompts that the stage holds out must not be among
+    those that were collected for training. A critic's returns must come from a single policy.
     """
     collected = recipe.stages.get(getattr(stage, "rollouts", None) or "")
     if not isinstance(collected, RolloutCollection):

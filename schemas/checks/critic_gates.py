@@ -1,4 +1,4 @@
-"""Gates on a critic that could never open: bins that no response reaches, and prompts with a single response."""
+"""Find gates on a critic that could never open: bins that no response reaches, and prompts with a single response."""
 
 import re
 from collections.abc import Iterator
@@ -19,11 +19,12 @@ SEVERAL_RESPONSES = {
     "explained_variance_easiest": 1,
     "others_mean_mse": 2,
 }
-"""Metric → it needs more responses than so many times the test prompts, less one: 1, some prompts with two; 2, all."""
+"""Metric → responses that it needs: 1, more responses than test prompts, so that some prompts have two; 2, two for every
+prompt."""
 
 
 def critic_gate_problems(recipe: Recipe, name: str, stage: ValuePretraining) -> Iterator[Problem]:
-    """Yield a problem for each gate of a value stage on what this recipe cannot measure."""
+    """Yield a problem for each gate of a value stage on a metric that this recipe cannot measure."""
     longest = recipe.generation.max_response_tokens
     for number, gate in enumerate(stage.gate):
         index = (number,) if len(stage.gate) > 1 else ()
@@ -39,7 +40,7 @@ def critic_gate_problems(recipe: Recipe, name: str, stage: ValuePretraining) -> 
 
 
 def _for_several_responses(recipe: Recipe, name: str, stage: ValuePretraining, *, needed: int) -> list[str]:
-    """Return what to set, so that test prompts have several responses; empty if they have, or it is not known yet."""
+    """Return the setting that gives test prompts several responses; empty if they have, or it is not known yet."""
     collection, prompts = recipe.stages.get(stage.rollouts or ""), _test_prompts(recipe, stage)
     responses = stage.validation_samples if stage.test_samples is None else stage.test_samples
     remedies = []
@@ -53,6 +54,6 @@ def _for_several_responses(recipe: Recipe, name: str, stage: ValuePretraining, *
 
 
 def _test_prompts(recipe: Recipe, stage: ValuePretraining) -> int | None:
-    """Return the number of test prompts, where the recipe asks for a number."""
+    """Return the number of test prompts, if the recipe asks for a number."""
     asked = asked_test_rows(recipe.data, recipe.mixtures, stage.prompts)
     return asked if isinstance(asked, int) else None

@@ -1,4 +1,4 @@
-"""Stages that wait for one another."""
+"""Find stages that wait for one another."""
 
 from collections.abc import Iterator
 
@@ -29,14 +29,14 @@ def cycles(recipe: PartialRecipe, references: RecipeReferences) -> Iterator[Prob
 
 
 def _waits(name: str, recipe: PartialRecipe, references: RecipeReferences) -> Iterator[tuple[Path, str]]:
-    """Yield the stages that a stage waits for. One that names itself is refused elsewhere."""
+    """Yield the stages that a stage waits for. A stage that names itself is refused elsewhere."""
     kind = recipe.stages[name].kind
     if kind is None:
         return
     models, judging = references.models[name], references.judging_models[name]
     collected = [each for each in references.data[name] if each.collects]
     others = [each for each in models if each.field in kind.other_models]
-    stand_ins = [  # a stage that stands in for another model would have to end first
+    stand_ins = [  # a stage that replaces another model would have to end first
         stand_in for other in (*others, *judging) for stand_in in references.stand_ins.get(other.name, ())
     ]
     for each in (*models, *collected, *judging, *stand_ins):

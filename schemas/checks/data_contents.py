@@ -1,4 +1,4 @@
-"""Checks of what datasets hold, against what stages read from them."""
+"""Check the contents of datasets against what stages read from them."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ Readings = list[tuple[Path, Content]]
 
 
 def content_problems(recipe: PartialRecipe, references: RecipeReferences) -> Iterator[Problem]:
-    """Yield datasets that hold something else than what reads them needs."""
+    """Yield problems of datasets that hold other content than their readers need."""
     for target, readings in _readings(recipe, references).items():
         data = recipe.data[target]
         # Prefer the content that the source is known to hold, else the one that needs more than prompts.
@@ -29,7 +29,7 @@ def content_problems(recipe: PartialRecipe, references: RecipeReferences) -> Ite
 
 
 def _readings(recipe: PartialRecipe, references: RecipeReferences) -> dict[str, Readings]:
-    """Return dataset → the fields that read it; those that only keep it apart from others read prompts."""
+    """Return dataset → the fields that read it; fields that only keep it apart from others read prompts."""
     readings: dict[str, Readings] = {}
     for name, named in references.data.items():
         kind = recipe.stages[name].kind
@@ -50,7 +50,7 @@ def _readings(recipe: PartialRecipe, references: RecipeReferences) -> dict[str, 
 
 
 def _source_problems(name: str, data: PartialData, reader: Path, content: Content) -> Iterator[Problem]:
-    """Yield what the reader needs and the dataset's source or columns do not have."""
+    """Yield columns that the reader needs and that the dataset's source or columns lack."""
     known_content = data.builtin_content
     if known_content is not None and content not in (known_content, "prompts"):
         message = f"reads {content}, but {data.source} holds {known_content}"

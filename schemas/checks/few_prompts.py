@@ -17,9 +17,9 @@ from vantage.schemas.splits import asked_test_rows
 from vantage.schemas.steps import Inputs
 
 MARGIN = 0.1
-"""Largest allowed distance between the threshold and the lowest share that the gate can tell from it."""
+"""Largest allowed distance between the threshold and the lowest share that the gate can distinguish from it."""
 ENOUGH_PROMPTS = 30
-"""Smallest number of prompts whose standard error is known well enough."""
+"""Smallest number of prompts for which the standard error is known well enough."""
 
 _ON_DEMONSTRATIONS = frozenset(metric.name for metric in METRICS if "demonstrations" in metric.needs)
 
@@ -28,7 +28,7 @@ Measured = Mapping[str, Mapping[str, float | None]]
 
 
 def few_prompts(recipe: Recipe, inputs: Inputs, measured: Measured) -> Iterator[str]:
-    """Yield a warning for each gate with too few prompts, where their number is known from ``split`` or the dataset.
+    """Yield a warning for each gate with too few prompts, if their number is known from ``split`` or the dataset.
 
     ``inputs``: step → role → step that it reads, as ``dependencies`` returns it.
     """
@@ -75,7 +75,7 @@ def _held_out_of(name: str, stage: Stage, inputs: Inputs, metric: str) -> str:
 
 
 def _prompts(stage: Stage, *, asked: int | float | str | None, rows: float | None) -> int | None:
-    """Return an upper bound on the test prompts that the stage is measured on; None where it is not known yet.
+    """Return an upper bound on the test prompts that the stage is measured on; None if it is not known yet.
 
     Args:
         asked: what the recipe sets for the test rows of their dataset.

@@ -1,4 +1,4 @@
-"""Checks of the metrics that gates ask for."""
+"""Check the metrics that gates ask for."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ from vantage.schemas.records.metrics import (
 
 
 def gate_problems(recipe: PartialRecipe) -> Iterator[Problem]:
-    """Yield gates on a metric that is not measured, was selected on, or comes without the standard error that is asked for."""
+    """Yield problems of gates whose metric is not measured, was selected on, or lacks the required standard error."""
     for stage in recipe.stages.values():
         if stage.kind is not None:
             for gate in stage.gates:

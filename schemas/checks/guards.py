@@ -1,4 +1,4 @@
-"""Checks of the guards of a stage: their metrics are curves of it, and it can do what they ask for."""
+"""Check the guards of a stage: their metrics must be curves of it, and it must be able to do what they ask for."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from vantage.schemas.records.metrics import curve_metric_names
 _NEEDED = {"demonstrations": DEMONSTRATED, "preferences": REWARD_DATA}
 """Field of a policy stage → curves that it reports only with that field."""
 SELECTS = "best_iteration"
-"""The headline metric of kinds that hand on the weights that measured best."""
+"""The headline metric of kinds that return the weights that measured best."""
 
 
 def guard_problems(name: str, stage: Stage) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""Checks of what is kept apart: test sets, and datasets whose held-out prompts others leave out."""
+"""Check datasets that are kept apart: test sets, and datasets whose held-out prompts others leave out."""
 
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -11,7 +11,7 @@ from vantage.schemas.steps import WATCHED_AT
 
 
 def trained_on_test_sets(recipe: PartialRecipe, references: RecipeReferences) -> Iterator[Problem]:
-    """Yield test sets that something is to be trained on."""
+    """Yield problems of test sets that a stage would train on."""
     test_sets = {name for name, data in recipe.data.items() if data.is_test_set}
     for name, named in references.data.items():
         kind = recipe.stages[name].kind
@@ -45,7 +45,7 @@ def _watched_test_set(recipe: PartialRecipe, reference: Reference) -> Problem:
 
 
 def kept_apart_cycles(references: RecipeReferences) -> Iterator[Problem]:
-    """Yield datasets that are kept apart from one another, so that none can be first."""
+    """Yield problems of datasets that are kept apart from one another, so that none can be first."""
     waiting = {
         name: [each.name for each in named if each.wrong is None]
         for name, named in references.held_out.items()

@@ -1,4 +1,4 @@
-"""Checks of the names in a recipe: each must refer to something of the right kind, without cycles.
+"""Check the names in a recipe: each must refer to something of the right kind, without cycles.
 
 They read a ``PartialRecipe``, so that a wrong name is found even where other fields are invalid.
 """
@@ -19,7 +19,7 @@ from vantage.schemas.recipe.inputs import MODEL
 
 
 def name_problems(recipe: PartialRecipe, references: RecipeReferences) -> list[Problem]:
-    """Return everything that is wrong with the names in a recipe; the rest of it may be invalid."""
+    """Return all problems of the names in a recipe; other parts of it may be invalid."""
     found: Iterator[Wrong] = itertools.chain(
         _reserved_names(recipe),
         _wrong(references.models.values()),
@@ -70,7 +70,7 @@ def _reserved_names(recipe: PartialRecipe) -> Iterator[Problem]:
 
 
 def _unread_models(recipe: PartialRecipe, references: RecipeReferences) -> Iterator[Problem]:
-    """Yield other models that no stage reads."""
+    """Yield problems of other models that no stage reads."""
     read: set[str] = set()
     for name, named in references.models.items():
         kind = recipe.stages[name].kind

@@ -1,4 +1,4 @@
-"""A recipe of which parts may be invalid, as the checks of its names read it: typed, without what has another shape.
+"""A recipe of which parts may be invalid, typed for the checks of its names; parts with another shape are left out.
 
 Fields that hold no text name nothing. What is left out here is refused by pydantic.
 """
@@ -19,9 +19,9 @@ class PartialData:
 
     source: str | None
     columns: tuple[str, ...]
-    """Our columns that it maps."""
+    """Columns of ours that it maps."""
     has_columns: bool
-    """Whether anything is written as ``columns``."""
+    """Whether ``columns`` has any value."""
     is_test_set: bool
     """Whether all of its rows are test rows."""
     held_out_of: tuple[tuple[Path, str], ...]
@@ -34,7 +34,7 @@ class PartialData:
 
     @property
     def builtin_content(self) -> str | None:
-        """Return what a built-in dataset holds; None: it is another source."""
+        """Return the content of a built-in dataset; None: it is another source."""
         content = self.origin.kind if isinstance(self.origin, Builtin) else None
         return content if content in CONTENT_COLUMNS else None
 
@@ -74,13 +74,13 @@ class PartialStage:
     """A stage."""
 
     kind: Kind | None
-    """The row of its kind; None: it has none, or an unknown one."""
+    """The row of its kind; None: it has no kind, or an unknown one."""
     texts: Mapping[str, str]
     """Field → its text, for the fields that hold one."""
     judges: Mapping[str, PartialJudge]
     """Field → judge, for the fields of ``vantage.schemas.steps.JUDGES`` that are there."""
     positive_verifier: str | None
-    """``algorithm.positive_verifier``."""
+    """Value of ``algorithm.positive_verifier``."""
     gates: tuple[PartialGate, ...]
     """The gates that name a metric."""
     has_gate: bool
@@ -88,7 +88,7 @@ class PartialStage:
     member_of: str | None
     """The stage with ``members`` that it was written out of."""
     settings: Settings | None
-    """What an evaluation has, on which its metrics depend."""
+    """Settings of an evaluation, on which its metrics depend."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ class PartialRecipe:
     """The sections whose items have names or name others."""
 
     models: Mapping[str, str | None] = field(default_factory=dict)
-    """Other model → the stage that stands in for it (``otherwise``)."""
+    """Other model → the stage that replaces it (``otherwise``)."""
     data: Mapping[str, PartialData] = field(default_factory=dict)
     mixtures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Mixture → its parts."""
@@ -117,6 +117,6 @@ class PartialRecipe:
     stages: Mapping[str, PartialStage] = field(default_factory=dict)
     publish: tuple[PartialPublication, ...] = ()
     licenses: tuple[str, ...] = ()
-    """Steps whose licences are given."""
+    """Steps for which a licence is given."""
     datasets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Dataset or mixture → the datasets of which its rows are."""
+    """Dataset or mixture → the datasets that its rows come from."""

@@ -1,4 +1,4 @@
-"""Checks of the models that a recipe publishes."""
+"""Check the models that a recipe publishes."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from vantage.schemas.reserved_aliases import RESERVED_ALIAS
 
 
 def publication_problems(recipe: PartialRecipe, references: RecipeReferences) -> Iterator[Wrong]:
-    """Yield published stages and gates that are not there, and aliases that cannot be moved."""
+    """Yield problems of published stages and gates that do not exist, and of aliases that cannot be moved."""
     aliases: dict[tuple[str, str], int] = {}
     for i, (publication, named) in enumerate(zip(recipe.publish, references.publications, strict=True)):
         yield from (each.wrong for each in named if each.wrong is not None)

@@ -1,4 +1,4 @@
-"""What the names in a recipe refer to: each is looked up once, and must be something of the right kind."""
+"""Resolve the names in a recipe: each is looked up once, and must refer to something of the right kind."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,19 +19,19 @@ _COLLECTORS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class UnknownName:
-    """A name that nothing in the recipe has."""
+    """A name that does not exist in the recipe."""
 
     path: Path
     none: str
-    """How the message begins: ``no stage``."""
+    """Beginning of the message: ``no stage``."""
     name: str
     known: Sequence[str]
-    """Names that would be right."""
+    """Names that would be valid."""
     otherwise: str = ""
-    """The remedy where none is similar, and none is known."""
+    """The remedy if no valid name is similar, or none exists."""
 
     def problem(self) -> Problem:
-        """Return the problem, with a similar name as its remedy. Looking for one takes time."""
+        """Return the problem, with a similar name as its remedy. The search for one takes time."""
         remedy = suggest(self.name, self.known) or self.otherwise
         return Problem(self.path, f"{self.none} is called {quote(self.name)}", remedy)
 
@@ -46,7 +46,7 @@ class Reference:
     path: Path
     name: str
     wrong: Wrong | None = None
-    """What is wrong with the name."""
+    """The problem of the name; None: it is valid."""
     collects: bool = False
     """Whether it names a stage whose artifact is read as a dataset."""
 
@@ -61,16 +61,16 @@ References = tuple[Reference, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeReferences:
-    """All references of a recipe, by what has the field: a stage, a model, a reward, a mixture or a dataset."""
+    """All references of a recipe, by the part with the field: a stage, a model, a reward, a mixture or a dataset."""
 
     models: Mapping[str, References]
     """Stage → its fields that name a stage, the recipe's model, or another model."""
     stand_ins: Mapping[str, References]
-    """Other model → the stage that stands in for it."""
+    """Other model → the stage that replaces it."""
     judging_models: Mapping[str, References]
     """Stage → models that judge in it."""
     rewards: Mapping[str, References]
-    """Stage → the rewards that it reads."""
+    """Stage → rewards that it reads."""
     reward_models: Mapping[str, References]
     """Reward → stages whose scores are its terms."""
     parts: Mapping[str, References]
@@ -78,7 +78,7 @@ class RecipeReferences:
     data: Mapping[str, References]
     """Stage → datasets, mixtures, or stages that collect a dataset."""
     held_out: Mapping[str, References]
-    """Dataset → others whose held-out prompts it leaves out."""
+    """Dataset → other datasets whose held-out prompts it leaves out."""
     scoring_verifiers: Mapping[str, References]
     """Reward → verifiers that are its terms."""
     stage_verifiers: Mapping[str, References]
@@ -86,9 +86,9 @@ class RecipeReferences:
     benchmarks: Mapping[str, References]
     """Stage → benchmarks."""
     publications: Sequence[References]
-    """Of each item of ``publish``: the published stage, and the one whose gate has to pass."""
+    """References of each item of ``publish``: the published stage, and the one whose gate has to pass."""
     licenses: References
-    """Steps whose licences are given."""
+    """Steps for which a licence is given."""
 
 
 def resolved_references(recipe: PartialRecipe) -> RecipeReferences:
@@ -137,7 +137,7 @@ def resolved_references(recipe: PartialRecipe) -> RecipeReferences:
 
 
 class _Names:
-    """The names of a recipe, and what each of them is."""
+    """The names of a recipe, with the kind of each."""
 
     def __init__(self, recipe: PartialRecipe) -> None:
         self._recipe = recipe

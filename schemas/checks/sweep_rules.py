@@ -1,4 +1,4 @@
-"""Checks of a sweep's file that need no recipe.
+"""Check a sweep's file, as far as it needs no recipe.
 
 They read the plain mapping, not a ``Sweep``, so that all problems are reported even where a field is invalid.
 """
@@ -16,7 +16,7 @@ from vantage.schemas.problems import (
 from vantage.schemas.recipe.fields import MAX_NAMED
 
 MAX_SEEDS = 1000
-"""Seeds in one sweep."""
+"""Most seeds in one sweep."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Draft:
     seeds: list[Any]
     reseeds: list[Any]
     measures: list[tuple[Path, Any]]
-    """(Path, value) of each."""
+    """(Path, value) of each measure."""
     published: list[str]
     """Arms with published numbers."""
 
@@ -88,7 +88,7 @@ def draft_problems(sweep: Draft, overrides: Sequence[str]) -> Iterator[Problem]:
 
 
 def _seed_overrides(sweep: Draft) -> Iterator[Problem]:
-    """Yield overrides of seeds that the sweep sets itself."""
+    """Yield problems of overrides of seeds that the sweep sets itself."""
     written: list[tuple[Path, str, Any]] = [(("set", key), key, value) for key, value in sweep.set.items()]
     written += [
         (("arms", arm, key), key, each) for arm, own in sweep.arms.items() for key, each in own.items()
@@ -117,7 +117,7 @@ def _sets(key: str, value: Any, field: str) -> bool:
 def selection_problems(
     sweep: Draft, arms: Sequence[str] | None, seeds: Sequence[str] | None
 ) -> Iterator[Problem]:
-    """Find what is wrong with ``--arms`` and ``--seeds``."""
+    """Return the problems of ``--arms`` and ``--seeds``."""
     for option, chosen, known in (
         ("--arms", arms, list(sweep.arms)),
         ("--seeds", seeds, [str(seed) for seed in sweep.seeds]),

@@ -1,4 +1,4 @@
-"""Switches that a recipe sets but the algorithm does not read, because of its other switches."""
+"""Find switches that a recipe sets but the algorithm does not read, because of its other switches."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ def unread_switches(switches: Algorithm) -> Iterator[str]:
 
 
 def _unread(switches: Algorithm) -> dict[str, tuple[str, str]]:
-    """Return unread switch → (why, what to set so that it is read)."""
+    """Return unread switch → (reason, setting with which it is read)."""
     found: dict[str, tuple[str, str]] = {}
     advantage = switches.advantage
     if advantage != "gae":

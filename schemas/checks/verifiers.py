@@ -1,4 +1,4 @@
-"""Checks of the verifiers that a recipe names, against the prompts that they judge."""
+"""Check the verifiers that a recipe names, against the prompts that they judge."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from vantage.schemas.steps import BUILTIN_VERIFIERS, WATCH_PROMPTS
 
 
 def verifier_problems(recipe: PartialRecipe, references: RecipeReferences) -> Iterator[Problem]:
-    """Yield verifiers with the name of a built-in one, and those that cannot judge the prompts of a stage."""
+    """Yield problems of verifiers with the name of a built-in one, and of those that cannot judge the prompts of a stage."""
     for name in recipe.verifiers:
         if name in BUILTIN_VERIFIERS:
             message = f"'{name}' is a built-in verifier, and would mean two rules"
@@ -50,7 +50,7 @@ def _is_of_watch(reference: Reference) -> bool:
 
 
 def _of_another_task(judged: list[Judged]) -> Iterator[Problem]:
-    """Yield built-in prompts with the verifier of another built-in task, which cannot read them."""
+    """Yield problems of built-in prompts with the verifier of another built-in task, which cannot read them."""
     for name, prompts, data, verifiers in judged:
         if not isinstance(data.origin, Builtin):
             continue
@@ -62,7 +62,8 @@ def _of_another_task(judged: list[Judged]) -> Iterator[Problem]:
 
 
 def _without_answers(recipe: PartialRecipe, judged: list[Judged]) -> Iterator[Problem]:
-    """Find ``exact_match`` on prompts that are known to have no answers; the stage checks other files when it starts."""
+    """Yield problems of ``exact_match`` on prompts that are known to have no answers; the stage checks other files when
+    it starts."""
     for name, prompts, data, verifiers in judged:
         is_builtin = data.builtin_content is not None
         if "answer" in data.columns or not (data.columns or is_builtin):

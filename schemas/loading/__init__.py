@@ -1,1 +1,1 @@
-"""Loading a recipe from a file with overrides, with all problems reported at once."""
+"""Load a recipe from a file with overrides, with all problems reported at once."""

@@ -1,4 +1,4 @@
-"""pydantic's errors as problems of a recipe: which field, which value, which rule, what to do."""
+"""Turn pydantic's errors into problems of a recipe: the field, the value, the rule, the remedy."""
 
 import itertools
 import re
@@ -42,7 +42,7 @@ class Validated(Generic[Model]):
     """The result of ``validated``."""
 
     value: Model | None
-    """None where no value can be made, not even without the invalid fields."""
+    """The value; None if none can be made, even without the invalid fields."""
     plain: Any
     """The input without ``omitted``."""
     problems: list[Problem]
@@ -50,10 +50,10 @@ class Validated(Generic[Model]):
 
 
 def validated(model: type[Model], plain: Any) -> Validated[Model]:
-    """Return ``plain`` as a ``model``, with everything that is wrong with its fields.
+    """Return ``plain`` as a ``model``, with all problems of its fields.
 
     pydantic does not check the rules of a class where one of its fields is invalid. So invalid fields are omitted and
-    the rest is validated again. What a rule then says about an omitted field is dropped.
+    the rest is validated again. A rule's message about an omitted field is dropped.
     """
     problems: list[Problem] = []
     omitted: list[Path] = []
@@ -181,7 +181,7 @@ def _problem(model: type[BaseModel], path: Path, errors: Sequence[ErrorDetails],
             path, f"{quote(error['input'])} is not known", suggest(str(error["input"]), _choices(context))
         )
     rules = " or ".join(dict.fromkeys(_rule(each) for each in errors))
-    # An address with its secret may stand where only names belong.
+    # An address with its secret may be written where only names belong.
     said = "what is written here" if path[:1] == ("notify",) else quote(error["input"])
     return Problem(path, f"{said} must be {rules}", _remedy_for_type(error))
 
@@ -341,7 +341,7 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _stage_models(root: type[BaseModel]) -> list[type[BaseModel]]:
-    """Return the kinds of stage that a recipe has; a sweep has none."""
+    """Return the kinds of stage in a recipe; a sweep has none."""
     stages = root.model_fields.get("stages")
     return list(_models_in(stages.annotation)) if stages else []
 

@@ -37,7 +37,7 @@ from vantage.schemas.sweep import Sweep
 Schema = dict[str, Any]
 
 DRAFT = "http://json-schema.org/draft-07/schema#"
-"""The draft that most editors support for YAML."""
+"""The draft of JSON schema that most editors support for YAML."""
 
 EXACTLY_ONE: dict[type[Frozen], tuple[str, ...]] = {
     MissingEos: ("subtract", "replace"),
@@ -66,7 +66,7 @@ ONE_OR_LIST = ("gate", "measure", "guards")
 
 
 def recipe_schema() -> Schema:
-    """Return what a recipe's file may hold."""
+    """Return the schema of a recipe's file."""
     schema = _schema(Recipe)
     definitions: Schema = schema["definitions"]
     algorithm = definitions["Algorithm"]
@@ -101,7 +101,7 @@ def recipe_schema() -> Schema:
 
 
 def sweep_schema() -> Schema:
-    """Return what a sweep's file may hold."""
+    """Return the schema of a sweep's file."""
     return _schema(Sweep)
 
 

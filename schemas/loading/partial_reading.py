@@ -1,4 +1,4 @@
-"""Reads a plain mapping as a ``PartialRecipe``; what has another shape than a recipe's is left out."""
+"""Read a plain mapping as a ``PartialRecipe``; parts with another shape than a recipe's are left out."""
 
 from collections.abc import Mapping
 from functools import reduce
@@ -26,7 +26,7 @@ _NAMED = ("models", "data", "mixtures", "verifiers", "benchmarks", "rewards", "s
 
 
 def partial_recipe(plain: Plain) -> PartialRecipe:
-    """Return the valid parts of a recipe; none where a section has more items than pydantic accepts."""
+    """Return the valid parts of a recipe; none if a section has more items than pydantic accepts."""
     if any(len(_mapping(plain.get(section))) > MAX_NAMED for section in _NAMED):
         return PartialRecipe()
     data = {name: _data(name, _mapping(each)) for name, each in _named(plain.get("data")).items()}
@@ -145,7 +145,7 @@ def _mapping(value: Any) -> Plain:
 
 
 def _items(value: Any) -> list[Any]:
-    """Return the items of a list; of a single value, that value."""
+    """Return the items of a list; for a single value, that value."""
     if isinstance(value, list | tuple):
         return list(value)
     return [] if value is None else [value]

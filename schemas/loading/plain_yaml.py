@@ -26,9 +26,9 @@ from vantage.schemas.problems import (
 )
 
 MAX_BYTES = 2**18
-"""Longest text that is read."""
+"""Length of the longest text that is read."""
 MAX_DEPTH = 20
-"""Deepest nesting that is read."""
+"""Depth of the deepest nesting that is read."""
 
 _INTEGER = re.compile(r"[-+]?[0-9]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -117,7 +117,7 @@ def _events(text: str) -> Iterator[yaml.Event]:
     """Yield the events of a text.
 
     Raises:
-        yaml.YAMLError: the text is no YAML, and PyYAML says so.
+        yaml.YAMLError: the text is no YAML; the error is PyYAML's.
         RecipeError: it is none, and PyYAML fails at it.
     """
     loader = yaml.SafeLoader(text)
@@ -225,7 +225,7 @@ def _scalar(event: yaml.ScalarEvent, path: Path, document: Document) -> Any:
 
 
 def is_text(text: str) -> bool:
-    """Return whether a text holds no NUL and no single surrogate (which is how bytes that are not UTF-8 arrive)."""
+    """Return whether a text contains no NUL and no single surrogate (bytes that are not UTF-8 become surrogates)."""
     return not _INVALID_CHARACTERS.search(text)
 
 

@@ -1,4 +1,4 @@
-"""Loads a recipe from a file and overrides; raises one error with everything that is wrong with it.
+"""Load a recipe from a file and overrides; one error contains all of its problems.
 
 Paths in a recipe are relative to the folder of its file, so that a recipe and its data can be moved together. Paths in
 an override are relative to the current folder. A loaded recipe holds absolute paths.

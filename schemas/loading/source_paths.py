@@ -1,4 +1,4 @@
-"""Resolves the sources of model, data and verifiers to absolute paths, and checks that they exist.
+"""Resolve the sources of model, data and verifiers to absolute paths, and check that they exist.
 
 A path that cannot be looked up (too long, with a NUL, a cycle of links, in an unreadable folder) raises
 ``UnresolvablePath``, and nothing else.
@@ -45,11 +45,11 @@ BUILTIN_DATA = tuple(
 
 
 class UnresolvablePath(ValueError):
-    """A path that cannot be looked up; the message says why."""
+    """A path that cannot be looked up; the message contains the reason."""
 
 
 def absolute(path: str | File, start: File) -> File:
-    """Return the path from ``start`` on, with ``~`` and links followed.
+    """Return the path relative to ``start``, with ``~`` and links followed.
 
     Raises:
         UnresolvablePath: it cannot be resolved.
@@ -62,7 +62,7 @@ def absolute(path: str | File, start: File) -> File:
 
 
 def mode_of(file: File) -> int:
-    """Return ``st_mode`` of a path; 0 where nothing exists.
+    """Return ``st_mode`` of a path; 0 if nothing exists there.
 
     Raises:
         UnresolvablePath: it cannot be looked up.
@@ -157,7 +157,7 @@ def _resolve_key(
 
 
 def _adapter_problems(owner: Path, model: Any) -> list[Problem]:
-    """Return an adapter without the model that it stands on, or a base of what is no adapter."""
+    """Return the problem of an adapter without its base model, or of a base without an adapter."""
     if not isinstance(model, dict) or not isinstance(model.get("source"), str):
         return []
     name = ".".join(map(str, owner))

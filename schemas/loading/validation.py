@@ -1,4 +1,4 @@
-"""Validates a plain recipe: its fields, the names in it, and what its stages inherit from one another."""
+"""Validate a plain recipe: its fields, the names in it, and what its stages inherit from one another."""
 
 from typing import Any
 
@@ -29,6 +29,6 @@ def validated_recipe(plain: Any) -> tuple[Recipe | None, list[Problem]]:
 
 
 def problems_of_names(plain: Plain) -> list[Problem]:
-    """Return what is wrong with the names in a plain recipe. Each name is looked up once, before all checks."""
+    """Return the problems of the names in a plain recipe. Each name is looked up once, before all checks."""
     recipe = partial_recipe(plain)
     return name_problems(recipe, resolved_references(recipe))

@@ -86,12 +86,12 @@ class Algorithm(Returns):
     """β of ``advantage: optimal_value``, in units of the scaled score: towards 0 the best response, large the mean
     (A*-PO's β1, 1/2)."""
     tracker_kl_half_life: Positive = Field(0.06, exclude_if=is_default(0.06))
-    """For ``tracked_mean``: KL in nats per token by which the policy has moved when a prompt's past scores count half
+    """KL in nats per token by which the policy has moved when a prompt's past scores count half, for ``tracked_mean``
     (SPO's D_half)."""
     tracker_memory_low: Fraction = Field(0.875, exclude_if=is_default(0.875))
-    """For ``tracked_mean``: least share of their weight that past scores keep when a prompt comes again (SPO: 0.875)."""
+    """Least share of their weight that past scores keep when a prompt comes again, for ``tracked_mean`` (SPO: 0.875)."""
     tracker_memory_high: Fraction = Field(0.96, exclude_if=is_default(0.96))
-    """The same: the largest share; 1/(1 − it) scores count at most."""
+    """Largest such share; past scores then count as at most 1/(1 − share) scores."""
     lambda_policy: Probability = 0.95
     """λ of the policy's advantages; not read where ``length_adaptive_alpha`` is set."""
     length_adaptive_alpha: Positive | None = None
@@ -138,11 +138,12 @@ class Algorithm(Returns):
     dual_clip: AboveOne | None = None
     """c: where A < 0, a token's loss is at most −c·A (arXiv 1912.09729: 3)."""
     old_logprobs: Literal["policy", "sampler"] = Field("policy", exclude_if=is_default("policy"))
-    """Whose log-probabilities the ratio (and the KL in the reward) begins from: ``policy`` computes them in a pass of its
-    own before the update; ``sampler`` takes those that sampling gave, and saves that pass (SAO, arXiv 2607.07508)."""
+    """Source of the log-probabilities from which the ratio (and the KL in the reward) starts: ``policy`` computes them in
+    an extra pass before the update; ``sampler`` takes those from sampling, and saves that pass (SAO, arXiv
+    2607.07508)."""
     rollout_correction: RolloutCorrection | None = Field(None, exclude_if=is_unset)
-    """How far w = π_old/π_sampler weighs what was sampled by another policy, or in other arithmetic: ``tis``, ``icepop``, or
-    bounds. None: w is not applied, except where ``rollout.ahead`` caps it by ``importance_cap``."""
+    """Rule by which w = π_old/π_sampler weighs responses that another policy, or other arithmetic, has sampled: ``tis``,
+    ``icepop``, or bounds. None: w is not applied, except where ``rollout.ahead`` caps it by ``importance_cap``."""
     ratio_mask: Switch = Field(False, exclude_if=is_off)
     """Instead of clipping, leave tokens with a ratio outside the clip range out of the gradient, whatever the sign of their
     advantage: −f(ρ)·A·log π, with f(ρ) = ρ strictly inside and 0 elsewhere. They still count in the denominator (SAO,
@@ -150,7 +151,7 @@ class Algorithm(Returns):
     ratio_mask_gradient: Switch = Field(False, exclude_if=is_off)
     """Let the gradient flow through the weight f(ρ) too; in SAO it is a constant."""
     aggregation: Aggregation = "token"
-    """What the policy loss is averaged over."""
+    """Unit over which the policy loss is averaged."""
     overlong_filter: Switch = False
     """Exclude truncated responses from the policy's loss (DAPO)."""
 
@@ -202,7 +203,7 @@ class Algorithm(Returns):
     positive_threshold: Number | None = None
     """A response is positive above this score (before KL); used where no verifier is named."""
     positive_verifier: str | None = None
-    """A response is positive if this verifier says that it is right."""
+    """A response is positive if this verifier judges it right."""
     ptx_coef: NonNegative = 0.0
     """Weight of the NLL per token on the demonstrations that the stage names as ``ptx`` (InstructGPT's PPO-ptx)."""
 

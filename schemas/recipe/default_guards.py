@@ -1,4 +1,4 @@
-"""The guards that a stage has by itself. They only warn, so that they change no bit and no stage key.
+"""The default guards of stages. They only warn, so that they change no bit and no stage key.
 
 Which of them a policy stage has follows from the switches of its algorithm, and so from its preset.
 """
@@ -11,7 +11,7 @@ from vantage.schemas.recipe.stage import Training
 from vantage.schemas.recipe.stages import PolicyOptimization, WatchedRollouts
 
 FALLS_BORNE = 1.0
-"""Measurements of a watch that may find a fall before it acts: one alone may be chance."""
+"""Measurements in a row that may find a fall before a watch acts: a single one may be chance."""
 OURS = "ours: beyond what healthy small runs reached (docs/log/training_and_critics.md)"
 POLICY, VALUE, BEST = "policy_optimization", "value_pretraining", "best_of_n"
 TRAINED = ("sft", "reward_model", "dpo", VALUE, POLICY, BEST)
@@ -21,13 +21,13 @@ Need = Literal["a critic", "groups", "a watch", "another sampler"]
 
 @dataclass(frozen=True)
 class Default:
-    """A guard, the kinds of stage that have it, and where its bound comes from."""
+    """A guard, the kinds of stage that have it, and the origin of its bound."""
 
     guard: Guard
     kinds: tuple[str, ...]
     source: str
     needs: Need | None = None
-    """What the algorithm of a policy stage must have; None: nothing."""
+    """Condition on the algorithm of a policy stage; None: none."""
 
 
 DEFAULTS: tuple[Default, ...] = (
@@ -98,7 +98,7 @@ DEFAULTS: tuple[Default, ...] = (
 
 
 def default_guards(work: Training) -> tuple[Guard, ...]:
-    """Return the guards of a stage that writes none; each only warns."""
+    """Return the default guards of a stage; each only warns."""
     has: dict[Need | None, bool] = {None: True}
     if isinstance(work, PolicyOptimization):
         has |= {
@@ -114,11 +114,11 @@ def default_guards(work: Training) -> tuple[Guard, ...]:
 
 
 DEFAULT = " (default)"
-"""After the words of a guard that the recipe does not write."""
+"""Suffix of a guard's text if the recipe does not contain the guard."""
 
 
 def described_guards(work: Training) -> tuple[str, ...]:
-    """Return the guards of a stage in words, those of the recipe first; ``off`` alone where the recipe has none looked at."""
+    """Return the guards of a stage in words, those of the recipe first; ``off`` alone if the recipe turns them off."""
     if work.guards == OFF:
         return (OFF,)
     own = len(own_guards(work))
@@ -126,7 +126,7 @@ def described_guards(work: Training) -> tuple[str, ...]:
 
 
 def own_guards(work: Training) -> tuple[Guard, ...]:
-    """Return the guards that the recipe writes, and that by which its watch acts."""
+    """Return the guards in the recipe, and the one by which its watch acts."""
     written = () if work.guards == OFF else work.guards or ()
     watch = work.watch if isinstance(work, WatchedRollouts) else None
     if watch is None:
@@ -135,7 +135,7 @@ def own_guards(work: Training) -> tuple[Guard, ...]:
 
 
 def guards_of(work: Training) -> tuple[Guard, ...]:
-    """Return all guards of a stage: those that its recipe writes, then the defaults of the metrics that these do not name."""
+    """Return all guards of a stage: those in its recipe, then the defaults for metrics that these do not name."""
     if work.guards == OFF:
         return ()
     own = own_guards(work)

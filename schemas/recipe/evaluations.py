@@ -28,8 +28,9 @@ class PolicyEvaluation(Stage):
     demonstrations: Name | None = Field(None, exclude_if=is_unset)
     """A dataset of demonstrations, on whose test rows the perplexity of both policies is measured."""
     critic: Name | None = Field(None, exclude_if=is_unset)
-    """A value_pretraining stage, whose critic reads the responses that are shown token by token: what it expects at each token
-    stands in the report beside the token's log-probability. It changes no metric. Its tokenizer is that of both policies."""
+    """A value_pretraining stage, whose critic reads the responses that are shown token by token: its value of each token
+    is shown in the report beside the token's log-probability. It changes no metric. Its tokenizer must be that of both
+    policies."""
     samples_per_prompt: Count = 1
     """Responses of each policy to each prompt."""
     rollout: Sampling = Field(Sampling(), exclude_if=is_default(Sampling()))
@@ -55,9 +56,9 @@ class BenchmarkEvaluation(Stage):
     benchmark: Name
     """The folder of tasks, one of ``benchmarks``."""
     task: Annotated[str, StringConstraints(min_length=1, max_length=200)]
-    """The name of a task in the folder, or of a group of tasks that says how its numbers are averaged."""
+    """The name of a task in the folder, or of a group of tasks with a rule for averaging its numbers."""
     metric: Annotated[str, StringConstraints(pattern=r"^[^,\s]+(,[^,\s]+)?$", max_length=200)] = "acc"
-    """Which of the task's metrics is ``benchmark_score``, as lm-eval names it: ``acc_norm``, ``exact_match`` …; with several
+    """The task's metric that becomes ``benchmark_score``, by its name in lm-eval: ``acc_norm``, ``exact_match`` …; with several
     filters ``exact_match,strict-match``."""
     chat_template: Switch = False
     """Ask by the tokenizer's chat template, examples before the question as turns. Published numbers of most tasks are

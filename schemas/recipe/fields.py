@@ -28,13 +28,14 @@ def read_switch(value: Any) -> Any:
 
 
 MAX_NUMBER = 1e12
-"""Largest absolute value of a number in a new recipe: databases and JSON readers take more for integers that they cannot hold."""
+"""Largest absolute value of a number in a new recipe: databases and JSON readers take larger ones for integers that they
+cannot hold."""
 NEW = {"new": True}
-"""Context in which what a person has just written is validated. Records of earlier versions are read without it."""
+"""Context for validating newly written values. Records of earlier versions are read without it."""
 
 
 def _within_bounds(value: float, info: ValidationInfo) -> float:
-    """Return the number; ValueError if it is new and too large. Recorded numbers stay readable."""
+    """Return the number. Raises ValueError if it is new and too large; recorded numbers stay readable."""
     if info.context == NEW and abs(value) > MAX_NUMBER:
         raise ValueError(f"{value:g} must be between -{MAX_NUMBER:g} and {MAX_NUMBER:g}")
     return value
@@ -90,4 +91,4 @@ def is_unset(value: object) -> bool:
 
 
 MAX_NAMED = 200
-"""Datasets, verifiers, rewards or stages in one recipe; items of any of its lists."""
+"""Most datasets, verifiers, rewards or stages in one recipe; also the most items of any of its lists."""

@@ -40,17 +40,18 @@ EXACT_MATCH = str(Builtin("exact_match"))
 """Source of the verifier that compares a response with the row's answer."""
 
 Content = Literal["demonstrations", "preferences", "rankings", "prompts"]
-"""What the rows of a dataset are."""
+"""Content of a dataset's rows."""
 
 
 class SourcedModel(Frozen):
-    """Where a model comes from."""
+    """A model with its source."""
 
     source: str
     """``builtin:tiny`` or ``builtin:nano``, a Hugging Face folder, ``gguf:FILE``, ``package:NAME`` or ``hub:org/name@revision``."""
     base: str | None = Field(None, exclude_if=is_unset)
-    """Where ``source`` is the folder of an adapter (LoRA, as peft saves it): the model that it was trained on, as ``source``
-    names others. The adapter is merged into it when it is imported; the name in ``adapter_config.json`` is not followed."""
+    """The base model of an adapter, in the form of ``source``; for a ``source`` that is the folder of an adapter (LoRA,
+    as peft saves it). The adapter is merged into it when it is imported; the name in ``adapter_config.json`` is not
+    followed."""
 
     @property
     def whole(self) -> str:
@@ -73,11 +74,11 @@ class OtherModel(SourcedModel):
 
     source: str
     """``builtin:tiny``, a Hugging Face folder, ``gguf:FILE``, ``package:NAME``, ``hub:org/name@revision``, or a policy that
-    Vantage has published in MLflow: ``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``. A run asks MLflow once, when it
-    begins, which version that is, and keeps to it."""
+    Vantage has published in MLflow: ``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``. A run asks MLflow for this version
+    once, when it begins, and keeps to it."""
     otherwise: Name | None = Field(None, exclude_if=is_unset)
-    """The stage that makes the policy which stands in for it (or ``model``) as long as MLflow has no such version. None: the
-    run is refused then."""
+    """The stage (or ``model``) whose policy replaces it as long as MLflow has no such version. None: the run is refused
+    then."""
 
     @rule
     def _only_a_registered_model_may_be_missing(self) -> None:
@@ -89,7 +90,7 @@ class OtherModel(SourcedModel):
 
     @property
     def stand_in(self) -> str | None:
-        """The stage that stands in for it, if MLflow had no such version when the run began."""
+        """The stage that replaces it, if MLflow had no such version when the run began."""
         return self.otherwise if isinstance(self.origin, Registered) and self.origin.is_absent else None
 
 
@@ -107,7 +108,7 @@ class Model(SourcedModel):
     stage, on every day and machine. It is in the stage keys of models whose template writes a date, and of those whose
     template cannot be read when the key is made (hub, MLflow) if it is not the default."""
     lora: Lora | None = Field(None, exclude_if=is_unset)
-    """Adapters that every stage trains in place of all weights, unless its own ``lora`` says otherwise. None: stages train
+    """Adapters that every stage trains instead of all weights, unless it has a ``lora`` of its own. None: stages train
     all weights."""
     quantization: Literal["nf4"] | None = Field(None, exclude_if=is_unset)
     """``nf4``: QLoRA. Linear layers but the output head are rounded to 4 bits when the model is imported, and held so beneath
@@ -128,9 +129,9 @@ class Generation(Frozen):
     temperature: Positive = 1.0
     """Temperature of sampling. Training divides logits by it too: log-probabilities are those of the sampler."""
     stop: tuple[StopString, ...] = Field(default=(), max_length=MAX_NAMED, exclude_if=is_default(()))
-    """Texts that end a response, beside its end-of-sequence token: it ends with the token that completes the first of them.
-    All of its tokens are trained on and scored; verifiers and judges read the text before the stop string. What stands in the
-    prompt does not count."""
+    """Texts that end a response, in addition to its end-of-sequence token: it ends with the token that completes the
+    first of them. All of its tokens are trained on and scored; verifiers and judges read the text before the stop string.
+    Stop strings in the prompt do not count."""
 
     @rule
     def _stops_are_different(self) -> None:
@@ -201,7 +202,7 @@ _NOT_TEXT = ("margin", "responses", "ranks", "conversation", "history", "tools",
 
 
 class Labels(Frozen):
-    """What the labels of judgments mean: which of two responses they prefer."""
+    """The meaning of the labels of judgments: which of two responses each label prefers."""
 
     first: tuple[str, ...]
     """Labels that prefer the first response; numbers count as text."""
@@ -232,10 +233,10 @@ class NearDuplicates(Frozen):
 
     similarity: Similarity = 0.8
     """Two prompts are near-duplicates from this Jaccard similarity on: the share of their sequences of three characters
-    (without case and repeated white space) that both have. Of a conversation, what the user said first is compared."""
+    (without case and repeated white space) that both have. For a conversation, the user's first message is compared."""
     max_dropped: Probability = 0.1
     """Largest share of the rows for training that may be left out; above it the data is refused. Prompts that share a long
-    template are alike without being leaks: a higher similarity tells them apart."""
+    template are alike without being leaks: a higher similarity separates them."""
     held_out_of: tuple[Name, ...] = Field(default=(), max_length=MAX_NAMED, exclude_if=is_default(()))
     """Other datasets of the recipe whose held-out prompts count as well. Test sets need not be named."""
 
@@ -289,12 +290,13 @@ class Data(Frozen):
     Conversations (lists of messages, HH transcripts) are read from ``conversation``, which ends with the response of a
     demonstration, or from ``prompt``, ``chosen`` and ``rejected``; two conversations without a prompt have it in common.
     ``history`` holds earlier rounds, ``system`` a system message, ``tools`` the tools that a chat template shows.
-    Judgments are ``response_a`` and ``response_b``, or two ``responses``, with a ``label`` or a list of annotators' labels, whose majority counts; ties rank nothing and are
-    left out. ``scores`` rank ``responses``, the highest first. A single ``response`` with a ``score``, or with a ``label`` that says
-    whether it is good (true) or bad (false), is compared with the others of its prompt, wherever in the file they are. ``a.*.b`` is the list of ``b`` in all items of ``a``, and
-    ``score_[0-9]`` that of all columns of such a name, in the order of their names."""
+    Judgments are ``response_a`` and ``response_b``, or two ``responses``, with a ``label`` or a list of annotators' labels,
+    whose majority counts; ties rank nothing and are left out. ``scores`` rank ``responses``, the highest first. A single
+    ``response`` with a ``score``, or with a ``label`` that marks it as good (true) or bad (false), is compared with the others
+    of its prompt, wherever in the file they are. ``a.*.b`` is the list of ``b`` in all items of ``a``, and ``score_[0-9]`` is
+    the list of all columns with such a name, in the order of their names."""
     labels: Labels | None = Field(default=None, exclude_if=lambda labels: labels is None)
-    """What ``label`` says; None: ``A``, ``B``, ``tie`` and the like (``response_a``, ``model_b``, ``first`` …)."""
+    """Meaning of each ``label``; None: ``A``, ``B``, ``tie`` and the like (``response_a``, ``model_b``, ``first`` …)."""
     system: str | None = Field(default=None, exclude_if=lambda text: text is None)
     """A system message for rows that have none."""
     split: Split = Split()
@@ -302,8 +304,8 @@ class Data(Frozen):
     rows: Count | None = None
     """Most rows for training; None: all rows of the source."""
     near_duplicates: NearDuplicates | None = Field(default=None, exclude_if=is_unset)
-    """Leave out rows for training that are nearly the same as a held-out prompt. None: only prompts that are equal but for case
-    and white space are kept on one side, since in short prompts (sums, say) near-duplicates are no leaks."""
+    """Leave out rows for training that are nearly the same as a held-out prompt. None: only prompts that are equal up to case
+    and white space are kept on one side, since near-duplicates of short prompts (for example sums) are no leaks."""
     max_dropped: Probability = 0.01
     """Largest share of unusable rows; above it the data is refused. Unusable are rows that cannot be read, are empty,
     or have equal sides; and, in a stage that reads them, rows whose prompt is too long or whose sides are equal after
@@ -370,7 +372,7 @@ class HeldOutRows(Frozen):
 class Mixture(Frozen):
     """Rows of several datasets in given shares; a stage names it like a dataset.
 
-    The parts are prepared and split as they stand under ``data``, so a prompt that one part holds out is trained on from
+    The parts are prepared and split by their entries under ``data``, so a prompt that one part holds out is trained on from
     none. Rows for training and the held-out rows are mixed in the same shares.
     """
 
@@ -405,7 +407,7 @@ class Verifier(Frozen):
     function: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = "verify"
     """The file's function ``(prompt, response, answer) -> bool``; ``answer`` is None where the row has none."""
     extract: str | None = None
-    """For ``builtin:exact_match``: a regular expression with one group. The group's last match is compared with the
+    """A regular expression with one group, for ``builtin:exact_match``. The group's last match is compared with the
     row's answer; None: the whole response is compared."""
 
     @field_validator("extract")

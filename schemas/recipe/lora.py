@@ -14,9 +14,9 @@ class Lora(Frozen):
     """Train W + (alpha / rank)·B·A in place of W, and only A and B of it (arXiv 2106.09685)."""
 
     rank: Count = 16
-    """Rows of A, columns of B."""
+    """Rank: rows of A, columns of B."""
     alpha: Positive = 32.0
-    """B·A is multiplied by alpha / rank."""
+    """Numerator of the factor alpha / rank of B·A."""
     targets: (
         Literal["all_linear"] | Annotated[tuple[ModuleName, ...], Field(min_length=1, max_length=MAX_NAMED)]
     ) = "all_linear"

@@ -30,7 +30,7 @@ class Notify(Frozen):
         "waiting_approval",
         "ended",
     )
-    """What a message is sent for."""
+    """Events for which a message is sent."""
     reused: Switch = Field(False, exclude_if=is_off)
     """Send messages also for runs that computed nothing, because all of their artifacts were in the store."""
 

@@ -7,22 +7,23 @@ from vantage.schemas.frozen import Frozen
 
 @dataclass(frozen=True)
 class PassLimits:
-    """The most that one forward pass has; both bounds hold. None: any number."""
+    """Largest size of one forward pass; both bounds hold. None: no bound."""
 
     rows: int | None = None
-    """Sequences; pairs, or prompts with all their responses, where these go through the model together."""
+    """Number of sequences; where pairs, or prompts with all their responses, go through the model together, the number of
+    these."""
     tokens: int | None = None
     """Positions: sequences times the longest of them, padding included. A row that has more makes a pass by itself."""
     share_prompts: bool = True
-    """Whether a pass may read a prompt once for several responses, through its keys and values. Not where layers are computed
-    again for the backward pass: they would add them twice."""
+    """Whether a pass may read a prompt once for several responses, through its keys and values. It must not where layers are
+    computed again for the backward pass, since they would add the keys and values twice."""
 
     def or_rows(self, rows: int) -> "PassLimits":
         """Return the same, with a bound for rows where there is none."""
         return replace(self, rows=self.rows or rows)
 
     def rows_of(self, positions: int, rows: int) -> int:
-        """Return the most of ``rows`` rows, each of so many positions, that a pass may have; at least 1.
+        """Return the most of ``rows`` rows, each with ``positions`` positions, that a pass may have; at least 1.
 
         >>> PassLimits(rows=8, tokens=1000).rows_of(150, 100)
         6
@@ -32,20 +33,20 @@ class PassLimits:
 
 
 UNLIMITED = PassLimits()
-"""Any number of rows and positions."""
+"""Limits without bounds."""
 
 
 class FoundLimits(Frozen):
-    """The most positions that memory has room for, as a stage found them before its first step."""
+    """The most positions for which memory suffices, found by a stage before its first step."""
 
     tokens: int
-    """Of a pass that trains."""
+    """Positions of a pass that trains."""
     sampled_tokens: int | None = None
-    """Of responses that are sampled side by side; None: the stage samples none."""
+    """Positions of responses that are sampled side by side; None: the stage does not sample."""
 
     @property
     def described(self) -> str:
-        """Return it in words: ``found: passes of at most 65,536 positions``."""
+        """Return the limits in words: ``found: passes of at most 65,536 positions``."""
         sampled = (
             ""
             if self.sampled_tokens is None

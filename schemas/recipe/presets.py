@@ -142,4 +142,4 @@ PRESETS: dict[str, dict[str, Any]] = {
     # arXiv 2509.13232, less its sampling of uncertain prompts. Clip and aggregation: inferred
     "spo": {"advantage": "tracked_mean", "whiten_advantages": True, "clip_range_high": 0.28},
 }
-"""Preset → where it differs from the defaults of ``Algorithm``."""
+"""Preset → its differences from the defaults of ``Algorithm``."""

@@ -34,7 +34,7 @@ from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.signing import Signing
 
 StepName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_.-]{0,70}$")]
-"""A step as ``vantage plan`` names it."""
+"""Name of a step, as ``vantage plan`` prints it."""
 License = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]+$")]
 """An SPDX identifier or expression (``Apache-2.0``), or the licence's own name."""
 
@@ -51,7 +51,7 @@ class Publication(Frozen):
     after: Name | None = None
     """The alias moves only if this stage's gate has passed."""
     merge: Switch = Field(True, exclude_if=is_default(True))
-    """Of a stage that trains adapters (LoRA): register the whole model, which any library loads. ``false``: the adapters
+    """Register the whole model, which any library loads, if the stage trains adapters (LoRA). ``false``: register the adapters
     alone, which MLflow itself does not load."""
 
     approve: Switch = Field(False, exclude_if=is_off)
@@ -85,8 +85,8 @@ class Recipe(Frozen):
     models: Annotated[dict[Name, OtherModel], Field(max_length=MAX_NAMED)] = Field(
         default_factory=dict, exclude_if=lambda models: not models
     )
-    """Other models, by name: the ``policy`` of a collection, ``candidate`` or ``baseline`` of an evaluation. Prompts are
-    wrapped as ``model.chat`` says."""
+    """Other models, by name: the ``policy`` of a collection, ``candidate`` or ``baseline`` of an evaluation. ``model.chat``
+    decides whether their prompts are wrapped."""
     generation: Generation = Generation()
     """Settings of sampled text, the same for all stages."""
     data: Annotated[dict[Name, Data], Field(max_length=MAX_NAMED)]

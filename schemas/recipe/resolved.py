@@ -24,7 +24,7 @@ class ResolvedTraining(Training):
     """Fields of every stage that trains a network."""
 
     learning_rate: Positive
-    """Of AdamW, after the warm-up."""
+    """Learning rate of AdamW after the warm-up."""
 
 
 class ResolvedRollouts(Rollouts, ResolvedTraining):

@@ -34,7 +34,7 @@ class MissingEos(Frozen):
 
 
 class Ensemble(Frozen):
-    """How the reward models of a reward become one score, in place of their sum."""
+    """A combination of a reward's models to one score, in place of their sum."""
 
     combine: Literal["mean", "min", "mean_minus_std"]
     """``mean``, ``min``imum, or mean − k · standard deviation over the models."""
@@ -121,13 +121,13 @@ class Judge(Frozen):
     """A policy that is asked which of two responses is better, in both orders: a stage, ``model``, or another of ``models``. Its
     verdict is the likelier of the two ``answers``; where the orders disagree, the pair is a tie."""
     template: str = Field(PAIR_TEMPLATE, exclude_if=is_default(PAIR_TEMPLATE))
-    """What the model is asked: a text with ``{prompt}``, ``{first}`` and ``{second}``. It is the user's turn where the model has a
-    chat template."""
+    """Question to the model: a text with ``{prompt}``, ``{first}`` and ``{second}``. If the model has a chat template, it
+    is the user's turn."""
     answers: tuple[AnswerText, ...] = Field(
         ("A", "B"), min_length=2, max_length=2, exclude_if=is_default(("A", "B"))
     )
-    """What the model says if the first response is better, and if the second is: their log-probabilities as the beginning of
-    its answer are compared."""
+    """Answers of the model that prefer the first and the second response: their log-probabilities as the beginning of its
+    answer are compared."""
 
     @property
     def kind(self) -> Literal["verifier", "reward", "model"]:

@@ -1,4 +1,4 @@
-"""How a stage samples responses: how many side by side, and whether beside the update of a policy."""
+"""Settings of sampling in a stage: how many responses side by side, and whether while a policy is updated."""
 
 from dataclasses import replace
 from typing import Literal
@@ -11,29 +11,29 @@ from vantage.schemas.recipe.pass_limits import PassLimits
 
 
 class Sampling(Frozen):
-    """How many responses a stage samples side by side."""
+    """Limit of the responses that a stage samples side by side."""
 
     max_rows: Count | None = Field(None, exclude_if=is_unset)
     """Most responses that are sampled side by side. It changes memory and speed, and no response. None: in a stage that trains on a
     GPU without ``microbatch_tokens``, as many as memory has room for, found before the first step; else ``microbatch_size``."""
 
     def limits(self, passes: PassLimits) -> PassLimits:
-        """Return the bounds of what is sampled side by side, where no more is found; ``passes``: those of the stage's other passes."""
+        """Return the bounds of sampling if no larger ones are found; ``passes``: bounds of the stage's other passes."""
         return replace(passes, rows=self.max_rows or passes.rows)
 
 
 class SampledAhead(Sampling):
-    """When a rollout is sampled, beside the update of the one before or after it."""
+    """Settings of sampling ahead: a rollout may be sampled while another one trains."""
 
     ahead: Literal[0, 1] = 0
-    """1: while one rollout trains, the next is sampled, from a copy of a policy that trains as it was before that update: one
-    step off-policy. A fixed policy has no such step. 0: when the update is done."""
+    """1: while one rollout trains, the next is sampled, from a copy of the policy as it was before that update: one step
+    off-policy. A policy that does not train has no such step. 0: the next rollout is sampled after the update."""
 
 
 class Ahead(SampledAhead):
-    """The same of a policy that trains, which learns from responses of an earlier one."""
+    """Settings of sampling ahead for a policy that trains, which then learns from responses of an earlier version of itself."""
 
     importance_cap: Positive = 2.0
-    """C: what is sampled ahead has its advantages weighted, token by token, by min(π_old/π_sampler, C) (truncated importance
-    sampling, arXiv 2510.18855). With ``old_logprobs: sampler`` the loss's own ratio is to the sampler, and nothing else is
-    weighted (arXiv 2607.07508)."""
+    """Cap C. The advantages of responses that were sampled ahead are weighted, token by token, by min(π_old/π_sampler, C)
+    (truncated importance sampling, arXiv 2510.18855). With ``old_logprobs: sampler`` the loss's own ratio is to the sampler,
+    and nothing else is weighted (arXiv 2607.07508)."""

@@ -1,4 +1,4 @@
-"""How a policy learns from responses that another policy drew: one that is an update behind, or one in other arithmetic."""
+"""Corrections for responses that another policy sampled: one that is an update behind, or the same one in other arithmetic."""
 
 from typing import Annotated, Any, Literal
 

@@ -1,4 +1,4 @@
-"""``sign:`` of a recipe: with which key the artifacts of its runs are signed. It names the key; it never holds one."""
+"""``sign:`` of a recipe: the key with which the artifacts of its runs are signed. It names the key, and never holds one."""
 
 from typing import Annotated
 

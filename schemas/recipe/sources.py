@@ -1,4 +1,4 @@
-"""Parsed sources: the text of a ``source`` field as a value.
+"""Parse sources: the text of a ``source`` field becomes a value.
 
 ``builtin:NAME`` and ``builtin:NAME/KIND``, ``hub:ORGANISATION/NAME@REVISION``, ``package:NAME``, ``gguf:FILE``,
 ``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``, or a path. Only a model can come from a package, a GGUF file or MLflow;
@@ -68,7 +68,7 @@ class HubFiles:
 
 @dataclass(frozen=True)
 class HubDataset:
-    """A dataset on the Hugging Face hub at a commit, of whose configurations and splits the recipe names one."""
+    """A dataset on the Hugging Face hub at a commit; the recipe names one of its configurations and splits."""
 
     repository: str
     revision: str
@@ -138,7 +138,7 @@ class Registered:
 
     @property
     def digest(self) -> str | None:
-        """Content digest of what it holds, if it is pinned and there is such a version."""
+        """Content digest of the version, if it is pinned and exists."""
         return None if self.is_absent else self.pin
 
     @property
@@ -147,7 +147,7 @@ class Registered:
         return self.pin == _ABSENT
 
     def as_absent(self) -> Self:
-        """Pinned, without a version."""
+        """Pin of a model without a version."""
         return replace(self, pin=_ABSENT)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What every stage of a recipe has: gates, resources, and the fields of those that train a network."""
+"""Fields of every stage of a recipe: gates, resources, and the fields of stages that train a network."""
 
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -75,7 +75,7 @@ class Gate(Frozen):
 
 
 class Distributed(Frozen):
-    """How the processes (ranks) of a stage share its work."""
+    """Distribution of a stage's work over processes (ranks)."""
 
     strategy: Literal["ddp", "fsdp2"] = "ddp"
     """``ddp``: every rank has all weights. ``fsdp2``: each has a part of them and of the optimisers' state, for models
@@ -86,17 +86,17 @@ class Distributed(Frozen):
 
 
 def _is_default(distributed: Distributed) -> bool:
-    """Return whether the field has its default, as ``is_unset``: it then changes the JSON of no recipe that does not set it."""
+    """Return whether the field has its default. It is then left out of the JSON, so that older recipes keep theirs."""
     return distributed == Distributed()
 
 
 class NodeRange(Frozen):
-    """How many nodes may do a stage together."""
+    """Number of nodes that may compute a stage together."""
 
     least: Annotated[int, Field(ge=1, le=4096)]
-    """With fewer, the stage waits."""
+    """Fewest nodes; the stage waits for them."""
     most: Annotated[int, Field(ge=2, le=4096)]
-    """Taken where they are there within a minute."""
+    """Most nodes; they are used if they are available within a minute."""
 
     @rule
     def _in_order(self) -> None:
@@ -113,7 +113,7 @@ NodesOrRange = Annotated[
 
 
 class Resources(Frozen):
-    """Where a stage runs, on how many CPUs and GPUs, and its time limit; never part of its key."""
+    """Place of a stage (pool, nodes, CPUs, GPUs) and its time limit; never part of its key."""
 
     pool: PoolName | None = Field(None, exclude_if=is_unset)
     """Prefect work pool whose workers compute the stage. None: the recipe's ``workers``, or else the process that
@@ -239,13 +239,13 @@ class Training(Stage):
     """Fields of every stage that trains a network."""
 
     learning_rate: Positive | None = None
-    """Of AdamW, after the warm-up. None: set from the width of the recipe's model before anything runs."""
+    """Learning rate of AdamW after the warm-up. None: set from the width of the recipe's model before anything runs."""
     warmup_steps: CountOrZero = 0
     """Optimiser steps over which the learning rate rises linearly from 0."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate after the warm-up; linear and cosine end at 0."""
     weight_decay: NonNegative = 0.0
-    """Of AdamW, decoupled."""
+    """Decoupled weight decay of AdamW."""
     max_grad_norm: Positive = 1.0
     """Gradients of a larger norm are scaled down to it."""
     precision: Precision = "float32"
@@ -255,7 +255,7 @@ class Training(Stage):
     checkpoint_every: Count = 50
     """Optimiser steps (iterations in policy optimisation) between two in-stage checkpoints."""
     lora: LoraOrNot | None = Field(None, exclude_if=is_unset)
-    """Train adapters on frozen weights: the artifact holds the adapters, and the digest of what they stand on. ``false``:
+    """Train adapters on frozen weights: the artifact contains the adapters, and the digest of their base model. ``false``:
     train all weights; adapters that the stage starts from are merged first. None: ``model.lora``."""
     guards: Guards | None = Field(None, exclude_if=is_unset)
     """Bounds on the stage's curves, and what happens when a curve leaves them; one guard, or a list. None: the defaults of
@@ -270,10 +270,10 @@ class Training(Stage):
     more time, the same gradients. Prompts that several responses have are read once for each of them then."""
 
     compile: Switch = Field(False, exclude_if=is_off)
-    """Compile the layers of the networks that train, and of a reference, by ``torch.compile``: faster passes, rounded otherwise,
-    after a wait at the start of each attempt (half a minute on a CPU, less once torch has its cache). It needs a C++ compiler (on a
-    CPU) or Triton (on a GPU); where the layers cannot be compiled they run as they are written, and a warning says so. Passes
-    with a key-value cache, in sampling and where several responses share a prompt, are not compiled."""
+    """Compile the layers of the networks that train, and of a reference, by ``torch.compile``. Passes become faster, and
+    are rounded differently, after a wait at the start of each attempt (half a minute on a CPU, less once torch has its
+    cache). It needs a C++ compiler (on a CPU) or Triton (on a GPU). Layers that cannot be compiled run uncompiled, with a
+    warning. Passes with a key-value cache, in sampling and where several responses share a prompt, are not compiled."""
 
     @property
     def pass_limits(self) -> PassLimits:

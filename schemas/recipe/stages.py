@@ -49,7 +49,7 @@ class SupervisedFineTuning(Training):
     ``microbatch_size`` counts rows. It saves time where ``group_by_length`` is false. Not for models that count positions by
     themselves (BLOOM)."""
     train_on: TrainOn = Field("all_responses", exclude_if=is_default("all_responses"))
-    """Of a conversation of several turns: all that the assistant says, or its last response alone. What others say is
+    """Turns of a conversation that are learnt: all of the assistant's, or only its last response. Turns of others are
     never trained on. The conversation up to the last response fits ``generation.max_prompt_tokens``, or the row is left
     out."""
 
@@ -361,7 +361,7 @@ class PolicyOptimization(WatchedRollouts):
     rollout: Ahead = Field(Ahead(), exclude_if=is_default(Ahead()))
     """How responses are sampled, and whether while another rollout trains."""
     critic_learning_rate: Positive | None = None
-    """As ``learning_rate``, for the critic; read if ``algorithm`` has one."""
+    """Learning rate of the critic's AdamW; read if ``algorithm`` has a critic."""
     critic_optimizer: Literal["fresh", "carry"] = Field("fresh", exclude_if=is_default("fresh"))
     """``carry``: the critic's AdamW goes on with the moments and the number of steps of its pretraining, and has no warm-up
     again; rate, decay and schedule are this stage's. ``fresh``: it begins anew."""
@@ -546,8 +546,9 @@ class BestOfN(WatchedRollouts):
 
 
 class RolloutCollection(Stage):
-    """Responses sampled from a policy once and scored: what value pretraining, best-of-n, DPO and the baselines that are
-    made beforehand learn from, as often as they like."""
+    """Responses sampled from a policy and scored once, for stages that read them instead of sampling.
+
+    Value pretraining, best-of-n, DPO and baselines that are made beforehand may read them as often as they like."""
 
     kind: Literal["rollout_collection"]
     policy: Name

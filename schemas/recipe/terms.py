@@ -1,4 +1,4 @@
-"""The kinds of reward term, one row a kind.
+"""The kinds of reward term, one row per kind.
 
 A new kind is its class here, its row, and a module in ``vantage.tasks.rewards`` that scores. The field that a term has
 decides its kind: ``{model: reward}``, ``{verifier: arithmetic}``.
@@ -31,7 +31,7 @@ class RewardTerm(Frozen):
 
     @property
     def name(self) -> str:
-        """The term's name in metrics: what the field of its kind names."""
+        """Name of the term in metrics: the value of its kind's field."""
         return str(getattr(self, row_of(self).field))
 
     @property
@@ -69,7 +69,7 @@ class ModelTerm(RewardTerm):
 
 
 class VerifierTerm(RewardTerm):
-    """1 for a response that a verifier accepts."""
+    """A term that is 1 for a response that a verifier accepts."""
 
     model: None = None
     """Always null in this kind of term; it is part of stage keys."""
@@ -91,9 +91,9 @@ class TermKind:
     term: type[RewardTerm]
     """Its class."""
     field: str
-    """The field that only this kind gives."""
+    """The field that only this kind has."""
     names: Literal["reward_model", "verifier"] | None = None
-    """What the field names: a stage that makes a reward model, a verifier, or neither."""
+    """The meaning of the field: a stage that makes a reward model, a verifier, or neither."""
     module: str
     """Dotted name of its module in ``vantage.tasks.rewards``, whose function ``load`` makes the scorer."""
 

@@ -56,7 +56,7 @@ class Watch(Frozen):
 
 
 class Keep(Frozen):
-    """Which policy a stage hands on."""
+    """Rule for the policy that a stage returns."""
 
     by: Literal["validation", "watch"]
     """``validation``: the one whose responses to the validation prompts the reward scores best. ``watch``: the one that the watch's

@@ -53,7 +53,7 @@ class MixData(Work):
     parts: tuple[Name, ...]
     """The datasets, whose roles are ``part.0``, ``part.1`` …"""
     weights: tuple[Positive, ...]
-    """Of each part; they add up to 1."""
+    """Share of each part; they add up to 1."""
     rows: Count | None = None
     split: HeldOutRows = HeldOutRows()
 
@@ -65,9 +65,9 @@ class CheckRows(Work):
     datasets: tuple[Name, ...]
     """Datasets and mixtures, whose roles are ``data.0``, ``data.1`` …"""
     contents: tuple[Content, ...]
-    """Of each."""
+    """Content of each dataset."""
     max_dropped: tuple[float, ...]
-    """Of each, the largest share of rows that cannot be used."""
+    """Largest share of unusable rows of each dataset."""
 
 
 class ImportVerifier(Work):
@@ -89,12 +89,12 @@ class MergePolicy(Work):
 
     kind: Literal["merge_policy"] = "merge_policy"
     adapters: Name
-    """The stage."""
+    """Stage whose adapters are merged."""
 
 
 class MergeRewardModel(Work):
-    """The same for a reward model."""
+    """The implicit step that makes a whole reward model of the adapters that a stage trained."""
 
     kind: Literal["merge_reward_model"] = "merge_reward_model"
     adapters: Name
-    """The stage."""
+    """Stage whose adapters are merged."""

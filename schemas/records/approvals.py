@@ -13,16 +13,16 @@ from vantage.schemas.records.artifacts import Digest
 from vantage.schemas.records.verdicts import Verdict
 
 PUBLISH_PREFIX = "publish:"
-"""Begins the subject of a question about an alias: ``publish:NAME@ALIAS``."""
+"""Prefix of the subject of a question about an alias: ``publish:NAME@ALIAS``."""
 
 MAX_REASON = 2000
-"""Characters of a reason."""
+"""Most characters of a reason."""
 _LATEST = 253_402_300_799_999
-"""The end of the year 9999: dates know no later one."""
+"""The end of the year 9999, in milliseconds since 1970; Python's dates end there."""
 
 
 class Question(Frozen):
-    """What a person is asked. The answer holds for exactly this artifact and these verdicts."""
+    """A question to a person. The answer holds for exactly this artifact and these verdicts."""
 
     subject: str
     """A stage whose gate did not pass, or ``publish:NAME@ALIAS``."""
@@ -36,7 +36,7 @@ class Question(Frozen):
 
     @property
     def id(self) -> str:
-        """sha256 of the question: equal for equal questions alone."""
+        """sha256 of the question, equal only for equal questions."""
         return hashlib.sha256(canonical_json(self.model_dump(mode="json")).encode()).hexdigest()
 
 
@@ -45,15 +45,15 @@ class Approval(Frozen):
 
     question: Question
     run_id: str | None = Field(None, exclude_if=is_unset)
-    """The run whose question it answers; None: an earlier version recorded it, and did not say."""
+    """The run whose question it answers; None: an earlier version recorded it without the run."""
     approved: StrictBool
     """False: it is rejected."""
     by: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=200)]
-    """Who decided, as they say."""
+    """Name that the deciding person gave."""
     login: str | None = Field(None, exclude_if=is_unset)
     """Login name of the process that recorded it; None: it came from Prefect's form."""
     reason: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=MAX_REASON)]
-    """Why."""
+    """Reason of the decision."""
     time: Annotated[int, Field(ge=0, le=_LATEST)]
     """Milliseconds since 1970."""
 

@@ -34,18 +34,18 @@ class StoredArtifact(Frozen):
     firings: tuple[Firing, ...] = Field((), exclude_if=is_default(()))
     """The firings of the guards of the stage that made it."""
     ended_early: EndedEarly | None = Field(None, exclude_if=is_unset)
-    """Of a stage that ended before its last step; None: it did all of them."""
+    """Details of a stage that ended before its last step; None: it did all steps."""
 
     @property
     def stands_for(self) -> Digest:
-        """Return its digest, or that of a model that it says nothing else than."""
+        """Return its digest, or the digest of a model with exactly the same content."""
         return self.digest
 
 
 def is_same(one: StoredArtifact, other: StoredArtifact) -> bool:
     """Return whether two artifacts hold the same files: the same weights and tokenizer, or the same rows.
 
-    Adapters that change nothing are the same as what they stand on.
+    Adapters that change nothing are the same as their base model.
     """
     if one.files_digest is not None and one.files_digest == other.files_digest:
         return True
@@ -64,14 +64,14 @@ class StoredModel(StoredArtifact):
 
     tokenizer_digest: Digest
     base: Digest | None = Field(None, exclude_if=is_unset)
-    """Content digest of the whole model that these adapters (LoRA) stand on; it is among the parents. None: this is a
-    whole model."""
+    """Content digest of the base model of these adapters (LoRA); it is among the parents. None: this is a whole
+    model."""
     same_as_base: bool = Field(False, exclude_if=is_off)
-    """Whether the adapters change nothing: they are as they were before the first step."""
+    """Whether the adapters change nothing: they are unchanged since before the first step."""
 
     @property
     def stands_for(self) -> Digest:
-        """Return its digest, or that of a model that it says nothing else than."""
+        """Return its digest, or that of the base model if its adapters change nothing."""
         return self.base if self.base is not None and self.same_as_base else self.digest
 
 
@@ -94,7 +94,7 @@ class ValueModel(StoredModel):
 
 
 class RowCheck(StoredArtifact):
-    """What the model's tokenizer and chat template make of the rows of all datasets."""
+    """Result of reading the rows of all datasets with the model's tokenizer and chat template."""
 
     kind: Literal["row_check"] = "row_check"
 
@@ -113,7 +113,7 @@ class VerifierArtifact(StoredArtifact):
 
 
 class BenchmarkArtifact(StoredArtifact):
-    """Definitions of lm-eval's tasks with their data, as they lay in a user's folder."""
+    """Definitions of lm-eval's tasks with their data, copied from a user's folder."""
 
     kind: Literal["benchmark"] = "benchmark"
 
@@ -125,7 +125,7 @@ class TrainingState(StoredArtifact):
 
 
 class Evaluation(StoredArtifact):
-    """What a model was measured to do: responses with their judgements, or tables."""
+    """Measurements of a model: responses with their judgements, or tables."""
 
     kind: Literal["evaluation"] = "evaluation"
 

@@ -38,7 +38,7 @@ Cause = Literal[
 
 
 class Failure(Frozen):
-    """Why an attempt has no result."""
+    """Reason why an attempt has no result."""
 
     exit_code: int
     """One of ``vantage.attempts.exit_codes``."""
@@ -52,7 +52,7 @@ class Share(Frozen):
 
     cpus: int
     gpus: tuple[str, ...] = ()
-    """Names as CUDA_VISIBLE_DEVICES takes them: numbers or UUIDs."""
+    """Names for CUDA_VISIBLE_DEVICES: numbers or UUIDs."""
 
 
 class AttemptRequest(Frozen):
@@ -76,13 +76,13 @@ class AttemptRequest(Frozen):
     storage: str
     """Address of the storage, for ``vantage.storage.storage.open_storage``."""
     share: Share | None = None
-    """None: what ``resources`` asks of the machine that runs the attempt."""
+    """None: the share that ``resources`` asks for, of the machine that runs the attempt."""
     only_reuse: bool = False
     """Compute nothing: if the artifact is not in the storage, the attempt ends as ``absent``."""
     microbatch_tokens: int | None = None
-    """Overrides that of the work after memory ran out; None: the work's."""
+    """Limit that replaces the work's after memory ran out; None: the work's."""
     microbatch_size: int | None = Field(None, exclude_if=is_unset)
-    """The same, of a run that an earlier version began, which halved rows; None: the work's."""
+    """Number of rows that replaces the work's, in a run that an earlier version began; None: the work's."""
     resources: Resources = Resources()
     """What the computation needs of the machine that runs it, and its time limit."""
     extends: Shorter | None = Field(None, exclude_if=is_unset)
@@ -106,7 +106,7 @@ class AttemptBegun(Frozen):
 
 
 class AttemptOutcome(Frozen):
-    """How an attempt ended."""
+    """Outcome of an attempt."""
 
     status: Literal["made", "reused", "absent", "stopped", "failed"]
     """``absent``: ``only_reuse``, and the storage has no intact artifact. ``stopped``: a stop was requested before the
@@ -126,15 +126,15 @@ class AttemptOutcome(Frozen):
     firings: tuple[Firing, ...] = Field((), exclude_if=is_default(()))
     """The firings of the stage's guards, also of an attempt that failed."""
     dropped: dict[str, int] = Field(default_factory=dict)
-    """For a dataset: reason why rows were dropped → number of rows."""
+    """Reason → number of rows that were dropped for it; for a dataset."""
     committed_step: int = 0
-    """For a failed computation: step of the checkpoint from which the next attempt resumes; 0: there is none."""
+    """Step of the checkpoint from which the next attempt resumes, for a failed computation; 0: there is none."""
     failure: Failure | None = None
     seconds: float = 0.0
     """Wall time."""
     energy: Energy | None = Field(None, exclude_if=is_unset)
-    """Of the computation; None: there was none, or the machine has no counter that can be read."""
+    """Energy of the computation; None: there was none, or the machine has no counter that can be read."""
     usage: Usage | None = Field(None, exclude_if=is_unset)
-    """Of the machine meanwhile; None: nothing was computed, or several machines did."""
+    """Readings of the machine meanwhile; None: nothing was computed, or several machines computed it."""
     facts: Facts = Field(default_factory=dict, exclude_if=is_unset)
-    """Of the machine as the computation began; empty: nothing was computed, or several machines did."""
+    """Facts of the machine when the computation began; empty: nothing was computed, or several machines computed it."""

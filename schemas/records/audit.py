@@ -1,4 +1,4 @@
-"""What an audit found: a verdict for each check of each artifact, and for each edge to what it was made of."""
+"""The report of an audit: a verdict for each check of each artifact, and for each edge to one of its inputs."""
 
 from collections.abc import Iterable, Iterator
 from typing import Literal
@@ -6,29 +6,30 @@ from typing import Literal
 from vantage.schemas.frozen import Frozen
 
 Outcome = Literal["ok", "wrong", "unchecked", "note"]
-"""``wrong``: two things that must agree do not. ``unchecked``: one of them is not there. ``note``: worth to know, and no fault."""
+"""``wrong``: two things that must agree differ. ``unchecked``: one of them is missing. ``note``: worth knowing, and no
+fault."""
 
 _WORST_FIRST: tuple[Outcome, ...] = ("wrong", "unchecked", "note", "ok")
 
 
 class Check(Frozen):
-    """One thing that was compared."""
+    """One comparison."""
 
     subject: str
-    """What: ``files``, ``ref``, ``run record``, ``outbox``, ``MLflow`` …"""
+    """Subject of the comparison: ``files``, ``ref``, ``run record``, ``outbox``, ``MLflow`` …"""
     outcome: Outcome = "ok"
     detail: str = ""
-    """With what it was compared; of ``wrong``, what differs; of ``unchecked``, what is missing."""
+    """The other side of the comparison; if ``wrong``, the difference; if ``unchecked``, what is missing."""
 
 
 class Edge(Frozen):
-    """From an artifact to one that it was made of."""
+    """An edge from an artifact to one of its inputs."""
 
     role: str
     """``init``, ``data``, ``reward.main.0`` …"""
     digest: str
     parent: str | None
-    """Id of the audited artifact; None: there is none."""
+    """Id of the audited input; None: it was not found."""
     checks: tuple[Check, ...]
 
 
@@ -36,7 +37,7 @@ class AuditedArtifact(Frozen):
     """One artifact of the lineage."""
 
     id: str
-    """Within the report."""
+    """Id within the report."""
     step: str
     """Name of the step that made it, or its kind."""
     kind: str
@@ -51,14 +52,14 @@ class AuditedArtifact(Frozen):
 
 
 class AuditedRun(Frozen):
-    """What was checked of a run as a whole: its record, its recipe, its entry in MLflow."""
+    """Checks of a run as a whole: its record, its recipe, its entry in MLflow."""
 
     run_id: str
     checks: tuple[Check, ...]
 
 
 class Hashing(Frozen):
-    """How much was hashed, and how fast."""
+    """Amount and speed of hashing."""
 
     num_bytes: int = 0
     seconds: float = 0.0
@@ -70,7 +71,7 @@ class Hashing(Frozen):
 
     @property
     def bound(self) -> Literal["reading", "hashing"]:
-        """Return what took longer."""
+        """Return which of the two took longer."""
         return "hashing" if self.hash_seconds >= self.read_seconds else "reading"
 
 
@@ -78,20 +79,20 @@ class AuditReport(Frozen):
     """The result of an audit."""
 
     target: str
-    """As it was given."""
+    """Target as it was given."""
     described: str
-    """What it is, in words."""
+    """Description of the target, in words."""
     checks: tuple[Check, ...] = ()
-    """Of the target itself: its alias, its version, its folder."""
+    """Checks of the target itself: its alias, its version, its folder."""
     roots: tuple[str, ...] = ()
-    """Ids of the artifacts from which the walk began."""
+    """Ids of the artifacts at which the walk began."""
     artifacts: tuple[AuditedArtifact, ...] = ()
-    """Each once, in the order of the walk."""
+    """Each artifact once, in the order of the walk."""
     runs: tuple[AuditedRun, ...] = ()
     hashing: Hashing = Hashing()
 
     def every_check(self) -> Iterator[tuple[str, Check]]:
-        """Yield where, and the check."""
+        """Yield each check with its place in the report."""
         yield from ((self.target, check) for check in self.checks)
         for artifact in self.artifacts:
             yield from ((artifact.step, check) for check in artifact.checks)
@@ -107,11 +108,11 @@ class AuditReport(Frozen):
 
     @property
     def exit_code(self) -> int:
-        """0: all is well. 1: something is wrong. 2: something could not be checked, and nothing is wrong."""
+        """0: everything is ok. 1: something is wrong. 2: something could not be checked, and nothing is wrong."""
         return {"wrong": 1, "unchecked": 2}.get(self.outcome, 0)
 
 
 def worst(checks: Iterable[Check]) -> Outcome:
-    """Return the worst outcome; ``ok`` of none."""
+    """Return the worst outcome; ``ok`` if there are no checks."""
     found = {check.outcome for check in checks}
     return next((outcome for outcome in _WORST_FIRST if outcome in found), "ok")

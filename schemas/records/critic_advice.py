@@ -1,6 +1,6 @@
-"""What to do about a critic: one rule a finding, from its diagnosis alone.
+"""Advice on a critic: one rule per finding, from its diagnosis alone.
 
-The rules are in the order of how much they matter; the first that applies is the line to read.
+The rules are sorted by importance; the first that applies is the most important advice.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,15 +18,15 @@ from vantage.schemas.records.critic_diagnosis import (
 )
 
 LARGE_BIAS = 0.25
-"""In standard deviations of the returns."""
+"""Size of the bias, in standard deviations of the returns, from which it is large."""
 BETTER_BASELINE = 0.95
-"""A baseline whose squared advantages are below this part of the critic's is the better one."""
+"""Factor of the critic's squared advantages below which another baseline is better than the critic."""
 LATE = 0.75
-"""A critic that was best in this part of its iterations, or later, was still getting better."""
+"""Part of its iterations after which a critic that was then best was still getting better."""
 A_COURSE = 4
-"""Fewer iterations show no course."""
+"""Fewest iterations that show a course."""
 LOST = 0.2
-"""So much explained variance less at the end of a policy stage than at its beginning is a loss."""
+"""Loss of explained variance during a policy stage from which it is reported."""
 
 Level = Literal["good", "note", "warning", "bad"]
 
@@ -40,7 +40,7 @@ class Advice(Frozen):
 
 
 def advice_on_pretraining(critic: PretrainedCritic) -> list[Advice]:
-    """Return what follows from a diagnosis; the first is what to do."""
+    """Return the findings from a diagnosis, the most important first."""
     found = [advice for rule in _PRETRAINING for advice in rule(critic)]
     if not any(each.level in ("bad", "warning") for each in found):
         found.insert(0, _usable(critic.diagnosis))
@@ -48,7 +48,7 @@ def advice_on_pretraining(critic: PretrainedCritic) -> list[Advice]:
 
 
 def advice_on_drift(drift: CriticDrift) -> list[Advice]:
-    """Return what follows from a critic's course during policy optimisation; the first is what to do."""
+    """Return the findings from a critic's course during policy optimisation, the most important first."""
     measured = [
         (point.iteration, point.explained_variance)
         for point in drift.points
@@ -203,7 +203,7 @@ _PRETRAINING: tuple[Callable[[PretrainedCritic], list[Advice]], ...] = (
 
 
 def _longer(critic: PretrainedCritic) -> str:
-    """Pretrain longer, where the critic was still getting better; else otherwise."""
+    """Return the advice to pretrain longer, if the critic was still getting better; else other advice."""
     best, most = critic.diagnosis.best_iteration, critic.diagnosis.iterations
     if best >= LATE * most:
         return f"Pretrain longer (stages.{critic.step}.iterations: {2 * most})"
@@ -318,14 +318,14 @@ def tokens(label: str) -> str:
 
 
 def number(value: float | None) -> str:
-    """Return three digits, or ``–`` for what is undefined."""
+    """Return a number with three digits, or ``–`` for an undefined one."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}" if value else "0"
 
 
 def share(value: float | None) -> str:
-    """Return two decimals: what is 1 at most, such as explained variance."""
+    """Return a number that is at most 1, such as explained variance, with two decimals."""
     if value is None:
         return "–"
     return f"{value:z.2f}" if abs(value) < 100 else f"{value:,.0f}"  # z: no −0.00

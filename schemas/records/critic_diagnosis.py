@@ -10,12 +10,12 @@ from vantage.schemas.frozen import Frozen
 from vantage.schemas.records.uncertainty import Uncertainty, interval_of
 
 CONFIDENCE = 0.95
-"""Of all intervals of the diagnosis."""
+"""Confidence of all intervals of the diagnosis."""
 DIAGNOSIS_FILE = "diagnosis.json"
 WORST_PROMPTS = 10
-"""At most so many prompts are listed."""
+"""Most prompts that are listed."""
 PROMPT_CHARACTERS = 300
-"""Longer prompts are cut off there."""
+"""Length at which prompts are cut off."""
 
 _Count = Annotated[int, Field(ge=1)]
 
@@ -31,7 +31,7 @@ class Estimated(Uncertainty):
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Two-sided, at 95 %; None for a single prompt and for what is undefined."""
+        """Two-sided interval at 95 %; None for a single prompt and for an undefined number."""
         if self.value is None:
             return None
         return interval_of(self.METRIC, self.value, self, confidence=CONFIDENCE)
@@ -65,7 +65,7 @@ Correlation = Annotated[Estimated, _read_as(_EstimatedCorrelation)]
 
 
 class DiagnosedSlice(Frozen):
-    """How well the critic predicts the returns of some of the tokens."""
+    """One part of the tokens, and how well the critic predicts their returns."""
 
     label: str
     """A tenth of the response (``1`` to ``10``), a number of tokens (``8-15``, ``65536+``) or a difficulty (``hardest``)."""
@@ -76,24 +76,24 @@ class DiagnosedSlice(Frozen):
 
 
 class Calibration(Frozen):
-    """Tokens of similar values, one part of ten."""
+    """One tenth of the tokens, by their values."""
 
     value: float
-    """Their mean."""
+    """Mean value of the tokens."""
     returned: Estimated
-    """Their mean return: a calibrated critic's is ``value``."""
+    """Mean return of the tokens; for a calibrated critic it equals ``value``."""
     error: Estimated
     """Mean of value − return."""
     tokens: _Count
 
 
 class Ordering(Frozen):
-    """How often responses to one prompt are in the right order, a part of the way through them."""
+    """Order of the responses to one prompt by value, compared with their order by return, at some fraction of their length."""
 
     at: Annotated[float, Field(ge=0.0, le=1.0)]
-    """0.5: half-way."""
+    """Fraction of the length: 0.5 is half-way."""
     correlation: Correlation
-    """(Pairs in the right order − pairs in the wrong one) / pairs of different returns, which are its rows."""
+    """(Pairs in the right order − pairs in the wrong one) / pairs of different returns. These pairs are its rows."""
 
 
 class DiagnosedAdvantages(Frozen):
@@ -108,7 +108,7 @@ class DiagnosedAdvantages(Frozen):
 
 
 class DiagnosedPrompt(Frozen):
-    """A prompt on which the critic is wrong."""
+    """A prompt on which the critic has a large error."""
 
     prompt: str
     responses: _Count
@@ -117,7 +117,7 @@ class DiagnosedPrompt(Frozen):
     squared_error: Annotated[float, Field(ge=0.0)]
     """Mean over tokens."""
     share: Annotated[float, Field(ge=0.0, le=1.0)]
-    """Of the squared error of all prompts."""
+    """Share of the squared error of all prompts."""
 
 
 class CriticDiagnosis(Frozen):
@@ -132,26 +132,26 @@ class CriticDiagnosis(Frozen):
     explained_variance: Explained
     between_prompts: Explained
     within_prompts: Explained | None
-    """Over prompts with several responses; None where each has one."""
+    """None where each prompt has one response; only prompts with several responses count."""
     bias: Estimated
     by_tenth: tuple[DiagnosedSlice, ...]
     by_tokens_left: tuple[DiagnosedSlice, ...]
     by_length: tuple[DiagnosedSlice, ...]
     by_difficulty: tuple[DiagnosedSlice, ...]
-    """By thirds of the responses, in the order of the mean return of the others to the same prompt; empty where each prompt
-    has one."""
+    """Thirds of the responses, in the order of the mean return of the other responses to the same prompt; empty where each
+    prompt has one response."""
     calibration: tuple[Calibration, ...]
     calibration_error: Annotated[float, Field(ge=0.0)]
-    """Mean over tokens of the size of their part's error; noise alone makes it positive."""
+    """Mean over tokens of their part's absolute error; noise alone makes it positive."""
     orderings: tuple[Ordering, ...]
     """Empty where no two responses to a prompt have different returns."""
     advantages: DiagnosedAdvantages
     worst_prompts: tuple[DiagnosedPrompt, ...]
-    """Those with the most of the squared error."""
+    """Prompts with the largest squared error."""
     iterations: _Count
-    """The most that the stage could train."""
+    """Most iterations that the stage could train."""
     best_iteration: Annotated[int, Field(ge=0)]
-    """The one whose critic was kept."""
+    """Iteration whose critic was kept."""
 
 
 class PretrainedCritic(Frozen):
@@ -167,17 +167,17 @@ class DriftPoint(Frozen):
     iteration: int
     explained_variance: float | None = None
     critic_weight: float | None = None
-    """1 without a switch: all advantages are the critic's."""
+    """Weight of the critic in the advantages; 1 without a switch that weighs it."""
     value_bias: float | None = None
     value_loss: float | None = None
 
 
 DRIFT_CURVES = ("explained_variance", "critic_weight", "value_bias", "value_loss")
-"""The metrics of a policy stage that are fields of a point."""
+"""Metrics of a policy stage that are fields of a point."""
 
 
 def drift_points(curves: Mapping[int, Mapping[str, float]]) -> tuple[DriftPoint, ...]:
-    """Return the points of curves by iteration and metric, in order; what is not finite counts as not measured."""
+    """Return the points of curves by iteration and metric, in order; values that are not finite count as not measured."""
     return tuple(
         DriftPoint(
             iteration=iteration,

@@ -1,4 +1,4 @@
-"""What differs between two runs, stages, models or recipes: the record that ``vantage diff`` prints."""
+"""Differences between two runs, stages, models or recipes: the record that ``vantage diff`` prints."""
 
 from typing import Any, Literal
 
@@ -10,9 +10,9 @@ SideKind = Literal["run", "stage", "model", "recipe"]
 Sharing = Literal[
     "shared", "differs", "not_reproduced", "unfinished", "neither", "unknown", "only_a", "only_b"
 ]
-"""``shared``: the same key and the same artifact. ``differs``: other keys. ``not_reproduced``: the same key, and another
-artifact. ``unfinished``: the same key, and one has no artifact. ``neither``: not computed on either side, for which no other key is
-known. ``unknown``: the key of one is not known."""
+"""``shared``: the same key and the same artifact. ``differs``: different keys. ``not_reproduced``: the same key and different
+artifacts. ``unfinished``: the same key, and one side has no artifact. ``neither``: not computed on either side, and no
+different keys are known. ``unknown``: the key of one side is not known."""
 
 Interval = tuple[float, float]
 
@@ -21,15 +21,15 @@ class ComparedSide(Frozen):
     """One of the two things that are compared."""
 
     named: str
-    """As it was given."""
+    """Name as it was given."""
     kind: SideKind
     recipe: str
     """The recipe's name."""
     run_id: str | None = None
     status: str | None = None
-    """Of the run."""
+    """Status of the run."""
     stage: str | None = None
-    """Of a stage or a model; its inputs and what measured it are compared with it."""
+    """Stage, for a side that is a stage or a model; its inputs and the evaluations of it are also compared."""
     digest: str | None = None
     """Content digest of the stage's artifact."""
 
@@ -41,16 +41,16 @@ class FieldDifference(Frozen):
     a: Any = None
     b: Any = None
     only: Literal["a", "b"] | None = None
-    """Which side has the field at all; None: both."""
+    """The only side that has the field; None: both have it."""
 
 
 class StageDifference(Frozen):
-    """A step of one side, and that of the other which it is compared with."""
+    """A step of one side, with the step of the other side that it is compared with."""
 
     step: str
-    """Its name in A; in B where A has none."""
+    """Name in A; in B if A has no such step."""
     step_b: str | None = None
-    """Its name in B, if that is another one."""
+    """Name in B, if it is another one."""
     sharing: Sharing
     digest_a: str | None = None
     digest_b: str | None = None
@@ -59,23 +59,23 @@ class StageDifference(Frozen):
 
 
 class DataDifference(Frozen):
-    """Rows of one split of a dataset, compared by their content; a row that is there twice counts twice."""
+    """Rows of one split of a dataset, compared by their content; a row that occurs twice counts twice."""
 
     step: str
     split: str
     rows_a: int
     rows_b: int
     added: int
-    """Rows of B that A does not have."""
+    """Number of rows of B that A does not have."""
     removed: int
-    """Rows of A that B does not have."""
+    """Number of rows of A that B does not have."""
     examples_added: tuple[dict[str, str], ...] = ()
-    """Column → text, shortened; the first of them."""
+    """First of these rows: column → text, shortened."""
     examples_removed: tuple[dict[str, str], ...] = ()
 
 
 class ProvenanceDifference(Frozen):
-    """A part of the provenance that differs, with the stages at which it does."""
+    """A part of the provenance that differs, with the steps at which it differs."""
 
     part: str
     a: str | None
@@ -84,12 +84,12 @@ class ProvenanceDifference(Frozen):
 
 
 class GateDifference(Frozen):
-    """A gate that one side does not have, or whose threshold or verdict differs."""
+    """A gate that one side lacks, or whose threshold or verdict differs."""
 
     step: str
     metric: str
     a: str | None
-    """The verdict, or the threshold where there is no verdict; None: no such gate."""
+    """Verdict, or the threshold where there is no verdict; None: there is no such gate."""
     b: str | None
     threshold_differs: bool
     passed_a: bool | None = None
@@ -111,14 +111,14 @@ class MetricDifference(Frozen):
     difference: float | None = None
     """B − A."""
     interval: Interval | None = None
-    """Of the difference, at 95 %."""
+    """Interval of the difference, at 95 %."""
     standard_error: float | None = None
-    """Of the difference."""
+    """Standard error of the difference."""
     paired: bool = False
-    """Whether the error is that of differences at the same prompts, clustered by prompt. Else the two were taken as
-    independent, which is too wide where they share prompts."""
+    """Whether the error is that of differences at the same prompts, clustered by prompt. If not, the two sides were treated as
+    independent, and the interval is too wide where they share prompts."""
     n: int | None = None
-    """Prompts of a paired difference."""
+    """Number of prompts of a paired difference."""
 
     @property
     def is_clear(self) -> bool:
@@ -132,21 +132,22 @@ class Difference(Frozen):
     a: ComparedSide
     b: ComparedSide
     recipe: tuple[FieldDifference, ...] = ()
-    """Fields with every default filled in."""
+    """Fields that differ, after every default is filled in."""
     stages: tuple[StageDifference, ...] = ()
-    """All steps, the shared ones too."""
+    """All steps, including the shared ones."""
     expected: bool = False
-    """One side is a recipe: its stages are compared by what their keys depend on, and nothing else can be compared."""
+    """Whether one side is a recipe: its steps are then compared by the inputs of their keys, and nothing else can be
+    compared."""
     data: tuple[DataDifference, ...] = ()
     """Splits whose rows differ."""
     provenance: tuple[ProvenanceDifference, ...] = ()
     libraries: tuple[FieldDifference, ...] = ()
-    """Distribution → version, where both environments were recorded."""
+    """Distributions with different versions, where both environments were recorded."""
     gates: tuple[GateDifference, ...] = ()
     metrics: tuple[MetricDifference, ...] = ()
-    """Of steps that are not shared, those that are equal too."""
+    """Metrics of steps that are not shared, including equal ones."""
     notes: tuple[str, ...] = Field(())
-    """What could not be compared, and why."""
+    """Comparisons that were not possible, with the reason."""
 
     @property
     def is_same(self) -> bool:

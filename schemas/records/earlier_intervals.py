@@ -1,4 +1,4 @@
-"""Intervals as verdicts without a recorded method have them; new verdicts never use these.
+"""Compute intervals for verdicts without a recorded method; new verdicts never use these.
 
 A verdict is judged again by the method it was made with, so that records and signed statements of earlier versions stay
 true. Nothing here may change.

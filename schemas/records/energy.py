@@ -4,9 +4,9 @@ from vantage.schemas.frozen import Frozen
 
 
 class Energy(Frozen):
-    """What counters of the hardware counted from the start of an attempt's computation to its end."""
+    """Energy by the hardware's counters, from the start of an attempt's computation to its end."""
 
     gpu_joules: float | None = None
-    """Of all GPUs of the attempt together (NVML); None: not measured, or it had none."""
+    """Energy of all GPUs of the attempt together (NVML); None: not measured, or it had no GPU."""
     cpu_joules: float | None = None
-    """Of all processor packages of the machine (RAPL), whatever else they computed meanwhile; None: not measured."""
+    """Energy of all processor packages of the machine (RAPL), including other work; None: not measured."""

@@ -10,25 +10,25 @@ class Installed(Frozen):
     """One installed distribution."""
 
     name: str
-    """Normalised: lower case, words joined by ``-``."""
+    """Normalised name: lower case, words joined by ``-``."""
     version: str
     license: str = ""
-    """As its metadata has it: an SPDX expression, or some name; empty: it says nothing."""
+    """Licence in its metadata: an SPDX expression, or some name; empty: the metadata has none."""
 
 
 class Environment(Frozen):
-    """What was installed where something was computed; stored once for each digest."""
+    """The distributions that were installed where something was computed; stored once per digest."""
 
     python: str
-    """Version."""
+    """Version of Python."""
     implementation: str
-    """``CPython``."""
+    """Name of the implementation: ``CPython``."""
     system: str
     """Name and version of the operating system."""
     machine: str
     """Architecture: ``x86_64``."""
     installed: tuple[Installed, ...]
-    """By name."""
+    """Installed distributions, sorted by name."""
 
     @property
     def content(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Warnings about estimates: what the interval of one headline metric, or of two together, shows of a model."""
+"""Warnings about estimates, from the interval of one headline metric, or of two together."""
 
 from vantage.schemas.records.artifacts import StoredArtifact
 from vantage.schemas.records.firings import in_words
@@ -10,7 +10,7 @@ _CHANCE = 0.5
 
 
 def warnings_about(artifact: StoredArtifact, *, of_estimates: bool = True) -> tuple[str, ...]:
-    """Return all warnings about an artifact: how its stage went, those of its metrics alone, then those of its estimates.
+    """Return all warnings about an artifact: about the stage's course, its single metrics, then its estimates.
 
     Args:
         of_estimates: False: leave the last ones out, as earlier versions did.

@@ -22,7 +22,7 @@ def _of_judge(name: str, unit: str, meaning: str, judge: Literal["verifier", "re
 
 
 def _of_second_judge(name: str, judge: str) -> Iterator[Metric]:
-    """Yield what pairs say by the judge of the field ``also``."""
+    """Yield the metrics of pairs by the judge of the field ``also``."""
     for metric in COMPARED_BY_JUDGE:
         yield Metric(f"{name}_{metric}", "1", f"{metric} by the second judge.", needs=(f"also.{judge}",))
 
@@ -88,7 +88,7 @@ REWARD_METRICS: tuple[Metric, ...] = (
         "subgroups.json of the artifact has all with their intervals. Undefined without such a subgroup.",
     ),
 )  # fmt: skip
-"""Of ``reward_evaluation``."""
+"""Metrics of ``reward_evaluation``."""
 
 BENCHMARK_METRICS: tuple[Metric, ...] = (
     Metric(
@@ -97,7 +97,7 @@ BENCHMARK_METRICS: tuple[Metric, ...] = (
         "artifact has all metrics of all tasks.",
     ),
 )  # fmt: skip
-"""Of ``benchmark_evaluation``."""
+"""Metrics of ``benchmark_evaluation``."""
 
 EVALUATION_METRICS: tuple[Metric, ...] = (
     Metric(

@@ -1,6 +1,6 @@
 """The facts of an attempt that MLflow and the report show beside its time and energy: one row each.
 
-A new fact is its row here and its reader in ``vantage.attempts.facts``. The outbox, MLflow's tags, the audit, the report and
+A new fact is one row here and its reader in ``vantage.attempts.facts``. The outbox, MLflow's tags, the audit, the report and
 the table in docs/report.md follow from the row.
 """
 
@@ -10,17 +10,17 @@ Facts = dict[str, str]
 """Name → value as it is shown; a fact that could not be read is missing."""
 
 TAG = "vantage.fact."
-"""What the names of MLflow's tags begin with."""
+"""Prefix of the names of MLflow's tags."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """One row: a fact of the machine or the process as the computation of an attempt begins."""
+    """One row: a fact of the machine or the process when the computation of an attempt begins."""
 
     name: str
-    """In records, and behind ``TAG`` in MLflow."""
+    """Name in records, and after ``TAG`` in MLflow."""
     heading: str
-    """Of its column in the report."""
+    """Heading of its column in the report."""
     meaning: str
     """One sentence, below the report's table and in the documentation."""
 

@@ -1,4 +1,4 @@
-"""What the guards of a stage saw: each firing with its evidence, and whether the stage ended early."""
+"""Records of a stage's guards: each firing with its evidence, and whether the stage ended early."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -19,9 +19,10 @@ class Firing(Frozen):
     step: int
     """Steps (iterations) done."""
     values: tuple[float, ...]
-    """The reports of the metric that the guard looked at, oldest first."""
+    """Reported values of the metric that the guard looked at, oldest first."""
     is_default: bool = Field(False, exclude_if=is_off)
-    """Whether the recipe did not write the guard. Such a firing is in no digest: the artifact is what it is without guards."""
+    """Whether the guard is a default and not in the recipe. Such a firing is in no digest: the artifact is the same
+    without guards."""
 
     def __str__(self) -> str:
         newest = self.values[-SHOWN_VALUES:]
@@ -48,7 +49,7 @@ class EndedEarly(Frozen):
     """Steps that the recipe asks for."""
     by: Literal["guard", "hand"]
     reason: str
-    """The metric of the guard, or what the person wrote."""
+    """The metric of the guard, or the text of the person."""
 
     def __str__(self) -> str:
         who = (
@@ -76,7 +77,7 @@ def _listed(steps: list[int]) -> str:
 
 
 class Watched(Frozen):
-    """What an attempt's guards have seen so far: a file in the stage's scratch folder."""
+    """Observations of an attempt's guards so far: a file in the stage's scratch folder."""
 
     firings: tuple[Firing, ...] = ()
     ended_early: EndedEarly | None = Field(None, exclude_if=is_unset)

@@ -1,16 +1,16 @@
-"""What ``vantage data inspect`` finds out about a file."""
+"""Result of ``vantage data inspect`` for a file."""
 
 from vantage.schemas.frozen import Frozen
 from vantage.schemas.recipe.inputs import Content
 
 
 class Quantiles(Frozen):
-    """Of lengths."""
+    """Quantiles of lengths."""
 
     least: int
     median: int
     most_95: int
-    """95 % are no longer."""
+    """Length that 95 % do not exceed."""
     most: int
 
 
@@ -18,7 +18,7 @@ class ShownRow(Frozen):
     """A row of the file as training reads it."""
 
     row: int
-    """Its number in the file, from 0."""
+    """Number of the row in the file, from 0."""
     parts: tuple[tuple[str, bool], ...]
     """Its text in pieces, and whether each is trained on."""
     num_tokens: int | None = None
@@ -26,12 +26,12 @@ class ShownRow(Frozen):
 
 
 class FileInspection(Frozen):
-    """One file as one content."""
+    """A file, read as one content."""
 
     format: str
     content: Content
     also: tuple[Content, ...]
-    """Contents as which it can be read, too."""
+    """Other contents as which it can be read."""
     columns: dict[str, str]
     labels: dict[str, tuple[str, ...]]
     num_rows: int
@@ -41,27 +41,27 @@ class FileInspection(Frozen):
     first_problems: tuple[str, ...]
     """The first ten rows with a problem, with their numbers."""
     unread: tuple[str, ...]
-    """Columns of the file that nothing is read from."""
+    """Columns of the file that are not read."""
     nearly: dict[Content, str] = {}
-    """Contents that say more than ``content``: the format that the file is nearest to, and why it cannot be read as it."""
+    """Contents with more columns than ``content`` → nearest format, and why the file cannot be read in it."""
     num_conversations: int
     """Usable rows whose prompt has several turns."""
     num_prompts: int
-    """Different prompts."""
+    """Number of different prompts."""
     prompt_characters: Quantiles
     response_characters: Quantiles | None
     """None: there are no responses."""
     scripts: dict[str, float]
     """Script → share of the letters of the first usable rows."""
     prompt_tokens: Quantiles | None = None
-    """Of the first usable rows; None: no model was named."""
+    """Lengths in the first usable rows; None: no model was named."""
     response_tokens: Quantiles | None = None
     num_unlike: int = 0
-    """Of the same rows: those that the model's chat template refuses or writes otherwise, or has rendered before."""
+    """Number of these rows that the model's chat template refuses or renders differently, or that were rendered before."""
     first_unlike: tuple[str, ...] = ()
-    """The first of them, with their numbers and reasons."""
+    """The first of these rows, with their numbers and reasons."""
     special_tokens: dict[str, tuple[int, int]] = {}
-    """Special token of the tokenizer that the text of the same rows spells out → (how often, in how many rows)."""
+    """Special token of the tokenizer that the text of these rows contains → (how often, in how many rows)."""
     shown: tuple[ShownRow, ...] = ()
     recipe: str
-    """What to write under ``data`` of a recipe."""
+    """Text for the ``data`` section of a recipe."""

@@ -1,4 +1,4 @@
-"""Formulas of two-sided intervals: numbers in, numbers out. `t` is the quantile that the confidence asks for."""
+"""Formulas of two-sided intervals: numbers in, numbers out. `t` is the quantile for the confidence."""
 
 import math
 from collections.abc import Callable
@@ -95,7 +95,7 @@ def _lower_score(gained: float, lost: float, rows: float, t: float) -> float:
 
 
 def _last(is_rejected: Callable[[float], bool], low: float, high: float) -> float:
-    """Return the end of the rejected part of a range that begins with it; ``low`` where nothing is rejected."""
+    """Return the end of the rejected part at the beginning of a range; ``low`` if nothing is rejected."""
     if not is_rejected(low):
         return low
     for _ in range(_HALVINGS):

@@ -47,15 +47,15 @@ class StageJob(Frozen, Generic[W]):
     rewards: dict[str, Reward] = Field(default_factory=dict)
     """Name in the recipe → reward, for the reward that the stage uses, if any."""
     inputs: dict[str, Path] = Field(default_factory=dict)
-    """Role → folder of the input's files; ``ROLE.base`` is what the adapters in ``ROLE`` stand on. Roles are names of fields (``init``, ``data``, ``prompts`` …); ``judge`` and
-    ``positive_verifier`` if they name one of the recipe's verifiers; and ``reward.r.i`` for term i of reward r, if it
-    is a model or one of the recipe's verifiers."""
+    """Role → folder of the input's files; ``ROLE.base`` is the base model of the adapters in ``ROLE``. Roles are names of
+    fields (``init``, ``data``, ``prompts`` …); ``judge`` and ``positive_verifier`` if they name one of the recipe's
+    verifiers; and ``reward.r.i`` for term i of reward r, if it is a model or one of the recipe's verifiers."""
     digests: dict[str, Digest] = Field(default_factory=dict)
     """Role → content digest of the input."""
     max_dropped: dict[str, float] = Field(default_factory=dict)
     """Role of a dataset of the recipe → largest share of unusable rows (``data.NAME.max_dropped``)."""
     source_sha256: str | None = None
-    """For an implicit step: sha256 of its source, as in its stage key; None: built-in content, or unknown."""
+    """sha256 of an implicit step's source, as in its stage key; None: built-in content, or unknown."""
     scratch: Path
     """Folder of in-stage checkpoints, metric journal and progress, shared by all attempts at the stage key."""
     output: Path
@@ -68,7 +68,8 @@ class StageJob(Frozen, Generic[W]):
         return ModelFiles(self.inputs[role], self.inputs.get(f"{role}.base"))
 
     def base_digest(self, role: str) -> Digest | None:
-        """Return content digest of the whole model in ``role``, or beneath its adapters; None: unknown, in a job made by hand."""
+        """Return content digest of the whole model in ``role``, or of its adapters' base model; None: unknown, in a job
+        made by hand."""
         return self.digests.get(f"{role}.base") or self.digests.get(role)
 
 
@@ -81,12 +82,12 @@ class StageResult(Frozen):
     """Metric → its uncertainty, for exactly the names in ``vantage.schemas.records.metrics.estimated_metric_names``."""
     tokenizer_digest: str | None = None
     base: Digest | None = None
-    """Of a model that is only adapters: content digest of the whole model that they stand on."""
+    """Content digest of the base model, for a model that is only adapters."""
     same_as_base: bool = False
-    """Of such a policy: whether the adapters change nothing."""
+    """Whether the adapters change nothing, for a policy that is only adapters."""
     samples: tuple[dict[str, Any], ...] = ()
     """A few before/after texts to show."""
     firings: tuple[Firing, ...] = Field((), exclude_if=is_default(()))
     """The firings of its guards."""
     ended_early: EndedEarly | None = Field(None, exclude_if=is_unset)
-    """Where it ended before its last step."""
+    """Details of the end, if the stage ended before its last step."""

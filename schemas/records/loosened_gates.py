@@ -1,4 +1,4 @@
-"""Gates that a run asks less of than an earlier run in which they closed on the same artifact."""
+"""Find gates that a run has made less strict than an earlier run in which they closed on the same artifact."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
@@ -25,13 +25,13 @@ class Asked(Frozen):
 
     @classmethod
     def by(cls, verdict: Verdict) -> "Asked":
-        """Return what the gate of a verdict asks."""
+        """Return the demand of a verdict's gate."""
         return cls.model_validate(
             {name: getattr(verdict, name) for name in ("relation", "threshold", "confidence", "on_fail")}
         )
 
     def is_at_least_as_strict_as(self, other: "Asked") -> bool:
-        """Return whether nothing passes this gate that does not pass the other, which has the same metric."""
+        """Return whether this gate passes nothing that the other gate, on the same metric, would not pass."""
         if self.relation != other.relation:
             return False
         bound, others = self.threshold, other.threshold
@@ -47,7 +47,7 @@ class Asked(Frozen):
 
 
 class LoosenedGate(Frozen):
-    """A gate that closed in an earlier run, of which a later run asks less for the same artifact."""
+    """A gate that closed in an earlier run, and that a later run has made less strict for the same artifact."""
 
     metric: str
     run_id: str

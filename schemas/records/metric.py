@@ -1,4 +1,4 @@
-"""A metric, and the settings of a stage without which it is not reported."""
+"""A metric, and the settings that a stage needs to report it."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 from vantage.schemas.metric_names import JUDGED, PASS_AT
 
 Settings = Collection[str]
-"""Names in ``NEEDS``: what a stage has."""
+"""Names in ``NEEDS`` of the settings that a stage has."""
 
 
 @dataclass(frozen=True)
@@ -15,9 +15,9 @@ class Need:
     """A setting that a metric needs."""
 
     condition: str
-    """As it is said on the page of metrics."""
+    """Condition as it is written on the page of metrics."""
     remedy: str
-    """As it is said of a stage without it."""
+    """Remedy in the message about a stage without the setting."""
 
 
 NEEDS: Mapping[str, Need] = {
@@ -43,11 +43,11 @@ class Metric:
     needs: tuple[str, ...] = ()
     """Names in ``NEEDS``; only a stage that has all of them reports it."""
     family: str | None = None
-    """Several metrics with one meaning, which are one row of ``docs/metrics.md``: their names there."""
+    """Name in ``docs/metrics.md`` of several metrics with one meaning, which are one row there."""
 
 
 def settings_of(stage: Mapping[str, Any]) -> Settings | None:
-    """Return what an evaluation stage has, by its fields as a recipe writes them; None: another kind, or a wrong judge."""
+    """Return the settings of an evaluation stage, from its fields in a recipe; None: another kind, or a wrong judge."""
     if stage.get("kind") != "evaluation":
         return None
     main, also = (_kind_of_judge(stage.get(field)) for field in ("judge", "also"))

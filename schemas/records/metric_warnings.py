@@ -15,7 +15,7 @@ class Rule:
 
     metric: str
     text: str
-    """What it means and what to do; ``{value}`` is the share in per cent."""
+    """Meaning and remedy; ``{value}`` is the share in per cent."""
     above: float | None = None
     at_most: float | None = None
     of: str | None = None

@@ -13,7 +13,7 @@ from vantage.schemas.records.monitor_metrics import MONITOR_METRICS
 
 
 def _by_tokens(name: str, of: str) -> tuple[Metric, ...]:
-    """Return explained variance by a number of tokens, in bins that double."""
+    """Return the metrics of explained variance by a number of tokens, in bins that double."""
     meaning = (
         f"explained_variance {of}: 1, 2 to 3, 4 to 7, 8 to 15 … tokens, both ends included; 65536: that many or more. "
         "Undefined, so that a gate is closed, where no response to a test prompt has such tokens."
@@ -581,7 +581,7 @@ def curve_metric_names(kind: str) -> frozenset[str]:
 
 
 def one_of_each_family(names: Iterable[str]) -> list[str]:
-    """Return the names in order, of a family the first in the table alone, with dots."""
+    """Return the names in order; only the first of a family, with dots."""
     family = {metric.name: metric.family for metric in METRICS if metric.family}
     first = {of: name for name, of in reversed(family.items())}
     listed = [name for name in sorted(names) if first.get(family.get(name, ""), name) == name]

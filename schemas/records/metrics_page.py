@@ -1,4 +1,4 @@
-"""The page ``docs/metrics.md``, printed from the table of metrics."""
+"""Print the page ``docs/metrics.md`` from the table of metrics."""
 
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.records.metric import NEEDS

@@ -1,4 +1,4 @@
-"""Where the files of a model lie."""
+"""The folders with the files of a model."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """The folder of a model and, where it holds adapters (LoRA), that of the whole model that they stand on."""
+    """The folder of a model and, if it holds adapters (LoRA), the folder of their base model."""
 
     folder: Path
     base: Path | None = None

@@ -1,4 +1,4 @@
-"""The value of a metric at which nothing is gained: two equal models, a coin instead of a judge, a constant critic."""
+"""The value of a metric without any gain: two equal models, a coin instead of a judge, a constant critic."""
 
 from vantage.schemas.records.uncertainty import COMPARISONS
 
@@ -7,7 +7,7 @@ _ZERO = ("explained_variance", "rank_correlation")
 
 
 def no_gain(metric: str) -> float | None:
-    """Return that value; None: the metric has none, so no bound on it is known to accept a loss."""
+    """Return this value; None: the metric has none, so no bound on it is known to accept a loss."""
     if metric == "perplexity_ratio":
         return 1.0
     if any(part in metric for part in _HALF):
@@ -18,7 +18,7 @@ def no_gain(metric: str) -> float | None:
 
 
 def accepts_a_loss(metric: str, relation: str, bound: float) -> bool:
-    """Return whether a gate ``metric relation bound`` passes what is worse than no gain (``relation``: ``>=`` or ``<=``)."""
+    """Return whether a gate ``metric relation bound`` passes values worse than no gain (``relation``: ``>=`` or ``<=``)."""
     neutral = no_gain(metric)
     if neutral is None:
         return False

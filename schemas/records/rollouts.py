@@ -1,4 +1,4 @@
-"""What a ``rollout_collection`` stage's artifact says of its files: one Arrow file a split, a row for each response."""
+"""Header of a ``rollout_collection`` stage's artifact: one Arrow file per split, one row per response."""
 
 from typing import Literal
 
@@ -14,10 +14,10 @@ class RolloutsHeader(Frozen):
 
     version: Literal[1] = 1
     tokenizer_digest: Digest
-    """Of the tokenizer whose ids the rows hold."""
+    """Digest of the tokenizer whose ids the rows hold."""
     samples_per_prompt: Count
-    """Rows in a row that answer one training prompt."""
+    """Number of adjacent rows that answer the same training prompt."""
     held_out_samples_per_prompt: Count
-    """The same of the validation and test prompts."""
+    """Number of adjacent rows that answer the same validation or test prompt."""
     terms: tuple[str, ...]
     """The reward's terms; each has a column ``score.TERM``."""

@@ -1,4 +1,4 @@
-"""What the command line and the process that holds a model tell each other, one line of JSON each."""
+"""Messages between the command line and the process that holds a model, one line of JSON each."""
 
 from datetime import date as date_type
 from pathlib import Path
@@ -20,14 +20,14 @@ class Turn(Frozen):
 
 
 class OpenModel(Frozen):
-    """The first line: which model, and how its recipe uses it. Exactly one of ``folder`` and ``source`` is given."""
+    """The first line: the model, and its recipe's settings for it. Exactly one of ``folder`` and ``source`` is given."""
 
     folder: Path | None = None
     """A Hugging Face folder, or adapters (LoRA)."""
     base: Path | None = None
-    """The whole model that the adapters stand on."""
+    """The base model of the adapters."""
     source: str | None = None
-    """What a recipe's ``model.source`` may be; it is imported first."""
+    """A source in the form of a recipe's ``model.source``; it is imported first."""
     generation: Generation = Generation()
     chat: bool | None = None
     """The recipe's ``model.chat``."""
@@ -39,12 +39,12 @@ class ModelOpened(Frozen):
     """The answer to ``OpenModel``; no weights are loaded before the first request."""
 
     uses_chat: bool
-    """Prompts go through the tokenizer's chat template."""
+    """Whether prompts go through the tokenizer's chat template."""
     stop_token_ids: tuple[int, ...]
     stop_tokens: tuple[str, ...]
-    """The same as text."""
+    """Texts of these tokens."""
     writes_date: bool
-    """The chat template writes today's date where nobody gives it one; Vantage gives it the recipe's ``model.date``."""
+    """Whether the chat template writes today's date unless a date is passed; Vantage passes the recipe's ``model.date``."""
 
 
 class SampleRequest(Frozen):
@@ -52,7 +52,7 @@ class SampleRequest(Frozen):
 
     conversations: tuple[tuple[Turn, ...], ...] = Field(min_length=1)
     count: Count = 1
-    """Responses to each."""
+    """Number of responses to each conversation."""
     seed: int = 0
     greedy: bool = False
     temperature: Positive | None = None
@@ -62,14 +62,14 @@ class SampleRequest(Frozen):
 
 
 class MergeRequest(Frozen):
-    """Make adapters and their base one model."""
+    """Merge adapters and their base model into one model."""
 
     output: Path
     """A new folder."""
 
 
 class Merged(Frozen):
-    """The answer to ``MergeRequest``: the folder holds the whole model."""
+    """The answer to ``MergeRequest``: the folder contains the whole model."""
 
     output: Path
 
@@ -79,10 +79,10 @@ class Answer(Frozen):
 
     text: str
     ended: bool
-    """A stop token was reached; else the response was cut off."""
+    """Whether a stop token was reached; else the response was cut off."""
     num_tokens: int
     logprob: float
-    """Of the whole response, in nats, under the distribution that it was sampled from."""
+    """Log-probability of the whole response, in nats, under the distribution that it was sampled from."""
     tokens: tuple[str, ...]
     """Text of each token, the stop token included."""
     logprobs: tuple[float, ...]
@@ -110,9 +110,9 @@ class RenderedRow(Frozen):
     prompt_tokens: int
     response_tokens: int
     fault: str | None = None
-    """Why training cannot read it; then there are no parts."""
+    """Reason why training cannot read it; then there are no parts."""
     special_in_prompt: dict[str, int] = {}
-    """Special token of the tokenizer → how often the prompt's text spells it out."""
+    """Special token of the tokenizer → number of times that the prompt's text contains it."""
     special_in_response: dict[str, int] = {}
 
 
@@ -123,11 +123,11 @@ class RowToRender(Frozen):
     messages: tuple[dict[str, str | None], ...] | None
     """The turns of a prompt that is a conversation (``vantage.schemas.conversations.Message``)."""
     response: dict[str, str | None] | None
-    """The assistant's turn, as the turns of the prompt are."""
+    """The assistant's turn, in the form of the prompt's turns."""
 
 
 class RenderRequest(Frozen):
-    """Rows of data, which need no weights."""
+    """Rows of data to be rendered, which needs no weights."""
 
     rows: tuple[RowToRender, ...] = Field(min_length=1)
     train_on: TrainOn = "all_responses"
@@ -140,9 +140,9 @@ class RenderReply(Frozen):
 
 
 class Refused(Frozen):
-    """The answer to a line that cannot be followed."""
+    """The answer to a line that cannot be processed."""
 
     refused: str
-    """What is wrong, and the remedy."""
+    """The fault, and the remedy."""
     is_ours: bool = False
-    """An error that should not happen."""
+    """Whether it is an internal error, which should not happen."""

@@ -1,4 +1,4 @@
-"""The stage key: sha256 of everything that a stage's result depends on.
+"""Compute the stage key: sha256 of everything that a stage's result depends on.
 
 Equal keys mean equal work, so a result that is already in the store is reused. In the key: the kind of work and its
 revision, its configuration with every default filled in, the fields of ``generation`` that it reads, its reward, the
@@ -200,7 +200,7 @@ def _take(digests: dict[str, str], role: str, kind: str) -> str:
 
 
 def _reward_names(configuration: Mapping[str, Any]) -> dict[str, str]:
-    """Field → name of each reward that a stage reads; the field is in the key, the name is not."""
+    """Field → name of each reward that a stage reads; the key contains the field, not the name."""
     judging = {field: judge.get("reward") for field, judge in _judges(configuration)}
     places = {"reward": configuration.get("reward"), **judging}
     return {place: name for place, name in places.items() if name is not None}
@@ -226,7 +226,8 @@ def _reward_by_content(
 
 
 def _source_by_content(work: Work, imported: dict[str, Any], digests: dict[str, str]) -> dict[str, str]:
-    """Return ``source`` → its digest, unless its text says what it holds; in ``imported`` only how it is read is left."""
+    """Return ``source`` → its digest, unless its text determines the content; in ``imported`` only the options of reading
+    it are left."""
     origin: ModelSource | DataSource = getattr(work, KINDS[work.kind].imports or "").origin
     imported["source"] = _form(origin, is_folder=isinstance(work, ImportModel | ImportBenchmark))
     if imported.pop("base", None) is not None:  # its content is in the digest of the source

@@ -23,7 +23,7 @@ from vantage.schemas.records.interval_formulas import (
 )
 
 _JUDGES = ("", *(f"{name}_" for name in JUDGED.values()))
-"""Before the metrics of the first judge, and of the second one by its kind."""
+"""Prefixes of the metrics of the first judge, and of the second one by its kind."""
 _RATES = ("win_rate", "length_controlled_win_rate")
 
 SHARES = frozenset(
@@ -48,7 +48,7 @@ _LOGARITHMIC = frozenset({"perplexity", "baseline_perplexity", "perplexity_ratio
 """Exponentials of means."""
 
 _BOUNDS = {"brier_score": (0.0, 1.0), "rank_correlation": (-1.0, 1.0)}
-"""Means of bounded numbers that are no shares → their bounds."""
+"""Means of bounded numbers that are not shares → their bounds."""
 
 _RATIO = "squared_advantage_ratio"
 _EXPLAINED = "explained_variance"
@@ -77,19 +77,20 @@ class Uncertainty(Frozen):
     standard_error: Annotated[float, Field(ge=0.0)] | None
     """Clustered by prompt; None if undefined, as for a single prompt."""
     intervals: tuple[Interval, ...] = Field((), exclude_if=lambda intervals: not intervals)
-    """(confidence, low, high), by confidence, of a statistic that is no mean: percentiles of it over resampled prompts.
+    """(confidence, low, high), by confidence, for a statistic that is not a mean: its percentiles over resampled prompts.
     Empty: the interval follows from the standard error."""
     differing: Annotated[float, Field(ge=0.0, le=1.0)] | None = Field(None, exclude_if=is_unset)
-    """Of a comparison of shares: the share of its rows in which the two models differ. None: unknown, or no comparison."""
+    """Share of rows in which the two models differ, for a comparison of shares. None: unknown, or no comparison."""
     equal_prompts: Annotated[float, Field(ge=1.0)] | None = Field(None, exclude_if=is_unset)
-    """(Σ m)²/Σ m² over prompts of m rows, where they differ in size: so many prompts of one size vary as much (Kish, 1965).
-    None: prompts have one size, or an earlier version or a training stage measured it."""
+    """(Σ m)²/Σ m² over prompts of m rows, if they differ in size: this number of prompts of one size varies as much
+    (Kish, 1965). None: prompts have one size, or an earlier version or a training stage measured it."""
 
 
 IntervalMethod = Literal["t", "wilson", "paired", "logarithmic", "bounded", "resampled", "explained"]
-"""``t``: mean ± t·standard error. ``wilson``: Wilson's, of a share. ``paired``: of a difference of paired shares, the
-wider of Tango's and Bonett and Price's. ``logarithmic``: t on the logarithm. ``bounded``: a score interval of a mean between bounds. ``resampled``: kept
-percentiles. ``explained``: t on the logarithm of the part that is not explained, closed for few prompts."""
+"""``t``: mean ± t·standard error. ``wilson``: Wilson's, for a share. ``paired``: for a difference of paired shares, the
+wider of Tango's and Bonett and Price's. ``logarithmic``: t on the logarithm. ``bounded``: a score interval of a mean
+between bounds. ``resampled``: kept percentiles. ``explained``: t on the logarithm of the part that is not explained; no
+interval where too few prompts carry it."""
 
 MIN_CARRYING_PROMPTS = 10
 """Fewest prompts that may carry the squares in an explained variance or a ratio of squares that has an interval."""
@@ -133,7 +134,7 @@ def interval_of(
     that too few prompts carry. docs/decisions/0050 has each method's coverage.
 
     Args:
-        carrying: ``carrying_prompts``; None: not asked.
+        carrying: result of ``carrying_prompts``; None: not used.
     """
     error = uncertainty.standard_error
     if uncertainty.n < 2 or error is None:
@@ -161,26 +162,26 @@ def interval_of(
 
 
 def effective_rows(share: float, uncertainty: Uncertainty) -> float:
-    """Return the number of independent rows that tell as much of a share as these rows in clusters."""
+    """Return the number of independent rows that would determine a share as precisely as these rows in clusters."""
     return _effective_rows(share * (1 - share), min(share, 1 - share), uncertainty)
 
 
 def _effective_rows(variance: float, varied: float, uncertainty: Uncertainty) -> float:
-    """Return the number of independent rows that tell as much as these rows in clusters.
+    """Return the number of independent rows that would determine a mean as precisely as these rows in clusters.
 
     Rows of a prompt are alike, which divides their number by the design effect: the squared standard error over
     `variance`/rows. The few prompts that differ from the rest, about `varied`·n of them, do not establish it: two more are
     assumed whose rows are all equal, which is the greatest design effect. It is never below 1.
 
     Args:
-        variance: of one row.
+        variance: variance of one row.
         varied: share of the rows that differ from most.
     """
     n, rows = uncertainty.n, uncertainty.rows
     prompts = uncertainty.equal_prompts or n
     most = rows / prompts
     if uncertainty.equal_prompts is None and rows % n:
-        most = min(2 * most, float(rows))  # prompts differ in size; how much is not recorded
+        most = min(2 * most, float(rows))  # prompts differ in size, by an amount that is not recorded
     error = uncertainty.standard_error
     if not error or variance <= 0:
         return rows / most
@@ -203,22 +204,22 @@ def differing_share(difference: float, uncertainty: Uncertainty) -> float:
 
 @dataclass(frozen=True)
 class Carried:
-    """What else an explained variance, or a ratio of squares, is judged by."""
+    """The number of prompts that carry an explained variance, or a ratio of squares, with its uncertainty."""
 
     uncertainty: Uncertainty
     prompts: float
-    """So many prompts carry its squares."""
+    """Number of prompts that carry its squares."""
 
 
 def carried(
     metric: str, metrics: Mapping[str, float | None], uncertainty: Mapping[str, Uncertainty]
 ) -> Carried | None:
-    """Return by how many prompts a critic's metric is carried; None: the metric has no such number.
+    """Return the number of prompts that carry a critic's metric; None: the metric has no such number.
 
-    A mean of squares x that k of many prompts have, and the others have not, has a relative error of 1/√k. So
-    (x/error)² prompts carry it: fewer than there are where a reward is nearly always the same. Asked are the critic's squared
-    error and, where each prompt has several responses, that of the mean of the others. A ratio of squares gets at least
-    the jackknife's error of the explained variance, which it is 1 less.
+    A mean of squares x that only k of many prompts have has a relative error of 1/√k. So (x/error)² prompts carry it, which is
+    few where a reward is nearly always the same. The critic's squared error is used and, where each prompt has several
+    responses, that of the mean of the others. A ratio of squares gets at least the jackknife's error of the explained
+    variance, which is 1 minus the ratio.
     """
     own = uncertainty.get(metric)
     if own is None or method_of(metric, 0.0, own) != "explained":
@@ -242,7 +243,7 @@ def interval_among(
     *,
     confidence: float,
 ) -> tuple[float, float] | None:
-    """Return the interval of one of a stage's metrics, as its gate would have it; None: it has none."""
+    """Return the interval of one of a stage's metrics, as its gate computes it; None: it has none."""
     measured, own = metrics.get(metric), uncertainty.get(metric)
     if measured is None or own is None:
         return None
@@ -303,7 +304,7 @@ def _explained(
 
 
 def _is_of_answers(measured: float, uncertainty: Uncertainty) -> bool:
-    """Return whether a score has the standard error of answers that are right or wrong, and some are each."""
+    """Return whether a score's standard error is that of right or wrong answers, with some of each."""
     error = uncertainty.standard_error
     if not error or not 0 < measured < 1 or uncertainty.n < 2:
         return False

@@ -44,21 +44,21 @@ class Verdict(Frozen):
     evidence: dict[str, float | None]
     """All headline metrics of the stage."""
     n: int | None = None
-    """Number of independent prompts; None if the metric is no estimate."""
+    """Number of independent prompts; None if the metric is not an estimate."""
     standard_error: float | None = None
     interval: tuple[float, float] | None = None
-    """Two-sided, at ``confidence``, or at 95 % if the gate sets none."""
+    """Two-sided interval, at ``confidence``, or at 95 % if the gate sets none."""
     method: IntervalMethod | None = Field(None, exclude_if=is_unset)
-    """How the interval is computed. None: the metric is no estimate, or an earlier version judged (``earlier_intervals``)."""
+    """Method of the interval. None: the metric is not an estimate, or an earlier version judged (``earlier_intervals``)."""
     counts: dict[str, float] = Field(default_factory=dict, exclude_if=is_unset)
     """What the method reads beside ``n``, ``measured`` and ``standard_error``: ``rows``; of a comparison of shares
     ``differing_rows``; for prompts of unequal size ``equal_prompts``; of a ratio of squares ``carrying_prompts``."""
     confidence: float | None = None
-    """The gate's: if set, a bound of the interval was compared, else the measured number."""
+    """The gate's confidence: if set, a bound of the interval was compared, else the measured number."""
     reason: str | None = None
-    """Why the gate is closed, whatever the measured number."""
+    """Reason why the gate is closed, whatever the measured number."""
     warning: str | None = None
-    """Why the verdict is not conclusive."""
+    """Reason why the verdict is not conclusive."""
 
     @property
     def judged(self) -> float | None:
@@ -102,7 +102,7 @@ def _percent(confidence: float) -> str:
 
 @dataclass(frozen=True)
 class _Judged:
-    """An interval with the method and the counts that it has."""
+    """An interval with its method and counts."""
 
     interval: tuple[float, float] | None
     method: IntervalMethod | None = None
@@ -117,7 +117,7 @@ def check_gate(
     equal: str | None = None,
     like: Verdict | None = None,
 ) -> Verdict:
-    """Check a gate; pure. Undefined and not finite metrics close it.
+    """Check a gate; pure. Undefined and infinite metrics close it.
 
     With ``gate.confidence``, a bound of the two-sided interval is compared. If the true value is at the threshold, the
     gate then passes by chance in about half of the remaining share: 2.5 % at 0.95.
@@ -181,7 +181,7 @@ def check_artifact_gate(
 
 
 def recorded_verdict(recorded: Sequence[Verdict], place: int, gate: Gate) -> Verdict | None:
-    """Return the recorded verdict of a step's gate number ``place``; None: there is none of its metric."""
+    """Return the recorded verdict of a step's gate number ``place``; None: there is none for its metric."""
     told = recorded[place] if place < len(recorded) else None
     return told if told is not None and told.metric == gate.metric else None
 
@@ -233,7 +233,7 @@ def _warning(
     metric_uncertainty: Uncertainty | None,
     confidence: float,
 ) -> str | None:
-    """Return why it is not clear on which side of the threshold the true value lies; None if it is."""
+    """Return the reason why it is not clear on which side of the threshold the true value lies; None if it is."""
     interval = found.interval
     if interval is None:
         carrying = (found.counts or {}).get("carrying_prompts", math.inf)

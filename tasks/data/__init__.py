@@ -1,1 +1,1 @@
-"""From rows of text to token ids, and which row stands on which side of a split."""
+"""Turn rows of text into token ids, and divide rows among the sides of a split."""

@@ -1,18 +1,18 @@
-"""The built-in tasks: sums on a dial of ten digits, counted out step by step, and the verifier for them.
+"""Built-in tasks: sums on a dial of ten digits, counted out step by step, with a verifier.
 
-A problem is a start and some changes, each with a letter; the dial goes from 9 on to 0. A response counts every
+A problem is a start and some changes, each with a letter; after 9 the dial goes on with 0. A response counts every
 change out, digit by digit, and repeats the last digit as its answer:
 
     prompt      3 a+2 b-3?
     response    a+2:345 b-3:5432 #2
 
-Nothing but neighbouring digits, the copied change and the repeated answer need be looked at to check a response: a
-model of a million parameters learns that in a minute, whereas it learns to check a table of sums in none. A *slip* is
-a count that jumps, a step left out, or an answer that does not repeat the last digit. What follows a slip is counted
-correctly from the wrong digit, so a response with slips ends in a wrong answer.
+A response is checked by looking only at neighbouring digits, the copied change and the repeated answer. A model of a
+million parameters learns that in a minute; it would not learn to check a table of sums at all. A *slip* is a count that
+jumps, a step left out, or an answer that does not repeat the last digit. After a slip the count goes on correctly from the
+wrong digit, so a response with slips ends in a wrong answer.
 
-There are three forms of it, which differ in their `Dial` alone: `SHORT` (``builtin:arithmetic``, up to 6 steps, about 30
-tokens) is learned in a minute; `LONG` (``builtin:arithmetic_long``, 5 to 14 steps, about 80 tokens) is long enough that
+The task has three forms, which differ only in their `Dial`. `SHORT` (``builtin:arithmetic``, up to 6 steps, about 30
+tokens) is learned in a minute. `LONG` (``builtin:arithmetic_long``, 5 to 14 steps, about 80 tokens) is long enough that
 it matters how a reward at the end reaches the first tokens. `HABIT` (``builtin:arithmetic_habit``) is as short as
 `SHORT`, but its demonstrations have a *habit*: where a step passes between 9 and 0, they slip more often than not, and
 always in the same way. So the most likely response of a policy that imitates them is wrong wherever that happens:
@@ -21,8 +21,7 @@ always in the same way. So the most likely response of a policy that imitates th
     right       a+3:8901 #1
     by habit    a+3:8945 #5
 
-Everything is a pure function of the seed. Which side of a split a problem is on is decided by its prompt, as for any
-other data.
+Everything is a pure function of the seed. A problem's prompt decides its side of a split, as for any other data.
 """
 
 import random
@@ -32,17 +31,17 @@ from dataclasses import dataclass
 from string import ascii_lowercase
 
 BUILTIN_ROWS = 24_000
-"""Rows of a built-in dataset where the recipe does not say how many; about four fifths are for training."""
+"""Number of rows of a built-in dataset for which the recipe gives none; about four fifths are for training."""
 
 MAX_CHANGE = 3
 
 
 @dataclass(frozen=True)
 class Dial:
-    """What one size of the task is made of."""
+    """Settings of one form of the task."""
 
     name: str
-    """As in ``builtin:NAME/KIND`` and among the verifiers; the drawn rows depend on it."""
+    """Name in ``builtin:NAME/KIND`` and among the verifiers; the drawn rows depend on it."""
     letters: str
     """One for each step that a problem can have."""
     min_steps: int
@@ -51,10 +50,11 @@ class Dial:
     """Chance of a slip in the first, second, ... step of a demonstration."""
     short_pairs: tuple[int, int]
     long_pairs: tuple[int, int]
-    """Fewest and most steps of a preference pair, for the `SHORT_PAIR_SHARE` and for the others."""
+    """Fewest and most steps of a preference pair: `short_pairs` for `SHORT_PAIR_SHARE` of the pairs, `long_pairs` for the
+    others."""
     habit_rate: float | None = None
-    """Chance that a step of a demonstration that passes between 9 and 0 slips by habit; it slips in no other way. None: no
-    habit, and such a step is like any other."""
+    """Chance that a step of a demonstration that passes between 9 and 0 slips by habit; such a step has no other slips.
+    None: no habit, and the step is like any other."""
 
     @property
     def max_steps(self) -> int:
@@ -71,8 +71,8 @@ SHORT = Dial(
     name="arithmetic",
     letters="abcdef",
     min_steps=1,
-    # They fall, so that much of a response's fate is decided early: a critic that knew all that can be known would
-    # have an explained variance of 0.68. With an even rate of 0.1 it would be 0.37, and a gate at 0.3 would say little.
+    # The rates fall, so that much of a response's outcome is decided early: the best possible critic has an explained
+    # variance of 0.68. With an even rate of 0.1 it would be 0.37, and a gate at 0.3 would show little.
     slip_rates=(0.36, 0.04, 0.02, 0.02, 0.01, 0.01),
     short_pairs=(1, 2),
     long_pairs=(3, 6),
@@ -81,8 +81,8 @@ LONG = Dial(
     name="arithmetic_long",
     letters="abcdefghijklmn",
     min_steps=5,
-    # They fall here too, so that half of the responses are right and most of the wrong ones are lost 60 tokens before
-    # the reward. A critic that knew all that can be known would have an explained variance of 0.69.
+    # The rates fall here too, so that half of the responses are right, and most wrong ones are lost 60 tokens before the
+    # reward. The best possible critic has an explained variance of 0.69.
     slip_rates=(0.3, 0.1, 0.05, 0.03, *(0.02,) * 10),
     short_pairs=(1, 4),
     long_pairs=(5, 14),
@@ -91,8 +91,8 @@ HABIT = Dial(
     name="arithmetic_habit",
     letters="abcdef",
     min_steps=1,
-    # A fifth of all steps pass between 9 and 0, so 45 % of the problems have one. A critic that knew all that can be known
-    # would have an explained variance of 0.71.
+    # A fifth of all steps pass between 9 and 0, so 45 % of the problems have one. The best possible critic has an explained
+    # variance of 0.71.
     slip_rates=(0.1, 0.04, 0.02, 0.02, 0.01, 0.01),
     short_pairs=(1, 2),
     long_pairs=(3, 6),
@@ -104,7 +104,7 @@ ANSWER_SLIP_RATE = 0.02
 """Chance that the answer of a demonstration does not repeat the last digit."""
 
 STEP_SLIPS = ("jump", "jump", "skip")
-"""What a slip in a step is, drawn evenly. The first step is never left out, so that no response is without steps."""
+"""Kinds of slips in a step, drawn evenly. The first step is never left out, so that every response has a step."""
 
 MANY_SLIPS_RATE = 0.4
 """Chance of a slip at each place of the rejected side of a `many` pair (at least one is forced)."""
@@ -116,12 +116,12 @@ SHORT_PAIR_SHARE = 0.5
 """Share of preference pairs with few steps: the place of their slip is easy to find, so they teach first."""
 
 SLIP_DISTANCES = (4, 5)
-"""By how many places of the dial a slipped digit is off. Few, so that there are few wrong pairs of neighbours to know:
-a reward model of this size learns 20 of them within its minute, and misses some of 50."""
+"""Number of places on the dial by which a slipped digit is off. They are few, so that there are few wrong pairs of digits
+to learn: a reward model of this size learns 20 of them within its minute, and misses some of 50."""
 
 HABIT_DISTANCE = 4
-"""The same for a slip by habit: a count writes 94 for 90, and 03 for 09. A multiple of it is a multiple of 10 only after
-five such slips, so they do not make up for each other."""
+"""Number of places by which a slip by habit is off: a count writes 94 for 90, and 03 for 09. Only after five such slips is
+the sum a multiple of 10, so they do not cancel each other."""
 
 _PROMPT = re.compile(r"([0-9])((?: [a-z][+-][1-9])+)\?")
 _ANSWER = re.compile(r"(?:[^#]* )?#([0-9])")
@@ -200,15 +200,15 @@ def prompts(
     side_of: Callable[[str], str],
     dial: Dial = SHORT,
 ) -> Iterator[dict[str, str]]:
-    """Return rows `{prompt, answer}`: exactly so many different prompts of each side, in the order drawn.
+    """Return rows `{prompt, answer}`: the given number of different prompts for each side, in the order drawn.
 
     Args:
         wanted: side of a split → number of prompts.
-        shares: side → about what share of all problems is on it.
-        side_of: from a prompt to its side.
+        shares: side → about its share of all problems.
+        side_of: function from a prompt to its side.
 
     Raises:
-        ValueError: a side is asked for more than half of the problems that it has.
+        ValueError: more than half of a side's problems are asked for.
     """
     for side, number in wanted.items():
         if number > shares[side] * dial.num_problems / 2:
@@ -220,7 +220,7 @@ def prompts(
 
 
 def verify(prompt: str, response: str, *, dial: Dial = SHORT) -> bool:
-    """Return whether the response ends in `#` and the right answer. The steps are not looked at (see `check_steps`).
+    """Return whether the response ends in `#` and the right answer. The steps are not checked (see `check_steps`).
 
     Raises ValueError for a prompt that is not one of the dial's.
     """
@@ -298,11 +298,11 @@ def _write_response(
 ) -> str:
     """Return the counted-out response with a slip at each of the places.
 
-    `offset` is by how much the running digit is wrong; a slip changes it, never to 0.
+    `offset` is the error of the running digit; a slip changes it, but never to 0.
 
     Args:
         habit_places: a step that passes between 9 and 0 slips by habit if its place is among these, whatever
-            `slip_places` has. None: there is no habit.
+            `slip_places` contains. None: there is no habit.
     """
     offset, parts = 0, []
     befores = (problem.start, *problem.results)
@@ -327,7 +327,7 @@ def _write_response(
 
 
 def _passes_zero_at(before: int, change: int) -> int | None:
-    """Return which digit counted from `before` is the first beyond 9 or 0 (1 is the first counted one); None: none is."""
+    """Return the number (from 1) of the first digit counted from `before` that is beyond 9 or 0; None: there is none."""
     at = 10 - before if change > 0 else before + 1
     return at if at <= abs(change) else None
 
@@ -337,7 +337,7 @@ def _draw_distance(rng: random.Random, offset: int) -> int:
 
 
 def _write_false_digit(clean: str, rng: random.Random) -> str:
-    """Return the clean response with one counted digit replaced, although the count goes on from the right one."""
+    """Return the clean response with one counted digit replaced; the count goes on from the right digit."""
     *steps, answer = clean.split(" ")
     place = rng.randrange(len(steps))
     step = steps[place]

@@ -1,4 +1,4 @@
-"""Rows of Parquet and Arrow files, of which memory holds one batch."""
+"""Read rows of Parquet and Arrow files, one batch in memory at a time."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -14,18 +14,18 @@ from vantage.tasks.data.rows import open_parquet
 _BATCH_ROWS = 1000
 _ROWS_A_BYTE = 1000
 _ALWAYS_ROWS = 1 << 17
-"""Rows that a file of any size may hold."""
+"""Most rows of a file of any size."""
 _ARROW_FILE = b"ARROW1"
 _OF_A_VALUE = ("UTF8", "precision", "acceptable range", "whole number of days")
 """The report of Arrow's validation on one value; anything else that it reports is about where values are."""
 WRITE_AGAIN = "write it again, or fetch another copy"
-"""The remedy where a file is damaged."""
+"""The remedy for a damaged file."""
 _DAMAGED = (pa.ArrowException, OSError, ValueError, KeyError, OverflowError, TypeError)
-"""The errors that pyarrow raises for bytes that are wrong."""
+"""The errors that pyarrow raises for wrong bytes."""
 
 
 def parquet_rows(source: Path | BinaryIO) -> Iterator[SourceRow]:
-    """Yield the rows of a file, here or far away."""
+    """Yield the rows of a local or remote file."""
     # Threads of Arrow that still wait for reads in Python when the process is done abort it
     is_here = isinstance(source, Path)
     with _damage_explained(), open_parquet(source) as file:
@@ -39,7 +39,7 @@ def parquet_rows(source: Path | BinaryIO) -> Iterator[SourceRow]:
 
 
 def arrow_rows(opened: Callable[[], Any]) -> Iterator[SourceRow]:
-    """Yield the rows of a file, or of a stream, as ``datasets`` keeps them."""
+    """Yield the rows of a file, or of a stream, in the format of ``datasets``."""
     with _damage_explained(), opened() as file:
         is_file = file.read(len(_ARROW_FILE)) == _ARROW_FILE
         file.seek(0)
@@ -56,7 +56,7 @@ def arrow_rows(opened: Callable[[], Any]) -> Iterator[SourceRow]:
 
 @contextmanager
 def _damage_explained() -> Iterator[None]:
-    """Raise UnreadableFile, with the remedy, for what pyarrow raises in the block about the file's bytes."""
+    """Raise UnreadableFile, with the remedy, for pyarrow's errors in the block about the file's bytes."""
     try:
         yield
     except UnreadableFile:
@@ -94,14 +94,14 @@ class _PossibleRows:
 
 
 def _reason(error: Exception) -> str:
-    """Return what a library's error means, in a line."""
+    """Return the meaning of a library's error, in a line."""
     if isinstance(error, UnicodeDecodeError):
         return "the name of a column, or the description of one, is not UTF-8"
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def rows_of_batch(batch: pa.RecordBatch) -> Iterator[SourceRow]:
-    """Yield the rows of a batch. A value that cannot be read costs its row alone.
+    """Yield the rows of a batch. A value that cannot be read costs only its row.
 
     Raises:
         pa.ArrowInvalid: an offset or an index leads out of the data, so that any text may be another row's.

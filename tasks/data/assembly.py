@@ -1,4 +1,4 @@
-"""From what a row's columns hold to a row of a dataset: prompt, responses, and which of them is preferred."""
+"""Turn a row's columns into a row of a dataset: prompt, responses, and which of them is preferred."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,14 +23,14 @@ SOURCE_COLUMNS = (
     "scores",
     "score",
 )
-"""Columns that a file's mapping may have and no dataset has: others are made of them."""
+"""Columns that a file's mapping may have and that no dataset has: other columns are made from them."""
 
 Values = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Assembly:
-    """How the rows of one file become rows of one content."""
+    """Settings by which the rows of one file become rows of one content."""
 
     content: str
     columns: Sequence[str]
@@ -38,11 +38,11 @@ class Assembly:
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """See ``vantage.tasks.data.judgments.preferred``."""
     system: str | None = None
-    """The system message of rows that have none."""
+    """System message for rows that have none."""
 
     @property
     def made(self) -> tuple[str, ...]:
-        """Columns of the rows that come out."""
+        """Columns of the resulting rows."""
         kept = [column for column in self.columns if column not in SOURCE_COLUMNS]
         missing = missing_columns(self.content, set(self.columns))
         needed = [column for column in CONTENT_COLUMNS[self.content] if column not in missing]
@@ -55,11 +55,11 @@ class Assembly:
         """Return a row of the dataset.
 
         Args:
-            values: our column → what the row holds, as ``RowMapper`` reads it.
+            values: our column → its value in the row, as ``RowMapper`` reads it.
 
         Raises:
-            Undecided: its labels prefer neither response.
-            ValueError: a conversation without the turn that is asked for, or a label that is not known.
+            Undecided: the row's labels prefer neither response.
+            ValueError: a conversation lacks the turn that is asked for, or a label is not known.
         """
         row = dict(values)
         if self.content == "preferences" and "chosen" not in self.columns:
@@ -107,7 +107,7 @@ class Assembly:
         return _asking(turns, "conversation")
 
     def _implicit_prompt(self, row: Values) -> list[Message] | None:
-        """Return what the two sides of a pair have in common, where the file says no more of the prompt."""
+        """Return the beginning that the two sides of a pair have in common, for a file without a column for prompts."""
         if self.content != "preferences" or "prompt" in self.columns or "conversation" in self.columns:
             return None
         for column in ("chosen", "rejected"):
@@ -148,7 +148,7 @@ _SIDES = ("response", "chosen", "rejected")
 
 
 def _read_rounds(row: Values) -> None:
-    """Make messages of a prompt and responses that are lists of texts written as JSON, an item a round (Chatbot Arena)."""
+    """Replace a prompt and responses that are JSON lists of texts, one item per round (Chatbot Arena), by messages."""
     sides = [side for side in _SIDES if row.get(side) is not None]
     asked = texts_in_json(row.get("prompt"))
     said = [texts_in_json(row[side]) for side in sides]
@@ -164,7 +164,7 @@ def _read_rounds(row: Values) -> None:
 
 
 def texts_in_json(value: Any) -> list[str] | None:
-    """Return the texts of a list that is written as JSON in a text; None: it is anything else."""
+    """Return the texts of a JSON list in a text; None: the value is something else."""
     if not isinstance(value, str) or not value.lstrip().startswith("["):
         return None
     try:
@@ -176,7 +176,7 @@ def texts_in_json(value: Any) -> list[str] | None:
 
 
 def _with_earlier_turns(turns: list[Message], row: Values) -> list[Message]:
-    """Return the prompt with the turns that stand before the last one in the responses, where these are conversations."""
+    """Return the prompt with all turns before the last one of the responses, if these are conversations."""
     for column in _SIDES:
         if is_transcript(row.get(column)):
             read = read_transcript(row[column])
@@ -198,7 +198,7 @@ def _learnt(message: Message) -> Message:
 
 
 def _with_tools(turns: list[Message], tools: list[Any] | None) -> list[Message]:
-    """Return the turns, of which the first says which tools there are."""
+    """Return the turns; the first one lists the available tools."""
     if not tools:
         return turns
     extra = {**extras_of(turns[0]), "tools": tools}

@@ -1,4 +1,4 @@
-"""Definitions of lm-eval's tasks in a folder: data must be files of the folder, and nothing may come from elsewhere.
+"""Check definitions of lm-eval's tasks in a folder: data must be files of the folder, and nothing may come from elsewhere.
 
 The package itself is not needed here, so that a folder is refused before anything runs.
 """
@@ -20,7 +20,7 @@ _REFUSED = {
     "unsafe_code": "runs code that the model has written; a stage does not",
     "hf_evaluate": "loads a metric from the Hugging Face hub; name one of lm-eval's own, or `!function FILE.FUNCTION`",
 }
-"""Field of a definition → why it is refused."""
+"""Field of a definition → reason why it is refused."""
 
 
 class UnusableTasks(ValueError):

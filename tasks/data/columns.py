@@ -1,4 +1,4 @@
-"""From a row of somebody's file to our columns: names, paths into nested values, and templates of text."""
+"""Read our columns from a row of a user's file: names, paths into nested values, and templates of text."""
 
 import json
 import re
@@ -24,11 +24,11 @@ Row = Mapping[str, Any]
 
 
 class MissingColumn(ValueError):
-    """A mapping that names what the rows do not have."""
+    """A mapping names a column that the rows do not have."""
 
 
 class WrongValue(ValueError):
-    """A row that holds something else than what a column wants."""
+    """A row's value has the wrong kind for its column."""
 
     def __init__(self, column: str, reason: str, *, spec: str, row: Row, wanted: str = "") -> None:
         super().__init__(f"columns.{column}={spec!r}: {reason}{wanted}")
@@ -41,7 +41,7 @@ class WrongValue(ValueError):
 class RowMapper:
     """Turns the rows of one file into our columns.
 
-    What a row lacks, or holds as null, is missing in that row. What every row lacks is a wrong mapping.
+    A value that one row lacks, or holds as null, is missing in that row. A value that every row lacks means a wrong mapping.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class RowMapper:
         """
         Args:
             columns: our column → a name, a path or a template.
-            optional: our columns that the file may have under their own names, or not.
-            is_text: the file holds nothing but text, so numbers are read from it.
-            keeps_turns: leave a list of messages in place of a text what it is, a list of ``Message``.
+            optional: our columns that the file may have under our names.
+            is_text: the file contains only text, so numbers are read from it.
+            keeps_turns: leave a list of messages as a list of ``Message`` instead of turning it into text.
         """
         self.columns: dict[str, str] = {**columns, **{column: column for column in optional}}
         self._optional = frozenset(optional)
@@ -67,13 +67,13 @@ class RowMapper:
         self._lacking: dict[str, MissingColumn] = {}
 
     def map(self, row: Row) -> dict[str, Any]:
-        """Return our column → what ``row`` holds for it; None where it holds nothing there.
+        """Return our column → its value in ``row``; None where the row has none.
 
-        Most columns are text; ``_NOT_TEXT`` says what the others are.
+        Most columns are text; ``_NOT_TEXT`` lists the others.
 
         Raises:
-            WrongValue: a value of another kind.
-            ValueError: a template for what is not text.
+            WrongValue: a value has the wrong kind.
+            ValueError: a column that is not text has a template.
         """
         try:
             return {
@@ -81,29 +81,29 @@ class RowMapper:
                 for ours, spec in self.columns.items()
             }
         except ValueError:
-            self._found.update(self._paths_in(row))  # those behind the wrong one may stand in this row alone
+            self._found.update(self._paths_in(row))  # later parts may occur in this row alone
             raise
 
     def paths(self) -> list[str]:
-        """Return what the mapping reads of a row."""
+        """Return the parts of a row that the mapping reads."""
         return [path for spec in self.columns.values() for path in _paths(spec)]
 
     def _paths_in(self, row: Row) -> Iterator[str]:
-        """Yield, of what the mapping reads, that which the row has."""
+        """Yield those parts that the mapping reads and the row has."""
         for path in self.paths():
             with suppress(MissingColumn):
                 _follow(row, path, path)
                 yield path
 
     def never_found(self) -> list[MissingColumn]:
-        """Return what is wrong with the mapping: each part of it that no row had so far."""
+        """Return the errors of the mapping: each part of it that no row has had so far."""
         paths = [
             path for ours, spec in self.columns.items() if ours not in self._optional for path in _paths(spec)
         ]
         return [self._lacking[path] for path in paths if path in self._lacking and path not in self._found]
 
     def absent(self) -> list[str]:
-        """Return the optional columns that no row had so far."""
+        """Return the optional columns that no row has had so far."""
         return [column for column in self.columns if column in self._optional and column not in self._found]
 
     def _value_at(self, row: Row, spec: str, ours: str) -> Any:
@@ -140,7 +140,7 @@ class RowMapper:
 
     def _filled(self, row: Row, template: str, ours: str) -> str | None:
         filled = _PLACEHOLDER.sub(lambda match: as_text(self._follow(row, match[1], ours)) or "", template)
-        # Lines of a template that come out empty (an optional input, say) are left out.
+        # Lines of a template that come out empty (for example an optional input) are left out.
         return whole_text("\n".join(line for line in filled.splitlines() if line.strip()))
 
     def _follow(self, row: Row, path: str, ours: str) -> Any:
@@ -157,8 +157,8 @@ def map_row(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
     """Return one row on its own, as ``RowMapper.map``.
 
     Raises:
-        MissingColumn: a column, or a part of a path, that the row does not have.
-        ValueError: a value of another kind, or a template for what is not text.
+        MissingColumn: the row lacks a column, or a part of a path.
+        ValueError: a value has the wrong kind, or a column that is not text has a template.
     """
     mapper = RowMapper(columns)
     mapped = mapper.map(row)
@@ -174,7 +174,7 @@ def _paths(spec: str) -> list[str]:
 def _follow(row: Row, path: str, ours: str) -> Any:
     """Return the value at ``a.b.0``: keys of mappings, indices of lists; ``a.*.b`` is the list of all items' ``b``.
 
-    ``a_[0-9]`` or ``a_*`` in place of a key is the list of what stands under all such keys, in the order of their names.
+    ``a_[0-9]`` or ``a_*`` in place of a key is the list of the values of all such keys, in the order of their names.
     A column's own name may hold dots.
     """
     if path in row:
@@ -203,7 +203,8 @@ def _follow(row: Row, path: str, ours: str) -> Any:
 
 
 def _items(value: Any, part: str) -> list[Any] | None:
-    """Return all items of a list, for ``*``, or what stands under the keys that a pattern matches; None: ``part`` is one key."""
+    """Return all items of a list for ``*``, or the values of all keys that a pattern matches; None: ``part`` is a single
+    key."""
     if part == "*" and isinstance(value, list):
         return value
     if not is_pattern(part) or not isinstance(value, Mapping) or part in value:
@@ -213,7 +214,7 @@ def _items(value: Any, part: str) -> list[Any] | None:
 
 
 def is_pattern(part: str) -> bool:
-    """Return whether a part of a path stands for several keys."""
+    """Return whether a part of a path matches several keys."""
     return any(character in part for character in "*?[")
 
 
@@ -236,7 +237,8 @@ def whole_text(text: str | None) -> str | None:
 
 
 def _numbers_in(value: Any) -> Any:
-    """Return the number that a text holds, and a list of such texts as a list of numbers; return any other value as it is."""
+    """Return a text as the number that it holds, and a list of such texts as a list of numbers; return other values
+    unchanged."""
     if isinstance(value, list):
         return list(map(_numbers_in, value))
     return _number_in(value) if isinstance(value, str) else value
@@ -249,7 +251,7 @@ def _number_in(text: str) -> float:
 
 
 def _hint(ours: str) -> str:
-    """Return what people have instead of ranks, and how it becomes them."""
+    """Return the columns that people often have instead of ranks, and how to turn them into ranks."""
     if ours != "ranks":
         return ""
     return ". Ranks are positions: 1 is the best, and equal ranks tie; of scores, where higher is better, give −score"
@@ -264,8 +266,8 @@ def _keys(value: Any) -> list[Any]:
 def as_text(value: Any) -> str | None:
     """Return the text of a value: a string, a number, one chat message, or a list of messages.
 
-    Of one message, and of a list with one, it is the content. Of a list that ends in an assistant's message, as
-    preference files carry it in ``chosen``, it is that last content. Other lists become ``Role: content`` lines.
+    For one message, and for a list with one, it is the content. For a list that ends in an assistant's message, as
+    preference files have in ``chosen``, it is that last content. Other lists become ``Role: content`` lines.
     """
     if value is None or isinstance(value, str):
         return value
@@ -300,7 +302,7 @@ def _role(message: Mapping[str, Any]) -> str:
 
 
 def as_number(value: Any) -> float | None:
-    """Return a number; a text that looks like one is none, so that a wrong column is not read by accident."""
+    """Return a number. A text that looks like a number is not one, so that a wrong column is not read by accident."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -312,7 +314,7 @@ def as_number(value: Any) -> float | None:
 
 
 def as_texts(value: Any) -> list[str | None]:
-    """Return a list of texts, each as ``as_text`` reads it, but a number is none."""
+    """Return a list of texts, each read by ``as_text``, except that a number is not a text."""
     items = _as_list(value)
     for item in items:
         if isinstance(item, bool | int | float):
@@ -363,6 +365,6 @@ _NOT_TEXT: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "tools": ("a list of definitions of tools", as_tools),
     "label": ("a label, or a list of them", as_label),
 }
-"""Our column that is not text → what it is instead, and what reads it."""
+"""Our column that is not text → its kind, and the function that reads it."""
 _MAY_BE_TURNS = ("prompt", "response", "chosen", "rejected", "response_a", "response_b")
-"""Columns of text that files also have as lists of messages."""
+"""Columns of text that some files have as lists of messages."""

@@ -1,4 +1,4 @@
-"""Prompts that other datasets of the recipe hold out: rows with such a prompt, or nearly one, are not trained on."""
+"""Find prompts that other datasets of the recipe hold out: rows with such a prompt, or nearly one, are not trained on."""
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,24 +15,24 @@ from vantage.tasks.data.rows import column_names, open_parquet
 from vantage.tasks.data.splits import TEST, VALIDATION, prompt_position
 
 ASKED_COLUMNS = ("prompt", "messages")
-"""Those that say what was asked."""
+"""Columns with the question."""
 _READ_ROWS = 1 << 14
 
 
 def asked_text(row: Mapping[str, Any]) -> str:
-    """Return the row's prompt; of a conversation, what the user said first."""
+    """Return the row's prompt; for a conversation, the user's first message."""
     turns = row.get("messages")
     text: str = row["prompt"] if turns is None else first_words(turns)
     return text
 
 
 def positions_of(asked: Iterable[str]) -> Sequence[float]:
-    """Return what decides the side of every row: the position of its prompt."""
+    """Return the numbers that decide the side of every row: the positions of the prompts."""
     return array("d", map(prompt_position, asked))
 
 
 def contaminated(positions: Sequence[float], job: StageJob[PrepareData]) -> Any:
-    """Return (N,) booleans: whether a test set has the row's prompt, but for case and white space."""
+    """Return (N,) booleans: whether a test set has the row's prompt, up to case and white space."""
     if not job.work.test_sets:
         return np.zeros(len(positions), dtype=np.bool_)
     held_out = [
@@ -44,7 +44,7 @@ def contaminated(positions: Sequence[float], job: StageJob[PrepareData]) -> Any:
 
 
 def held_out_elsewhere(job: StageJob[PrepareData]) -> Iterator[tuple[str, str]]:
-    """Yield (dataset, text) of what test sets and the datasets that ``near_duplicates`` names hold out."""
+    """Yield (dataset, text) of rows that test sets and the datasets in ``near_duplicates`` hold out."""
     for i, name in enumerate(job.work.test_sets):
         yield from ((name, text) for text in _asked_in(job.inputs[role_of_test_set(i)], TEST))
     near = job.work.data.near_duplicates

@@ -1,4 +1,4 @@
-"""Conversations in the layouts that people publish, read as a list of messages.
+"""Read conversations in published layouts as a list of messages.
 
 | layout | of one turn |
 |---|---|
@@ -28,16 +28,16 @@ _ROLE_OF = {
     **dict.fromkeys(("developer",), "system"),
     "function_call": "assistant",
 }
-"""What a turn's author is called → our role."""
+"""Name of a turn's author → our role."""
 _AUTHORS = ("role", "from", "author", "speaker")
 _TEXTS = ("content", "value", "text", "message")
 _LISTS = ("messages", "conversation", "conversations")
 _KEPT = ("tool_calls", "name", "tool_call_id", "reasoning_content")
 """Other fields of a message that chat templates read."""
 _REASONING = ("reasoning_content", "reasoning", "thinking")
-"""What the reasoning of a turn is called; templates call it by the first of these names."""
+"""Names of a turn's reasoning; templates use the first of these."""
 _ROUNDS = (("human", "assistant"), ("user", "assistant"), ("input", "output"))
-"""Keys of a round: what the user and what the assistant said; the last round may lack an answer."""
+"""Keys of a round: the user's and the assistant's message; the last round may lack an answer."""
 _TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant|System):[ \t]?")
 _LIST_BEGINS = 200
 _LIST = re.compile(r"""\[\s*\{\s*["'](role|from|author|speaker|content|value|text|message)["']\s*:""")
@@ -65,7 +65,7 @@ def read_conversation(value: Any) -> list[Message]:
 
 
 def turns_in_text(text: str) -> list[Message] | None:
-    """Return the messages of a list that stands in a text; None: it is another text.
+    """Return the messages of a list in a text; None: the text is something else.
 
     Raises:
         ValueError: it is such a list, but cannot be read.
@@ -117,12 +117,12 @@ def read_transcript(text: str) -> list[Message]:
 
 
 def is_transcript(value: Any) -> bool:
-    """Return whether a value is a text that begins as an HH transcript does."""
+    """Return whether a value is a text that begins like an HH transcript."""
     return isinstance(value, str) and _TURN.match(value.strip()) is not None
 
 
 def read_history(value: Any) -> list[Message]:
-    """Return the messages of earlier rounds, each a list of what the user and what the assistant said.
+    """Return the messages of earlier rounds, each a list of the user's and the assistant's message.
 
     Raises:
         ValueError: it is no list of such pairs.
@@ -151,7 +151,7 @@ def common_beginning(one: Sequence[Message], other: Sequence[Message]) -> list[M
 
 
 def joined(asked: Sequence[Message], before: Sequence[Message]) -> list[Message] | None:
-    """Return a prompt, and the turns that stand before the last one of a response that is a conversation, as one conversation.
+    """Return a prompt, and the turns before the last one of a response that is a conversation, as one conversation.
 
     None: they do not belong together, as where the prompt is the conversation in another way of writing.
     """
@@ -214,7 +214,7 @@ def _text(content: Any, turn: Mapping[str, Any]) -> str:
 
 
 def _calls(value: Any) -> Any:
-    """Return the calls of a turn as templates read them: arguments as an object, and no null fields.
+    """Return the calls of a turn in the form that templates read: arguments as an object, and no null fields.
 
     OpenAI's interface gives the arguments as JSON in a text, which a template would write as a text within JSON. Arrow
     gives each struct the fields of all others, as nulls; in arguments that were a text, a null is what was written.

@@ -1,4 +1,4 @@
-"""Rows of text as token ids, as the model's chat template writes them; rows that it does not write are told apart."""
+"""Encode rows of text as token ids, in the form of the model's chat template; rows that the template refuses are set apart."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ Ended = tuple[list[int], bool]
 
 @dataclass(frozen=True)
 class EncodedRows:
-    """Those of some rows that can be used, with their ids."""
+    """The usable rows among some rows, with their ids."""
 
     rows: list[Row]
     prompt_ids: list[list[int]]
@@ -31,12 +31,12 @@ class EncodedRows:
     """Row → its responses, in the order of the columns or of the list."""
     num_too_long: int
     all_prompts: list[list[int]]
-    """Those that are too long included."""
+    """Ids of all prompts, also those that are too long."""
     refused: list[str]
-    """Of each row that the template does not write: which, and why."""
+    """Reasons why the template refused rows, one for each such row, with its text."""
 
     def counts(self, codec: "Codec", *, num_alike: int = 0) -> EncodingCounts:
-        """Return the counts of these rows: of all prompts, and of the responses of those that fit."""
+        """Return counts of these rows: all prompts, and the responses to prompts that fit."""
         responses = [each for row in self.response_ids for each in row]
         tokens = count_tokens(codec.tokenizer, [*self.all_prompts, *(ids for ids, _ in responses)])
         lengths = list(map(len, self.all_prompts))
@@ -57,10 +57,10 @@ class EncodedRows:
 
 
 def encode_rows(rows: Sequence[Row], columns: Sequence[str], codec: "Codec") -> EncodedRows:
-    """Return ids of prompts and of the responses in ``columns``, each a text or, as ``responses``, a list of texts.
+    """Return ids of prompts and of the responses in ``columns``; a column holds a text or, for ``responses``, a list of texts.
 
-    Responses are cut off at the recipe's limit. A row is refused that spells out a token which says where a turn or a
-    text begins or ends: it was rendered before. So is one that the template refuses, or of which it leaves out a part.
+    Responses are cut off at the recipe's limit. A row is refused if its text contains a token that marks the begin or end of
+    a turn or a text: it was rendered before. A row is also refused if the template refuses it, or leaves out a part of it.
     """
     tokens = control_tokens(codec.tokenizer, chat=codec.chat)
     is_chat = uses_chat(codec.tokenizer, codec.chat)
@@ -97,7 +97,7 @@ def encode_rows(rows: Sequence[Row], columns: Sequence[str], codec: "Codec") -> 
 def _encode_prompts(
     prompts: dict[int, Prompt], codec: "Codec", refused: dict[int, str]
 ) -> dict[int, list[int]]:
-    """Return ids by row; what the template refuses is added to ``refused``."""
+    """Return ids by row; reasons why the template refuses a prompt are added to ``refused``."""
 
     def encoded(rows: Sequence[int]) -> dict[int, list[int]]:
         found = encode_prompts(codec.tokenizer, [prompts[i] for i in rows], chat=codec.chat)
@@ -116,9 +116,9 @@ def _encode_prompts(
 
 
 def _rendered_before(row: Row, columns: Sequence[str], tokens: Sequence[str], *, is_chat: bool) -> str | None:
-    """Return why a row is refused that holds a token of the template as text.
+    """Return the reason why a row whose text contains a token of the template is refused.
 
-    Without a chat template, a prompt is tokenised with the special tokens that it spells out, so it may be rendered.
+    Without a chat template, special tokens in a prompt's text are encoded as tokens, so it may be rendered.
     """
     messages = row.get("messages") or []
     texts = [row["prompt"], *(text for turn in messages for text in (turn["content"], turn["extra"]) if text)]

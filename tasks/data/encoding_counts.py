@@ -1,4 +1,4 @@
-"""What of a dataset's text a network never sees: counted while text becomes ids, and refused beyond ``max_dropped``."""
+"""Count the parts of a dataset's text that a network never sees, and refuse a share above ``max_dropped``."""
 
 import logging
 import re
@@ -17,7 +17,7 @@ _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 SHOWN_REFUSED = 3
-"""Rows that an error shows."""
+"""Number of refused rows that an error shows."""
 
 
 class TooManyLeftOut(ValueError):
@@ -26,33 +26,33 @@ class TooManyLeftOut(ValueError):
 
 @dataclass(frozen=True)
 class EncodingCounts:
-    """What became of the rows of one split."""
+    """Counts of the rows of one split, by what happened to them."""
 
     num_rows: int = 0
     """Rows that were read."""
     longest_prompt: int = 0
     """Tokens of the longest prompt, whether it fits or not."""
     shortest_prompt: int = sys.maxsize
-    """Of the shortest."""
+    """Tokens of the shortest prompt."""
     num_responses: int = 0
     """Responses of the rows whose prompt fits."""
     num_cut: int = 0
-    """Those that were cut off at ``generation.max_response_tokens``, and so have no end."""
+    """Responses that were cut off at ``generation.max_response_tokens``, and so have no end."""
     num_alike: int = 0
-    """Pairs whose two sides are the same tokens, and rankings with two responses that are: not compared."""
+    """Pairs whose two sides are the same tokens, and rankings with two such responses; these are not compared."""
     num_tokens: int = 0
-    """Of prompts and responses."""
+    """Tokens of prompts and responses."""
     num_unknown: int = 0
-    """Those that stand for text which the tokenizer does not know."""
+    """Tokens for text that the tokenizer does not know."""
     num_bytes: int = 0
-    """Those that stand for a single byte of it."""
+    """Tokens for a single byte of text."""
     num_refused: int = 0
-    """Rows that the chat template refuses or writes otherwise, or that hold its tokens as text."""
+    """Rows that the chat template refuses or renders differently, or that contain its tokens as text."""
     refused: tuple[str, ...] = ()
-    """The first of them, each with the reason."""
+    """The first refused rows, each with the reason."""
 
     def __add__(self, other: "EncodingCounts") -> "EncodingCounts":
-        """Return the counts of the rows of both."""
+        """Return the sum of both counts."""
         sums = {
             field.name: getattr(self, field.name) + getattr(other, field.name)
             for field in fields(EncodingCounts)
@@ -68,7 +68,7 @@ class EncodingCounts:
 
 
 NOT_COUNTED = EncodingCounts()
-"""Of ids that were not read from a dataset."""
+"""Counts for ids that were not read from a dataset."""
 
 
 class Encoded(Protocol):
@@ -83,7 +83,7 @@ class Encoded(Protocol):
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """How many tokens there are, and how many of them tell nothing, or little, of the text."""
+    """Number of tokens, and how many of them are unknown text or single bytes."""
 
     num_tokens: int
     num_unknown: int
@@ -93,7 +93,7 @@ class TokenCounts:
 def count_tokens(tokenizer: PreTrainedTokenizerBase, rows: Iterable[Sequence[int]]) -> TokenCounts:
     """Count the unknown tokens and the byte tokens (``<0x41>``) among the ids of many texts.
 
-    An unknown token that is also the end of a text, as GPT-2's is, cannot be told from it and is not counted.
+    An unknown token that is also the end of a text, as in GPT-2, cannot be distinguished from it and is not counted.
     """
     others = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
     unknown = frozenset({tokenizer.unk_token_id} - others - {None})
@@ -109,12 +109,12 @@ def count_tokens(tokenizer: PreTrainedTokenizerBase, rows: Iterable[Sequence[int
 def encoding_metrics(
     job: StageJob, role: str, splits: Sequence[Encoded], *, name: str | None = None
 ) -> dict[str, float]:
-    """Return what a stage reports of the text in ``role``, over all splits that it reads.
+    """Return a stage's metrics about the text in ``role``, over all splits that it reads.
 
-    ``name``: what errors call it; None: by stage and role.
+    ``name``: the dataset's name in errors; None: made from stage and role.
 
     Raises:
-        TooManyLeftOut: more rows cannot be used than the dataset's ``max_dropped`` allows.
+        TooManyLeftOut: more rows are unusable than the dataset's ``max_dropped`` allows.
     """
     counts = [split.counts for split in splits]
     num_rows = sum(each.num_rows for each in counts)
@@ -141,7 +141,7 @@ def encoding_metrics(
 
 
 def comparison_metrics(job: StageJob, role: str, splits: Sequence[Encoded]) -> dict[str, float]:
-    """Return the same of pairs or rankings, with those that compare nothing."""
+    """Return the metrics of ``encoding_metrics`` for pairs or rankings, with the number of those that compare nothing."""
     return {
         **encoding_metrics(job, role, splits),
         "rows_alike_after_cut": sum(split.counts.num_alike for split in splits),

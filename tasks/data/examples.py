@@ -1,4 +1,4 @@
-"""Rows of text become token ids: what the stages feed to a network."""
+"""Turn rows of text into token ids for the stages' networks."""
 
 import logging
 from array import array
@@ -32,45 +32,45 @@ from vantage.tasks.training.measured import clusters_of_ids
 log = logging.getLogger(__name__)
 
 _ROWS_AT_ONCE = 4096
-"""Rows whose text is in memory while they become ids."""
+"""Number of rows whose text is in memory while it becomes ids."""
 
 
 class NothingLeft(ValueError):
-    """A split of which no row fits the recipe's limits."""
+    """No row of a split fits the recipe's limits."""
 
 
 @dataclass(frozen=True)
 class Codec:
-    """How text becomes ids and back, for one model in one recipe."""
+    """Tokenizer and settings of one model in one recipe, to turn text into ids and back."""
 
     tokenizer: PreTrainedTokenizerBase
     generation: Generation
     chat: bool | None
     scratch: Path | None = None
-    """Where the ids of many rows may lie; None: in memory."""
+    """Folder for the ids of many rows; None: they stay in memory."""
 
     @property
     def pad_token_id(self) -> int:
-        """Return what fills the ends of rows; masked everywhere."""
+        """Id that fills the ends of rows; it is masked everywhere."""
         return int(self.tokenizer.pad_token_id)
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """The tokens that end a sampled response: the model's own, and special ones that ``generation.stop`` names."""
+        """Tokens that end a sampled response: the model's own, and special tokens in ``generation.stop``."""
         own = stop_token_ids(self.tokenizer, chat=self.chat)
         return tuple(dict.fromkeys((*own, *special_stops(self.tokenizer, self.generation.stop))))
 
     @cached_property
     def stop_strings(self) -> StopStrings | None:
-        """The texts that end a sampled response; None: there are none."""
+        """Texts that end a sampled response; None: there are none."""
         return StopStrings(self.tokenizer, self.generation.stop) if self.generation.stop else None
 
     def response_texts(self, responses: Sequence[Sequence[int]]) -> list[str]:
-        """Return sampled responses as people, verifiers and judges read them: up to the first stop string."""
+        """Return sampled responses as text for people, verifiers and judges: up to the first stop string."""
         return [before_stop(text, self.generation.stop) for text in self.whole_texts(responses)]
 
     def whole_texts(self, responses: Sequence[Sequence[int]]) -> list[str]:
-        """Return the texts of responses without the token that closes them."""
+        """Return the texts of responses without their closing token."""
         return decode_all(self.tokenizer, without_end(self.tokenizer, responses, chat=self.chat))
 
 
@@ -78,7 +78,7 @@ def codec_of(job: StageJob, role: str) -> Codec:
     """Return the codec of the model in ``role``.
 
     Raises:
-        ValueError: a stop string that no response can have.
+        ValueError: no response can contain a stop string of the recipe.
     """
     codec = Codec(
         tokenizer=pin_date(load_tokenizer(job.inputs[role]), job.date),
@@ -97,12 +97,12 @@ class Prompts:
     texts: Sequence[str]
     ids: Sequence[list[int]]
     answers: Sequence[str | None]
-    """What a verifier may compare a response with; None where the row has none."""
+    """Reference answers that a verifier may compare responses with; None for a row without one."""
     num_too_long: int
-    """Prompts that did not fit and were left out."""
+    """Number of prompts that did not fit and were left out."""
     counts: EncodingCounts = NOT_COUNTED
     conversations: Sequence[list[Message] | None] | None = None
-    """The turns of prompts that are a conversation; None: there are no such prompts."""
+    """Turns of prompts that are conversations; None: no prompt is one."""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -114,23 +114,24 @@ class Completions:
 
     prompt_ids: Sequence[list[int]]
     response_ids: Mapping[str, Sequence[list[int]]]
-    """``response``, or ``chosen`` and ``rejected``: as many as there are prompts."""
+    """``response``, or ``chosen`` and ``rejected`` → as many responses as there are prompts."""
     pad_token_id: int
     num_too_long: int
-    """Rows whose prompt did not fit and that were left out."""
+    """Number of rows that were left out because the prompt did not fit."""
     counts: EncodingCounts = NOT_COUNTED
     margins: Sequence[float] | None = None
-    """Of preferences whose rows say so: by how much the chosen response should at least outscore the other."""
+    """Margins of preferences, if the rows have them: the least amount by which the chosen response should outscore the
+    other."""
     learnt: Sequence[Sequence[int]] | None = None
-    """Of demonstrations that are the rest of a conversation: where the tokens that are learnt begin, end, begin …"""
+    """Ranges of learnt tokens, for demonstrations that are the rest of a conversation: begin, end, begin …"""
     subgroups: list[str | None] | None = None
-    """Of preferences whose rows say so: the part of the data that the pair belongs to."""
+    """Subgroups of preferences, if the rows have them: the part of the data that each pair belongs to."""
 
     def __len__(self) -> int:
         return len(self.prompt_ids)
 
     def lengths(self, indices: Sequence[int] | None = None) -> Sequence[int]:
-        """Return tokens of each prompt with its longest response; of all rows, or of those at ``indices``."""
+        """Return the tokens of each prompt with its longest response, for all rows or those at ``indices``."""
         rows, sides = range(len(self)) if indices is None else indices, self.response_ids.values()
         return array("i", (len(self.prompt_ids[i]) + max(len(side[i]) for side in sides) for i in rows))
 
@@ -139,13 +140,14 @@ class Completions:
         return clusters_of_ids(self.prompt_ids)
 
     def num_learnt(self) -> list[int]:
-        """Return tokens of each demonstration that are learnt."""
+        """Return the number of learnt tokens of each demonstration."""
         if self.learnt is None:
             return [len(response) for response in self.response_ids["response"]]
         return [sum(row[1::2]) - sum(row[::2]) for row in self.learnt]
 
     def batch(self, indices: Sequence[int]) -> Sequences:
-        """Return the prompts at ``indices`` with the responses of the first column, then again with those of the next."""
+        """Return the prompts at ``indices`` with the responses of the first column, then the same prompts with those of
+        the next."""
         return collate(
             [self.prompt_ids[i] for _ in self.response_ids for i in indices],
             [responses[i] for responses in self.response_ids.values() for i in indices],
@@ -156,16 +158,16 @@ class Completions:
 
 @dataclass(frozen=True)
 class RankedBatch:
-    """N completions, those of a prompt side by side: ``ranks`` and ``group_ids`` (N,), integers."""
+    """N completions, those of a prompt next to each other: ``ranks`` and ``group_ids`` (N,), integers."""
 
     sequences: Sequences
     ranks: Tensor
-    """The lower the better, equal for a tie; to be compared within a prompt only."""
+    """Ranks, lower is better, equal for a tie; they are comparable only within a prompt."""
     group_ids: Tensor
-    """Which prompt: its place in the batch."""
+    """Place in the batch of each completion's prompt."""
 
     def to(self, device: torch.device | str) -> "RankedBatch":
-        """Return the same on another device."""
+        """Return the same batch on another device."""
         return RankedBatch(
             sequences=self.sequences.to(device),
             ranks=self.ranks.to(device),
@@ -181,22 +183,22 @@ class Rankings:
     response_ids: Sequence[list[list[int]]]
     """Prompt → its responses."""
     ranks: Sequence[list[int]]
-    """Prompt → the place of each response, from 0, the best; equal for a tie."""
+    """Prompt → the rank of each response, from 0, the best; equal for a tie."""
     pad_token_id: int
     num_too_long: int
-    """Rows whose prompt did not fit and that were left out."""
+    """Number of rows that were left out because the prompt did not fit."""
     counts: EncodingCounts = NOT_COUNTED
 
     def __len__(self) -> int:
         return len(self.prompt_ids)
 
     def lengths(self, indices: Sequence[int] | None = None) -> Sequence[int]:
-        """Return tokens of each prompt with its longest response; of all rows, or of those at ``indices``."""
+        """Return the tokens of each prompt with its longest response, for all rows or those at ``indices``."""
         rows = range(len(self)) if indices is None else indices
         return array("i", (len(self.prompt_ids[i]) + max(map(len, self.response_ids[i])) for i in rows))
 
     def sizes(self, indices: Sequence[int] | None = None) -> list[int]:
-        """Return responses to each prompt; to all, or to those at ``indices``."""
+        """Return the number of responses to each prompt, for all prompts or those at ``indices``."""
         rows = range(len(self)) if indices is None else indices
         return [len(self.response_ids[i]) for i in rows]
 
@@ -215,7 +217,7 @@ class Rankings:
         return RankedBatch(sequences=sequences, ranks=ranks, group_ids=group_ids)
 
     def ranks_of(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return ranks and group ids of the same completions."""
+        """Return ranks and group ids of the same completions as ``batch``."""
         ranks = [rank for i in indices for rank in self.ranks[i]]
         group_ids = [place for place, i in enumerate(indices) for _ in self.ranks[i]]
         return torch.tensor(ranks), torch.tensor(group_ids)
@@ -258,7 +260,7 @@ def read_completions(
 ) -> Completions:
     """Return prompts and responses of one split as ids.
 
-    Long prompts are left out, long responses are cut off (no EOS), and pairs whose sides are then the same are left out.
+    Prompts that are too long are left out. Long responses are cut off (no EOS); pairs whose sides are then equal are left out.
 
     Args:
         enough: as many usable rows as are needed; when they are there, the rest of the file is not read. None: read all.
@@ -273,7 +275,7 @@ def read_completions(
     learnt = TokenRowsWriter(codec.scratch)
     margins = array("d")
     subgroups: list[str | None] = []
-    names: dict[str | None, str | None] = {}  # so that each name is in memory once
+    names: dict[str | None, str | None] = {}  # so that each name is in memory only once
     counts, num_too_long, num_kept = NOT_COUNTED, 0, 0
     for rows in rows_of_half(folder, split, half, at_once=_ROWS_AT_ONCE):
         part = _encode_completions(rows, columns, codec)
@@ -312,14 +314,14 @@ class _Part:
     """The completions of some rows."""
 
     rows: list[Row]
-    """Those that can be used, with their ids below."""
+    """Usable rows, with their ids below."""
     prompt_ids: list[list[int]]
     response_ids: dict[str, list[list[int]]]
     counts: EncodingCounts
     num_too_long: int
     """Rows whose prompt does not fit."""
     learnt: list[list[int]]
-    """As in ``Completions``; empty: all of each response is."""
+    """Ranges of learnt tokens as in ``Completions``; empty: all tokens of each response."""
 
 
 def _encode_completions(rows: list[Row], columns: Sequence[str], codec: Codec) -> _Part:
@@ -359,7 +361,7 @@ def _spans(places: Sequence[int]) -> Spans:
 def read_rankings(folder: Path, split: str, codec: Codec, *, half: int | None = None) -> Rankings:
     """Return prompts and ranked responses of one split as ids, cut and left out as in ``read_completions``.
 
-    Of responses that are the same tokens on different ranks only the best-ranked is kept.
+    Among responses that are the same tokens with different ranks, only the best-ranked one is kept.
     """
     prompts, responses, ranks = (TokenRowsWriter(codec.scratch) for _ in range(3))
     counts, num_too_long = NOT_COUNTED, 0
@@ -391,7 +393,7 @@ def read_rankings(folder: Path, split: str, codec: Codec, *, half: int | None = 
 
 
 def _ranked(responses: list[list[int]], ranks: list[int]) -> tuple[list[list[int]], list[int], bool]:
-    """Return the responses and ranks without those that equal a better-ranked response; and whether there were any."""
+    """Return the responses and ranks without those that equal a better-ranked response, and whether there were such."""
     best: dict[tuple[int, ...], int] = {}
     for response, rank in zip(responses, ranks, strict=True):
         best[tuple(response)] = min(rank, best.get(tuple(response), rank))
@@ -417,7 +419,7 @@ def _nothing_differs(num_rows: int, codec: Codec) -> NothingLeft:
 
 
 def _places(ranks: Sequence[float]) -> list[int]:
-    """Return the same order and ties in integers, which no tensor rounds: (0.1, 3.5, 0.1) → (0, 1, 0)."""
+    """Return integers of the same order and ties, which no tensor rounds: (0.1, 3.5, 0.1) → (0, 1, 0)."""
     place_of = {rank: place for place, rank in enumerate(sorted(set(ranks)))}
     return [place_of[rank] for rank in ranks]
 

@@ -1,4 +1,4 @@
-"""Formats of data that people publish: recognised by reading the first rows of a file as each of them in turn."""
+"""Recognise formats of published data, by reading the first rows of a file in each format in turn."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,9 +17,9 @@ from vantage.tasks.data.single_answers import are_single, grade_of
 from vantage.tasks.data.spellings import Spellings
 
 SAMPLE_ROWS = 1000
-"""Rows by which a format is recognised."""
+"""Number of rows by which a format is recognised."""
 READ_SHARE = 0.9
-"""Least share of them that must be readable in it."""
+"""Least share of these rows that must be readable in the format."""
 _NEAREST_ROWS = 50
 
 Columns = dict[str, str]
@@ -48,7 +48,7 @@ _RESPONSES = (
     "response",
     "output",
     "completion",
-    "solution",  # before the answer: of both, it has the way
+    "solution",  # before the answer: of the two, it contains the reasoning
     "answer",
     "reply",
     "target",
@@ -84,7 +84,7 @@ _CHOSEN = (
     ("winner", "loser"),
 )
 _CHOSEN_UNLESS_JUDGED = (("response_j", "response_k"), ("answer_j", "answer_k"))
-"""The first is the better one of the pair (stack-exchange-paired), where no label says otherwise."""
+"""Names whose first one is the better response of the pair (stack-exchange-paired), unless a label contradicts that."""
 _SIDES = tuple(
     (first.format(noun), second.format(noun))
     for noun in ("response", "answer", "output", "completion", "conversation")
@@ -137,24 +137,24 @@ _IN_SCORES = (
 )
 _ANSWERS = ("answer", "solution", "final_answer", "reference", "ground_truth", "target", "label")
 _ANSWERS_BESIDE = ("answer", "final_answer", "ground_truth", "solution")
-"""Those beside columns that are called like ours, or a conversation, where `label` and the like may be anything."""
+"""Names of answers beside columns with our names, or a conversation, where `label` and the like may be anything."""
 _GRADES = ("helpfulness", "score", "rating", "reward", "overall_score", "grade")
-"""Of a single answer; of several attributes the first here."""
+"""Names of a single answer's grade; if there are several, the first one here is used."""
 _SYSTEM = ("system", "system_prompt", "system_message")
 _RANKS = ("ranks", "rank")
-"""Not `ranking`, which may as well be the order of the responses."""
+"""Names of ranks; `ranking` is not one, since it may also be the order of the responses."""
 _COLUMNS_EACH = tuple(
     f"{noun}_{which}"
     for noun in ("response", "answer", "output", "completion")
     for which in ("[0-9]", "[ab]")
 )
-"""Responses that stand in columns of their own."""
+"""Patterns of columns that each hold one response."""
 _SIGNED = {"first": ("-3", "-2", "-1"), "second": ("1", "2", "3"), "tie": ("0",)}
 
 
 @dataclass(frozen=True)
 class Format:
-    """How the rows of a file become rows of one content."""
+    """Mapping by which the rows of a file become rows of one content."""
 
     name: str
     columns: Columns
@@ -162,12 +162,12 @@ class Format:
 
     @property
     def is_own(self) -> bool:
-        """Return whether the file's columns are called like ours."""
+        """Return whether the file's columns have our names."""
         return self.name == OWN
 
     @property
     def is_recognised(self) -> bool:
-        """Return whether the mapping was found by looking at the rows."""
+        """Return whether the mapping was found from the rows."""
         return self.name not in (OWN, MAPPED)
 
 
@@ -176,10 +176,10 @@ def recognise(rows: Sequence[Mapping[str, Any]], content: str, *, is_text: bool)
 
     Args:
         rows: the first rows of a file.
-        is_text: they hold nothing but text.
+        is_text: the rows contain only text.
 
     Raises:
-        GarbledRows: they can be read, but their texts hold something else than prompts and responses.
+        GarbledRows: the rows can be read, but their texts are not prompts and responses.
     """
     for found in _tried(rows, content):
         if share_read(rows, content, found, is_text=is_text) >= READ_SHARE:
@@ -194,10 +194,11 @@ def recognise(rows: Sequence[Mapping[str, Any]], content: str, *, is_text: bool)
 def nearest(
     rows: Sequence[Mapping[str, Any]], content: str, *, is_text: bool, also_single: bool = False
 ) -> str | None:
-    """Return, of the formats whose columns the rows have, that of most rows, and why it cannot be read; None: there is none.
+    """Return the format whose columns the rows have and in which most rows can be read, and its first error; None: there
+    is none.
 
-    For rows in no format of the content. One of prompts alone says nothing, and one of a single column counts only with
-    ``also_single``, after all others.
+    Use this for rows in no format of the content. Formats of prompts alone are left out, and those of a single column count
+    only with ``also_single``, after all others.
     """
     rows = rows[:_NEAREST_ROWS]
     near: list[tuple[bool, bool, int, str]] = []
@@ -222,11 +223,11 @@ def _tried(rows: Sequence[Mapping[str, Any]], content: str) -> Iterator[Format]:
 
 
 def share_read(rows: Sequence[Mapping[str, Any]], content: str, form: Format, *, is_text: bool) -> float:
-    """Return share of the rows that can be read in the format; labels that are a tie are read."""
+    """Return the share of rows that can be read in the format; tied labels count as read."""
     if not rows:
         return 0.0
     wrong = Counter(_reasons(rows, content, form, is_text=is_text))
-    # Conversations that were compared as a whole are in the format, though no pair is made of them; so are empty sides
+    # Conversations compared as a whole are in the format, though they give no pair; the same holds for empty sides
     of_format = wrong[str(Unpairable())] + sum(wrong[each] for each in _EMPTY_SIDES)
     num_read = len(rows) - wrong.total()
     return (num_read + min(of_format, num_read)) / len(rows)
@@ -235,7 +236,7 @@ def share_read(rows: Sequence[Mapping[str, Any]], content: str, form: Format, *,
 def _reasons(
     rows: Sequence[Mapping[str, Any]], content: str, form: Format, *, is_text: bool
 ) -> Iterator[str]:
-    """Yield why rows cannot be read in the format, one for each that cannot."""
+    """Yield the reasons of the rows that cannot be read in the format."""
     single = are_single(content, form.columns)
     content = "demonstrations" if single else content
     assembly = Assembly(content, tuple(form.columns), form.labels)
@@ -268,7 +269,7 @@ def _lacking(column: str, value: Any) -> str:
 
 
 def completed(found: Format, rows: Sequence[Mapping[str, Any]], content: str, *, is_text: bool) -> Format:
-    """Return the format with what the rows have beside it: a prompt that is a transcript, and a system message."""
+    """Return the format, extended for these rows: prompts that are transcripts, and system messages."""
     columns, details = dict(found.columns), []
     if _share(rows, columns.get("prompt"), is_transcript) >= READ_SHARE:
         columns = {"conversation": columns.pop("prompt"), **columns}
@@ -294,7 +295,8 @@ def _share(rows: Sequence[Mapping[str, Any]], column: str | None, has: Callable[
 
 
 def _may_be_compared(form: Format, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a column of single answers is of marks; of scores, whether half of the rows have a prompt that others have."""
+    """Return whether a column of single answers contains marks, or scores where half of the rows share their prompt with
+    others."""
     if "label" in form.columns:
         return _share(rows, form.columns["label"], is_mark) >= READ_SHARE
     asked = [repr(row.get(form.columns.get("prompt", ""))) for row in rows]
@@ -303,18 +305,18 @@ def _may_be_compared(form: Format, rows: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def own_format(content: str) -> Format:
-    """Return the format of a file whose columns are called like ours."""
+    """Return the format of a file whose columns have our names."""
     return Format(OWN, {column: column for column in CONTENT_COLUMNS[content]})
 
 
 def optional_columns(content: str) -> tuple[str, ...]:
-    """Return columns that a file in our own format may have or not."""
+    """Return the columns that a file in our own format may lack."""
     return tuple(column for column in OPTIONAL_COLUMNS[content] if column not in MADE_COLUMNS)
 
 
 def _candidates(content: str, spelt: Spellings) -> Iterator[Format]:
-    """Yield the formats to try, without those for which a column is missing that many of them would have."""
-    if content == "prompts":  # whose prompt is called like ours, and the answer is not
+    """Yield the formats to try, without those that need a column which the file lacks."""
+    if content == "prompts":  # the prompt has our name, and the answer does not
         yield Format(
             "prompts with answers (verl)", {"prompt": "prompt", "answer": "reward_model.ground_truth"}
         )
@@ -342,7 +344,7 @@ def _conversations(spelt: Spellings) -> Iterator[Format]:
 
 
 def _with_history(name: str, columns: Columns) -> Iterator[Format]:
-    """Yield Alpaca's optional columns as LLaMA-Factory has them, where the file has them; then without."""
+    """Yield the format with Alpaca's optional columns (in LLaMA-Factory's form), if the file has them; then without."""
     for extra in (("system", "history"), ("system",), ("history",), ()):
         yield Format(name, {**columns, **{column: column for column in extra}})
 
@@ -386,13 +388,13 @@ def _preferences(spelt: Spellings) -> Iterator[Format]:
 
 
 def _published_judgments() -> Iterator[Format]:
-    """Yield judgments whose numbers mean something of their own."""
+    """Yield formats of published judgments whose numbers have a special meaning."""
     yield Format(
         "judgments of two comments (SHP)",
         {"prompt": "history", "response_a": "human_ref_A", "response_b": "human_ref_B", "label": "labels"},
         {"first": ("1",), "second": ("0",)},
     )
-    sides = {"responses": "response_[ab]", "scores": "winner_model_[ab]"}  # 1 for the one that won
+    sides = {"responses": "response_[ab]", "scores": "winner_model_[ab]"}  # 1 for the winner
     yield Format("judgments, a column for each answer (Chatbot Arena)", {"prompt": "prompt", **sides})
     sides = {"response_a": "response1", "response_b": "response2", "label": "overall_preference"}
     yield Format("judgments from -3 to 3 (HelpSteer3)", {"conversation": "context", **sides}, _SIGNED)
@@ -453,7 +455,7 @@ def _prompts(spelt: Spellings) -> Iterator[Format]:
 
 
 def _labels(candidate: Format, rows: Sequence[Mapping[str, Any]]) -> Iterator[Labels]:
-    """Yield the readings of a label to try: the format's own; else words, and numbers or the columns' names where no other stand there."""
+    """Yield the readings of a label to try: the format's own; else words, and numbers or column names if no others occur."""
     yield candidate.labels
     if "label" not in candidate.columns or candidate.labels:
         return

@@ -1,4 +1,4 @@
-"""Files whose columns are called as in a format that is known, while their texts would be learnt wrongly."""
+"""Refuse files whose columns have the names of a known format, but whose texts would be learnt wrongly."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from vantage.tasks.data.formats import Format
 
 _MOST = 0.9
-"""Share of the first rows in which it is so."""
+"""Share of the first rows that must show the fault."""
 _LEAST_CHARACTERS = 20
-"""Of a prompt: a shorter one may be how a response begins by chance."""
+"""Length of the shortest prompt that counts; a response may begin with a shorter one by chance."""
 
 
 _RESPONSES = ("response", "chosen", "rejected", "response_a", "response_b", "responses")
@@ -22,7 +22,7 @@ MARKS = ("label", "desirable", "if_chosen", "is_safe")
 
 
 class GarbledRows(ValueError):
-    """Rows that could be read, and would be learnt wrongly."""
+    """The rows could be read, and would be learnt wrongly."""
 
 
 def refuse_garbled(found: "Format", rows: Sequence[Mapping[str, Any]], content: str) -> None:
@@ -52,7 +52,7 @@ def refuse_garbled(found: "Format", rows: Sequence[Mapping[str, Any]], content: 
 
 
 def is_mark(value: Any) -> bool:
-    """Return whether a value says good or bad, and is no number."""
+    """Return whether a value means good or bad, and is not a number."""
     return isinstance(value, bool) or (isinstance(value, str) and value.casefold() in ("true", "false"))
 
 
@@ -76,7 +76,7 @@ def _is_json_list(text: Any) -> bool:
 
 
 def _has_rounds(found: "Format", rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether the responses are such lists too: then an item of each is a round (``vantage.tasks.data.assembly``)."""
+    """Return whether the responses are such lists too; then each item is a round (``vantage.tasks.data.assembly``)."""
     sides = {column: spec for column, spec in found.columns.items() if column in _RESPONSES}
     return bool(sides) and _share(_are_json_lists(RowMapper(sides), row) for row in rows) >= _MOST
 

@@ -1,4 +1,4 @@
-"""Rows of a dataset on the Hugging Face hub: one configuration and one split of it, at one commit.
+"""Read rows of a dataset on the Hugging Face hub: one configuration and one split of it, at one commit.
 
 The library ``datasets`` knows which configurations and splits there are and which files they are; our own code reads the files, row
 by row (docs/decisions/0048). No code of a repository runs. Whether files are fetched whole or streamed, the same code reads

@@ -1,4 +1,4 @@
-"""The files that a source of data names: here, or of a dataset's repository on the Hugging Face hub at one commit.
+"""Find the files of a data source: local ones, or those of a dataset's repository on the Hugging Face hub at one commit.
 
 A repository's files are read as files, and its loading script, where it has one, is never run. They lie in the hub's own
 cache (`HF_HOME`), from which they are read again without the network.
@@ -16,7 +16,7 @@ _NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\..*)")
 
 
 class UnreachableHub(ValueError):
-    """Files of a repository that are neither in the cache nor could be fetched."""
+    """Files of a repository are not in the cache, and could not be fetched."""
 
 
 def source_files(source: str) -> list[Path]:
@@ -57,7 +57,7 @@ def _names(source: HubFiles) -> list[str]:
     cached = matching(source, _cached(source))
     if are_all(cached):
         return cached
-    # Others of a name may be missing in the cache, so only the hub can say which there are
+    # Other files of the name may be missing in the cache, so only the hub can list them
     listed = huggingface_hub.HfApi().list_repo_files(
         source.repository, repo_type="dataset", revision=source.revision
     )
@@ -88,7 +88,7 @@ def matching(source: HubFiles, names: Sequence[str]) -> list[str]:
 
 
 def are_all(names: Sequence[str]) -> bool:
-    """Return whether the names themselves say that none is missing: ``train-00000-of-00002.parquet`` and ``-00001-of-``."""
+    """Return whether the names themselves show that none is missing: ``train-00000-of-00002.parquet`` and ``-00001-of-``."""
     parts: dict[tuple[str, str, str], set[int]] = {}
     for name in names:
         found = _NUMBERED.fullmatch(name)

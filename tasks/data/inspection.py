@@ -1,4 +1,4 @@
-"""What a file of data holds: its format, what is wrong with its rows, how long they are, in which scripts."""
+"""Inspect a file of data: its format, faults of its rows, and the lengths and scripts of its texts."""
 
 import hashlib
 import re
@@ -36,9 +36,9 @@ from vantage.tasks.data.saved_datasets import rows_of_files
 from vantage.tasks.data.whole_objects import whole_object
 
 CONTENTS: tuple[Content, ...] = ("rankings", "preferences", "demonstrations", "prompts")
-"""In the order in which a file is taken to hold them: the first has the most in a row."""
+"""Contents in the order in which they are tried on a file: the first has the most columns in a row."""
 SCRIPT_ROWS = 2_000
-"""Usable rows whose letters are counted."""
+"""Number of usable rows whose letters are counted."""
 
 Row = Mapping[str, Any]
 
@@ -50,20 +50,20 @@ class UnknownData(ValueError):
 def inspect_file(
     path: Path, content: Content | None, load: Load | None = None
 ) -> tuple[FileInspection, list[tuple[int, Row]]]:
-    """Return what the file holds, and its first usable rows with their numbers from 0.
+    """Return a description of the file, and its first usable rows with their numbers from 0.
 
-    Memory holds a batch of rows, their lengths, and a digest of each usable row and of each different prompt: about 50 bytes a row.
+    Memory holds a batch of rows, their lengths, and digests of all usable rows and different prompts: about 50 bytes per row.
 
     Args:
         path: a file, a pattern of files' names, a folder that ``save_to_disk`` of ``datasets`` wrote,
             ``hub:ORGANISATION/NAME@COMMIT/FILE``, in one of ``vantage.schemas.source_files.DATA_FORMATS``, or
             ``hub:ORGANISATION/NAME@COMMIT``.
-        content: what its rows are to be read as; None: found out.
-        load: which rows of ``hub:ORGANISATION/NAME@COMMIT``; None for any other.
+        content: content as which the rows are read; None: recognised.
+        load: rows of ``hub:ORGANISATION/NAME@COMMIT`` to read; None for any other source.
 
     Raises:
-        UnknownData: it is in no known format, or cannot be read.
-        OSError: it is not there.
+        UnknownData: the file is in no known format, or cannot be read.
+        OSError: the file does not exist.
     """
     path = saved_files(path)
     source = _source(str(path), load)
@@ -83,10 +83,10 @@ def inspect_file(
 
 
 def _source(named: str, load: Load | None) -> Data:
-    """Return what names the rows, as a recipe does.
+    """Return the source of the rows in the form of a recipe.
 
     Raises:
-        UnknownData: a dataset on the hub without a split or a commit, or a split of anything else.
+        UnknownData: a dataset on the hub has no split or commit, or another source has a split.
     """
     origin = data_source(named)
     if isinstance(origin, HubDataset):
@@ -123,10 +123,10 @@ def _opened(path: Path, source: Data) -> tuple[str, Iterator[SourceRow]]:
 
 
 def known_formats(rows: Sequence[Row], ending: str, wanted: Content | None) -> dict[Content, Format]:
-    """Return content → the format in which the rows can be read as it.
+    """Return content → the format in which the rows can be read as this content.
 
     Raises:
-        GarbledRows: as ``wanted``, or as anything but prompts, they would be learnt wrongly.
+        GarbledRows: read as ``wanted``, or as anything but prompts, the rows would be learnt wrongly.
     """
     found: dict[Content, Format] = {}
     refused: GarbledRows | None = None
@@ -143,7 +143,7 @@ def known_formats(rows: Sequence[Row], ending: str, wanted: Content | None) -> d
                 found[content] = form
     if refused is not None and not set(found) - {
         "prompts"
-    }:  # the prompts alone are not what the file is there for
+    }:  # a file with more than prompts is not meant as prompts
         raise refused
     return found
 
@@ -151,7 +151,7 @@ def known_formats(rows: Sequence[Row], ending: str, wanted: Content | None) -> d
 def _nearly(
     rows: Sequence[Row], contents: Sequence[Content], ending: str, *, also_single: bool = False
 ) -> dict[Content, str]:
-    """Return, for contents as which the rows cannot be read, the format that is nearest, and why."""
+    """Return content → nearest format and its error, for contents in which the rows cannot be read."""
     is_text = ending.startswith(".csv")
     near = {each: nearest(rows, each, is_text=is_text, also_single=also_single) for each in contents}
     return {content: reason for content, reason in near.items() if reason is not None}
@@ -288,7 +288,7 @@ def turns_of_responses(row: Row) -> list[dict[str, str | None]]:
 
 
 def quantiles(lengths: Sequence[int]) -> Quantiles:
-    """Return the quantiles of one length at least."""
+    """Return the quantiles of at least one length."""
     ordered = sorted(lengths)
     last = len(ordered) - 1
     return Quantiles(
@@ -303,7 +303,7 @@ def script_of(letter: str) -> str:
 
 
 def recipe_text(source: Data, form: Format) -> str:
-    """Return what to write under ``data`` of a recipe."""
+    """Return the text for a recipe's ``data`` section."""
     entry: dict[str, Any] = {"source": source.source}
     if source.load is not None:
         entry["load"] = source.load.model_dump(exclude_defaults=True, exclude={"streaming"})
@@ -317,7 +317,7 @@ def recipe_text(source: Data, form: Format) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines in one."""
+    """Writes texts of several lines in a single line."""
 
 
 _Dumper.add_representer(

@@ -1,4 +1,4 @@
-"""Rows of Arrow and Parquet files, read in a process that may crash.
+"""Read rows of Arrow and Parquet files in a separate process, which may crash.
 
 Arrow follows what a file declares, and not all of it can be compared with the file before. So a damaged file may crash the process
 that reads it, or make it allocate without bound. Here that ends a child, and becomes the sentence that refuses the file.
@@ -21,7 +21,7 @@ from vantage.tasks.data.row_faults import Message, SourceRow, UnreadableFile
 from vantage.tasks.training.control_groups import memory_limit
 
 READ_SECONDS = 600.0
-"""How long the process may take for its next rows; reads of a file that is far away do not count."""
+"""Seconds that the process may take for its next rows; reads of a remote file do not count."""
 LEAST_MEMORY = 1 << 30
 """Bytes that the process may always allocate."""
 _MEMORY_SHARE = 0.5
@@ -55,7 +55,7 @@ def isolated_rows(kind: str, source: Path | BinaryIO, limit: SizeLimit) -> Itera
 
 
 def _machine_bytes() -> int:
-    """Return the bytes of the machine's memory, or of the container's where it has fewer."""
+    """Return the bytes of the machine's memory, or of the container's if it has fewer."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(physical, memory_limit() or physical)
 

@@ -1,4 +1,4 @@
-"""Judgments of two responses: which one a label, or several annotators' labels, prefer."""
+"""Decide which of two responses a label, or several annotators' labels, prefer."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ class Undecided(ValueError):
 
 
 class Unpairable(ValueError):
-    """Two conversations that were compared as a whole: no prompt has both of their last answers."""
+    """Two conversations were compared as a whole: no prompt has both of their last answers."""
 
     def __init__(self) -> None:
         super().__init__("two conversations that differ in more than their last answer")
@@ -53,7 +53,7 @@ def preferred(labels: Any, names: Mapping[str, Sequence[str]]) -> Literal[0, 1]:
 
     Args:
         labels: a label, or a list of them; missing ones do not count.
-        names: ``first``, ``second`` and ``tie`` → the labels that say so; empty: ``WORDS``.
+        names: ``first``, ``second`` and ``tie`` → the labels that mean them; empty: ``WORDS``.
 
     Raises:
         Undecided: as many prefer one as the other, or all are ties.
@@ -78,14 +78,15 @@ def preferred(labels: Any, names: Mapping[str, Sequence[str]]) -> Literal[0, 1]:
 
 
 def plain(label: Any) -> str:
-    """Return a label as it is looked up: in small letters; a whole number without its point."""
+    """Return a label in the form for the look-up: in small letters; a whole number without its point."""
     if isinstance(label, float) and label.is_integer():
         label = int(label)
     return str(label).strip().casefold()
 
 
 def readings(columns: Mapping[str, str]) -> Iterator[Mapping[str, Sequence[str]]]:
-    """Yield what numbers and names of columns mean. A number is not guessed that may be a flag or counted from the other end."""
+    """Yield the meanings of numbers and names of columns. A number is not guessed that may be a flag or counted from the
+    other end."""
     first, label = columns.get("response_a", ""), columns["label"]
     if first.endswith("0") or not first or label in _INDICES:
         yield _FROM_0

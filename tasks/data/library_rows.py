@@ -1,4 +1,4 @@
-"""Rows of a folder that ``save_to_disk`` of the library ``datasets`` wrote, as the library loads them."""
+"""Read rows of a folder that ``save_to_disk`` of the library ``datasets`` wrote, as the library loads them."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,8 @@
-"""Prompts for training that are nearly a held-out one: found by MinHash, confirmed by their exact Jaccard similarity.
+"""Find training prompts that nearly equal a held-out one, by MinHash, and confirm them by their exact Jaccard similarity.
 
-MinHash (Broder 1997) gives each text a signature of which two texts share a share of about their similarity. Signatures are
-cut into bands; texts with an equal band are compared (Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, chapter 3).
+MinHash (Broder 1997) gives each text a signature; two texts agree in a share of its numbers that is about their similarity.
+Signatures are cut into bands, and texts with an equal band are compared (Leskovec, Rajaraman and Ullman, Mining of Massive
+Datasets, chapter 3).
 """
 
 from array import array
@@ -15,31 +16,32 @@ import numpy as np
 from vantage.tasks.data.splits import TEST, TRAIN, VALIDATION, alike_text
 
 SHINGLE = 3
-"""Characters of a sequence: few, so that short prompts and scripts without spaces are compared, too."""
+"""Characters of a shingle. It is short, so that short prompts and scripts without spaces can be compared."""
 NUM_HASHES = 256
-"""Of a signature, at most."""
+"""Most hashes of a signature."""
 RECALL = 0.99
-"""At the least with which a pair of exactly the similarity that is asked for is found; more similar ones are found more often."""
+"""Least chance of finding a pair whose similarity is exactly the threshold; pairs that are more similar are found more
+often."""
 _MARGIN = 0.1
-"""Signatures of pairs that are confirmed may be so much less similar; their standard error is at most 0.032."""
+"""Amount by which the similarity of two signatures may be below the threshold; its standard error is at most 0.032."""
 _SEED = 1
 _SHOWN_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
 class NearDuplicate:
-    """A row for training and a held-out row."""
+    """A training row and a held-out row with similar prompts."""
 
     row: int
-    """Its number among the usable rows, from 0."""
+    """Number of the training row among the usable rows, from 0."""
     held_out_row: int
-    """The same; of another dataset, its number among that one's held-out rows, validation first."""
+    """Number of the held-out row among the usable rows; in another dataset, among its held-out rows, validation first."""
     similarity: float
     prompt: str
-    """The beginning of it."""
+    """Beginning of the training row's prompt."""
     held_out: str
     held_out_of: str | None = None
-    """The dataset that holds it out; None: the same."""
+    """Dataset that holds the row out; None: the same dataset."""
 
 
 def near_duplicates(
@@ -49,17 +51,17 @@ def near_duplicates(
     similarity: float,
     elsewhere: Iterable[tuple[str, str]] = (),
 ) -> Iterator[NearDuplicate]:
-    """Yield the rows for training whose text has at least that Jaccard similarity with a held-out one, each once.
+    """Yield the training rows whose text has at least this Jaccard similarity with a held-out one, each once.
 
-    Memory holds for each held-out row its signature and its text, and 2 to 4 kB of the index.
+    Memory holds, for each held-out row, its signature, its text, and 2 to 4 kB of the index.
 
     Args:
-        texts: the text of every row, in order; called twice.
-        sides: the side of every row; may be changed behind the row that was found last.
-        similarity: of their sets of shingles, above 0.
-        elsewhere: (dataset, text) that others hold out.
+        texts: function that returns the text of every row, in order; called twice.
+        sides: side of every row; the caller may change those after the row that was found last.
+        similarity: threshold for the similarity of two sets of shingles, above 0.
+        elsewhere: (dataset, text) of rows that other datasets hold out.
     """
-    from rensa import RMinHash, RMinHashLSH  # only where it is asked for
+    from rensa import RMinHash, RMinHashLSH  # loaded only when needed
 
     num_bands, num_rows = banding(similarity)
     num_hashes = num_bands * num_rows
@@ -108,21 +110,23 @@ def _numbered(elsewhere: Iterable[tuple[str, str]]) -> Iterator[tuple[str, int, 
 
 
 def shingles(text: str) -> set[str]:
-    """Return all sequences of ``SHINGLE`` characters of the text without case and repeated white space; of a shorter text itself."""
+    """Return all shingles (``SHINGLE`` characters) of the text without case and repeated white space; a shorter text is
+    one shingle."""
     alike = alike_text(text)
     return {alike[begin : begin + SHINGLE] for begin in range(max(1, len(alike) - SHINGLE + 1))}
 
 
 def jaccard(one: str, other: str) -> float:
-    """Return |A ∩ B| / |A ∪ B| of their shingles."""
+    """Return |A ∩ B| / |A ∪ B| of the texts' shingles."""
     first, second = shingles(one), shingles(other)
     return len(first & second) / len(first | second)
 
 
 def banding(similarity: float) -> tuple[int, int]:
-    """Return bands of a signature and hashes in each: the longest bands by which ``RECALL`` of pairs at the similarity are found.
+    """Return (bands, hashes per band) of a signature: the longest bands that still find ``RECALL`` of the pairs at the
+    similarity.
 
-    1 − (1 − s^r)^b of pairs of similarity s have an equal band; long bands bring up fewer pairs that are less similar.
+    Pairs of similarity s share a band with probability 1 − (1 − s^r)^b; long bands give fewer candidates that are less similar.
     """
     for num_rows in range(NUM_HASHES, 1, -1):
         num_bands = NUM_HASHES // num_rows

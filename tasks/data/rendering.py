@@ -1,4 +1,4 @@
-"""Rows as a model reads them: the text of their tokens, and which of it is trained on."""
+"""Show rows as a model reads them: the text of their tokens, and which of it is trained on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from vantage.tasks.data.encoded_rows import encode_rows
 from vantage.tasks.data.examples import Codec
 
 _NO_LIMIT = 2**31 - 1
-"""The greatest that a recipe may ask for."""
+"""Largest limit that a recipe may set."""
 
 Part = tuple[str, bool]
 """A piece of text, and whether it is trained on."""
@@ -21,12 +21,12 @@ Part = tuple[str, bool]
 
 @dataclass(frozen=True)
 class Rendered:
-    """A row as tokens, of which nothing is cut off."""
+    """A row as tokens, none of which are cut off."""
 
     parts: list[Part]
     prompt_tokens: int
     response_tokens: int
-    """0 without a response."""
+    """Number of the response's tokens; 0 without a response."""
 
 
 def render(

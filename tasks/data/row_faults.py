@@ -1,4 +1,4 @@
-"""The faults of a row, or of a file as a whole."""
+"""Faults of a row, or of a file as a whole."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,21 +9,21 @@ _SHOWN_CHARACTERS = 200
 
 
 class UnreadableFile(ValueError):
-    """A file that is, as a whole, not of the kind that its name promises."""
+    """A file is, as a whole, not of the kind that its name promises."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A row that cannot be read, or holds something else than what is asked of it."""
+    """A row cannot be read, or has other content than required."""
 
     reason: str
-    """The same for all rows with this fault: it is what they are counted by."""
+    """Reason, the same for all rows with this fault; rows are counted by it."""
     shown: str
-    """The text that is there, shortened."""
+    """The text in the row, shortened."""
 
 
 class Message(Enum):
-    """First items of what the process that reads a file sends."""
+    """First items of the messages from the process that reads a file."""
 
     ROWS = "some rows; none at the end"
     UNREADABLE = "why the file is refused"

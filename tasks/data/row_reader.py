@@ -1,4 +1,4 @@
-"""Rows of a user's file as rows of one content: recognised or mapped, read, and with the reason where they cannot be."""
+"""Read rows of a user's file as rows of one content, recognised or mapped, with the reason if they cannot be read."""
 
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -31,10 +31,10 @@ class RowReader:
     ) -> None:
         """
         Args:
-            data: what the recipe says of the file; without ``columns``, its format is recognised.
+            data: the recipe's entry of the file; without ``columns``, its format is recognised.
             content: content of the rows.
             first_rows: the first ``SAMPLE_ROWS`` of the file.
-            ending: what the file is, where its source does not say it.
+            ending: format of the file, if its source does not name it.
 
         Raises:
             GarbledRows: their texts hold something else than prompts and responses.
@@ -54,7 +54,7 @@ class RowReader:
                 )
 
     def read(self, row: SourceRow) -> Mapping[str, Any] | Fault:
-        """Return the row's columns, or why it cannot be read."""
+        """Return the row's columns, or the reason why it cannot be read."""
         if isinstance(row, Fault):
             return row
         try:
@@ -77,7 +77,7 @@ class RowReader:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns of the rows that it makes."""
+        """Columns of the resulting rows."""
         return (*CONTENT_COLUMNS[self._content], "messages") if self._are_single else self._assembly.made
 
     def made(self, rows: Iterable[SourceRow], folder: Path) -> Iterator[Numbered]:
@@ -93,7 +93,7 @@ class RowReader:
         return by_prompt(read, content=self._content, are_marks=are_marks, folder=folder)
 
     def table(self, made: Iterable[Numbered]) -> pa.Table:
-        """Return rows that it made; one that could not be read says why in ``vantage.schemas.row_rules.FAULT``."""
+        """Return the rows; one that could not be read has the reason in ``vantage.schemas.row_rules.FAULT``."""
         rows = [
             {**({FAULT: asdict(row)} if isinstance(row, Fault) else row), SOURCE_ROW: number}
             for number, row in made
@@ -114,7 +114,7 @@ class RowReader:
             raise error
 
     def unread(self, names: Collection[str]) -> list[str]:
-        """Return those of the file's columns that nothing is read from."""
+        """Return the columns of the file that are not read."""
         read = [path if path in names else path.partition(".")[0] for path in self._mapper.paths()]
         return [name for name in names if not any(name == each or fnmatchcase(name, each) for each in read)]
 

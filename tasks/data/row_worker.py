@@ -23,7 +23,7 @@ from vantage.tasks.data.library_rows import library_rows
 from vantage.tasks.data.row_faults import Message, SourceRow, UnreadableFile
 
 SAVED = "saved"
-"""The kind of the files, where the library ``datasets`` reads them."""
+"""Name of the kind for files that the library ``datasets`` reads."""
 
 _SENT_ROWS = 100
 

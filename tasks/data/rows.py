@@ -1,4 +1,4 @@
-"""Rows of a prepared dataset: Parquet files, one a split."""
+"""Read and write rows of a prepared dataset: Parquet files, one per split."""
 
 from collections.abc import (
     Iterable,
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 ROW_GROUP = 1 << 17
-"""Rows of a Parquet file that are compressed together, and held in memory to be written."""
+"""Rows of a Parquet file that are compressed together, and held in memory while they are written."""
 
 _BUFFER = 1 << 20
 """Bytes of a column that are read together."""
@@ -33,7 +33,7 @@ def write_rows(folder: Path, split: str, rows: Sequence[Mapping[str, Any]]) -> N
 
 
 class SpooledRows:
-    """Rows in a file that nobody else sees: memory holds the batch that is read."""
+    """Rows in a private file: memory holds only the batch that is read."""
 
     def __init__(self, path: Path) -> None:
         """
@@ -142,13 +142,13 @@ def column_names(folder: Path, split: str) -> list[str]:
 
 
 def num_rows(folder: Path, split: str) -> int:
-    """Return how many rows one split has."""
+    """Return the number of rows in one split."""
     with pq.ParquetFile(folder / f"{split}.parquet") as file:
         return int(file.metadata.num_rows)
 
 
 def count_missing(folder: Path, split: str, column: str) -> tuple[int, int]:
-    """Count the rows of one split in which the column holds nothing (all, where there is no such column), and all rows."""
+    """Return the number of rows of one split with an empty column (all, if there is no such column), and of all rows."""
     with pq.ParquetFile(folder / f"{split}.parquet") as file:
         num_rows = file.metadata.num_rows
         if column not in file.schema_arrow.names:

@@ -1,4 +1,4 @@
-"""Rows of a folder that ``save_to_disk`` of the library ``datasets`` wrote, as the library loads them.
+"""Read rows of a folder that ``save_to_disk`` of the library ``datasets`` wrote, as the library loads them.
 
 The library gets a folder of links to the data files, with descriptions that we write: all that it reads is in the digest of
 the data files, and a folder cannot name files elsewhere, a format that loads another library, or other types.
@@ -18,7 +18,7 @@ from vantage.tasks.data.row_worker import SAVED
 from vantage.tasks.data.source_rows import read_rows_of
 
 _DESCRIPTION = "dataset_info.json"
-"""``datasets.config.DATASET_INFO_FILENAME``."""
+"""Equal to ``datasets.config.DATASET_INFO_FILENAME``."""
 _PLAIN_STATE: dict[str, Any] = {
     "_fingerprint": "of-the-data-files",
     "_format_columns": None,
@@ -61,7 +61,7 @@ def _naming(name: str, rows: Iterator[SourceRow]) -> Iterator[SourceRow]:
 def _naming_the_damaged(
     rows: Iterator[SourceRow], files: Sequence[Path], names: Sequence[str]
 ) -> Iterator[SourceRow]:
-    """Yield the rows. If they cannot be read, each file is read alone, to name the first that is damaged."""
+    """Yield the rows. If they cannot be read, each file is read alone, to name the first damaged one."""
     try:
         yield from rows
     except UnreadableFile as error:

@@ -1,7 +1,7 @@
-"""Single answers, each graded or marked good or bad in a row of its own: put together by their prompt.
+"""Combine single answers, each graded or marked in a row of its own, by their prompt into rankings or pairs.
 
-Rows of one prompt may be anywhere in a file. They go to a file on disk; if that is large, to several, by a hash of the prompt, each of
-which fits into memory.
+Rows of one prompt may be anywhere in a file, so all rows are written to a file on disk. A large one is divided into several
+files by a hash of the prompt, each of which fits into memory.
 """
 
 import hashlib
@@ -18,15 +18,15 @@ from vantage.tasks.data.judgments import preferred
 from vantage.tasks.data.row_faults import Fault
 
 PART_BYTES = 32 << 20
-"""Of answers, as Arrow holds them, that are put together in memory."""
+"""Bytes of answers (in Arrow's format) that are combined in memory."""
 MOST_PARTS = 512
-"""Files that are written at once."""
+"""Most files that are written at once."""
 
 _MARKS = {
     "first": ("true", "1", "good", "desirable", "positive", "thumbs_up"),
     "second": ("false", "0", "bad", "undesirable", "negative", "thumbs_down"),
 }
-"""What a mark says, in small letters."""
+"""Words of good and bad marks, in lower case."""
 _KEY_BYTES = 16
 _SCHEMA = pa.schema(
     [
@@ -39,11 +39,11 @@ _SCHEMA = pa.schema(
 
 Row = Mapping[str, Any]
 Numbered = tuple[int, Row | Fault]
-"""A row's number in the file, from 0, and the row, or why there is none."""
+"""Number of a row in the file, from 0, with the row, or with the reason why there is none."""
 
 
 def are_single(content: str, columns: Collection[str]) -> bool:
-    """Return whether the rows of a mapping are single answers, of which rankings or pairs are made."""
+    """Return whether the rows of a mapping are single answers, from which rankings or pairs are made."""
     return (
         content in ("preferences", "rankings")
         and bool({"score", "label"} & set(columns))
@@ -53,15 +53,15 @@ def are_single(content: str, columns: Collection[str]) -> bool:
 
 
 def grade_of(values: Row, labels: Mapping[str, Sequence[str]]) -> float:
-    """Return the score of an answer; of a mark, 1 for a good one and 0 for a bad one.
+    """Return the score of an answer; for a mark, 1 if good and 0 if bad.
 
     Args:
-        values: our column → what the row holds.
-        labels: ``first`` are the good ones; empty: true and false, good and bad, and the like.
+        values: our column → its value in the row.
+        labels: ``first`` lists the good ones; empty: true and false, good and bad, and the like.
 
     Raises:
-        Undecided: a mark that is neither.
-        ValueError: there is none, or it is not known.
+        Undecided: the mark is neither good nor bad.
+        ValueError: there is no grade, or it is not known.
     """
     if "score" in values:
         score = values["score"]
@@ -74,16 +74,16 @@ def grade_of(values: Row, labels: Mapping[str, Sequence[str]]) -> float:
 def by_prompt(
     answers: Iterable[Numbered], *, content: str, are_marks: bool, folder: Path
 ) -> Iterator[Numbered]:
-    """Yield the rankings or pairs that are made of single answers, and the answers of which none is made.
+    """Yield the rankings or pairs that are made of single answers, and the answers that are in none.
 
-    Of scores, the best answer of a prompt is preferred to the worst. Of marks, the first good one to the first bad one, the second to
-    the second and so on.
+    With scores, a prompt's best answer is preferred to its worst. With marks, the first good answer is preferred to the first
+    bad one, the second to the second, and so on.
 
     Args:
-        answers: with ``prompt``, ``response``, ``messages`` and ``grade``.
+        answers: rows with ``prompt``, ``response``, ``messages`` and ``grade``.
         content: ``preferences`` or ``rankings``.
-        are_marks: the grades are marks.
-        folder: for files, which are removed.
+        are_marks: whether the grades are marks.
+        folder: folder for temporary files.
     """
     path = folder / "single.arrow"
     put_together = _ranking if content == "rankings" else _marked_pairs if are_marks else _graded_pair
@@ -124,7 +124,7 @@ def _key(answer: Row) -> bytes:
 
 
 def _parts(path: Path) -> list[Path]:
-    """Return the file, or files of ``PART_BYTES``, each with all answers of its prompts in their order."""
+    """Return the file itself, or files of ``PART_BYTES``, each with all answers of its prompts in order."""
     count = min(MOST_PARTS, -(-path.stat().st_size // PART_BYTES))
     if count == 1:
         return [path]

@@ -1,7 +1,7 @@
-"""Rows of a user's file, one at a time: what cannot be read is that row's fault and changes no other row.
+"""Read the rows of a user's file one at a time: an unreadable row is a fault of that row, and changes no other row.
 
-Nothing is guessed. JSON keeps its types and CSV is text. A byte, a quote or a bracket that is wrong costs the row that
-it stands in. Memory holds one row, whatever the size of the file (of Parquet: one batch of a row group).
+Nothing is guessed. JSON keeps its types, and CSV is text. A wrong byte, quote or bracket costs only its own row. Memory
+holds one row, whatever the size of the file (for Parquet: one batch of a row group).
 """
 
 import bz2
@@ -26,10 +26,10 @@ from vantage.tasks.data.isolated_rows import isolated_rows
 from vantage.tasks.data.row_faults import Fault, SourceRow, UnreadableFile, shown
 
 MAX_ROW_BYTES = 16 << 20
-"""Of one row as it stands in the file; a longer one is refused."""
+"""Most bytes of one row in the file; a longer row is refused."""
 
 ISOLATED = (".arrow", ".parquet")
-"""Files that a library reads, which a damaged one may crash."""
+"""Files that a library reads; a damaged one may crash the library."""
 
 _CHUNK = 1 << 20
 _PEEK = 1 << 12
@@ -44,15 +44,15 @@ PACKED = {
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
 }
-"""First bytes of a file that is no text → what it is."""
+"""First bytes of a packed file → its format."""
 
 
 class _DamagedFile(Exception):
-    """A packed file whose bytes are wrong."""
+    """The bytes of a packed file are damaged."""
 
 
 class _Wrong(ValueError):
-    """Why a row cannot be read."""
+    """A row cannot be read; the message is the reason."""
 
 
 def read_rows_of(path: Path, ending: str, limit: SizeLimit) -> Iterator[SourceRow]:
@@ -60,12 +60,12 @@ def read_rows_of(path: Path, ending: str, limit: SizeLimit) -> Iterator[SourceRo
 
     Args:
         path: the file.
-        ending: what it is: one of ``vantage.schemas.source_files.DATA_FORMATS``.
-        limit: of the bytes that a packed file is unpacked to.
+        ending: format: one of ``vantage.schemas.source_files.DATA_FORMATS``.
+        limit: limit of the unpacked bytes of a packed file.
 
     Raises:
-        UnreadableFile: it is not what ``ending`` says, or is cut off.
-        SourceTooLarge: it unpacks to more than the limit.
+        UnreadableFile: the file does not have the format of ``ending``, or is cut off.
+        SourceTooLarge: the file unpacks to more than the limit.
     """
     if ending in ISOLATED:
         yield from isolated_rows(ending, path, limit)
@@ -75,7 +75,7 @@ def read_rows_of(path: Path, ending: str, limit: SizeLimit) -> Iterator[SourceRo
 
 
 def read_rows_of_open(file: BinaryIO, named: str, ending: str, limit: SizeLimit) -> Iterator[SourceRow]:
-    """Yield the rows of an open file that may be far away: what is not asked for is not read.
+    """Yield the rows of an open file that may be remote: only the parts that are needed are read.
 
     Args:
         file: seekable.
@@ -151,7 +151,7 @@ class _Unpacked(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         try:
             content = self._file.read(len(buffer))
-        except OSError as error:  # bzip2's and Arrow's word for damage; the file itself was opened
+        except OSError as error:  # bzip2 and Arrow raise this for damage; the file itself was opened
             if isinstance(error, gzip.BadGzipFile) or error.errno is not None:
                 raise
             raise _DamagedFile(str(error).splitlines()[0]) from error
@@ -162,7 +162,7 @@ class _Unpacked(io.RawIOBase):
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes | None]:
-    """Yield the lines of a file without a byte order mark; None for one that is too long."""
+    """Yield the lines of a file without a byte order mark; None for a line that is too long."""
     is_first = True
     while line := file.readline(MAX_ROW_BYTES + 1):
         if is_first:
@@ -189,7 +189,7 @@ def _json_row(text: bytes | None) -> SourceRow:
         return Fault("nested too deeply", shown(text))
     except _Wrong as error:
         return Fault(str(error), shown(text))
-    except ValueError:  # also an integer of more than 4,300 digits
+    except ValueError:  # also raised for an integer of more than 4,300 digits
         return Fault("not JSON", shown(text))
     return row if isinstance(row, dict) else Fault("not an object {column: value}", shown(text))
 
@@ -206,7 +206,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _begins_with_bracket(file: io.BufferedReader) -> bool:
-    """Return whether the file holds one list."""
+    """Return whether the file contains one list."""
     return file.peek(_PEEK).removeprefix(_BOM).lstrip().startswith(b"[")
 
 
@@ -215,9 +215,9 @@ _INSIDE = re.compile(rb'["\\]')
 
 
 def _elements(file: BinaryIO) -> Iterator[bytes | None]:
-    """Yield the text of each element of the list that begins here; None for one that is too long.
+    """Yield the text of each element of the list that begins here; None for an element that is too long.
 
-    Only quotes, brackets and commas are looked at, so that what is wrong within an element stays there.
+    Only quotes, brackets and commas are looked at, so that a fault within an element does not spread.
     """
     depth, in_string, escaped = 0, False, False
     element: bytearray | None = bytearray()
@@ -277,7 +277,7 @@ def _refuse_rest(rest: bytes, file: BinaryIO) -> None:
 
 
 _MARKS = (",", ";", "\t", "|")
-"""What may stand between cells: the first of these that the header has outside of quotes."""
+"""Possible separators of cells: the first of these that the header has outside of quotes is used."""
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 
@@ -297,36 +297,37 @@ def _csv_rows(file: BinaryIO) -> Iterator[SourceRow]:
 
 
 def _csv_row(header: list[str], cells: list[str]) -> SourceRow:
-    """Return every cell is text; an empty one is missing, quoted or not."""
+    """Return the cells as text; an empty cell is missing, quoted or not."""
     text = ",".join(cells)
     if len(cells) != len(header):
         return Fault("another number of cells than the header has", shown(text))
     try:
         text.encode()
-    except UnicodeEncodeError:  # the bytes that were no UTF-8
+    except UnicodeEncodeError:  # bytes that were not UTF-8
         return Fault("not UTF-8", shown(text))
     return {name: cell or None for name, cell in zip(header, cells, strict=True)}
 
 
 class _TextLines:
-    """The records of a CSV file, whose first line says what stands between cells. Where a quote is wrong, lines that were taken for the rest of a cell are put back."""
+    """The records of a CSV file, whose first line decides the separator. After a wrong quote, lines that were read as the
+    rest of a cell are put back."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._lines = _lines(file)
         self._waiting: deque[str | None] = deque()
         self._taken: list[str | None] = []
         header = ""
-        with suppress(csv.Error):  # one that is too long is told with the first record
+        with suppress(csv.Error):  # a header that is too long is reported with the first record
             header = next(self._feed(), "")
         self._waiting.extend(self._taken)
         unquoted = _QUOTED.sub("", header)
         self._mark = next((mark for mark in _MARKS if mark in unquoted), _MARKS[0])
 
     def record(self, num_cells: int | None = None) -> list[str] | Fault | None:
-        """Return the next record that is no blank line, or why it is none; None at the end of the file.
+        """Return the next record that is not blank, or the reason why it cannot be read; None at the end of the file.
 
-        A quote that is never closed, or that is closed in the middle of a cell, costs its own line alone. So does one
-        that is closed by the first quote of a later line, as long as all lines but the first are records of
+        A quote that is never closed, or that is closed in the middle of a cell, costs only its own line. The same holds
+        for a quote that is closed by the first quote of a later line, if all lines but the first are records of
         ``num_cells`` without it.
         """
         while True:

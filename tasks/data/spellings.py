@@ -1,4 +1,4 @@
-"""Names of columns as a file spells them: in capitals, with spaces or hyphens."""
+"""Find names of columns in a file's own spelling: in capitals, with spaces or hyphens."""
 
 from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -36,11 +36,11 @@ class Spellings:
         return spelt
 
     def present(self, specs: Iterable[str]) -> list[str]:
-        """Return those that the file has in any spelling."""
+        """Return the names that the file has in any spelling."""
         return [spec for spec in specs if self._of_one(spec, may_differ=True) is not None]
 
     def present_pairs(self, pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Return the pairs of which the file has both in any spelling."""
+        """Return the pairs of names of which the file has both, in any spelling."""
         return [pair for pair in pairs if len(self.present(pair)) == 2]
 
     def _of_one(self, spec: str, *, may_differ: bool) -> str | None:

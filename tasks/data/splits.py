@@ -1,4 +1,4 @@
-"""Which rows are set apart: decided by a hash of the prompt, so that no prompt stands on two sides."""
+"""Divide rows into training, validation and test by a hash of the prompt, so that no prompt is on two sides."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,11 @@ SPLITS = (TRAIN, VALIDATION, TEST)
 
 
 class TooFewRows(ValueError):
-    """A dataset that cannot give what ``split`` asks for and still train."""
+    """A dataset is too small for its ``split`` to leave rows for training."""
 
 
 def prompt_position(prompt: str) -> float:
-    """Return a prompt's place in [0, 1), the same for prompts that are alike but for case and white space."""
+    """Return a prompt's place in [0, 1), equal for prompts that differ only in case and white space."""
     return int.from_bytes(hashlib.sha256(alike_text(prompt).encode()).digest()[:8], "big") / 2**64
 
 
@@ -27,7 +27,7 @@ def alike_text(prompt: str) -> str:
 
 
 def side_of(prompt: str, shares: Shares) -> str:
-    """Return the side of a prompt, whatever dataset it stands in: from position 0 up ``test``, then ``validation``, ``train``."""
+    """Return the side of a prompt in every dataset: from position 0 up ``test``, then ``validation``, then ``train``."""
     return _side_at(prompt_position(prompt), shares)
 
 
@@ -38,19 +38,20 @@ def _side_at(position: float, shares: Shares) -> str:
 
 
 def size_of(split: Split, shares: Shares, side: str) -> int | float:
-    """Return rows of a held-out side, or their share of all."""
+    """Return the number of rows of a held-out side, or their share of all rows."""
     size, share = getattr(split, side), getattr(shares, side)
     return size if isinstance(size, int | float) else float(share)
 
 
 def split_by_shares(positions: Sequence[float], split: Split, shares: Shares) -> list[str | None]:
-    """Return the side of every row, of whose prompt this is the position, by ``shares``; None for rows of a held-out side beyond the number that ``split`` asks for.
+    """Return the side of every row by the position of its prompt and ``shares``; None for held-out rows beyond the number
+    in ``split``.
 
-    Those are neither measured on nor trained on: another dataset may hold them out. A number is reached by taking
+    Rows with None are neither measured nor trained on: another dataset may hold them out. A number of rows is reached by taking
     whole prompts in the order of their positions.
 
     Raises:
-        TooFewRows: a side has fewer rows than asked for, or none.
+        TooFewRows: a side has fewer rows than required, or none.
     """
     sides: list[str | None] = [_side_at(position, shares) for position in positions]
     for side, size, share in (
@@ -77,10 +78,11 @@ def split_by_shares(positions: Sequence[float], split: Split, shares: Shares) ->
 
 
 def split_alone(positions: Sequence[float], split: Split, shares: Shares) -> list[str]:
-    """Return the side of every row, by its prompt's position, of a dataset that has no other to agree with: all rows are used.
+    """Return the side of every row by the position of its prompt, for a dataset that shares prompts with no other: all
+    rows are used.
 
-    A share is a stretch of the positions; a number is reached by taking whole prompts in the order of their positions,
-    beyond its share if it must.
+    A share is a range of positions. A number of rows is reached by taking whole prompts in the order of their positions, also
+    beyond the side's share if necessary.
 
     Raises:
         TooFewRows: a side, or training, would be left without rows.
@@ -107,7 +109,7 @@ def _refuse_empty_sides(
 
 
 def _end_of(size: int | float, *, start: float, ordered: Any) -> float:
-    """Return where a side ends that begins at ``start``: with a number of rows, behind the last row of its last prompt.
+    """Return the end of a side that begins at ``start``; for a number of rows, it is after the last row of its last prompt.
 
     Args:
         ordered: (N,) the positions of all rows, in ascending order.

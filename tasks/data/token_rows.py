@@ -1,4 +1,4 @@
-"""Token ids and texts of many rows in little memory: in a file that the system may drop from memory, and 8 bytes a row."""
+"""Keep token ids and texts of many rows in little memory: in a file that the system may drop from memory, and 8 bytes a row."""
 
 import json
 import tempfile
@@ -14,7 +14,7 @@ _IN_MEMORY = 1 << 26
 
 
 class TokenRows(Sequence[list[int]]):
-    """Rows of integers, read where they lie; a row comes out as a list."""
+    """Rows of integers, read from the file; a row is returned as a list."""
 
     def __init__(self, values: Any, ends: Any) -> None:
         """
@@ -48,7 +48,7 @@ class TokenRows(Sequence[list[int]]):
 
 
 class GroupedRows(Sequence[list[list[int]]]):
-    """Rows that belong together, read where they lie; a group comes out as a list of rows."""
+    """Groups of rows, read from the file; a group is returned as a list of rows."""
 
     def __init__(self, rows: TokenRows, sizes: Any) -> None:
         """
@@ -73,7 +73,7 @@ class GroupedRows(Sequence[list[list[int]]]):
 
 
 class TokenRowsWriter:
-    """Takes rows one after the other."""
+    """Receives rows one after the other."""
 
     def __init__(self, folder: Path | None, *, typecode: Literal["i", "B"] = "i") -> None:
         """
@@ -114,7 +114,7 @@ class TokenRowsWriter:
 
 
 class JsonRows(Sequence[Any]):
-    """Texts, or what else JSON can say, read where they lie; each comes out anew."""
+    """Texts, or other JSON values, read from the file; each is decoded at every read."""
 
     def __init__(self, rows: TokenRows) -> None:
         """
@@ -137,7 +137,7 @@ class JsonRows(Sequence[Any]):
 
 
 class JsonRowsWriter:
-    """Takes texts, or what else JSON can say, one after the other."""
+    """Receives texts, or other JSON values, one after the other."""
 
     def __init__(self, folder: Path | None) -> None:
         """

@@ -1,4 +1,4 @@
-"""A JSON file that is one object around its rows, which is told from rows of which each is an object."""
+"""Detect a JSON file that is one object around its rows, instead of one object per row."""
 
 import json
 import shlex
@@ -9,11 +9,11 @@ from typing import Any
 from vantage.schemas.source_files import SizeLimit
 
 MAX_BYTES = 64 << 20
-"""Of a file that is read whole only to say what is wrong with it."""
+"""Most bytes of a file that is read whole only to describe its fault."""
 
 
 def whole_object(path: Path, ending: str, limit: SizeLimit) -> str | None:
-    """Return what is wrong with a file whose rows lie inside one object, and the remedy; None: it is another file."""
+    """Return the fault of a file whose rows are inside one object, with the remedy; None: it is not such a file."""
     if ending not in (".json", ".jsonl") or path.stat().st_size > min(MAX_BYTES, limit.num_bytes):
         return None
     try:
@@ -52,5 +52,5 @@ def _are_rows(value: Any) -> bool:
 
 
 def _are_messages(rows: list[Mapping[str, Any]]) -> bool:
-    """Return whether the rows are the messages of one conversation, and so the file one row."""
+    """Return whether the rows are the messages of one conversation, so that the file is one row."""
     return all(set(row) & {"role", "from"} for row in rows)

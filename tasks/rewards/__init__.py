@@ -1,1 +1,1 @@
-"""What a response is worth: reward models and verifiers, weighted and summed."""
+"""Score responses: reward models and verifiers, weighted and summed."""

@@ -1,4 +1,4 @@
-"""A verifier is tried on the prompts that it will judge before anything trains."""
+"""Try a verifier on the prompts that it will judge, before anything is trained."""
 
 from pathlib import Path
 
@@ -15,25 +15,25 @@ from vantage.tasks.rewards.verifiers import (
 )
 
 ROWS = 4
-"""Of each side of each dataset."""
+"""Number of rows from each side of each dataset."""
 
 PLACE = "prompts."
-"""What the roles of the datasets start with that the verifier will judge."""
+"""Prefix of the roles of the datasets whose prompts the verifier will judge."""
 
 
 class ForeignPrompts(ValueError):
-    """Prompts that a built-in verifier does not know."""
+    """A built-in verifier cannot judge some of the prompts."""
 
 
 def try_verifier(job: StageJob[ImportVerifier]) -> None:
-    """Ask the verifier that lies in ``job.output`` about the first prompts of each dataset.
+    """Ask the verifier in ``job.output`` about the first prompts of each dataset.
 
-    Each prompt is asked about with its own answer, an empty text, and the prompt itself as the response; where some
-    rows lack an answer, one of those is among them. A built-in verifier is asked about every prompt.
+    Each prompt is tried with its own answer, an empty text, and the prompt itself as the response. If some rows lack an
+    answer, one of them is tried. A built-in verifier is tried on every prompt.
 
     Raises:
-        BrokenVerifier: a user's verifier fails, or does not say right or wrong.
-        MissingAnswers: it compares with answers, and some prompts have none.
+        BrokenVerifier: a user's verifier fails, or returns neither right nor wrong.
+        MissingAnswers: the verifier compares with answers, and some prompts have none.
         ForeignPrompts: a built-in verifier cannot judge some prompt.
     """
     verifier = job.work.verifier

@@ -1,4 +1,4 @@
-"""The built-in comparison of a response with the row's answer."""
+"""Compare a response with the row's answer: the built-in verifier."""
 
 import re
 from decimal import Decimal
@@ -22,7 +22,7 @@ def exact_match(response: str, answer: str, *, extract: str | None) -> bool:
 
 
 def last_match(response: str, extract: str) -> str | None:
-    """Return what the expression's group holds where it matched last; None where it matched nowhere, or without its group."""
+    """Return the expression's group in its last match; None without a match, or without its group."""
     found = None
     for match in re.finditer(extract, response):
         found = match[1]
@@ -30,7 +30,7 @@ def last_match(response: str, extract: str) -> str | None:
 
 
 def as_number(text: str) -> Decimal | None:
-    """Return the decimal number that the text is, with or without commas between thousands; exact at any length."""
+    """Return the decimal number in the text, with or without commas between thousands; exact at any length."""
     text = text.strip()
     is_number = _NUMBER.fullmatch(text) and any("0" <= character <= "9" for character in text)
     return Decimal(text.replace(",", "")) if is_number else None

@@ -15,7 +15,7 @@ from vantage.tasks.training.passes import passes_of
 
 
 class TokenizersDiffer(ValueError):
-    """Two models that must read the same ids do not."""
+    """Two models that must read the same ids have different tokenizers."""
 
 
 def load(term: ModelTerm, source: Source) -> TermScores:

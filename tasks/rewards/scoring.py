@@ -1,4 +1,4 @@
-"""What a response is worth under a recipe's reward: the weighted sum of its terms."""
+"""Score responses by a recipe's reward: the weighted sum of its terms."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from vantage.tasks.rewards.term_scores import Responses, Source, TermScores
 
 @dataclass(frozen=True)
 class Term:
-    """One summand of a reward, loaded."""
+    """One loaded summand of a reward."""
 
     name: str
     weight: float
@@ -30,13 +30,13 @@ class Term:
 
 @dataclass(frozen=True)
 class Scorer:
-    """A reward, loaded."""
+    """A loaded reward."""
 
     terms: tuple[Term, ...]
     missing_eos: MissingEos | None
     ensemble: Ensemble | None = None
     members: tuple[str, ...] = ()
-    """The terms that the ensemble combines."""
+    """Names of the terms that the ensemble combines."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Scores:
     total: Tensor
     """The weighted sum of the terms, with the missing-EOS rule applied."""
     weighted_sum: Tensor
-    """The same without that rule: what tells whether all responses of a group are equally right."""
+    """The weighted sum without that rule; it shows whether all responses of a group are equally right."""
     by_term: dict[str, Tensor]
 
 
@@ -58,11 +58,11 @@ def load_scorer(
     device: torch.device,
     dtype: torch.dtype = torch.float32,
 ) -> Scorer:
-    """Load what the reward's terms score with.
+    """Load the models and verifiers of the reward's terms.
 
     Args:
-        tokenizers_of: the roles of the policies whose ids the reward models will be given.
-        dtype: of the models' trunks.
+        tokenizers_of: roles of the policies whose ids the reward models will read.
+        dtype: type of the models' trunks.
 
     Raises:
         TokenizersDiffer, BrokenVerifier, MissingAnswers: see the terms' modules.
@@ -101,7 +101,7 @@ def score(
     """Score a batch.
 
     Args:
-        ended: (B,) True where the response reached its end-of-sequence token.
+        ended: (B,) True where the response ended with its end-of-sequence token.
     """
     given = Responses(sequences, prompts, responses, answers, ended.device, limits)
     by_term = {term.name: term.scores(given) for term in scorer.terms}
@@ -123,14 +123,14 @@ def weighted_sum(by_term: Mapping[str, Tensor], scorer: Scorer) -> Tensor:
 
 
 def of_members(by_term: Mapping[str, Tensor], scorer: Scorer) -> Tensor:
-    """Return the one score (B,) of the ensemble's models."""
+    """Return the combined score (B,) of the ensemble's models."""
     assert scorer.ensemble is not None
     scores = torch.stack([by_term[name] for name in scorer.members])
     return combined(scores, scorer.ensemble.combine, k=scorer.ensemble.k)
 
 
 def apply_missing_eos(total: Tensor, ended: Tensor, rule: MissingEos | None) -> Tensor:
-    """Return the recipe's ``missing_eos`` rule."""
+    """Apply the recipe's ``missing_eos`` rule to the scores (B,)."""
     if rule is None:
         return total
     if rule.subtract is not None:

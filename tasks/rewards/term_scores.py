@@ -1,4 +1,4 @@
-"""What every kind of reward term is given, and what it makes of it."""
+"""Inputs and outputs that all kinds of reward terms share."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ from vantage.schemas.records.job import StageJob
 
 @dataclass(frozen=True)
 class Source:
-    """What a term is loaded from."""
+    """Everything that a term is loaded from."""
 
     job: StageJob
     role: str
-    """Of the term in ``job.inputs``, where it reads an artifact."""
+    """Role of the term's artifact in ``job.inputs``, for a term that reads one."""
     path: str
-    """Of the term in the recipe, for messages: ``rewards.main.terms.0``."""
+    """Path of the term in the recipe, for messages: ``rewards.main.terms.0``."""
     tokenizers_of: tuple[str, ...]
-    """The roles of the policies whose ids a model will be given."""
+    """Roles of the policies whose ids a model will read."""
     device: torch.device
     dtype: torch.dtype
-    """Of a model's trunk."""
+    """Type of a model's trunk."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Responses:
     responses: Sequence[str]
     answers: Sequence[str | None]
     device: torch.device
-    """Where the scores are wanted."""
+    """Device on which the scores are returned."""
     limits: PassLimits
 
 
 TermScores = Callable[[Responses], Tensor]
-"""Responses → scores (B,), unweighted."""
+"""Function from responses to scores (B,), unweighted."""

@@ -1,4 +1,4 @@
-"""A verifier of a user's own: their file becomes a function, and what is wrong with it is said in terms of the file.
+"""Load a user's verifier from its file as a function; its faults are described in terms of the file.
 
 The file is run under a private name and from where it lies in the store, so that what it is called, and what stands
 beside it, has no effect. Stages do that in a process of its own (``vantage.tasks.rewards.verifier_process``).
@@ -15,16 +15,16 @@ from typing import Any
 import numpy
 
 VerifierFunction = Callable[[str, str, str | None], bool]
-"""(prompt, response, the row's answer or None) → right or wrong. A user's function is given them by these names."""
+"""(prompt, response, the row's answer or None) → right or wrong. A user's function is called with these argument names."""
 
 FILE = "verifier.py"
-"""What the copy in the store is called."""
+"""Name of the copy in the store."""
 SIGNATURE = "(prompt, response, answer)"
 _SHOWN_CHARACTERS = 200
 
 
 class BrokenVerifier(ValueError):
-    """A verifier that cannot be loaded or called, or that does not say right or wrong."""
+    """A verifier cannot be loaded or called, or returns neither right nor wrong."""
 
 
 def load_function(file: Path, function: str, *, name: str) -> VerifierFunction:
@@ -58,7 +58,7 @@ def load_function(file: Path, function: str, *, name: str) -> VerifierFunction:
 
 
 def _run(file: Path, *, name: str) -> ModuleType:
-    """Return the module that the file makes; no bytecode is left in the store."""
+    """Return the module made from the file; no bytecode is left in the store."""
     module = ModuleType(f"_verifier_{name}")
     module.__file__ = str(file)
     sys.modules[module.__name__] = module  # where a dataclass looks its own module up
@@ -107,7 +107,7 @@ def _told(error: BaseException, file: Path) -> str:
 
 
 def shown_case(prompt: str, response: str, answer: str | None) -> str:
-    """Return what a verifier was given, shortened."""
+    """Return a verifier's arguments, shortened."""
     case = f"prompt {_short(prompt)}, response {_short(response)}, answer {_short(answer)}"
     return case if answer is not None else f"{case} (data.*.columns.answer maps answers)"
 

@@ -1,4 +1,4 @@
-"""A recipe's own verifier in a process of its own, kept for all batches of a stage.
+"""Run a recipe's own verifier in a process of its own, kept for all batches of a stage.
 
 Whatever the code does there (a loop without end, a crash in C, ``os._exit``, prints without end) ends that process and
 nothing else, and is reported as the verifier's, with the line where it stood. It is not told the logins of the stage's
@@ -24,13 +24,13 @@ from vantage.tasks.rewards.verifier_worker import READY, RIGHT, WRONG
 from vantage.tasks.training.control_groups import oom_kills
 
 CALL_SECONDS = 30.0
-"""How long one call may take; what needs longer belongs into the data, as an answer."""
+"""Most seconds of one call; results that need longer belong into the data, as an answer."""
 LOAD_SECONDS = 120.0
-"""How long the file may take to be run: what it imports may be large."""
+"""Most seconds of the file's execution: its imports may be large."""
 MAX_PRINTED = 2**20
-"""Bytes that one call may print."""
+"""Most bytes that one call may print."""
 MAX_LOGGED = 4 * 2**20
-"""Bytes of what it prints in all that go into the stage's log."""
+"""Most bytes of its output that go into the stage's log."""
 
 PASSED = frozenset(
     {
@@ -40,7 +40,7 @@ PASSED = frozenset(
         *("HF_HOME", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"),
     }
 )
-"""Variables of the stage's environment that the verifier's process has too."""
+"""Variables of the stage's environment that the verifier's process receives."""
 PASSED_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "VERIFIER_")
 """Beginnings of more such names, ``PYTHONPATH`` among them, by which the process finds our package. ``VERIFIER_…`` is for what a user wants their own code to have."""
 
@@ -56,7 +56,7 @@ class VerifierOutOfMemory(MemoryError):
 
 
 class VerifierProcess:
-    """Judges as the function in the process does; the process is started by the first call."""
+    """Judges by the function in the process, which is started by the first call."""
 
     def __init__(self, configuration: Mapping[str, Any], *, name: str, function: str) -> None:
         """Hold what is needed to start the process.
@@ -99,7 +99,7 @@ class VerifierProcess:
             return [known[case].popleft() for case in cases]
 
     def begin(self, cases: Sequence[Case]) -> None:
-        """Ask about cases whose verdicts are wanted later, beside others; does not wait for the process."""
+        """Begin cases whose verdicts are wanted later; does not wait for the process."""
         if not cases:
             return
         with self._killed_when_anything_breaks_off():
@@ -109,7 +109,7 @@ class VerifierProcess:
             running.look(0.0)
 
     def keep_up(self) -> None:
-        """Send what is left of the cases that were begun, as far as the process takes it."""
+        """Send more of the cases that were begun, as far as the process takes them."""
         if self._begun and self._running is not None:
             with self._killed_when_anything_breaks_off():
                 self._running.look(0.0)
@@ -141,7 +141,7 @@ class VerifierProcess:
     def _broken(
         self, running: "_Running", reply: "bytes | _NoReply", what: str, seconds: float, case: str
     ) -> BrokenVerifier | VerifierOutOfMemory:
-        """Return what the reply, or the lack of one, means."""
+        """Return the meaning of the reply, or of its absence."""
         if isinstance(reply, bytes):
             return BrokenVerifier(json.loads(reply))
         about = f"verifiers.{self._name}: {what}"
@@ -175,7 +175,7 @@ class VerifierProcess:
 
 
 def _without(cases: Sequence[Case], begun: Sequence[Case]) -> list[Case]:
-    """Return the cases that were not begun, in order; equal ones are as many as they are more."""
+    """Return the cases that were not begun, in order; of equal ones, only the surplus."""
     left, found = Counter(begun), []
     for case in cases:
         if left[case]:
@@ -235,17 +235,17 @@ class _Running:
         )
 
     def ask(self, cases: Sequence[Case]) -> None:
-        """Send a batch, as far as the process takes it for now."""
+        """Send a batch, as far as the process takes it now."""
         if not self._to_send:
             self._selector.register(self._requests, selectors.EVENT_WRITE)
         self._to_send = memoryview(bytes(self._to_send) + json.dumps(cases).encode() + b"\n")
 
     def reply(self, seconds: float) -> bytes | _NoReply:
-        """Return the next line of the process, which may take so long for it."""
+        """Return the next line of the process, waiting for at most this time."""
         deadline = time.monotonic() + seconds
         self._printed = 0
         while b"\n" not in self._told:
-            status = self._process.poll()  # before the last look: what it said before its end is read
+            status = self._process.poll()  # before the last read: its output before its end is read too
             self.look(min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
             if self._printed > MAX_PRINTED:
                 return _NoReply(printed=True)
@@ -257,7 +257,7 @@ class _Running:
         return line + b"\n"
 
     def place_of_hang(self) -> str:
-        """Return where the code stands now: faulthandler writes it from C, whatever the code does."""
+        """Return the line that the code executes now: faulthandler writes it from C, whatever the code does."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGUSR1)
         deadline = time.monotonic() + _STACK_SECONDS
@@ -271,7 +271,7 @@ class _Running:
         return f" (line {int(lines[0][0])}, in {lines[0][1].decode(errors='replace')})" if lines else ""
 
     def look(self, seconds: float) -> None:
-        """Send, and take in what has come; waits for so long where nothing has."""
+        """Send, and read what has come; waits for this time if nothing has."""
         for key, _ in self._selector.select(seconds):
             if key.fd == self._requests:
                 self._send()
@@ -291,7 +291,7 @@ class _Running:
         return oom_kills() > self._oom_kills
 
     def _log(self, printed: bytes) -> None:
-        """Pass on what the code prints; beyond ``MAX_LOGGED`` bytes, a line that there is more."""
+        """Pass on the code's output; beyond ``MAX_LOGGED`` bytes, a line reports that there is more."""
         if self._logged >= MAX_LOGGED:
             return
         text = printed[: MAX_LOGGED - self._logged].decode(errors="replace")
@@ -310,7 +310,7 @@ class _Running:
 
 
 def passed(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of an environment that a user's code is given: no login, and none of the keys of a storage."""
+    """Return the part of an environment for a user's code: no login, and no keys of a storage."""
     return {
         name: value
         for name, value in environment.items()

@@ -1,4 +1,4 @@
-"""A term that asks a verifier: 1 for a right response, and for a wrong one what the term says."""
+"""Score responses by a verifier: 1 for a right response, and the term's value for a wrong one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from vantage.tasks.training import ranks
 
 
 def load(term: VerifierTerm, source: Source) -> TermScores:
-    """Return the verifier's word.
+    """Return the term's verifier, loaded.
 
     Raises:
         BrokenVerifier, MissingAnswers: see ``load_verifier``.
@@ -30,7 +30,7 @@ def scored_by(verifier: VerifierFunction, *, wrong: float = 0.0) -> TermScores:
 
 @dataclass(frozen=True)
 class VerifierScores:
-    """1 for a right response, ``wrong`` for a wrong one."""
+    """Scores 1 for a right response, ``wrong`` for a wrong one."""
 
     verifier: VerifierFunction
     wrong: float
@@ -47,7 +47,7 @@ def judged(
     responses: Sequence[str],
     answers: Sequence[str | None],
 ) -> Tensor:
-    """Return which responses are right, (B,), on the CPU; each is asked about on one rank."""
+    """Return which responses are right, (B,), on the CPU; one rank asks about each."""
     mine = ranks.own(len(prompts))
     right = torch.zeros(len(prompts), dtype=torch.int64)
     right[mine] = torch.tensor(

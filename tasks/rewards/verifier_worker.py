@@ -1,7 +1,7 @@
-"""The process that a recipe's own verifier runs in: batches of cases in, a line for each verdict out.
+"""The process in which a recipe's own verifier runs: it reads batches of cases and writes one line per verdict.
 
-``python -m vantage.tasks.rewards.verifier_worker`` is started by ``vantage.tasks.rewards.verifier_process`` alone. What a user's code
-prints, and where it stood when it crashed, goes to standard error and output; requests and verdicts have pipes of their own.
+Only ``vantage.tasks.rewards.verifier_process`` starts ``python -m vantage.tasks.rewards.verifier_worker``. Prints and
+stack traces of the user's code go to standard output and error; requests and verdicts have their own pipes.
 """
 
 import ctypes
@@ -19,11 +19,12 @@ from vantage.tasks.rewards.verifier_file import BrokenVerifier, VerifierFunction
 
 READY, RIGHT, WRONG = b"ready\n", b"1\n", b"0\n"
 PR_SET_PDEATHSIG = 1
-"""From ``linux/prctl.h``."""
+"""Value of the constant in ``linux/prctl.h``."""
 
 
 def main() -> None:
-    """Take the pipes' descriptors, the verifier's name and what it is (JSON) from the command line; serve until the end."""
+    """Read the pipes' descriptors, the verifier's name and its configuration (JSON) from the command line; serve until
+    the end."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it may be busy for ever when its parent ends
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave_to_the_stage)
@@ -45,7 +46,7 @@ def main() -> None:
 
 
 def _leave_to_the_stage(number: int, frame: object) -> None:
-    """Ignore a request to stop that reaches all processes: the stage saves, and ends this one then."""
+    """Ignore a request to stop that all processes receive: the stage saves its state, and ends this process then."""
 
 
 def _load(configuration: dict[str, Any], name: str) -> VerifierFunction:
@@ -55,12 +56,12 @@ def _load(configuration: dict[str, Any], name: str) -> VerifierFunction:
 
 
 def _compare(prompt: str, response: str, answer: str | None, *, extract: str | None) -> bool:
-    assert answer is not None  # or the stage would have been refused
+    assert answer is not None  # a stage without answers was refused before
     return exact_match(response, answer, extract=extract)
 
 
 def _answered(replies: int, work: Any) -> Any:
-    """Return what the work returns; None where the verifier is broken, which is then the reply."""
+    """Return the result of the work; if the verifier is broken, reply that and return None."""
     try:
         return work()
     except BrokenVerifier as error:

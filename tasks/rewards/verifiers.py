@@ -1,4 +1,4 @@
-"""Rules that say whether a response is right, by the name that a recipe gives them."""
+"""Verifiers: rules that decide whether a response is right, by the name that a recipe gives them."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -15,7 +15,7 @@ from vantage.tasks.rewards.verifier_file import FILE, VerifierFunction
 from vantage.tasks.rewards.verifier_process import VerifierProcess
 
 CONFIGURATION = "verifier.json"
-"""The recipe's words for one of its own verifiers, in the artifact; their ``source`` is a file beside it."""
+"""The recipe's fields of one of its own verifiers, in the artifact; their ``source`` is a file beside it."""
 
 
 class MissingAnswers(ValueError):
@@ -23,18 +23,18 @@ class MissingAnswers(ValueError):
 
 
 def _on_a_dial(prompt: str, response: str, answer: str | None = None, *, dial: arithmetic.Dial) -> bool:
-    """Return the prompt itself says what is right."""
+    """Return whether the response is right; the prompt itself determines the answer."""
     return arithmetic.verify(prompt, response, dial=dial)
 
 
 BUILTIN_FUNCTIONS: dict[str, VerifierFunction] = {
     name: partial(_on_a_dial, dial=dial) for name, dial in arithmetic.DIALS.items()
 }
-"""The built-in ones."""
+"""Name → built-in verifier."""
 
 
 def load_verifier(job: StageJob, name: str, *, role: str) -> VerifierFunction:
-    """Return the verifier that the recipe calls ``name``.
+    """Return the verifier with this name in the recipe.
 
     Args:
         role: under which the stage reads its artifact, where it is one of the recipe's own.
@@ -66,7 +66,7 @@ def in_process(folder: Path, *, name: str) -> VerifierProcess:
 
 
 def read_configuration(folder: Path) -> Verifier:
-    """Return what a verifier's artifact says of it."""
+    """Return the content of a verifier's artifact."""
     return Verifier.model_validate_json((folder / CONFIGURATION).read_bytes())
 
 
@@ -84,7 +84,7 @@ def verdicts(
 
 
 def refuse_missing_answers(job: StageJob, name: str) -> None:
-    """Raise MissingAnswers where a prompt of the stage's dataset, on whichever side, has no answer."""
+    """Raise MissingAnswers if a prompt of the stage's dataset, on any side, has no answer."""
     assert isinstance(job.work, Rollouts | RolloutCollection | PolicyEvaluation | PreferenceCollection)
     dataset = f"data.{job.work.prompts}"
     if lack := lack_of_answers(job.inputs["prompts"]):
@@ -95,7 +95,7 @@ def refuse_missing_answers(job: StageJob, name: str) -> None:
 
 
 def lack_of_answers(prompts: Path) -> str | None:
-    """Return how many of which prompts of a dataset have no answer, in words; None where all have one."""
+    """Return the number of prompts of a dataset without an answer, and which, in words; None if all have one."""
     for split in SPLITS:
         missing, rows = count_missing(prompts, split, "answer")
         if missing:

@@ -1,1 +1,1 @@
-"""What the stages share that sample from a policy: rollouts, groups, judges, the best policy so far."""
+"""Parts that stages share when they sample from a policy: rollouts, groups, judges, the best policy so far."""

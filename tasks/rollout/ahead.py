@@ -1,7 +1,7 @@
-"""Responses that are sampled while the ones before train: of a policy that trains, one step off-policy.
+"""Sample the next responses while the present ones train; then the policy learns one step off-policy.
 
-A thread samples them from a copy of the policy as it was before the update that runs beside it; what is frozen is not
-copied. What it draws depends on its seed and those weights alone, never on which of the two is done first.
+A thread samples from a copy of the policy as it was before the update that runs meanwhile; frozen weights are not copied.
+Its responses depend only on its seed and those weights, never on which of the two finishes first.
 """
 
 import copy
@@ -22,11 +22,11 @@ from vantage.tasks.rollout.engine import Listener, LocalEngine, of_all_ranks
 from vantage.tasks.training import progress, ranks
 
 TOLD_EVERY_SECONDS = 1.0
-"""How often it is told how far the thread is that is waited for."""
+"""Seconds between two reports of the thread's progress while the stage waits for it."""
 
 
 class _Stopped(Exception):
-    """Nobody waits for the responses any more."""
+    """The responses are no longer wanted."""
 
 
 @dataclass
@@ -34,10 +34,10 @@ class _Begun:
     """Responses that a thread samples, or has sampled."""
 
     prompts: list[list[int]]
-    """Each as often as it has responses."""
+    """Ids of the prompts, each repeated once per response."""
     seed: int
     own: Samples | None = None
-    """Of this rank."""
+    """Responses of this rank."""
     counts: PassCounts = field(default_factory=PassCounts)
     ended: int = 0
     """Responses of this rank that have ended."""
@@ -46,9 +46,9 @@ class _Begun:
 
 
 class AheadEngine:
-    """A `RolloutEngine` whose next responses may have been begun before they are asked for.
+    """A `RolloutEngine` that can begin with its next responses before they are asked for.
 
-    What was not begun is sampled at once, from the policy as it is. Nothing is begun before its context, or after it.
+    Responses that were not begun are sampled at once, from the present policy. Nothing is begun outside of its context.
     """
 
     def __init__(self, engine: LocalEngine) -> None:
@@ -73,14 +73,14 @@ class AheadEngine:
         self._now = replace(self._now, is_beside_another=False)
 
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Take the policy's own tensors, which `generate` reads; the copy has its weights from `begin`."""
+        """Take the policy's own tensors, which `generate` reads; the copy gets its weights in `begin`."""
         self._now.take_weights(weights)
 
     def begin(self, prompts: Sequence[list[int]], *, count: int, seed: int) -> None:
-        """Sample from the policy as it is now, beside whatever happens to it from here on."""
+        """Begin to sample from the present policy, in parallel to later changes of the policy."""
         self._copy.take_weights(self._now.policy.causal_lm.named_parameters())
         stream = None
-        if self._now.policy.device.type == "cuda":  # of its own, or one waits for what the other has queued
+        if self._now.policy.device.type == "cuda":  # else each waits for the other's queue
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
         begun = _Begun([prompt for prompt in prompts for _ in range(count)], seed)
@@ -99,7 +99,7 @@ class AheadEngine:
         greedy: bool = False,
         listener: Listener | None = None,
     ) -> Samples:
-        """See ``RolloutEngine``; the responses that were begun, where they are these, of which no listener is told."""
+        """See ``RolloutEngine``. If these responses were begun, they are returned, and the listener is not called."""
         begun, repeated = self._begun, [prompt for prompt in prompts for _ in range(count)]
         if begun is None or greedy or (begun.prompts, begun.seed) != (repeated, seed):
             return self._now.generate(prompts, count=count, seed=seed, greedy=greedy, listener=listener)
@@ -110,7 +110,7 @@ class AheadEngine:
         return of_all_ranks(own, ranks.own(len(repeated)), count=len(repeated), max_length=limit)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the responses that were begun, once all are sampled, as a checkpoint keeps them: of all ranks; none of what was not."""
+        """Return the begun responses of all ranks for a checkpoint, once all are sampled; empty if none were begun."""
         begun = self._begun
         if begun is None:
             return {"lengths": torch.zeros(0, dtype=torch.int64)}
@@ -128,7 +128,7 @@ class AheadEngine:
         }
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Have what ``tensors`` gave; of the responses this rank's own."""
+        """Restore the responses in ``tensors``; each rank keeps its own."""
         lengths = tensors["lengths"].tolist()
         self._begun = None
         if not lengths:
@@ -146,7 +146,8 @@ class AheadEngine:
         )
 
     def _sample(self, begun: _Begun, stream: torch.cuda.Stream | None) -> None:
-        # All threads have one autocast cache. Who leaves its outermost autocast empties it, between two parts of a pass that trains.
+        # All threads share one autocast cache. The thread that leaves the outermost autocast block empties it, also
+        # during a training pass.
         torch.autocast_increment_nesting()
         try:
             mine = ranks.own(len(begun.prompts))
@@ -156,7 +157,7 @@ class AheadEngine:
             begun.counts = taken_counts()
         except _Stopped:
             pass
-        except BaseException as error:  # raised where the responses are asked for
+        except BaseException as error:  # raised again where the responses are asked for
             begun.error = error
 
     def _go_on(self, begun: _Begun, ended: int, token: int) -> None:
@@ -167,7 +168,7 @@ class AheadEngine:
     def _joined(self, begun: _Begun) -> Samples:
         while begun.thread is not None and begun.thread.is_alive():
             begun.thread.join(TOLD_EVERY_SECONDS)
-            # a stage that waits is not one that hangs
+            # A stage that waits here must not count as hanging
             progress.phase("sampling", begun.ended, len(begun.prompts))
         if begun.error is not None:
             raise begun.error
@@ -176,13 +177,13 @@ class AheadEngine:
 
 
 def _counts_in(tensors: dict[str, Tensor]) -> PassCounts:
-    """Return what all ranks counted, on the first one; nothing where an older checkpoint does not say it."""
+    """Return the counts of all ranks, on the first rank; zeros if an older checkpoint has none."""
     return (
         PassCounts(*tensors["counts"].tolist()) if "counts" in tensors and not ranks.rank() else PassCounts()
     )
 
 
 def _copied(policy: PolicyModel) -> PolicyModel:
-    """Return a policy to sample from: frozen weights are the very same, what trains is copied."""
+    """Return a policy to sample from; it shares the frozen weights and has copies of those that train."""
     frozen = {id(each): each for each in policy.causal_lm.parameters() if not each.requires_grad}
     return PolicyModel(copy.deepcopy(policy.causal_lm, memo=dict(frozen)).requires_grad_(False))

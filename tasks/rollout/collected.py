@@ -1,4 +1,4 @@
-"""Responses that a ``rollout_collection`` stage sampled and scored: its files, written batch by batch and read by others."""
+"""Write and read the responses that a ``rollout_collection`` stage sampled and scored: its files, batch by batch."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -29,18 +29,19 @@ _COLUMNS = (
     ("score", pa.float32()),
     ("weighted_sum", pa.float32()),
 )
-"""Of a row, a response; then ``score.TERM`` for each of the reward's terms. ``response_ids`` and ``sampler_logprobs`` (of
-each id when it was drawn, in nats) are equally long, the end-of-sequence id included; ``score`` is before any scaling."""
+"""Columns of a row, which is one response; ``score.TERM`` for each of the reward's terms follows. ``response_ids`` and
+``sampler_logprobs`` (of each id when it was drawn, in nats) are equally long, the end-of-sequence id included; ``score`` is
+before any scaling."""
 _SCORE = "score."
 
 
 class PromptNotCollected(ValueError):
-    """A prompt of the stage that has no collected response."""
+    """A prompt of the stage has no collected response."""
 
 
 @dataclass(frozen=True)
 class Collected:
-    """One split: the responses (N rows) to its prompts, those of a prompt in a row."""
+    """One split: the responses (N rows) to its prompts; those to one prompt are adjacent."""
 
     table: pa.Table
     samples_per_prompt: int
@@ -51,7 +52,7 @@ class Collected:
 
     @property
     def num_prompts(self) -> int:
-        """Prompts, each with ``samples_per_prompt`` responses."""
+        """Number of prompts, each with ``samples_per_prompt`` responses."""
         return len(self) // self.samples_per_prompt
 
     @cached_property
@@ -61,12 +62,12 @@ class Collected:
 
     @cached_property
     def weighted_sums(self) -> Tensor:
-        """The same (N,) without the reward's rule for a missing EOS."""
+        """The scores (N,) without the reward's rule for a missing EOS."""
         return self._floats("weighted_sum", range(len(self)))
 
     @cached_property
     def ended(self) -> Tensor:
-        """Return which responses (N,) reached their end."""
+        """Return which responses (N,) ended by themselves."""
         return torch.tensor(self.table["ended"].to_pylist())
 
     @cached_property
@@ -116,13 +117,13 @@ class Collected:
 
 
 def read_collected(folder: Path, split: str, codec: Codec, *, tokenizer: str) -> Collected:
-    """Return one split of a stage's artifact. It is mapped into memory, which holds what ``select`` asks for.
+    """Return one split of a stage's artifact. The file is memory-mapped; only rows that ``select`` asks for are in memory.
 
     Args:
-        tokenizer: digest of the tokenizer of the stage that reads.
+        tokenizer: digest of the reading stage's tokenizer.
 
     Raises:
-        TokenizersDiffer: the ids are of another one.
+        TokenizersDiffer: the ids were made by another tokenizer.
     """
     header = RolloutsHeader.model_validate_json((folder / HEADER).read_bytes())
     if header.tokenizer_digest != tokenizer:
@@ -140,7 +141,7 @@ def read_collected(folder: Path, split: str, codec: Codec, *, tokenizer: str) ->
 
 
 def split_file(folder: Path, split: str) -> Path:
-    """Return where the responses of one split are."""
+    """Return the path of the responses of one split."""
     return folder / f"{split}.arrow"
 
 
@@ -189,10 +190,10 @@ def join_parts(parts: Sequence[Path], path: Path) -> None:
 
 
 def prompt_numbers(collected: Collected, prompts: Sequence[str], answers: Sequence[str | None]) -> Tensor:
-    """Return which of the collected prompts each response (B,) answers; of equal prompts, the first.
+    """Return the number of the collected prompt that each response (B,) answers; of equal prompts, the first.
 
     Raises:
-        PromptNotCollected: one has no collected response.
+        PromptNotCollected: a prompt has no collected response.
     """
     number_of: dict[tuple[str, str | None], int] = {}
     for number, case in enumerate(collected.cases()):

@@ -1,4 +1,4 @@
-"""Preference pairs of collected responses: each prompt's best against its worst, as the very ids that were sampled."""
+"""Make preference pairs of collected responses: each prompt's best against its worst, with exactly the sampled ids."""
 
 from vantage.tasks.data.encoding_counts import EncodingCounts, count_tokens
 from vantage.tasks.data.examples import Codec, Completions, NothingLeft

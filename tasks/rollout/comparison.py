@@ -1,4 +1,4 @@
-"""What responses of two policies to the same prompts say of them: every estimate of an evaluation."""
+"""Compare the responses of two policies to the same prompts: every estimate of an evaluation."""
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ Estimates = dict[str, Estimate]
 
 @dataclass(frozen=True)
 class Judged:
-    """One model's responses to the test prompts, those of a prompt in a row, and what the judges say of them."""
+    """One model's responses to the test prompts (those to one prompt are adjacent), with the judges' judgements."""
 
     sampled: Sampled
     judgements: dict[str, Tensor]
@@ -48,16 +48,17 @@ class Pairs:
     baseline: Judged
     samples_per_prompt: int
     seed: int
-    """Of the resamples."""
+    """Seed of the resamples."""
 
     @property
     def clusters(self) -> Tensor:
-        """The number of each pair's prompt (B,); a prompt that stands in several rows of the test split is one."""
+        """Number of each pair's prompt (B,); a prompt in several rows of the test split counts as one."""
         return clusters_of(self.candidate.sampled.prompts)
 
     @property
     def are_equal(self) -> Tensor:
-        """Return whether the two responses of each pair (B,) are equal. Such a pair is a tie, although its scores may differ by rounding: they come from two batches."""
+        """Return which pairs (B,) have two equal responses. They are ties, although their scores may differ by rounding:
+        they come from two batches."""
         sides = [
             zip(each.responses, each.sequences.response_rows(), each.ended.tolist(), strict=True)
             for each in (self.candidate.sampled, self.baseline.sampled)
@@ -78,10 +79,10 @@ def compare_judgements(pairs: Pairs) -> Estimates:
     estimates: Estimates = {}
     for place, name in enumerate(pairs.candidate.judgements):
         candidate, baseline = (each.judgements[name].double() for each in (pairs.candidate, pairs.baseline))
-        if name == "score":  # of a model; a verdict has no rounding
+        if name == "score":  # a model's score; a verdict has no rounding
             candidate = torch.where(pairs.are_equal, baseline, candidate)
         difference = candidate - baseline
-        if name != "preference":  # which says nothing of a response by itself
+        if name != "preference":  # a preference does not judge a single response
             measured = {name: candidate, f"baseline_{name}": baseline, f"{name}_gain": difference}
             estimates |= {metric: _mean(each, pairs.clusters) for metric, each in measured.items()}
         if name == "accuracy":
@@ -93,9 +94,9 @@ def compare_judgements(pairs: Pairs) -> Estimates:
 
 
 def order_disagreement(pairs: Pairs, verdicts: SwappedVerdicts) -> Estimates:
-    """Return the share of pairs of different responses on which a judge says something else in the other order.
+    """Return the share of pairs of different responses on which a judge gives another verdict in the other order.
 
-    Of two equal responses each order prefers the same place, if any, and so disagrees with the other.
+    For two equal responses, each order prefers the same position, if any, so the orders always disagree.
     """
     differ = ~pairs.are_equal
     disagree = torch.where(differ, verdicts.disagree.double(), torch.nan)
@@ -117,7 +118,7 @@ def _win_rates(pairs: Pairs, difference: Tensor, *, prefix: str) -> Estimates:
 
 
 def _pass_at(pairs: Pairs, candidate: Tensor, baseline: Tensor) -> Estimates:
-    """Estimate pass@k for every k up to the samples of a prompt, of verdicts (B,)."""
+    """Estimate pass@k from verdicts (B,), for every k up to the samples per prompt."""
     count = pairs.samples_per_prompt
     rows = pairs.clusters[::count]
     right = [verdicts.view(-1, count).sum(dim=1).long() for verdicts in (candidate, baseline)]
@@ -146,7 +147,7 @@ def compare_texts(pairs: Pairs) -> Estimates:
 
 
 def _responses_of_rows(sampled: Sampled, count: int) -> list[list[list[int]]]:
-    """Return row of the test split → ids of its ``count`` responses, without the token that ended them."""
+    """Return row of the test split → ids of its ``count`` responses, without the token that ended each."""
     lengths = (sampled.sequences.lengths - sampled.ended.long()).tolist()
     ids = [row[:length] for row, length in zip(sampled.sequences.response_ids.tolist(), lengths, strict=True)]
     return [ids[start : start + count] for start in range(0, len(ids), count)]
@@ -167,8 +168,8 @@ def divergence(sampled: Sampled, logprobs: Tensor, baseline_logprobs: Tensor) ->
 def compare_likelihoods(candidate: MeasuredLikelihood, baseline: MeasuredLikelihood) -> Estimates:
     """Return perplexity and NLL per response of both models on the same demonstrations.
 
-    A perplexity is e^a, a the NLL per token: its error is e^a times that of a. The logarithm of the ratio is a ratio of sums
-    too, Σ (nll − baseline nll) / Σ tokens, where both models read the same tokens.
+    A perplexity is e^a with the NLL per token a; its standard error is e^a times that of a. The logarithm of the ratio is also
+    a ratio of sums, Σ (nll − baseline nll) / Σ tokens, where both models read the same tokens.
     """
     of_models = {"": candidate, "baseline_": baseline}
     estimates = {
@@ -182,14 +183,14 @@ def compare_likelihoods(candidate: MeasuredLikelihood, baseline: MeasuredLikelih
 
 
 def _exponential(sums: Tensor, tokens: Tensor, clusters: Tensor) -> Estimate:
-    """Return e^(Σ sums / Σ tokens), with the error that its logarithm has, times itself."""
+    """Return e^(Σ sums / Σ tokens); its standard error is that of the exponent times the result."""
     logarithm = with_cluster_sizes(clustered_ratio(sums, tokens, clusters), clusters)
     value = exp(logarithm.value)
     return replace(logarithm, value=value, standard_error=value * logarithm.standard_error)
 
 
 def _of_both(name: str, candidate: Tensor, baseline: Tensor, clusters: Tensor) -> Estimates:
-    """Return means of both models and of the difference; a row where it is undefined (NaN) is left out."""
+    """Return means of both models and of their difference; rows with an undefined value (NaN) are left out."""
     values = {name: candidate, f"baseline_{name}": baseline, f"{name}_difference": candidate - baseline}
     return {metric: _mean_of_defined(each, clusters) for metric, each in values.items()}
 
@@ -199,7 +200,7 @@ def _mean(values: Tensor, clusters: Tensor) -> Estimate:
 
 
 def _mean_of_defined(values: Tensor, clusters: Tensor) -> Estimate:
-    """Return mean of the values that are no NaN; NaN where all are."""
+    """Return the mean of the values that are not NaN; NaN where all are."""
     kept = ~values.isnan()
     if bool(kept.any()):
         return _mean(values[kept], clusters[kept])
@@ -207,13 +208,13 @@ def _mean_of_defined(values: Tensor, clusters: Tensor) -> Estimate:
 
 
 def undefined(metrics: Iterable[str], prompts: Sequence[Hashable]) -> Estimates:
-    """Return metrics without a value, which rows of these prompts would have had."""
+    """Return metrics without a value, for rows of these prompts."""
     nan, clusters = float("nan"), len(set(prompts))
     return dict.fromkeys(metrics, Estimate(nan, nan, num_clusters=clusters, num_rows=len(prompts)))
 
 
 def greedy_means(judged: dict[str, Judged]) -> Estimates:
-    """Return means of the judgements of greedy responses, by role; ``greedy_accuracy`` and so on. Empty, if there are none."""
+    """Return means of the judgements of greedy responses, by role: ``greedy_accuracy`` and so on; empty if there are none."""
     estimates: Estimates = {}
     for role, prefix in (("candidate", ""), ("baseline", "baseline_")):
         if role not in judged:

@@ -1,4 +1,4 @@
-"""The diagnosis of a critic on held-out responses: as a file of its artifact, and as metrics for gates."""
+"""Diagnose a critic on held-out responses: as a file of its artifact, and as metrics for gates."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -92,12 +92,12 @@ def diagnose_critic(
 
 
 def write_diagnosis(folder: Path, diagnosis: CriticDiagnosis) -> None:
-    """Put the diagnosis into a critic's folder."""
+    """Write the diagnosis into a critic's folder."""
     write_file(folder / DIAGNOSIS_FILE, diagnosis.model_dump_json(indent=1).encode() + b"\n")
 
 
 def diagnosis_estimates(diagnosis: CriticDiagnosis) -> dict[str, Estimated]:
-    """Return metric → what was measured, of the metrics that are estimates and have something to measure."""
+    """Return metric → measurement, for the metrics that are estimates and have something to measure."""
     found = {
         f"explained_variance_{name}{each.label.replace('-', '_').rstrip('+')}": each.explained_variance
         for name, slices in (
@@ -124,14 +124,14 @@ def diagnosis_estimates(diagnosis: CriticDiagnosis) -> dict[str, Estimated]:
 
 
 def diagnosis_metrics(diagnosis: CriticDiagnosis) -> dict[str, float | None]:
-    """Return the diagnosis under the names that gates use; None where there was nothing to measure."""
+    """Return the diagnosis under the names that gates use; None if there was nothing to measure."""
     everything = dict.fromkeys(KINDS["value_pretraining"].estimates)
     measured = {name: each.value for name, each in diagnosis_estimates(diagnosis).items()}
     return {**everything, **measured, "calibration_error": diagnosis.calibration_error}
 
 
 def uncertainty_of_diagnosis(diagnosis: CriticDiagnosis) -> dict[str, Uncertainty]:
-    """Return metric → how sure it is, where there was something to measure."""
+    """Return metric → uncertainty, if there was something to measure."""
     return {
         name: Uncertainty(n=each.n, rows=each.rows, standard_error=each.standard_error)
         for name, each in diagnosis_estimates(diagnosis).items()

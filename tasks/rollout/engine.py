@@ -1,4 +1,4 @@
-"""What samples responses for a stage: a port, and the sampler of this process behind it."""
+"""Sample responses for a stage: the interface of an engine, and the engine that samples in this process."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,32 +17,32 @@ from vantage.tasks.training.optimization import Precision, autocast
 
 
 class Listener(Protocol):
-    """Goes on with responses while others are still sampled."""
+    """Processes responses while others are still sampled."""
 
     def sampled(self, rows: Sequence[int], responses: Sequence[list[int]]) -> None:
-        """Receive the ids of some responses, by their rows among all; each is received once at most."""
+        """Receive the ids of some responses, by their rows among all; each response is received at most once."""
 
     def keep_up(self) -> None:
         """Return at once; it is called before each token that is sampled."""
 
 
 class RolloutEngine(Protocol):
-    """Samples from a policy, in this process or in another; within its context perhaps ahead of what is asked for."""
+    """Samples from a policy, in this process or another. Inside its context it may sample ahead of what is asked for."""
 
     @property
     def took_begun(self) -> bool:
-        """Return whether responses since the last ``begin`` were those that had been begun, by the policy before its last update."""
+        """Return whether the responses since the last ``begin`` were begun before the policy's last update."""
 
     def __enter__(self) -> Self:
-        """Sample beside other work from now on, where ``begin`` does anything."""
+        """Allow sampling beside other work from now on, if ``begin`` has an effect."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop what was begun."""
+        """Stop the sampling that was begun."""
 
     def begin(self, prompts: Sequence[list[int]], *, count: int, seed: int) -> None:
-        """Begin with responses that ``generate`` will be asked for; an engine that samples only when asked does nothing."""
+        """Begin to sample responses that ``generate`` will be asked for; an engine that does not sample ahead does nothing."""
 
     def generate(
         self,
@@ -53,32 +53,32 @@ class RolloutEngine(Protocol):
         greedy: bool = False,
         listener: Listener | None = None,
     ) -> Samples:
-        """Sample ``count`` responses to each prompt's ids, those of a prompt in a row, with the log-probability of each id.
+        """Sample ``count`` responses to each prompt's ids, those to one prompt adjacent, with the log-probability of each id.
 
         The same seed, prompts and weights give the same responses. ``greedy`` takes the likeliest ids instead. The
-        listener may be told of some of this rank's responses before all are sampled.
+        listener may receive some of this rank's responses before all are sampled.
         """
 
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Sample from these weights (name → tensor of the causal language model) from now on."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what a checkpoint has to keep of responses that were begun; nothing if none ever are."""
+        """Return tensors of begun responses for a checkpoint; empty if the engine never begins ahead."""
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Have what ``tensors`` gave."""
+        """Restore the responses in ``tensors``."""
 
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """Samples in this process, from the very tensors that train or from a copy of them, and only when asked."""
+    """Samples in this process, only when asked, from the tensors that train or from a copy of them."""
 
     policy: PolicyModel
     codec: Codec
     limits: PassLimits
-    """Of the responses that are sampled side by side."""
+    """Limits of the responses that are sampled side by side."""
     precision: Precision
-    """Of the arithmetic: that of training, where the policy learns from what is sampled."""
+    """Precision of the computation; it is that of training if the policy learns from the responses."""
     is_beside_another: bool = False
     """Whether another thread uses the device while this one samples."""
 
@@ -139,7 +139,7 @@ class LocalEngine:
         on_token: Callable[[int, int], None],
         on_batch: Callable[[list[int], list[list[int]]], None] | None = None,
     ) -> Samples:
-        """Sample this rank's responses alone: one to each of the prompts at ``mine``."""
+        """Sample only this rank's responses: one to each of the prompts at ``mine``."""
         with autocast(self.precision, self.policy.device):
             return sample(
                 self.policy.causal_lm,
@@ -164,7 +164,7 @@ class LocalEngine:
         return batches(list(map(len, prompts)), self.limits, max_new_tokens=limit)
 
     def _largest_batch(self, prompts: Sequence[list[int]]) -> tuple[int, int]:
-        """Return rows and positions of the batch that has most positions."""
+        """Return rows and positions of the batch with the most positions."""
         limit = self.codec.generation.max_response_tokens
         sizes = [
             (len(batch), len(batch) * (max(len(prompts[place]) for place in batch) + limit))
@@ -186,7 +186,7 @@ class LocalEngine:
 
     @torch.no_grad()
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy the weights; those that are the model's own tensors are there already.
+        """Copy the weights, except those that are the model's own tensors already.
 
         Raises:
             KeyError: the model has no weight of this name.
@@ -198,7 +198,7 @@ class LocalEngine:
 
 
 def of_all_ranks(own: Samples, rows: slice, *, count: int, max_length: int) -> Samples:
-    """Return the responses of all ranks, ``count`` in all, of which this rank's own are those at ``rows``."""
+    """Return all ``count`` responses from all ranks; this rank's own are those at ``rows``."""
     if ranks.world_size() == 1:
         return own
     ids = torch.zeros(count, max_length, dtype=torch.int64)
@@ -221,5 +221,5 @@ def of_all_ranks(own: Samples, rows: slice, *, count: int, max_length: int) -> S
 def load_engine(
     policy: PolicyModel, codec: Codec, *, limits: PassLimits, precision: Precision = "float32"
 ) -> RolloutEngine:
-    """Return the engine that samples from ``policy``; it has to be given the weights after they have changed."""
+    """Return the engine that samples from ``policy``; it must receive the weights whenever they have changed."""
     return LocalEngine(policy, codec, limits, precision)

@@ -1,4 +1,4 @@
-"""Dynamic sampling (DAPO, arXiv 2503.14476 §3.2): groups that teach nothing make room for others."""
+"""Dynamic sampling (DAPO, arXiv 2503.14476 §3.2): groups without a learning signal are replaced by others."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from vantage.tasks.rollout.rollouts import Sampled, Scored, padded
 
 @dataclass(frozen=True)
 class Filled:
-    """A full rollout, and what it took to fill it."""
+    """A full rollout, and the sampling that it took to fill it."""
 
     scored: Scored
     rounds: int
-    """Rollouts that were sampled."""
+    """Number of rollouts that were sampled."""
     uniform_share: float
     """Share of all sampled groups whose responses have one score."""
 
@@ -25,7 +25,7 @@ class Filled:
 def uniform_groups(scores: Tensor, *, samples_per_prompt: int) -> Tensor:
     """Return which groups (B / K,) have one score: all right or all wrong, so that their scores say nothing about what to prefer.
 
-    ``scores`` (B,), groups in a row, before any shaping: a length penalty would tell equal answers apart.
+    ``scores`` (B,), those of a group adjacent, before any shaping: a length penalty would make equal answers differ.
     """
     groups = scores.view(-1, samples_per_prompt)
     return groups.amax(dim=1) == groups.amin(dim=1)
@@ -34,7 +34,7 @@ def uniform_groups(scores: Tensor, *, samples_per_prompt: int) -> Tensor:
 def fill(
     draw: Callable[[int], Scored], *, samples_per_prompt: int, max_rounds: int, pad_token_id: int
 ) -> Filled:
-    """Sample until a whole rollout of groups that are not uniform is there, ``max_rounds`` times at most.
+    """Sample until there is a whole rollout of groups that are not uniform, ``max_rounds`` times at most.
 
     What is still missing then is filled with uniform groups, so that a rollout always has the same size.
 

@@ -14,18 +14,18 @@ from vantage.tasks.training.seeds import generator
 
 @dataclass(frozen=True)
 class Step:
-    """One optimiser step, and its place among those of the whole stage, by which the learning rate is scheduled."""
+    """One optimiser step, with its number in the whole stage, by which the learning rate is scheduled."""
 
     rows: Tensor
     """(b,), on the CPU: the rows of the rollout that it learns from."""
     number: int
-    """From 0, counted over all iterations."""
+    """Number of the step, from 0, counted over all iterations."""
     total: int
-    """Of the whole stage."""
+    """Number of steps of the whole stage."""
 
 
 class OptimizerSteps:
-    """The optimiser steps of one iteration, to be iterated over once; every epoch has each row of the rollout once.
+    """The optimiser steps of one iteration, to be iterated over once; every epoch contains each row of the rollout once.
 
     Minibatches are a pure function of the seed and the iteration.
     """
@@ -59,14 +59,14 @@ class OptimizerSteps:
                     break
 
     def end_epoch(self) -> None:
-        """Go on with the next epoch; the steps that are left out keep their numbers."""
+        """Go on with the next epoch; the omitted steps keep their numbers."""
         self._epoch_ended = True
 
 
 def minibatches(sequences: Sequences, work: Rollouts, *, seed: int, iteration: int) -> list[list[Tensor]]:
-    """Return row indices of each optimiser step, by epoch; every epoch in an order of its own, a pure function of the seed.
+    """Return row indices of each optimiser step, by epoch; the order of every epoch is a pure function of the seed.
 
-    Within a minibatch rows stand from short to long, so that micro-batches carry little padding; the gradient of a
+    Within a minibatch, rows are sorted from short to long, so that micro-batches contain little padding; the gradient of a
     minibatch does not depend on the order of its rows.
     """
     lengths = sequences.attention_mask.sum(dim=1).cpu()

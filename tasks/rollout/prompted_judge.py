@@ -29,7 +29,7 @@ _FIELD = re.compile("|".join(map(re.escape, PAIR_FIELDS)))
 
 
 class UnusableJudge(ValueError):
-    """A model that cannot be asked: its tokenizer cannot tell the answers apart, or a question does not fit."""
+    """A model cannot be asked: its tokenizer cannot distinguish the answers, or a question does not fit."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class PromptedJudge:
 
     policy: PolicyModel
     tokenizer: PreTrainedTokenizerBase
-    """The judge's own."""
+    """Tokenizer of the judge's model."""
     template: str
     answers: tuple[list[int], list[int]]
     """Ids of the answers that prefer the first and the second response."""
@@ -70,7 +70,7 @@ def load_prompted_judge(
 def answer_ids(
     tokenizer: PreTrainedTokenizerBase, answers: Sequence[str], *, field: str
 ) -> tuple[list[int], list[int]]:
-    """Return ids of the answers as the beginning of what the model says, without the token that ends it.
+    """Return ids of the answers as the beginning of the model's response, without the token that ends it.
 
     Raises:
         UnusableJudge: one is the beginning of the other, or equal to it: then it is never the less likely one.

@@ -1,4 +1,4 @@
-"""What the responses of a rollout look like, whatever they score: their lengths, and how much they repeat."""
+"""Measure the form of a rollout's responses, independent of their scores: lengths and repetition."""
 
 import torch
 
@@ -8,7 +8,7 @@ from vantage.schemas.metric_names import LENGTH_PERCENTILES
 
 
 def response_shape(responses: Sequences) -> dict[str, float]:
-    """Return the metrics of ``RESPONSE_SHAPE``; those are left out that no response is long enough for."""
+    """Return the metrics of ``RESPONSE_SHAPE``, without those for which every response is too short."""
     lengths = responses.lengths.detach().cpu().double()
     shares = torch.tensor([percent / 100 for percent in LENGTH_PERCENTILES], dtype=torch.float64)
     quantiles = torch.quantile(lengths, shares, interpolation="lower").tolist()

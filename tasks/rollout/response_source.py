@@ -1,4 +1,4 @@
-"""Where value pretraining's scored responses come from: sampled here, collected beforehand, or some of both."""
+"""Provide the scored responses for value pretraining: sampled here, collected beforehand, or some of both."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -22,15 +22,15 @@ from vantage.tasks.training.seeds import derive_seed, stage_seed
 
 @dataclass(frozen=True)
 class ResponseSource:
-    """Responses of the fixed policy. Each call is a pure function of the seed, so that a resumed stage has the same."""
+    """Responses of the fixed policy. Each call is a pure function of the seed, so a resumed stage gets the same responses."""
 
     job: StageJob[ResolvedValuePretraining]
     models: RolloutModels
     prompts: Prompts
-    """Of the training split."""
+    """Prompts of the training split."""
 
     def ready(self, critic: ScalarModel, optimizer: Optimizer) -> "ResponseSource":
-        """Return the source with what ``RolloutModels.ready`` gives, for a critic that learns from its responses."""
+        """Return the source with the models of ``RolloutModels.ready``, for a critic that learns from its responses."""
         work = self.job.work
         taken = Taken(
             longest_response(self.prompts, self.job.generation, shares_prompt=work.pass_limits.share_prompts),
@@ -43,7 +43,7 @@ class ResponseSource:
         return replace(self, job=job, models=models)
 
     def for_iteration(self, iteration: int) -> Scored:
-        """Return the responses of one training rollout: collected ones first, then those that are sampled here."""
+        """Return the responses of one training rollout: first collected ones, then sampled ones."""
         work = self.job.work
         parts = []
         if collected_count := work.batch_size - work.fresh_responses:
@@ -60,7 +60,7 @@ class ResponseSource:
         return join_scored(parts, pad_token_id=self.models.codec.pad_token_id)
 
     def begin_next(self, iteration: int) -> None:
-        """Have the engine begin with the rollout of the next iteration, where it samples ahead and there is one."""
+        """Let the engine begin with the rollout of the next iteration, if it samples ahead and there is a next iteration."""
         if not self.models.ahead or iteration + 1 == self.job.work.iterations:
             return
         indices, seed = self._fresh(iteration + 1)
@@ -69,7 +69,7 @@ class ResponseSource:
         )
 
     def for_moments(self) -> Scored:
-        """Return one rollout's worth of responses, whose scores are the unit of all."""
+        """Return one rollout of responses, whose scores define the unit of all scores."""
         work = self.job.work
         collected = None if work.rollouts is None else self._collected(TRAIN)
         order = DataOrder(
@@ -84,7 +84,8 @@ class ResponseSource:
         )
 
     def held_out(self, split: str) -> Scored:
-        """Return responses to the prompts of a held-out split; of collected ones, first one to each prompt, then the next."""
+        """Return responses to the prompts of a held-out split; of collected ones, first one to each prompt, then the next
+        one."""
         work = self.job.work
         num_samples = work.validation_samples
         if split == TEST and work.test_samples is not None:
@@ -102,7 +103,7 @@ class ResponseSource:
         return sample_and_score(self.models, prompts, indices, seed=self._seed(f"{split} sampling"))
 
     def _fresh(self, iteration: int) -> tuple[list[int], int]:
-        """Return the prompts of a training rollout's responses that are sampled here, by their indices, and their seed."""
+        """Return the prompts of a training rollout that are sampled here, by their indices, and the seed."""
         indices = prompts_of_iteration(
             iteration,
             num_responses=self.job.work.fresh_responses,
@@ -128,5 +129,5 @@ class ResponseSource:
 
 
 def load_source(job: StageJob[ResolvedValuePretraining], models: RolloutModels) -> ResponseSource:
-    """Return the stage's responses, as its recipe says."""
+    """Return the stage's source of responses, from its recipe."""
     return ResponseSource(job, models, read_prompts(job.inputs["prompts"], TRAIN, models.codec))

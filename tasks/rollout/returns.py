@@ -1,4 +1,4 @@
-"""Monte-Carlo returns of responses of a fixed policy: what a critic learns, and what it is measured on."""
+"""Monte-Carlo returns of responses of a fixed policy: a critic learns them, and is measured on them."""
 
 from dataclasses import dataclass, field
 
@@ -20,7 +20,7 @@ class Returned:
     returns: Tensor
     """(B,T)."""
     gap: dict[str, float] = field(default_factory=dict)
-    """Between the policy's log-probabilities and the sampler's, where it is measured."""
+    """Difference between the policy's log-probabilities and the sampler's, if it is measured."""
 
     def means(self) -> dict[str, float]:
         """Return the mean score over responses and the mean return over tokens."""

@@ -1,4 +1,4 @@
-"""Running moments of a reward, beside the critic that was pretrained with them."""
+"""Keep the running moments of a reward beside the critic that was pretrained with them."""
 
 import json
 from dataclasses import asdict
@@ -10,12 +10,12 @@ _FILE = "reward_moments.json"
 
 
 def write_moments(folder: Path, moments: RunningMoments) -> None:
-    """Put the moments into a critic's folder."""
+    """Write the moments into a critic's folder."""
     (folder / _FILE).write_text(json.dumps(asdict(moments), indent=2) + "\n", encoding="utf-8")
 
 
 def read_moments(folder: Path | None) -> RunningMoments:
-    """Return the moments that a critic's folder hands over; where there are none, moments of nothing."""
+    """Return the moments in a critic's folder; empty moments if there are none."""
     if folder is None or not (folder / _FILE).is_file():
         return RunningMoments()
     return RunningMoments(**json.loads((folder / _FILE).read_text(encoding="utf-8")))

@@ -28,34 +28,35 @@ Job = TypeVar("Job", bound=StageJob[Rollouts])
 
 @dataclass(frozen=True)
 class RolloutModels:
-    """The models that a rollout needs, and how they compute."""
+    """The models that a rollout needs, and their settings."""
 
     policy: PolicyModel
     engine: RolloutEngine
-    """Samples from the policy, with the weights that it was given last."""
+    """Samples from the policy, with the weights that it received last."""
     reference: PolicyModel | None
-    """None: KL is not measured and counts as 0."""
+    """None: KL is not measured, and counts as 0."""
     scorer: Scorer | None
-    """None: nothing is scored here."""
+    """None: this stage scores nothing."""
     codec: Codec
     limits: PassLimits
     precision: Precision
-    """Of the arithmetic that policy, engine and reference share."""
+    """Precision that policy, engine and reference share."""
     ahead: bool = False
     """Whether a rollout is sampled while another trains."""
 
     @property
     def sampler(self) -> Sampler | None:
-        """Return what samples here; None: nothing does, and nothing is scored."""
+        """Return the policy for sampling, with its settings; None: this stage neither samples nor scores."""
         if self.scorer is None:
             return None
         return Sampler(self.policy, self.precision, self.codec.pad_token_id, beside_training=self.ahead)
 
     def ready(self, job: Job, taken: Taken) -> "tuple[RolloutModels, Job]":
-        """Return the models with an engine that samples as the recipe says, and the job, both bounded by the memory here.
+        """Return the models, with an engine that samples as the recipe asks, and the job, both limited by the memory of
+        this device.
 
         Args:
-            taken: what the stage's passes take.
+            taken: the memory that the stage's passes need.
         """
         engine, limits = self.engine, self.limits
         found = found_limits(job, taken, device=self.policy.device)
@@ -72,7 +73,7 @@ class RolloutModels:
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """Hold this around the loop: the engine begins with the policy's weights, and what it samples ahead ends with the loop."""
+        """Use this around the loop: the engine starts with the policy's weights, and sampling ahead ends with the loop."""
         with self.engine:
             self.sync_engine()  # an earlier attempt may have left other weights
             yield
@@ -91,10 +92,10 @@ def load_rollout_models(
     with_reference: bool,
     with_scorer: bool = True,
 ) -> RolloutModels:
-    """Return what stands beside ``policy``, on its device: engine, reference, the reward of ``work``, and the codec.
+    """Return the models beside ``policy``, on its device: engine, reference, the reward of ``work``, and the codec.
 
     Args:
-        role: of the policy among the job's inputs, whose tokenizer all of them share.
+        role: role of the policy in the job's inputs; all these models share its tokenizer.
 
     Raises:
         TokenizersDiffer, BrokenVerifier, MissingAnswers: see ``load_scorer``.

@@ -1,4 +1,4 @@
-"""Responses sampled from a policy, and the rewards that its critic and its update learn from."""
+"""Sample responses from a policy, and compute the rewards that its critic and its update learn from."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -37,12 +37,12 @@ class Sampled:
 
     prompts: list[str]
     answers: list[str | None]
-    """The rows' own, for verifiers."""
+    """Answers of the rows, for verifiers."""
     responses: list[str]
     sequences: Sequences
     ended: Tensor
     sampler_logprobs: Tensor
-    """(B,T): the engine's own, of each token when it drew it, in nats; 0 outside the mask."""
+    """(B,T): log-probability of each token by the engine when it drew it, in nats; 0 outside the mask."""
 
     def select(self, rows: Sequence[int]) -> "Sampled":
         """Return the responses at ``rows``, in that order."""
@@ -85,29 +85,29 @@ class Rollout:
     sampled: Sampled
     scores: Scores
     scaled_scores: Tensor
-    """(B,): scaled, clipped and shaped by length, as ``Returns`` says; what the last token's reward begins with."""
+    """(B,): scaled, clipped and shaped by length as ``Returns`` asks; the last token's reward begins with it."""
     logprobs: Tensor
-    """(B,T): the sampling policy's."""
+    """(B,T): log-probabilities of the sampling policy."""
     ref_logprobs: Tensor | None
-    """(B,T): the reference's, where there is one."""
+    """(B,T): log-probabilities of the reference, if there is one."""
     kl: Tensor
     """(B,T): KL to the reference of the kind that the reward counts; 0 without a reference."""
     kl_coef: float
     rewards: Tensor
     """(B,T): −kl_coef · kl on every token, and the scaled score on the last."""
     values: Tensor | None = None
-    """(B,T): of the value head on the sampling policy's trunk, where there is one."""
+    """(B,T): values of the value head on the sampling policy's trunk, if there is one."""
     final_values: Tensor | None = None
-    """(B,): the head's at the last token of each response, where that is asked for."""
+    """(B,): values of the head at the last token of each response, if asked for."""
     importance: ImportanceWeights | None = None
-    """(B,T): what the advantages are weighted by, where the responses may be those of an earlier policy."""
+    """(B,T): weights of the advantages, if the responses may come from an earlier policy."""
     is_one_step_old: bool = False
     """Whether ``logprobs`` are those of the policy before its last update, so that no ratio begins at 1; with dynamic sampling
     only the first round's are, and the others' ratios do."""
 
     @property
     def sequences(self) -> Sequences:
-        """The ids that were sampled."""
+        """Ids that were sampled."""
         return self.sampled.sequences
 
     @property
@@ -140,7 +140,7 @@ def sample_responses(
     greedy: bool = False,
     scorer: Scorer | None = None,
 ) -> Sampled:
-    """Sample ``count`` responses to each of the prompts at ``indices``, those of a prompt in a row, on ``device``.
+    """Sample ``count`` responses to each of the prompts at ``indices``, those to one prompt adjacent, on ``device``.
 
     ``scorer``: what will score them, which may begin with the first while others are sampled.
     """
@@ -163,7 +163,7 @@ def sample_responses(
 
 
 def padded(rows: Iterable[Tensor]) -> Tensor:
-    """Return rows of any lengths as one (B,T), 0 behind the end of each."""
+    """Return rows of any lengths as one (B,T), with 0 after the end of each."""
     return nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
 
 
@@ -311,7 +311,7 @@ def rollout_logprobs(
     with_values: bool = False,
     with_final_values: bool = False,
 ) -> LogProbs:
-    """Return log-probabilities of whole rollouts (B,T), and what else is asked for, in the numerics that training uses."""
+    """Return log-probabilities of whole rollouts (B,T), and the other requested results, in the numerics of training."""
 
     def compute(micro: Sequences) -> dict[str, Tensor]:
         with autocast(models.precision, micro.input_ids.device):
@@ -330,7 +330,7 @@ def rollout_logprobs(
 
 
 def rollout_values(critic: ScalarModel, sequences: Sequences, models: RolloutModels) -> Tensor:
-    """Return values (B,T) of the prefixes that chose each token, in the numerics that training uses."""
+    """Return values (B,T) of the prefixes that chose each token, in the numerics of training."""
 
     def compute(micro: Sequences) -> dict[str, Tensor]:
         with autocast(models.precision, micro.input_ids.device):

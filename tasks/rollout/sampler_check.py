@@ -1,4 +1,4 @@
-"""Whether the policy that trains is, token by token, the one that sampled."""
+"""Check, token by token, that the policy in training is the one that sampled."""
 
 from torch import Tensor
 
@@ -7,10 +7,10 @@ from vantage.tasks.rollout.rollouts import Sampled
 from vantage.tasks.training.optimization import Precision
 
 MAX_SAMPLER_GAP: dict[Precision, float] = {"float32": 1e-3, "bfloat16": 0.1}
-"""Nats per token of mean |Δ| that rounding may explain, and as much of a mean |ρ − 1|.
+"""Largest mean |Δ| in nats per token that rounding may cause; also the largest mean |ρ − 1|.
 
-Measured on CPU: 2e-7 to 8e-6 in float32, 4e-5 to 0.03 in bfloat16 (docs/LOG.md). A trainer at temperature 1 of what
-was sampled at 0.7 is off by 0.16 to 0.33 on the same models.
+Measured on CPU: 2e-7 to 8e-6 in float32, 4e-5 to 0.03 in bfloat16 (docs/LOG.md). If the trainer uses temperature 1 for
+responses sampled at 0.7, the difference is 0.16 to 0.33 on the same models.
 """
 
 _REMEDY: dict[Precision, str] = {
@@ -21,14 +21,15 @@ _REMEDY: dict[Precision, str] = {
 
 
 class SamplerDisagrees(ValueError):
-    """The log-probabilities that train are not those of the distribution that was sampled."""
+    """The trainer's log-probabilities are not those of the distribution that was sampled."""
 
 
 def compare_with_sampler(logprobs: Tensor, sampled: Sampled, *, precision: Precision) -> dict[str, float]:
-    """Return the metrics of the trainer's ``logprobs`` (B,T) of sampled tokens against the sampler's own; before any update.
+    """Return metrics that compare the trainer's ``logprobs`` (B,T) of sampled tokens with the sampler's; call it before
+    any update.
 
     Raises:
-        SamplerDisagrees: the mean |Δ| is above what rounding allows, or no number.
+        SamplerDisagrees: the mean |Δ| is above what rounding allows, or not a number.
     """
     found = gap_to_sampler(logprobs, sampled, "sampler_gap")
     (metric, mean), *others = found.items()
@@ -38,13 +39,13 @@ def compare_with_sampler(logprobs: Tensor, sampled: Sampled, *, precision: Preci
 
 
 def gap_to_sampler(logprobs: Tensor, sampled: Sampled, name: str) -> dict[str, float]:
-    """Return mean, k3 and worst of that gap as metrics, whatever they are; the mean is called ``name``, and comes first."""
+    """Return mean, k3 and worst of this gap as metrics, whatever their size; the mean is called ``name``, and comes first."""
     gap = sampler_gap(logprobs, sampled.sampler_logprobs, sampled.sequences.response_mask)
     return {name: gap.mean, f"{name}_k3": gap.k3, f"{name}_worst": gap.worst}
 
 
 def check_gap(metric: str, measured: float, precision: Precision, *, more: str = "") -> None:
-    """Refuse a mean |Δ|, or a mean |ρ − 1| before any update, that rounding does not explain."""
+    """Refuse a mean |Δ|, or a mean |ρ − 1| before any update, that is too large for rounding."""
     bound = MAX_SAMPLER_GAP[precision]
     if not measured <= bound:  # NaN is refused too
         raise SamplerDisagrees(

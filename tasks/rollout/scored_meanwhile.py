@@ -1,4 +1,4 @@
-"""Verifiers that judge responses in processes of their own while the next ones are sampled."""
+"""Let verifiers judge responses in processes of their own while the next responses are sampled."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from vantage.tasks.rollout.engine import Listener
 
 @dataclass(frozen=True)
 class Meanwhile:
-    """A `Listener` that has verifiers begin with what it is told of."""
+    """A `Listener` that passes responses on to verifiers as soon as they are sampled."""
 
     verifiers: Sequence[VerifierProcess]
     codec: Codec
     prompts: Prompts
     indices: Sequence[int]
-    """Of the prompts, response by response."""
+    """Index of each response's prompt."""
 
     def sampled(self, rows: Sequence[int], responses: Sequence[list[int]]) -> None:
-        """Ask about these responses; whoever wants the verdicts waits for them later."""
+        """Ask the verifiers about these responses; the verdicts are waited for later."""
         prompts = [self.indices[row] for row in rows]
         texts = self.codec.response_texts(responses)
         cases = [
@@ -32,7 +32,7 @@ class Meanwhile:
             verifier.begin(cases)
 
     def keep_up(self) -> None:
-        """Send what a verifier's pipe had no room for."""
+        """Send the requests for which a verifier's pipe had no room before."""
         for verifier in self.verifiers:
             verifier.keep_up()
 
@@ -40,7 +40,7 @@ class Meanwhile:
 def scored_meanwhile(
     scorer: Scorer, codec: Codec, prompts: Prompts, indices: Sequence[int]
 ) -> Listener | None:
-    """Return what the scorer can begin with; None: nothing that it asks has a process of its own."""
+    """Return the listener for the scorer's verifiers; None: none of them has a process of its own."""
     verifiers = [
         term.scores.verifier
         for term in scorer.terms

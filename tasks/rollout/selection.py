@@ -1,4 +1,4 @@
-"""Which policy a stage keeps: the one whose responses to the validation prompts score best."""
+"""Select the policy that a stage keeps: the one whose responses to the validation prompts score best."""
 
 from dataclasses import dataclass, replace
 
@@ -32,20 +32,20 @@ VALIDATION_SCORE = "validation_score"
 
 @dataclass(frozen=True)
 class Measured:
-    """What the kept policy's responses to the test prompts were like."""
+    """Measurements of the kept policy's responses to the test prompts."""
 
     estimates: dict[str, Estimate]
     reward_spread: float
-    """The highest of their scores less the lowest."""
+    """Difference of their highest and lowest score."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """How a policy is measured: always on the same prompts, with the same random numbers."""
+    """Measures a policy, always on the same prompts and with the same random numbers."""
 
     models: RolloutModels
     prompts: Prompts
-    """Of the validation split."""
+    """Prompts of the validation split."""
     num_samples: int
     seed: int
     watching: Watching | None = None
@@ -56,13 +56,13 @@ class Selection:
     """What is measured beside the score."""
 
     def measure(self, test: Prompts, *, num_samples: int) -> Measured:
-        """Return score, length (tokens), cut-off share and, against a reference, KL (nats) of the policy as it is now.
+        """Return score, length (tokens), share of cut-off responses and, with a reference, KL (nats) of the present policy.
 
         All responses to one prompt are one cluster.
 
         Args:
-            test: prompts that chose nothing: the best of several validation scores is optimistic.
-            num_samples: responses to them.
+            test: prompts that were not used for selection, since the best of several validation scores is optimistic.
+            num_samples: number of responses to each prompt.
         """
         scored = self._respond(test, num_samples, stream="test sampling", phase="test")
         measured = {"test_score": scored.scores.total}
@@ -82,7 +82,7 @@ class Selection:
         return scored.scores.total.mean().item()
 
     def keep_if_best(self, attempt: Attempt[Best], *, iteration: int) -> dict[str, float]:
-        """Score the policy; remember its weights when it scores best so far. Returns what to log."""
+        """Score the policy, and remember its weights if it scores best so far. Returns the metrics to log."""
         scored = self._respond(
             self.prompts, self.num_samples, stream="validation sampling", phase="validation"
         )
@@ -100,7 +100,7 @@ class Selection:
         return metrics
 
     def _watch(self, attempt: Attempt[Best], scored: Scored) -> dict[str, float]:
-        """Ask the other judge, if there is one, and remember what it has seen with the attempt's state."""
+        """Ask the other judge, if there is one, and store its observations in the attempt's state."""
         if self.watching is None:
             return {}
         if self.watching.prompts is not None:
@@ -122,7 +122,7 @@ class Selection:
         return self.monitors.measure(self.models.policy, scored.scores)
 
     def put_back_best(self, attempt: Attempt[Best]) -> None:
-        """Give the policy and the engine the weights that scored best."""
+        """Restore the weights that scored best, in the policy and the engine."""
         put_back(self.models.policy.causal_lm, attempt.best)
         self.models.sync_engine()
 
@@ -140,7 +140,7 @@ def kept_by(state: BestSoFar, *, keeps_by_watch: bool) -> dict[str, float | None
 
 
 def _distribution(attempt: Attempt[Best], scores: Tensor, *, is_first: bool) -> dict[str, float]:
-    """Return how the scores (B,) are spread, and how far they have moved from those of the first measurement."""
+    """Return the spread of the scores (B,), and their distance from those of the first measurement."""
     if is_first:
         attempt.state = replace(attempt.state, first_scores=tuple(scores.double().tolist()))
     spread = dict(zip(VALIDATION_PERCENTILES, percentiles(scores), strict=True))

@@ -1,4 +1,4 @@
-"""The tokens of sampled responses as text, with what the models say of each, to be shown to people."""
+"""Show the tokens of sampled responses as text, with their log-probabilities and values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,29 +9,29 @@ from transformers import PreTrainedTokenizerBase
 from vantage.tasks.rollout.rollouts import Sampled
 
 NUM_BY_TOKEN = 12
-"""So many samples come with the tokens of both responses."""
+"""Number of samples that are shown with the tokens of both responses."""
 TOKENS_SHOWN = 200
-"""Of a longer response, so many are handed back."""
+"""Most tokens that are shown of a response."""
 
 
 @dataclass(frozen=True)
 class ByToken:
-    """The responses of one model that come with their tokens."""
+    """The responses of one model that are shown with their tokens."""
 
     tokenizer: PreTrainedTokenizerBase
     sampled: Sampled
-    """One row for each sample."""
+    """One row per sample."""
     values: Tensor | None
-    """(B,T): what a critic expects before it has seen each token; None: no critic reads them."""
+    """(B,T): the critic's value before it has seen each token; None: no critic reads them."""
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> tuple[str, ...]:
-    """Return the text of each token alone; parts of one character come out as a replacement character."""
+    """Return the text of each single token; parts of a character become a replacement character."""
     return tuple(str(tokenizer.decode([each], clean_up_tokenization_spaces=False)) for each in ids)
 
 
 def first_responses(samples: Sequence[Mapping[str, object]], sampled: Sampled) -> Sampled:
-    """Return the responses that come with their tokens: the first to the prompt of each of the first samples."""
+    """Return the responses that are shown with their tokens: the first to the prompt of each of the first samples."""
     prompts = [str(each) for each in sampled.prompts]
     return sampled.select([prompts.index(str(sample["prompt"])) for sample in samples[:NUM_BY_TOKEN]])
 
@@ -39,10 +39,11 @@ def first_responses(samples: Sequence[Mapping[str, object]], sampled: Sampled) -
 def with_tokens(
     samples: Sequence[Mapping[str, object]], sides: Mapping[str, ByToken]
 ) -> tuple[dict[str, object], ...]:
-    """Return the samples, the first of them with each token: text, log-probability (nats) when it was drawn, and value if there is one.
+    """Return the samples; the first ones have for each token its text, its log-probability (nats) when drawn, and a
+    critic's value.
 
     Args:
-        samples: as an evaluation hands them back to be shown.
+        samples: samples that an evaluation returns to be shown.
         sides: ``candidate`` and ``baseline`` → their ``first_responses`` to these samples.
     """
     return tuple(
@@ -52,7 +53,7 @@ def with_tokens(
 
 
 def _tokens_of(row: int, sides: Mapping[str, ByToken]) -> dict[str, object]:
-    """Return tokens of both responses in a row, and how many there are of each."""
+    """Return the tokens of both responses in a row, and their numbers."""
     found: dict[str, object] = {}
     for side, of in sides.items():
         length = int(of.sampled.sequences.lengths[row])

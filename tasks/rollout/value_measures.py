@@ -1,4 +1,4 @@
-"""What a critic's values of held-out responses are like."""
+"""Measure a critic's values of held-out responses."""
 
 from torch import Tensor
 
@@ -11,11 +11,11 @@ from vantage.tasks.training import progress
 from vantage.tasks.training.measured import defined
 
 POSITIONS = 4
-"""Explained variance is also measured in so many equal parts of the response."""
+"""Number of equal parts of the response in which explained variance is also measured."""
 
 
 def diagnose(critic: ScalarModel, held_out: Returned, models: RolloutModels) -> ValueDiagnostics:
-    """Return explained variance and what it hides, over the whole held-out set at once."""
+    """Return explained variance and related diagnostics, over the whole held-out set at once."""
     predicted, mask = predict(critic, held_out, models), held_out.rollout.sequences.response_mask
     return value_diagnostics(predicted, held_out.returns, mask, num_positions=POSITIONS)
 

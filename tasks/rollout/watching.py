@@ -118,7 +118,8 @@ class Watching:
         }
 
     def _monitors(self, scored: Scored, judged: Tensor, rewards: Tensor) -> dict[str, float]:
-        """Return how well the reward tells right from wrong responses, and how long they are; what is undefined is left out."""
+        """Return how well the reward separates right from wrong responses, and how long they are; undefined values are
+        left out."""
         is_right, lengths = judged > 0.5, scored.sampled.sequences.lengths.cpu().double()
         found = {
             "watch_pair_accuracy": pair_accuracy(rewards, is_right),

@@ -1,1 +1,1 @@
-"""The loop that every stage has: batches, optimiser steps, checkpoints, the logs of an attempt."""
+"""Parts of every stage's loop: batches, optimiser steps, checkpoints, the logs of an attempt."""

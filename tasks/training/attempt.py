@@ -45,17 +45,17 @@ class GuardFired(Exception):
 
 
 class Ahead(Protocol):
-    """Computes ahead of the loop what its next step needs."""
+    """Computes in advance what the loop's next step needs."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what a checkpoint keeps of it; nothing if nothing is ever computed ahead."""
+        """Return its tensors for a checkpoint; empty if nothing is ever computed in advance."""
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Have what ``tensors`` gave."""
+        """Restore the state in ``tensors``."""
 
 
 class Attempt(Generic[State]):
-    """Drives a stage's loop so that it can stop anywhere and go on bitwise the same.
+    """Drives a stage's loop so that it can stop anywhere and go on bitwise equal.
 
     The loop asks ``remaining()`` for the steps to do, calls ``finish_step`` in each, and keeps everything that moves
     in the given modules and optimisers, in ``state``, in ``best`` (the best weights so far) and in what is ``ahead`` of it. All
@@ -154,7 +154,7 @@ class Attempt(Generic[State]):
 
     @contextmanager
     def unmoved(self) -> Iterator[None]:
-        """Hold this while weights and state are as the step before left them: a request to stop need not wait then.
+        """Hold this while weights and state are those after the step before: a request to stop need not wait then.
 
         Several ranks go on to the end of their step together, or one would wait for what another does no more.
 
@@ -171,7 +171,7 @@ class Attempt(Generic[State]):
             self._save_and_stop()
 
     def is_due(self, every: int) -> bool:
-        """Return whether the step that runs now is one of each ``every``, or the last of all."""
+        """Return whether the present step is one of each ``every``, or the last of all."""
         return (self.step + 1) % every == 0 or self.step + 1 == self._total or self._is_last
 
     def stop(self) -> None:
@@ -179,7 +179,7 @@ class Attempt(Generic[State]):
         self._stopped = True
 
     def finish_step(self, metrics: Mapping[str, float], *, num_tokens: int, headline: str) -> None:
-        """Write a step's metrics to the journal and show how far the stage is.
+        """Write a step's metrics to the journal and report the stage's progress.
 
         Args:
             metrics: name → value, of ``vantage.schemas.records.metrics``; what the step's passes were is added.
@@ -208,7 +208,7 @@ class Attempt(Generic[State]):
         )
 
     def _guard(self, metrics: Mapping[str, float]) -> None:
-        """Let the guards read a step's metrics, and record those that fire."""
+        """Pass a step's metrics to the guards, and record those that fire."""
         fired = self._guarding.observe(self.step + 1, metrics)
         for firing in fired:
             log.warning("%s", firing)
@@ -221,7 +221,7 @@ class Attempt(Generic[State]):
         self._progress.watched(tuple(map(str, watched.firings)))
 
     def _heed(self, *, begins: bool = False) -> None:
-        """Agree with the other ranks on what is asked of the loop, and do it; the first rank asks the guards.
+        """Agree with the other ranks on the requests to the loop, and follow them; the first rank asks the guards.
 
         Args:
             begins: no step has been done yet, so a request to stop waits for the end of one.
@@ -257,7 +257,7 @@ class Attempt(Generic[State]):
             self._save_and_stop()
 
     def _guarding_of(self, job: StageJob) -> Guarding:
-        """Return the guards with what they have seen up to the checkpoint; the first rank's alone, which has the journal."""
+        """Return the guards with their observations up to the checkpoint; only the first rank's, which has the journal."""
         if self._journal is None or not isinstance(job.work, Training):
             return Guarding(())
         guards = guards_of(job.work)
@@ -265,14 +265,15 @@ class Attempt(Generic[State]):
         return Guarding(guards, journal, defaults=set(guards) - set(own_guards(job.work)))
 
     def _allowed(self, job: StageJob) -> int:
-        """Return how many steps may still meet what is not finite: one of a whole stage that has guards."""
+        """Return the number of steps that may still have a loss or gradient that is not finite: one per stage that has
+        guards."""
         if not isinstance(job.work, Training) or job.work.guards == OFF:
             return 0
         was_met = self._guarding.has_seen(nonfinite.METRIC)
         return int(ranks.agreed(int(not was_met)))
 
     def _describe(self) -> None:
-        """Write what is trained and where it begins into the stage's log."""
+        """Write what is trained, and from where it begins, into the stage's log."""
         for name, module in self._modules.items():
             if not (parameters := list(module.parameters())):
                 continue  # numbers that move without an optimiser

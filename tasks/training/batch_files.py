@@ -29,7 +29,7 @@ class BatchFiles:
     """Finished batches, in order, and the numbers of those still to do."""
 
     def __init__(self, scratch: Path, *, total: int, phase: str) -> None:
-        """Read what earlier attempts have finished.
+        """Read the batches that earlier attempts have finished.
 
         Args:
             scratch: the stage's scratch folder.
@@ -114,14 +114,14 @@ class BatchFiles:
         )
 
     def attachment(self, number: int) -> Path:
-        """Return where the attachment of a finished batch is."""
+        """Return the path of the attachment of a finished batch."""
         return self._folder / f"{number}.attachment"
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number}.json"
 
     def _kept(self, number: int) -> dict[str, Any] | None:
-        """Return what is kept of a batch; None where that is not whole: then the batch is done again."""
+        """Return the result of a batch; None if it is incomplete: then the batch is computed again."""
         kept = _read(self._path(number))
         if kept is None or "attachment" not in kept:
             return kept
@@ -133,7 +133,7 @@ class BatchFiles:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Return what the file holds; None where it is not there, or not what was written: then the batch is done again."""
+    """Return the content of the file; None if it is missing or damaged: then the batch is computed again."""
     try:
         digest, _, text = path.read_bytes().partition(b"\n")
     except (FileNotFoundError, IsADirectoryError):

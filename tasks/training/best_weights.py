@@ -1,4 +1,4 @@
-"""Which weights a stage hands on: those that measured best on validation prompts, not the last ones."""
+"""Keep the weights that a stage returns: those that measured best on validation prompts, not the last ones."""
 
 import logging
 from dataclasses import replace
@@ -20,10 +20,10 @@ log = logging.getLogger(__name__)
 def keep_if_best(
     attempt: Attempt[Best], module: nn.Module, measured: float, *, metric: str, iteration: int
 ) -> bool:
-    """Remember the module's weights when ``measured`` is above all before; returns whether it was.
+    """Remember the module's weights if ``measured`` is above all earlier measurements; returns whether it is.
 
     Args:
-        metric: the name of what was measured, the higher the better.
+        metric: name of the measurement; higher is better.
         iteration: iterations done.
     """
     measured = ranks.agreed(measured)

@@ -9,11 +9,11 @@ from torch.optim import Optimizer
 
 _FILE = "optimizer.safetensors"
 _PREFIX = "optimizer:"
-"""Of the state's names among the weights of a network that is kept."""
+"""Prefix of the state's names among the weights of a kept network."""
 
 
 class NoOptimizerState(ValueError):
-    """A critic's folder without the state that the recipe wants to carry on."""
+    """A critic's folder lacks the optimiser state that the recipe wants to carry on."""
 
 
 def state_of(optimizer: Optimizer, module: nn.Module) -> dict[str, Tensor]:
@@ -26,18 +26,19 @@ def state_of(optimizer: Optimizer, module: nn.Module) -> dict[str, Tensor]:
 
 
 def write_state(folder: Path, kept: dict[str, Tensor]) -> None:
-    """Write what ``state_of`` gave, wherever it stands among ``kept``, into a critic's folder."""
+    """Write the state from ``state_of``, wherever it is among ``kept``, into a critic's folder."""
     state = {name.removeprefix(_PREFIX): each for name, each in kept.items() if name.startswith(_PREFIX)}
     save_file(state, folder / _FILE)
 
 
 def carry_over(optimizer: Optimizer, module: nn.Module, folder: Path) -> None:
-    """Have the optimiser go on where that of the critic in ``folder`` was, for every parameter that is trained now.
+    """Continue the optimiser of the critic in ``folder``, for every parameter that is trained now.
 
-    Rates, decay and betas are its own. A critic whose best weights were its first ones has no state, and begins anew.
+    Learning rates, weight decay and betas are the new optimiser's. A critic whose best weights were its first has no
+    state, and begins anew.
 
     Raises:
-        NoOptimizerState: the folder has none.
+        NoOptimizerState: the folder has no state.
     """
     if not (folder / _FILE).is_file():
         raise NoOptimizerState(

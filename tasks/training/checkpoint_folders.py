@@ -1,4 +1,4 @@
-"""Where a stage's checkpoints lie, and which of them can be trusted. No tensor library is needed to ask.
+"""Find a stage's checkpoints, and the newest one that is intact. No tensor library is loaded.
 
 <folder>/checkpoint-00000050/      sealed: tensors.safetensors, state.json, manifest.json
 <folder>/checkpoint-00000050.1/    step 50 saved again (later wins)
@@ -29,7 +29,7 @@ class Checkpoint:
 
     step: int
     revision: int
-    """0, or how many times the same step was saved before."""
+    """Number of times that the same step was saved before."""
     folder: Path
 
 
@@ -42,10 +42,10 @@ def committed(folder: Path) -> list[Checkpoint]:
 
 
 def latest(folder: Path) -> Checkpoint | None:
-    """Return the newest checkpoint whose every file is what its manifest says, or None.
+    """Return the newest checkpoint whose files all match its manifest, or None.
 
-    A damaged one is renamed to ``damaged-…``, with a warning that says what is wrong, and the one before it is
-    taken.
+    A damaged checkpoint is renamed to ``damaged-…``, with a warning that describes the fault, and the one before it is
+    used.
     """
     for checkpoint in reversed(committed(folder)):
         problems = find_problems(checkpoint.folder)
@@ -71,7 +71,7 @@ def saving_folder(folder: Path) -> Path:
 
 
 def commit(folder: Path, *, step: int, keep: int) -> Checkpoint:
-    """Make what lies in ``saving_folder`` the newest checkpoint, then remove all but the newest ``keep``.
+    """Make the content of ``saving_folder`` the newest checkpoint, then remove all but the newest ``keep``.
 
     Raises:
         ValueError: there is a checkpoint of a later step, or ``keep`` is less than 1.

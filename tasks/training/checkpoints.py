@@ -1,8 +1,8 @@
-"""In-stage checkpoints: everything that moves while a stage trains, saved so that going on is bitwise going on.
+"""Save and load in-stage checkpoints: everything that changes while a stage trains, so that a resumed stage is bitwise equal.
 
 A checkpoint is tensors (safetensors) and state (JSON), never a pickle. Both consist of *parts*: a tensor's part is
-its name up to the first ``/`` (``policy.weights/lm_head.weight``), a state's part is its key. Whoever loads says
-which parts there must be, and a missing or an unknown one is refused by name.
+its name up to the first ``/`` (``policy.weights/lm_head.weight``), a state's part is its key. The loading stage lists
+the parts that must exist; a missing or an unknown part is refused by name.
 """
 
 import json
@@ -57,11 +57,11 @@ class IncompleteCheckpoint(ValueError):
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a checkpoint holds."""
+    """Content of a checkpoint."""
 
     step: int
     tensors: dict[str, Tensor]
-    """On the CPU, none sharing memory with another."""
+    """Tensors on the CPU; none shares memory with another."""
     state: dict[str, Any]
 
 
@@ -70,19 +70,19 @@ def save(
 ) -> Checkpoint:
     """Write ``checkpoint-<step>/`` whole or not at all, then remove all but the newest ``keep``.
 
-    Tensors that are one (tied weights) are written once. The same step may be saved again; the later one wins.
+    Tied weights are written once. The same step may be saved again; the later one wins.
 
     Args:
         folder: holds the stage's checkpoints.
         step: steps done; never less than the newest checkpoint's.
         tensors: ``part/name`` → tensor, on any device.
         state: part → JSON; floats come back exactly.
-        keep: how many checkpoints stay.
+        keep: number of checkpoints that stay.
 
     Raises:
-        ValueError: the state is not JSON (NaN and infinity are not), a tensor's name has no part, or the two
+        ValueError: the state is not JSON (NaN and infinity are not), a tensor's name has no part, or tensors and state
             share a part.
-        OSError: the disk is full or broken; the checkpoints before stay as they were.
+        OSError: the disk is full or broken; earlier checkpoints are unchanged.
     """
     unnamed = [name for name in tensors if "/" not in name]
     if unnamed:
@@ -108,11 +108,11 @@ def save_shards(
     state: Mapping[str, Any],
     keep: int = 2,
 ) -> None:
-    """Save as ``save`` does, with a file for each rank's parts of the tensors; to be called by all ranks.
+    """Save like ``save``, with one file for each rank's parts of the tensors; all ranks must call this.
 
     Args:
-        tensors: this rank's parts of those of which ``is_shard`` is true, and whole ones.
-        state: the first rank's is written.
+        tensors: this rank's parts of the tensors for which ``is_shard`` is true, and whole tensors.
+        state: the state; the first rank's is written.
     """
     if ranks.rank() == 0:
         saving_folder(folder)
@@ -131,13 +131,13 @@ def save_shards(
 def load(
     checkpoint: Checkpoint, *, required: Iterable[str], is_shard: Callable[[str], bool] = lambda _: False
 ) -> Loaded:
-    """Read a checkpoint that ``latest`` has checked, whichever number of ranks saved it.
+    """Read a checkpoint that ``latest`` has checked, whatever number of ranks saved it.
 
     Args:
-        is_shard: of which tensors, by name, only this rank's rows are wanted.
+        is_shard: returns whether only this rank's rows of a tensor, given by name, are wanted.
 
     Raises:
-        IncompleteCheckpoint: its parts are not exactly the required ones.
+        IncompleteCheckpoint: the checkpoint's parts differ from the required ones.
     """
     description = json.loads((checkpoint.folder / STATE).read_bytes())
     shards = description.get("shards")
@@ -156,7 +156,7 @@ def load(
 
 
 def _read(files: Sequence[Any], name: str, *, own: bool) -> Tensor:
-    """Return a tensor whose rows stand in one file after the other: all of it, or this rank's own rows."""
+    """Return a tensor whose rows are distributed over the files, in order: all of it, or this rank's own rows."""
     if not own and len(files) == 1:
         whole: Tensor = files[0].get_tensor(name)
         return whole.clone()
@@ -172,15 +172,15 @@ def _read(files: Sequence[Any], name: str, *, own: bool) -> Tensor:
 
 
 def module_tensors(module: nn.Module, *, part: str) -> dict[str, Tensor]:
-    """Return parameters and persistent buffers of a network as ``part/name``; of sharded ones, this rank's rows.
+    """Return parameters and persistent buffers of a network as ``part/name``; for a sharded network, this rank's rows.
 
-    Of a network with adapters, what is frozen is left out.
+    For a network with adapters, frozen tensors are left out.
     """
     return {f"{part}/{name}": local(tensor.detach()) for name, tensor in kept_tensors(module).items()}
 
 
 def restore_module(module: nn.Module, tensors: Mapping[str, Tensor], *, part: str) -> None:
-    """Copy a part's tensors into the network, in place: ties, devices and the optimiser's references hold.
+    """Copy a part's tensors into the network, in place; tied weights, devices and the optimiser's references are kept.
 
     Raises:
         IncompleteCheckpoint: a tensor is missing, left over, or of another shape or type.
@@ -202,16 +202,16 @@ def restore_module(module: nn.Module, tensors: Mapping[str, Tensor], *, part: st
 def optimizer_tensors(
     optimizer: Optimizer, named_parameters: Iterable[tuple[str, Tensor]], *, part: str
 ) -> dict[str, Tensor]:
-    """Return what moves in an optimiser as ``part/name``: each parameter's state by the parameter's name, and the numbers
+    """Return an optimiser's changing values as ``part/name``: each parameter's state by the parameter's name, and the numbers
     of each group (learning rate, betas …), as float64.
 
-    ``part/has_state`` says for which parameters there is state (none before the first step), so that a lost one
+    ``part/has_state`` lists the parameters that have state (none before the first step), so that a lost one
     is noticed.
 
     Args:
-        optimizer: AdamW, or any other whose state consists of tensors.
-        named_parameters: of the network, or of all networks, that the optimiser trains.
-        part: the name in the checkpoint.
+        optimizer: AdamW, or another optimiser whose state consists of tensors.
+        named_parameters: parameters of all networks that the optimiser trains.
+        part: name of the part in the checkpoint.
     """
     names = _names_in_order(optimizer, named_parameters)
     described = optimizer.state_dict()
@@ -235,7 +235,7 @@ def restore_optimizer(
     *,
     part: str,
 ) -> None:
-    """Put back what ``optimizer_tensors`` gave, exactly; how it computes (fused, foreach) stays as it is now.
+    """Restore exactly the values from ``optimizer_tensors``; the way it computes (fused, foreach) stays as it is.
 
     Raises:
         IncompleteCheckpoint: a parameter's state or a group's number is missing, left over or of another shape.
@@ -280,7 +280,7 @@ def restore_optimizer(
 
 
 def _for_state(saved: Tensor, parameter: Tensor) -> Tensor:
-    """Return a tensor of an optimiser's state, sharded as its parameter is; a number stays one."""
+    """Return a tensor of an optimiser's state, sharded like its parameter; a number stays a number."""
     return like(parameter, saved.to(local(parameter).device)) if saved.dim() else saved
 
 
@@ -317,7 +317,7 @@ def _require_names(part: str, *, required: Iterable[str], found: Iterable[str]) 
 
 
 def _without_aliases(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return each tensor once, contiguous and sharing memory with no other, and other name → the name it is saved by."""
+    """Return each tensor once, contiguous and in memory of its own, and alias → the name under which it is saved."""
     seen: dict[tuple[Any, ...], str] = {}
     storages: set[tuple[Any, ...]] = set()
     unique, aliases = {}, {}
@@ -367,7 +367,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _like(value: Any, saved: Tensor) -> Any:
-    """Return ``saved`` as the kind of number that ``value`` is."""
+    """Return ``saved`` as a number of the same kind as ``value``."""
     if isinstance(value, Tensor):
         return saved.to(dtype=value.dtype, device=value.device)
     if isinstance(value, tuple):

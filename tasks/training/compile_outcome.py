@@ -1,4 +1,4 @@
-"""Which networks of a stage were compiled; apart from what compiles them, which loads tensor libraries."""
+"""Record which networks of a stage were compiled, without loading a tensor library."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ _noted: ContextVar[list[bool] | None] = ContextVar("compiled networks", default=
 
 @contextmanager
 def noting() -> Iterator[list[bool]]:
-    """Note inside the block of each network that was to be compiled whether it was."""
+    """Record inside the block, for each network that was to be compiled, whether it was."""
     noted: list[bool] = []
     token = _noted.set(noted)
     try:
@@ -19,16 +19,16 @@ def noting() -> Iterator[list[bool]]:
 
 
 def note(*, is_compiled: bool) -> None:
-    """Note one more network."""
+    """Record one more network."""
     if (noted := _noted.get()) is not None:
         noted.append(is_compiled)
 
 
 def is_any_compiled() -> bool:
-    """Return whether a network of this stage was compiled."""
+    """Return whether any network of this stage was compiled."""
     return any(_noted.get() or ())
 
 
 def metrics_of(noted: list[bool]) -> dict[str, float]:
-    """Return the share of the networks that were not compiled; nothing where none was to be."""
+    """Return the share of the networks that were not compiled; empty if none was to be."""
     return {"uncompiled_share": noted.count(False) / len(noted)} if noted else {}

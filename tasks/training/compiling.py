@@ -1,4 +1,4 @@
-"""``compile: true``: the networks of a stage that trains, compiled where that is possible."""
+"""``compile: true``: compile the networks of a stage that trains, if that is possible."""
 
 import logging
 from typing import TypeVar
@@ -17,7 +17,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def compiled(job: StageJob, network: Network) -> Network:
-    """Return the network, whose layers are compiled if the stage asks for it; as it is written, with a warning, if they cannot be."""
+    """Return the network, with compiled layers if the stage asks for it; uncompiled, with a warning, if that fails."""
     work = job.work
     if not isinstance(work, Training) or not work.compile:
         return network

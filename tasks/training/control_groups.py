@@ -1,4 +1,4 @@
-"""The kernel's limits on a group of processes (a container, a Slurm job, a systemd unit), of both versions of cgroups.
+"""Read the kernel's limits on a group of processes (a container, a Slurm job, a systemd unit), of both versions of cgroups.
 
 Where a group is found: cgroups(7), "/proc files"; the files: the kernel's admin-guide/cgroup-v2 and cgroup-v1/memory.
 """
@@ -12,7 +12,7 @@ PROC = Path("/proc")
 
 
 def oom_kills(proc: Path = PROC) -> int:
-    """Return how many processes of this process's group the kernel has killed for lack of memory.
+    """Return the number of processes of this process's group that the kernel has killed for lack of memory.
 
     Where the kernel counts for no group, it is the count of the whole machine; 0 if that is unknown, too.
     """

@@ -1,4 +1,4 @@
-"""Where a batch is cut so that little is computed for nothing: rows of like length together, a prompt once for its responses."""
+"""Cut a batch into parts with little padding: rows of similar length together, and a prompt once for all its responses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,28 +12,28 @@ from vantage.models.sequences import Sequences
 from vantage.schemas.recipe.pass_limits import UNLIMITED, PassLimits
 
 OVERHEAD = {"cpu": 32, "cuda": 4096}
-"""Positions that a pass would compute in the time that it takes however few rows it has (Python, kernel launches).
+"""Fixed cost of a pass (Python, kernel launches), as the number of positions that could be computed in that time.
 
-CPU: of the built-in tiny model, forward and backward (docs/LOG.md, 2026-11-23). CUDA: 30 ms of launches at 0.5B weights,
-which an H200 computes in about 7 µs a position; not measured."""
+CPU: for the built-in tiny model, forward and backward (docs/LOG.md, 2026-11-23). CUDA: 30 ms of launches at 0.5B weights;
+in that time an H200 computes about 4,096 positions (7 µs each); not measured."""
 
 
 READ_AGAIN = {"cpu": 128, "cuda": 4096}
-"""The same, as it was measured: what has to be saved where prompts are read apart. A pass is cut as if it took less, so that
-little is padded."""
+"""Positions that must be saved before prompts are read apart, as measured. Passes are cut with the smaller cost above, so
+that little is padded."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """How a pass computes its rows, and what that takes."""
+    """Plan of a pass: the parts in which it computes its rows, and their cost."""
 
     cuts: Cuts
     positions: int
-    """That all parts have, padding included."""
+    """Positions of all parts, padding included."""
 
     @property
     def num_parts(self) -> int:
-        """Forward passes."""
+        """Number of forward passes."""
         return len(self.cuts.parts) + len(self.cuts.prompts)
 
     @property
@@ -43,7 +43,7 @@ class Planned:
 
 
 class Lengths:
-    """The lengths of a batch's sequences, and which of them have one prompt."""
+    """Lengths of a batch's sequences, and which of them share a prompt."""
 
     def __init__(self, batch: Sequences) -> None:
         self.totals: list[int] = batch.known.totals
@@ -55,24 +55,22 @@ class Lengths:
 
 
 def alone(totals: Sequence[int]) -> Planned:
-    """Return whole sequences, in parts of like length."""
+    """Return a plan of whole sequences, in parts of similar length."""
     parts, positions = _of_like_length(totals, overhead_here())
     return Planned(Cuts(parts), positions)
 
 
 def shared(lengths: Lengths, rows: Sequence[int]) -> Planned:
-    """Return each prompt once, then the responses, both in parts of like length.
+    """Return a plan that reads each prompt once, then the responses, both in parts of similar length.
 
     Args:
-        rows: which sequences; the plan names them by their places in it.
+        rows: the sequences; the plan refers to them by their places in this list.
     """
     firsts: dict[int, int] = {}
     for place, row in enumerate(rows):
         firsts.setdefault(lengths.first_equal[row], place)
     places = list(firsts.values())
-    overhead = (
-        overhead_here() // 2
-    )  # rows are about half as long, and padding is to be as small a share of them
+    overhead = overhead_here() // 2  # rows are about half as long, so padding would be a larger share of them
     of_prompts, of_all = _of_like_length([lengths.prompts[rows[place]] for place in places], overhead)
     parts, positions = _of_like_length([lengths.responses[row] for row in rows], overhead)
     prompts = [[places[each] for each in part] for part in of_prompts]
@@ -80,7 +78,7 @@ def shared(lengths: Lengths, rows: Sequence[int]) -> Planned:
 
 
 def _of_like_length(lengths: Sequence[int], overhead: int) -> tuple[list[list[int]], int]:
-    """Return rows in parts, the longest first, and the positions that these have."""
+    """Return rows in parts, the longest first, and the number of positions of all parts."""
     longest_first = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     slices = cut([lengths[row] for row in longest_first], limits=UNLIMITED, overhead=overhead)
     parts = [sorted(longest_first[part]) for part in slices]
@@ -88,7 +86,7 @@ def _of_like_length(lengths: Sequence[int], overhead: int) -> tuple[list[list[in
 
 
 def filled(lengths: Lengths, rows: Sequence[int], limits: PassLimits) -> list[list[int]]:
-    """Return the rows in passes that hold as many as ``limits`` allow, the responses to one prompt side by side."""
+    """Return the rows in passes as large as ``limits`` allow; the responses to one prompt are adjacent."""
     order = sorted(
         rows, key=lambda row: (-lengths.prompts[row], lengths.first_equal[row], -lengths.responses[row])
     )
@@ -102,7 +100,7 @@ def filled(lengths: Lengths, rows: Sequence[int], limits: PassLimits) -> list[li
 
 
 def _fits(rows: Sequence[int], lengths: Lengths, limits: PassLimits) -> bool:
-    """Return whether one pass may have these rows; parts of like length have fewer positions than are counted here."""
+    """Return whether one pass may contain these rows; the parts have fewer positions than are counted here."""
     if limits.rows is not None and len(rows) > limits.rows:
         return False
     if limits.tokens is None:
@@ -118,7 +116,7 @@ def overhead_here() -> int:
 
 
 def device_here() -> str:
-    """Return the name that OVERHEAD and READ_AGAIN give this process's device."""
+    """Return this process's device, as a key of OVERHEAD and READ_AGAIN."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -129,13 +127,13 @@ def cut(
     overhead: int,
     sequences: int | Sequence[int] | NDArray[np.int64] = 1,
 ) -> list[slice]:
-    """Return rows, the longest first, in passes such that all positions, and ``overhead`` for each pass, are fewest.
+    """Return rows, the longest first, in passes that minimise the number of positions plus ``overhead`` for each pass.
 
-    A pass has as many positions as rows times its longest row. By dynamic programming over the end of the last pass; of
-    equal costs, that with the shortest last pass. A row that has more positions by itself than ``limits`` allow is a pass.
+    A pass has as many positions as rows times its longest row. Dynamic programming over the end of the last pass; among equal
+    costs, the shortest last pass is chosen. A row with more positions than ``limits`` allow is a pass by itself.
 
     Args:
-        sequences: of each row; read by the bound for positions alone.
+        sequences: number of sequences per row; only the bound for positions uses it.
     """
     widths = np.asarray(lengths, dtype=np.int64)
     count = len(widths)
@@ -143,7 +141,7 @@ def cut(
     costs, starts = np.zeros(count + 1, dtype=np.int64), np.zeros(count + 1, dtype=np.int64)
     for end in range(1, count + 1):
         first = 0 if limits.rows is None else max(0, end - limits.rows)
-        if limits.tokens is not None:  # positions fall as the pass begins later
+        if limits.tokens is not None:  # a pass that begins later has fewer positions
             positions = (before[end] - before[first:end]) * widths[first:end]
             first = min(end - 1, first + int((positions > limits.tokens).sum()))
         of_start = costs[first:end] + np.arange(end - first, 0, -1) * widths[first:end] + overhead

@@ -1,4 +1,4 @@
-"""Which example comes when: a pure function of (seed, epoch, position), so that any position can be resumed."""
+"""Order the examples of a stage: a pure function of (seed, epoch, position), so that it can be resumed at any position."""
 
 from array import array
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from vantage.schemas.recipe.stages import DirectPreferenceOptimization, RewardMo
 from vantage.tasks.training.seeds import generator
 
 WINDOW_BATCHES = 16
-"""Batches among which examples of like length are put together; few, so that an epoch stays well mixed."""
+"""Number of batches among which examples of similar length are grouped; it is small, so that an epoch stays well mixed."""
 
 
 class Examples(Protocol):
-    """What is trained on, as ``vantage.tasks.data.examples`` reads it."""
+    """Training examples as ``vantage.tasks.data.examples`` reads them."""
 
     def __len__(self) -> int: ...
 
@@ -26,16 +26,16 @@ class Examples(Protocol):
 
 @dataclass(frozen=True)
 class DataOrder:
-    """The endless stream of examples, cut into batches: epoch after epoch, each in an order of its own."""
+    """The endless stream of examples, cut into batches; each epoch has its own order."""
 
     num_examples: int
     batch_size: int
     seed: int
     lengths: Sequence[int] | None = field(default=None, hash=False)
-    """Of the examples, in tokens: batches are then of like length. None: plainly shuffled."""
+    """Lengths of the examples in tokens, to make batches of similar length; None: plainly shuffled."""
 
     def batch(self, number: int) -> list[int]:
-        """Return the examples of batch ``number`` (from 0); batches run on over the ends of epochs, so all are full."""
+        """Return the examples of batch ``number`` (from 0); batches continue over the ends of epochs, so all are full."""
         indices = []
         for position in range(number * self.batch_size, (number + 1) * self.batch_size):
             epoch, offset = divmod(position, self.num_examples)
@@ -43,7 +43,7 @@ class DataOrder:
         return indices
 
     def num_batches(self, epochs: float) -> int:
-        """Return batches in so many epochs, the last one filled up from the next epoch; at least one."""
+        """Return the number of batches in ``epochs`` epochs; the last one is filled up from the next epoch; at least 1."""
         return max(1, -(-round(epochs * self.num_examples) // self.batch_size))
 
 
@@ -52,7 +52,7 @@ def order_of(
     work: SupervisedFineTuning | RewardModelling | DirectPreferenceOptimization,
     seed: int,
 ) -> DataOrder:
-    """Return the order in which a stage trains on its examples: as its ``batch_size`` and ``group_by_length`` say."""
+    """Return the order of a stage's training examples, by its ``batch_size`` and ``group_by_length``."""
     return DataOrder(
         num_examples=len(examples),
         batch_size=work.batch_size,
@@ -61,7 +61,7 @@ def order_of(
     )
 
 
-# By value, so that an order that is made anew finds its epoch; two, for a batch that runs on into the next
+# Cached by value, so that an equal order finds its epoch. Two entries, since a batch may continue into the next epoch
 @lru_cache(maxsize=2)
 def _epoch(order: DataOrder, epoch: int) -> Sequence[int]:
     draw = generator(order.seed, "order", epoch)

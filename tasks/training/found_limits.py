@@ -1,6 +1,6 @@
-"""The bound of a stage's passes where its recipe gives none: the largest that memory has room for, found before the first step.
+"""Find the largest size of a stage's passes for which memory suffices, before the first step, if its recipe gives none.
 
-It changes memory, and no result but for rounding. An attempt that goes on has the bound of the one before.
+The size changes memory, and results only by rounding. A resumed attempt uses the size of the attempt before.
 """
 
 import logging
@@ -37,9 +37,9 @@ from vantage.tasks.training.writer import writes_files
 log = logging.getLogger(__name__)
 
 MARGIN = 0.1
-"""Share of the memory that is left: for what was not measured, and for blocks that the allocator cannot join."""
+"""Share of the memory that is left free: for what was not measured, and for blocks that the allocator cannot join."""
 STEPS = 8
-"""Bounds are rounded down to one of so many between two powers of 2, so that a few bytes more or less change none."""
+"""Number of sizes between two powers of 2 to which sizes are rounded down, so that a few bytes more or less change none."""
 
 Job = TypeVar("Job", bound=StageJob[Stage])
 
@@ -52,23 +52,23 @@ class Sampler:
     precision: Precision
     pad_token_id: int
     beside_training: bool = False
-    """Whether it samples while others train: then each has half of what is free."""
+    """Whether it samples while others train; then each of the two gets half of the free memory."""
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What a stage computes, from which it is found what it takes."""
+    """Everything that a stage computes, by which the memory of its passes is measured."""
 
     row: Row
     computes: Sequence[Compute] = ()
-    """The passes of each network that trains; without optimisers, of one that only reads."""
+    """The passes of each network that trains; without optimisers, those of one that only reads."""
     precision: Precision = "float32"
     optimizers: Sequence[Optimizer] = ()
     sampler: Sampler | None = None
 
 
 def longest_row(examples: Completions | Rankings, *, shares_prompt: bool = False) -> Row:
-    """Return the longest row of a dataset; prompts of several responses may be shared."""
+    """Return the longest row of a dataset; several responses may share a prompt."""
     lengths = examples.lengths()
     longest = max(range(len(lengths)), key=lengths.__getitem__)
     prompt = len(examples.prompt_ids[longest])
@@ -76,14 +76,14 @@ def longest_row(examples: Completions | Rankings, *, shares_prompt: bool = False
 
 
 def longest_response(prompts: Prompts, generation: Generation, *, shares_prompt: bool = False) -> Row:
-    """Return the longest response that may be sampled, to the longest prompt."""
+    """Return the row of the longest prompt with the longest response that may be sampled."""
     return Row(max(map(len, prompts.ids)), generation.max_response_tokens, shares_prompt)
 
 
 def found_limits(job: StageJob[Stage], taken: Taken, *, device: torch.device) -> FoundLimits | None:
-    """Return what the stage has room for; None where nothing was found: the recipe says it, or memory is not measured here.
+    """Return the sizes for which memory suffices; None: the recipe gives them, or memory is not measured on this device.
 
-    Every rank has the bound of the one that has least room.
+    Every rank uses the smallest size that any rank found.
     """
     meter = memory_meter.meter()
     if meter is None:
@@ -93,7 +93,7 @@ def found_limits(job: StageJob[Stage], taken: Taken, *, device: torch.device) ->
         if job.work.microbatch_tokens is not None:
             return None
         found = _find(taken, device, meter)
-        ranks.wait()  # nobody looks any more for what an attempt before has found
+        ranks.wait()  # no rank reads the limits of an earlier attempt any more
         if writes_files():
             write_found(job.scratch, found, device=meter.device)
         log.info("%s", found.described)
@@ -101,7 +101,7 @@ def found_limits(job: StageJob[Stage], taken: Taken, *, device: torch.device) ->
 
 
 def within_memory(job: Job, found: FoundLimits | None) -> Job:
-    """Return the job, whose passes have no more positions than were found. After memory ran out, the smaller bound holds."""
+    """Return the job with its passes limited to the found positions. After memory ran out, the smaller limit holds."""
     if found is None:
         return job
     given = job.work.microbatch_tokens
@@ -131,7 +131,7 @@ def _find(taken: Taken, device: torch.device, meter: Meter) -> FoundLimits:
     beside = sampler is not None and sampler.beside_training
     room = meter.limit() * (1 - MARGIN) - moments_to_come(taken.optimizers)
     if sampler is not None and beside:
-        room -= bytes_that_train(sampler.policy.parameters())  # the copy that samples
+        room -= bytes_that_train(sampler.policy.parameters())  # the copy of the policy that samples
     costs = partial(
         pass_costs,
         taken.computes,
@@ -163,11 +163,11 @@ def _find(taken: Taken, device: torch.device, meter: Meter) -> FoundLimits:
 
 
 def _most(costs: Callable[[], list[Cost]], room: float, *, share: float, row: Row) -> int:
-    """Return the positions for which the room suffices, on every rank; at least those of a row, which nothing divides.
+    """Return the positions for which the room suffices on every rank; at least those of one row, which cannot be divided.
 
     Args:
-        costs: measures what passes take.
-        share: of what is free, that passes may take.
+        costs: function that measures the cost of passes.
+        share: share of the free memory that passes may use.
     """
     try:
         fitting = min((cost.positions_in(room, share=share) for cost in costs()), default=0)

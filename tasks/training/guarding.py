@@ -1,4 +1,4 @@
-"""The guards of a running stage: a pure function of its metric journal, so that a resumed stage sees what it saw before."""
+"""Follow the guards of a running stage: a pure function of its metric journal, so a resumed stage sees the same."""
 
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping
@@ -11,12 +11,12 @@ from vantage.schemas.recipe.guards import Guard
 from vantage.schemas.records.firings import EndedEarly, Firing
 
 FIRINGS_KEPT = 5
-"""A guard's first firings are recorded; one that fires for ever must not fill the record."""
+"""Number of a guard's first firings that are recorded; a guard that always fires must not fill the record."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the guards, or a person, ask of the stage's loop now."""
+    """Requests of the guards, or of a person, to the stage's loop."""
 
     stop: bool = False
     end: bool = False
@@ -25,17 +25,17 @@ class Asked:
 
 
 class Guarding:
-    """Follows the curves that the guards name."""
+    """Watches the curves that the guards name."""
 
     def __init__(
         self, guards: Iterable[Guard], journal: Iterable[Entry] = (), *, defaults: Collection[Guard] = ()
     ) -> None:
-        """Begin with what the journal holds already.
+        """Begin with the metrics that the journal contains already.
 
         Args:
-            guards: all of the stage.
-            journal: what an earlier attempt measured, up to the checkpoint.
-            defaults: those of ``guards`` that the recipe does not write.
+            guards: all guards of the stage.
+            journal: measurements of an earlier attempt, up to the checkpoint.
+            defaults: those of ``guards`` that come from defaults and not from the recipe.
         """
         self._guards, self._defaults = tuple(guards), frozenset(defaults)
         longest: Counter[str] = Counter()
@@ -60,7 +60,7 @@ class Guarding:
 
         Args:
             step: steps done.
-            metrics: those of the step; a value that is undefined or not finite is no report.
+            metrics: metrics of the step; an undefined or infinite value counts as not reported.
         """
         reported = {
             name for name in self._values if (value := metrics.get(name)) is not None and isfinite(value)
@@ -74,7 +74,7 @@ class Guarding:
         ]
 
     def asked(self) -> Asked:
-        """Return what the guards that have fired ask of the loop."""
+        """Return the requests of the guards that have fired."""
         actions = {guard.action for guard in self._fired}
         return Asked(
             stop="stop" in actions,
@@ -113,7 +113,7 @@ class Guarding:
 
 
 def ended_early(guarding: Guarding, *, by_hand: str | None, step: int, total: int) -> EndedEarly | None:
-    """Return who ended a stage after ``step`` of ``total``; None: nobody, it was the last."""
+    """Return the reason why a stage ended after ``step`` of ``total``; None: it did not end early."""
     if step >= total:
         return None
     firing = guarding.first("restore_best", "finish")

@@ -1,4 +1,4 @@
-"""Maximum likelihood of given responses: what fine-tuning, best of n and demonstrations beside a policy's loss share."""
+"""Maximum likelihood of given responses, shared by fine-tuning, best of n, and demonstrations beside a policy's loss."""
 
 from dataclasses import dataclass
 
@@ -18,17 +18,17 @@ from vantage.tasks.training.passes import packed_passes, passes
 
 @dataclass(frozen=True)
 class Likelihood:
-    """How likely a minibatch was before its update."""
+    """Likelihood of a minibatch before its update."""
 
     nll: float
-    """Mean over its tokens that are learnt, in nats."""
+    """Mean over the learnt tokens, in nats."""
     logprobs: Tensor
     """(B,T), in nats; 0 outside the mask."""
 
 
 @dataclass(frozen=True)
 class MeasuredLikelihood:
-    """How likely held-out responses are, row by row: (N,) each, float64 and integers, on the CPU."""
+    """Likelihood of held-out responses by row: (N,) each, float64 and integers, on the CPU."""
 
     nll: Tensor
     """Sum over the response's tokens, EOS included, in nats."""
@@ -41,7 +41,7 @@ class MeasuredLikelihood:
 def measure_likelihood(
     policy: PolicyModel, examples: Completions, *, limits: PassLimits
 ) -> MeasuredLikelihood:
-    """Return how likely the responses are at temperature 1."""
+    """Return the likelihood of the responses at temperature 1."""
     nll = torch.zeros(len(examples), dtype=torch.float64)
     num_tokens = torch.tensor(examples.num_learnt())
     for part in passes(examples.lengths(), limits):
@@ -62,12 +62,13 @@ def accumulate_nll(
     coef: float = 1.0,
     packing: bool = False,
 ) -> Likelihood:
-    """Add the gradient of ``coef`` times the minibatch's mean token NLL, micro-batch by micro-batch, of this rank's rows.
+    """Add the gradient of ``coef`` times the minibatch's mean token NLL, over this rank's rows, micro-batch by micro-batch.
 
     Args:
-        temperature: of the distribution that is to learn: 1 for demonstrations. What was sampled at another one is
-            learnt at that one: else the policy would get a little sharper with every iteration, whatever its score.
-        packing: several rows side by side in a row of a pass; the limits then count rows of a pass.
+        temperature: temperature of the distribution that learns: 1 for demonstrations. Responses sampled at another
+        temperature are
+            learnt at that one. Otherwise the policy would get a little sharper with every iteration, whatever its score.
+        packing: put several rows side by side in a row of a pass; the limits then count rows of a pass.
     """
     denominator = int(minibatch.learnt.sum())
     losses = LossSums("nll")

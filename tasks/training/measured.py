@@ -1,4 +1,4 @@
-"""What a stage measured on held-out rows, with how sure each number is: the two halves of a ``StageResult``."""
+"""Convert measurements on held-out rows into the two parts of a ``StageResult``: values and uncertainties."""
 
 import hashlib
 from array import array
@@ -16,28 +16,28 @@ _DIGEST_BYTES = 16
 
 
 def clusters_of(prompts: Sequence[Hashable]) -> Tensor:
-    """Return the number of each row's prompt, (N,): rows of equal prompts are one cluster, wherever they stand."""
+    """Return the number of each row's prompt, (N,): rows of equal prompts are one cluster, wherever they are."""
     numbers: dict[Hashable, int] = {}
     return torch.tensor([numbers.setdefault(prompt, len(numbers)) for prompt in prompts], dtype=torch.int64)
 
 
 def clusters_of_ids(prompts: Sequence[Sequence[int]]) -> Tensor:
-    """Return the same of prompts as token ids, whose digests stand for them: held-out rows may be very many."""
+    """Return the same for prompts as token ids; digests represent the prompts, since held-out rows may be very many."""
     digests = np.empty(len(prompts), dtype=f"S{_DIGEST_BYTES}")
     for row, prompt in enumerate(prompts):
         digests[row] = hashlib.blake2b(array("q", prompt).tobytes(), digest_size=_DIGEST_BYTES).digest()
     _, first, cluster = np.unique(digests, return_index=True, return_inverse=True)
-    number = np.argsort(np.argsort(first))  # of each different prompt, in the order in which they first stand
+    number = np.argsort(np.argsort(first))  # the number of each prompt, in the order of first appearance
     return torch.from_numpy(number[cluster])
 
 
 def values_of(estimates: Mapping[str, Estimate]) -> dict[str, float | None]:
-    """Return metric → the number itself; None where it is undefined."""
+    """Return metric → its value; None where it is undefined."""
     return {name: defined(each.value) for name, each in estimates.items()}
 
 
 def uncertainty_of(estimates: Mapping[str, Estimate]) -> dict[str, Uncertainty]:
-    """Return metric → how sure it is."""
+    """Return metric → its uncertainty."""
     return {
         name: Uncertainty(
             n=each.num_clusters,
@@ -52,5 +52,5 @@ def uncertainty_of(estimates: Mapping[str, Estimate]) -> dict[str, Uncertainty]:
 
 
 def defined(measured: float) -> float | None:
-    """Return the number itself, or None for NaN and infinities, which JSON cannot say."""
+    """Return the number itself, or None for NaN and infinities, which JSON cannot represent."""
     return measured if isfinite(measured) else None

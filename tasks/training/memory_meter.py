@@ -1,4 +1,4 @@
-"""How much memory a device has for this process, and how much of it was taken."""
+"""Measure how much memory a device has for this process, and how much of it was used."""
 
 from typing import Protocol
 
@@ -12,19 +12,19 @@ class Meter(Protocol):
 
     @property
     def device(self) -> str:
-        """Return its name and how many processes share the work: what was found on another one holds no longer."""
+        """Return its name and the number of processes that share the work; limits found on another device do not apply."""
 
     def begin(self) -> None:
-        """Forget the peak."""
+        """Reset the peak."""
 
     def peak(self) -> int:
-        """Return the most that was taken at once since ``begin``."""
+        """Return the most memory that was used at one time since ``begin``."""
 
     def taken(self) -> int:
-        """Return what is taken now."""
+        """Return the memory that is used now."""
 
     def limit(self) -> int:
-        """Return the most that this process may take."""
+        """Return the most memory that this process may use."""
 
 
 class CudaMeter:
@@ -32,35 +32,35 @@ class CudaMeter:
 
     @property
     def device(self) -> str:
-        """Name and memory; several ranks are told apart from one."""
+        """Name and memory; the text differs for several ranks and for one."""
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         return f"{properties.name}, {properties.total_memory} bytes, {ranks.world_size()} ranks"
 
     def begin(self) -> None:
-        """Forget the peak, and give cached blocks back: they fit the passes before."""
+        """Reset the peak, and return cached blocks, whose sizes fit earlier passes."""
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
     def peak(self) -> int:
-        """Return the most bytes that tensors have taken."""
+        """Return the most bytes that tensors have used."""
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated()
 
     def taken(self) -> int:
-        """Return the bytes that tensors take."""
+        """Return the bytes that tensors use."""
         return torch.cuda.memory_allocated()
 
     def limit(self) -> int:
-        """Return what is free on the GPU, and what this process has of it; less where others compute there too."""
+        """Return the GPU's free memory plus this process's own; it is less where other processes compute there too."""
         free, _ = torch.cuda.mem_get_info()
         return free + torch.cuda.memory_reserved()
 
 
 def meter() -> Meter | None:
-    """Return the meter of the device that this process computes on; None on a CPU.
+    """Return the meter of this process's device; None on a CPU.
 
-    What a process takes there is known by pages, with the allocator's own caches: two equal runs would find unequal limits
-    and end with unequal bits.
+    On a CPU, memory is measured in pages, with the allocator's own caches. Two equal runs would find different limits and end
+    with different bits.
     """
     return CudaMeter() if torch.cuda.is_available() else None

@@ -1,4 +1,5 @@
-"""How many positions a pass may have: a few small passes are measured before the first step, and nothing is moved by them."""
+"""Measure a few small passes before the first step to compute how many positions a pass may have; no state is changed by
+them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,10 +23,10 @@ from vantage.tasks.training.memory_meter import Meter
 from vantage.tasks.training.optimization import Precision, autocast
 
 Compute = Callable[[Sequences], Tensor]
-"""A pass forward: sequences → anything whose sum has the gradient of the stage's loss in size."""
+"""A forward pass: sequences → a tensor whose sum has a gradient as large as that of the stage's loss."""
 
 TOKENS = 2
-"""That are sampled in a measurement: the second is drawn beside the cache of the first."""
+"""Number of tokens that are sampled in a measurement: the second one is drawn beside the cache of the first."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,13 @@ class Row:
 
     @property
     def total(self) -> int:
-        """Tokens."""
+        """Number of tokens."""
         return self.prompt + self.response
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The most bytes that were taken at once in a pass of so many positions."""
+    """Peak bytes of a pass with this number of positions."""
 
     positions: int
     peak: int
@@ -53,18 +54,18 @@ class Measured:
 
 @dataclass(frozen=True)
 class Cost:
-    """What passes of one kind take: bytes whatever they hold, weights included, and bytes for each position."""
+    """Memory of passes of one kind: fixed bytes, weights included, and bytes for each position."""
 
     fixed: float
     each: float
 
     def positions_in(self, room: float, *, share: float = 1.0) -> int:
-        """Return the most positions for which so many bytes suffice, or a share of those that nothing fixed takes; 0: none."""
+        """Return the most positions for which ``room`` bytes suffice, or a share of the bytes above the fixed ones; 0: none."""
         return max(0, int((room - self.fixed) * share / self.each))
 
 
 def cost_of(small: Measured, large: Measured) -> Cost:
-    """Return the line through two measurements; a pass that takes no more than a smaller one is taken to need a byte a position."""
+    """Return the line through two measurements; if the larger pass needs no more memory, one byte per position is assumed."""
     each = max(1.0, (large.peak - small.peak) / (large.positions - small.positions))
     return Cost(fixed=small.peak - each * small.positions, each=each)
 
@@ -78,16 +79,16 @@ def pass_costs(
     device: torch.device,
     meter: Meter,
 ) -> list[Cost]:
-    """Return what the passes of each network take, forward and backward, the gradients of all beside them.
+    """Return the cost of each network's passes, forward and backward, with the gradients of all networks in memory.
 
-    Sequences of their own are measured, and where a prompt may be shared, responses to one: each of them takes a copy of the
+    Separate sequences are measured, and, if a prompt may be shared, responses to one prompt. Each response gets a copy of the
     prompt's keys and values, which no position counts.
     """
     found = []
     with _nothing_moved(device):
         try:
             batches = [_alone(row, count, device) for count in (1, 2)]
-            for compute in computes:  # so that all gradients are there
+            for compute in computes:  # so that all gradients are in memory
                 _pass(compute, batches[0], precision=precision, meter=meter)
             for compute in computes:
                 pairs = [batches]
@@ -105,8 +106,8 @@ def pass_costs(
 def sampling_cost(
     policy: PolicyModel, row: Row, *, precision: Precision, pad_token_id: int, meter: Meter
 ) -> Cost:
-    """Return what sampling takes for each position of its cache: a prompt's pass and a token's numbers over the vocabulary, shared
-    out over the row, and keys and values."""
+    """Return the cost of sampling for each position of its cache: the prompt's pass and a token's numbers over the vocabulary,
+    divided by the positions of the row, and keys and values."""
 
     def sampled(count: int) -> Measured:
         meter.begin()
@@ -133,7 +134,7 @@ def sampling_cost(
 
 
 def moments_to_come(optimizers: Iterable[Optimizer]) -> int:
-    """Return bytes of the state that AdamW makes in its first step, on this rank."""
+    """Return the bytes of the state that AdamW creates in its first step, on this rank."""
     return sum(
         2 * local(parameter).numel() * parameter.element_size()
         for optimizer in optimizers
@@ -144,7 +145,7 @@ def moments_to_come(optimizers: Iterable[Optimizer]) -> int:
 
 
 def gradients_to_come(optimizers: Iterable[Optimizer]) -> int:
-    """Return bytes of all gradients, on this rank."""
+    """Return the bytes of all gradients, on this rank."""
     return sum(
         bytes_that_train(group["params"]) for optimizer in optimizers for group in optimizer.param_groups
     )
@@ -156,7 +157,7 @@ def bytes_that_train(parameters: Iterable[nn.Parameter]) -> int:
 
 
 def _pass(compute: Compute, batch: Sequences, *, precision: Precision, meter: Meter) -> Measured:
-    """Return one pass, whose gradients are added to those that are there."""
+    """Measure one pass; its gradients are added to the existing ones."""
     positions = _positions(batch)
     progress.computing(len(batch), positions)
     meter.begin()
@@ -178,7 +179,7 @@ def _positions(batch: Sequences) -> int:
 
 
 def _alone(row: Row, count: int, device: torch.device) -> Sequences:
-    """Return sequences of the longest row's length, a row each."""
+    """Return sequences of the longest row's length, one row each."""
     return collate(_prompts(row.prompt, count), [[0] * row.response] * count, pad_token_id=0).to(device)
 
 
@@ -189,12 +190,12 @@ def _of_one_prompt(row: Row, count: int, device: torch.device) -> Sequences:
 
 
 def _prompts(length: int, count: int) -> list[list[int]]:
-    """Return prompts that differ, so that none is read for another."""
+    """Return prompts that differ, so that none is shared."""
     return [[number % 2] * length for number in range(count)]
 
 
 def _in_step(policy: PolicyModel) -> InStep | None:
-    """Return all ranks sample as many tokens, whatever they are."""
+    """Return settings with which all ranks sample the same number of tokens, whatever the tokens are."""
     if not ranks.are_sharded():
         return None
     return InStep(forward=policy.next_logits, num_batches=1, all_ended=lambda ended: ended)
@@ -202,7 +203,7 @@ def _in_step(policy: PolicyModel) -> InStep | None:
 
 @torch.no_grad()
 def _cache_bytes(policy: PolicyModel, length: int, *, precision: Precision, meter: Meter) -> float:
-    """Return keys and values of a position, in all layers."""
+    """Return the bytes of one position's keys and values, in all layers."""
     model: PreTrainedModel = policy.causal_lm
     ids = torch.zeros(1, length, dtype=torch.long, device=model.device)
     forward: Callable[..., Any] = model if _in_step(policy) is None else policy.next_logits

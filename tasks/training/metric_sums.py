@@ -1,4 +1,4 @@
-"""Metrics of a whole minibatch, added up over its micro-batches and ranks and divided once."""
+"""Sum the metrics of a whole minibatch over its micro-batches and ranks, and divide once."""
 
 from collections.abc import Iterable, Sequence
 from statistics import fmean
@@ -36,7 +36,7 @@ class LossSums:
     """Losses of a minibatch by name, added up over its micro-batches in float64 where they are, and read once."""
 
     def __init__(self, *names: str) -> None:
-        """Begin the sums. ``names``: of losses that are 0 if nothing is added."""
+        """Begin the sums. ``names``: names of losses that are 0 if nothing is added."""
         self._sums: dict[str, Tensor | float] = dict.fromkeys(names, 0.0)
 
     def add(self, name: str, loss: Tensor, weight: float = 1.0) -> None:
@@ -50,7 +50,7 @@ class LossSums:
 
 
 def read_together(numbers: Iterable[Tensor | float]) -> list[float]:
-    """Return 0-d tensors of one device as Python's numbers: a GPU is waited for once, not for each."""
+    """Return 0-d tensors of one device as Python numbers: a GPU is waited for once, not for each."""
     given = list(numbers)
     tensors = [each.double() for each in given if isinstance(each, Tensor)]
     read = iter(torch.stack(tensors).tolist() if tensors else ())

@@ -1,4 +1,4 @@
-"""Networks on the device of this rank: whole, or of each weight the rank's own rows."""
+"""Load networks onto the device of this rank: whole, or with only the rank's own rows of each weight."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,16 +27,16 @@ Network = TypeVar("Network", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Written:
-    """What an artifact has to say of a policy that was written."""
+    """Facts about a written policy that its artifact records."""
 
     base: str | None
-    """Content digest of the whole model beneath its adapters; None: it was written whole."""
+    """Content digest of the base model of its adapters; None: the whole policy was written."""
     same_as_base: bool
     """Whether its adapters change nothing."""
 
 
 def placed(build: Callable[[], Network], folder: Path, device: torch.device) -> Network:
-    """Return the network that ``build`` loads from the folder; with sharded ranks it is never whole in any of them."""
+    """Return the network that ``build`` loads from the folder; with sharded ranks, no rank ever holds it whole."""
     if not ranks.are_sharded():
         return build().to(device)
     with without_weights():
@@ -48,7 +48,7 @@ def placed(build: Callable[[], Network], folder: Path, device: torch.device) -> 
 
 
 def training_of(job: StageJob[stage.Training]) -> Training:
-    """Return what the stage trains of its networks: all weights, or adapters alone."""
+    """Return which weights of the stage's networks are trained: all, or adapters alone."""
     lora = job.work.lora
     if not lora:
         return "all"
@@ -58,7 +58,7 @@ def training_of(job: StageJob[stage.Training]) -> Training:
 def trained(
     job: StageJob[stage.Training], build: Callable[[Training], Network], folder: Path, device: torch.device
 ) -> Network:
-    """Return a network of the stage that trains, as ``placed`` gives it; ``build`` is told what is trained of it."""
+    """Return a network that the stage trains, loaded by ``placed``; ``build`` receives which weights are trained."""
     network = placed(lambda: build(training_of(job)), folder, device)
     if job.work.gradient_checkpointing:
         checkpoint_gradients(network)
@@ -66,7 +66,7 @@ def trained(
 
 
 def trained_policy(job: StageJob[stage.Training], device: torch.device) -> PolicyModel:
-    """Return the policy of ``init``, to be trained."""
+    """Return the policy from ``init``, to be trained."""
     return trained(
         job,
         lambda training: PolicyModel(load_stored_policy(job.model("init"), training=training)),
@@ -76,7 +76,7 @@ def trained_policy(job: StageJob[stage.Training], device: torch.device) -> Polic
 
 
 def trained_critic(job: StageJob[stage.Training], device: torch.device) -> ScalarModel:
-    """Return the critic of ``init``, to be trained; from a policy it has a new head."""
+    """Return the critic from ``init``, to be trained; if ``init`` is a policy, the critic has a new head."""
     seed = derive_seed(stage_seed(job), "init")
     return trained(
         job,
@@ -106,7 +106,7 @@ def write_policy(job: StageJob, model: PreTrainedModel, tokenizer: PreTrainedTok
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return a copy of this rank's weights on the CPU, to go back to; of frozen ones beside adapters, none."""
+    """Return a copy of this rank's weights on the CPU, to be restored later; frozen weights beside adapters are left out."""
     return {
         name: local(tensor.detach()).to("cpu", copy=True) for name, tensor in kept_tensors(module).items()
     }
@@ -114,7 +114,7 @@ def weights_of(module: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def put_back(module: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Go back to weights that ``weights_of`` gave."""
+    """Restore weights from ``weights_of``."""
     module.load_state_dict(
         {
             name: like(tensor, weights[name].to(local(tensor).device))

@@ -1,7 +1,7 @@
-"""Losses and gradients that are not finite: the first one costs its optimiser step, the next one ends the stage.
+"""Treat losses and gradients that are not finite: the first ones cost their optimiser step, a later one ends the stage.
 
-A stage's process has one ``Tolerance``, so that whatever computes a loss or a gradient can report it, whoever called it.
-Where none was begun, nothing is tolerated.
+A stage's process has one ``Tolerance``, so any code that computes a loss or a gradient can report to it. Without one,
+nothing is tolerated.
 """
 
 import json
@@ -19,23 +19,23 @@ from vantage.tasks.training.scratch import DIVERGED_BATCH, DIVERGED_FACTS
 from vantage.tasks.training.writer import writes_files
 
 METRIC = "nonfinite_steps"
-"""The curve that counts the optimiser steps which were left out."""
+"""Name of the curve that counts the omitted optimiser steps."""
 
 log = logging.getLogger(__name__)
 
 
 class TrainingDiverged(Exception):
-    """A loss or gradient that is not finite, seen before it could touch the weights."""
+    """A loss or gradient is not finite; it was noticed before it could change the weights."""
 
 
 class Tolerance:
-    """How many steps of a stage's loop may still meet what is not finite."""
+    """Number of steps of a stage's loop that may still have a loss or gradient that is not finite."""
 
     def __init__(self, scratch: Path, *, allowed: int) -> None:
         """
         Args:
-            scratch: the stage's folder, which gets the batch of a step that is not tolerated.
-            allowed: steps of the loop that may be forgiven.
+            scratch: the stage's folder, into which the batch of a step that is not tolerated is written.
+            allowed: number of steps of the loop that are tolerated.
         """
         self._scratch, self._allowed = scratch, allowed
         self.step = 0
@@ -49,7 +49,7 @@ class Tolerance:
         self.step, self.left_out, self._was_met = step, 0, False
 
     def meet(self, what: str, value: float, remedy: str) -> None:
-        """Forgive what is not finite, or raise TrainingDiverged; all of one step of the loop counts once."""
+        """Tolerate a quantity that is not finite, or raise TrainingDiverged; all cases in one step of the loop count once."""
         if self._was_met:
             return
         if not self._allowed:
@@ -59,7 +59,7 @@ class Tolerance:
         log.warning("%s is %s at step %d; its optimiser step is left out", what, value, self.step)
 
     def metrics(self) -> dict[str, float]:
-        """Return the curve of what was left out; nothing where nothing was."""
+        """Return the curve of omitted steps; empty if there were none."""
         return {METRIC: float(self.left_out)} if self.left_out else {}
 
     def _save(self, what: str, value: float) -> str:
@@ -83,7 +83,7 @@ _current: Tolerance | None = None
 
 @contextmanager
 def tolerating(tolerance: Tolerance) -> Iterator[None]:
-    """Have ``tolerance`` meet what is not finite inside this block."""
+    """Use ``tolerance`` for quantities that are not finite inside this block."""
     global _current
     before, _current = _current, tolerance
     try:
@@ -96,7 +96,7 @@ def meet(what: str, value: float, *, remedy: str) -> None:
     """Report a quantity that is not finite.
 
     Raises:
-        TrainingDiverged: nothing of the kind is tolerated any more.
+        TrainingDiverged: no more steps are tolerated.
     """
     if _current is None:
         raise TrainingDiverged(f"{what} is {value}; {remedy}")
@@ -104,13 +104,13 @@ def meet(what: str, value: float, *, remedy: str) -> None:
 
 
 def leave_out_step() -> None:
-    """Count an optimiser step that is not taken."""
+    """Count an omitted optimiser step."""
     if _current is not None:
         _current.left_out += 1
 
 
 def spoil_gradient(module: nn.Module) -> None:
-    """Make the gradient not finite, so that no optimiser takes a step with it: the loss that it is of was not finite."""
+    """Make the gradient not finite, so that no optimiser uses it: its loss was not finite."""
     for parameter in module.parameters():
         if parameter.grad is not None:
             parameter.grad.fill_(float("nan"))
@@ -118,6 +118,6 @@ def spoil_gradient(module: nn.Module) -> None:
 
 
 def remember(batch: Sequences) -> None:
-    """Keep the batch at hand until the next one comes, to be saved if what is computed of it is not finite."""
+    """Keep the batch until the next one, to be saved if a quantity computed from it is not finite."""
     if _current is not None:
         _current.batch = batch

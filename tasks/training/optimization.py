@@ -1,4 +1,4 @@
-"""One optimiser step, and what decides its size: shared by every stage that trains."""
+"""One optimiser step, and its learning rate: shared by every stage that trains."""
 
 import math
 from contextlib import AbstractContextManager, nullcontext
@@ -38,7 +38,7 @@ def make_optimizer(module: nn.Module, *, weight_decay: float) -> torch.optim.Ada
 def learning_rate_at(
     step: int, *, peak: float, warmup_steps: int, total_steps: int, schedule: Schedule
 ) -> float:
-    """Return learning rate of optimiser step ``step`` (from 0): linear warm-up, then the schedule down to 0."""
+    """Return the learning rate of optimiser step ``step`` (from 0): linear warm-up, then the schedule down to 0."""
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
     if schedule == "constant":
@@ -108,16 +108,16 @@ def take_step(
 
 
 def frozen_dtype(precision: Precision) -> torch.dtype:
-    """Return type in which a reward's models are held.
+    """Return the type of a reward's models.
 
     Not a reference: its embeddings and norms would compute in bfloat16 where autocast leaves the policy's in float32,
-    and equal weights would say different things.
+    and equal weights would give different results.
     """
     return torch.bfloat16 if precision == "bfloat16" else torch.float32
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Have arithmetic done in ``precision`` inside the block; weights stay as they are."""
+    """Compute in ``precision`` inside the block; weights stay unchanged."""
     if precision == "float32":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)

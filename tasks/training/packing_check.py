@@ -1,4 +1,4 @@
-"""Whether a model keeps texts apart that stand side by side in one row of a pass."""
+"""Check that a model keeps texts apart that are packed into one row of a pass."""
 
 import torch
 from torch import Tensor
@@ -10,15 +10,15 @@ from vantage.models.sequences import Sequences, collate
 from vantage.tasks.data.examples import Completions
 
 _TRIED_TOKENS = 16
-"""Of each of the two rows with which a model is tried."""
+"""Number of tokens in each of the two rows with which a model is tried."""
 
 
 @torch.no_grad()
 def check_boundaries(policy: PolicyModel, examples: Completions) -> None:
-    """Try with two examples whether the model reads each as if it were alone.
+    """Check with two examples whether the model reads each as if it were alone.
 
     Raises:
-        ValueError: it does not, so the stage has to do without packing.
+        ValueError: it does not, so the stage cannot use packing.
     """
     first, second = (_tokens(examples, index) for index in (0, len(examples) - 1))
     packed = pack(_as_sequences(policy, first, second), [[0, 1]])

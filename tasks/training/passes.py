@@ -1,4 +1,4 @@
-"""Which rows of a batch a rank computes together: those of like length, so that little is padded."""
+"""Divide a batch into passes of a rank, with rows of similar length together, so that there is little padding."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from vantage.tasks.training.cuts import (
 )
 
 ENDLESS = 1 << 40
-"""An overhead with which rows are cut only where they have to be."""
+"""An overhead so large that rows are cut only where they have to be."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Pass:
 
     rows: list[int]
     weight: float = 1.0
-    """0 of a pass that only keeps step with the other ranks: what it finds is multiplied by that."""
+    """Factor of the pass's results; 0 for a pass that only keeps step with the other ranks."""
     done: int = 0
-    """Rows of the batch, of all ranks, that are computed before it; about."""
+    """Number of rows of the batch, over all ranks, that are computed before this pass, about."""
     layout: list[list[int]] | None = None
-    """Which of them, by their places in ``rows``, share a row of the pass; None: none."""
+    """Groups of rows, by their places in ``rows``, that share a row of the pass; None: no rows share one."""
     cuts: Cuts | None = None
-    """In which parts they are computed, by their places; None: all at once."""
+    """Parts in which the rows are computed, by their places; None: all at once."""
 
     def select(self, batch: Sequences) -> Sequences:
-        """Return these rows, laid out."""
+        """Return these rows in the layout of the pass."""
         nonfinite.remember(batch)
         found = batch.select(self.rows)
         if self.cuts is not None:
@@ -50,7 +50,7 @@ class Pass:
         return found if self.layout is None else pack(found, self.layout)
 
     def put(self, found: Tensor, into: Tensor) -> None:
-        """Put what was found for these rows, (b, …), into their places of a tensor of all rows, (B, …), which may be wider."""
+        """Copy results for these rows, (b, …), into their places in a tensor for all rows, (B, …), which may be wider."""
         if self.weight and found.dim() > 1:
             into[self.rows, : found.shape[1]] = found.to(into.device, into.dtype)
         elif self.weight:
@@ -64,23 +64,23 @@ def passes(
     sequences: int | Sequence[int] = 1,
     is_divided: bool = False,
 ) -> Iterator[Pass]:
-    """Yield this rank's passes over a batch, as many on every rank, the longest rows first; progress is reported for each as it comes.
+    """Yield this rank's passes over a batch, as many on every rank, the longest rows first; each pass is reported as progress.
 
-    Each row is of exactly one rank. Rows of equal length stay in their order.
+    Each row belongs to exactly one rank. Rows of equal length stay in their order.
 
     Args:
-        lengths: tokens of each row, of its longest sequence.
-        limits: the most that a pass has.
-        sequences: that go through the model for each row: 2 for a pair, and so on.
-        is_divided: the caller computes what is ``laid_out``, so that the limits alone cut.
+        lengths: tokens of each row's longest sequence.
+        limits: the largest size of a pass.
+        sequences: number of sequences that go through the model for each row: 2 for a pair, and so on.
+        is_divided: the caller divides each pass by ``laid_out``, so rows are only cut by the limits.
     """
     yield from _told(_cut_by_length(lengths, limits, sequences=sequences, is_divided=is_divided))
 
 
 def passes_of(batch: Sequences, limits: PassLimits) -> Iterator[Pass]:
-    """Yield the same over a batch of sequences; where several have one prompt, and it costs less, a pass reads each prompt once.
+    """Yield passes over a batch of sequences; where several share a prompt, and it costs less, a pass reads each prompt once.
 
-    The responses to a prompt are of one rank then.
+    All responses to a prompt are on one rank then.
     """
     totals = batch.known.totals
     by_length = _cut_by_length(totals, limits)
@@ -94,11 +94,11 @@ def passes_of(batch: Sequences, limits: PassLimits) -> Iterator[Pass]:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The passes of all ranks, each with its positions."""
+    """The passes of all ranks, with the positions of each."""
 
     of_ranks: list[list[tuple[Pass, int]]]
     cost: int
-    """In positions, of the rank that has most."""
+    """Positions of the rank that has most."""
 
 
 def _cut_by_length(
@@ -127,7 +127,7 @@ def _cut_by_length(
 
 
 def _cut_by_prompt(lengths: Lengths, limits: PassLimits) -> _Plan:
-    """Return all responses to a prompt on one rank, the longest groups dealt first."""
+    """Return a plan with all responses to a prompt on one rank; the longest groups are dealt first."""
     groups: dict[int, list[int]] = {}
     for row, first in enumerate(lengths.first_equal):
         groups.setdefault(first, []).append(row)
@@ -147,10 +147,10 @@ def _cut_by_prompt(lengths: Lengths, limits: PassLimits) -> _Plan:
 
 
 def packed_passes(lengths: Sequence[int], limits: PassLimits) -> Iterator[Pass]:
-    """Yield the same with several rows of the batch side by side in each row of a pass, which is as long as the longest.
+    """Yield passes with several rows of the batch packed into each row of a pass, which is as long as the longest.
 
     Args:
-        limits: the most that a pass has: rows, each of which may hold several of the batch, and their positions.
+        limits: the largest number of rows of a pass, each of which may contain several of the batch, and of their positions.
     """
     of_ranks = []
     longest = max(lengths)
@@ -178,8 +178,8 @@ def _packed(groups: Sequence[Sequence[int]], lengths: Sequence[int]) -> tuple[Pa
 
 
 def _told(plan: _Plan) -> Iterator[Pass]:
-    """This rank's passes, with progress told of each; after the last, of the largest again: memory that runs out later, in
-    the optimiser's step, does so beside what that one has taken."""
+    """Yield this rank's passes, and report progress for each. After the last pass, report the largest one again: memory that
+    runs out later, in the optimiser's step, does so beside the memory of that pass."""
     mine = plan.of_ranks[ranks.rank()]
     sizes = [(len(each.rows), positions) for each, positions in mine]
     for each, size in zip_longest(in_step([each for each, _ in mine], max(map(len, plan.of_ranks))), sizes):
@@ -190,10 +190,10 @@ def _told(plan: _Plan) -> Iterator[Pass]:
 
 
 def laid_out(sequences: Sequences, limits: PassLimits) -> Sequences:
-    """Return sequences of one pass, to be computed in the parts that are cheapest, with each prompt once where that is less.
+    """Return sequences of one pass, laid out in the cheapest parts, with each prompt once where that costs less.
 
-    Of all parts what the backward pass needs is kept, which is no more than that of one padded pass. Sharded weights are
-    gathered by all ranks in each pass, so there it is one pass.
+    All parts together keep as much for the backward pass as one padded pass at most. Sharded weights are gathered by all ranks
+    in each pass, so there the sequences stay in one pass.
     """
     nonfinite.remember(sequences)
     if ranks.are_sharded():
@@ -206,5 +206,5 @@ def laid_out(sequences: Sequences, limits: PassLimits) -> Sequences:
 
 
 def in_step(mine: list[Pass], count: int) -> list[Pass]:
-    """Return as many passes as the rank that has most: sharded weights are gathered in each pass by all ranks."""
+    """Return as many passes as the rank with the most has: in each pass all ranks gather sharded weights."""
     return mine + [Pass([0], weight=0.0)] * (count - len(mine))

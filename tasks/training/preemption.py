@@ -1,4 +1,4 @@
-"""A request to stop that a stage notices between two steps, and answers by saving what it has.
+"""A request to stop, which a stage notices between two steps and answers by saving its state.
 
 A preempted stage writes a checkpoint and raises ``Preempted``; its process then ends with the exit code that
 means "resume me". A stage that never asks is killed when its time of grace is over and goes on from the
@@ -15,7 +15,7 @@ from types import FrameType
 _signals_received = 0
 _at_once = False
 _limit: str | None = None
-"""The limit of time that has passed, in words."""
+"""The time limit that has passed, in words."""
 
 
 class Preempted(Exception):
@@ -27,7 +27,7 @@ class TimeIsUp(Preempted):
 
 
 class Requested(BaseException):
-    """The request itself, raised where it arrives; no error, so nobody who handles errors may take it for one."""
+    """The request itself, raised where it arrives. It is not an Exception, so that no error handler catches it."""
 
 
 def requested() -> bool:
@@ -51,7 +51,7 @@ def request() -> None:
 
 
 def preempted(after: str) -> Preempted:
-    """Return the error of a stage that has saved its state after ``after``, for the reason that it was asked to stop for."""
+    """Return the error of a stage that has saved its state after ``after``, for the reason of the request."""
     if _limit is not None:
         return TimeIsUp(f"{_limit} has passed; stopped after {after}")
     return Preempted(f"stopped on request after {after}")
@@ -59,7 +59,7 @@ def preempted(after: str) -> Preempted:
 
 @contextmanager
 def within_time(seconds: float | None, limit: str) -> Iterator[None]:
-    """Ask this process to stop when the block has taken so many seconds; None: never.
+    """Ask this process to stop when the block has taken this many seconds; None: never.
 
     Args:
         limit: the limit in words, for the message.
@@ -89,7 +89,7 @@ def within_time(seconds: float | None, limit: str) -> Iterator[None]:
 
 @contextmanager
 def at_once() -> Iterator[None]:
-    """Raise ``Requested`` inside the block as a request arrives; one that came before raises it at the beginning."""
+    """Raise ``Requested`` inside the block when a request arrives; an earlier request raises it at the beginning."""
     global _at_once
     try:
         _at_once = True

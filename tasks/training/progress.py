@@ -1,7 +1,7 @@
-"""How far a running stage has come: one file, replaced whole, for whoever takes a glance.
+"""Report the progress of a running stage: one file that is always replaced whole, for anyone who reads it.
 
-A stage's process has one ``Progress``, so whatever samples, scores or updates can say how far it is within a step
-by ``phase(name, done, total)``, wherever it stands and whoever called it; where nobody watches, nothing happens.
+A stage's process has one ``Progress``. Code that samples, scores or updates reports its part of a step to it
+by ``phase(name, done, total)``, wherever it is called; without a ``Progress`` nothing happens.
 """
 
 import math
@@ -20,41 +20,41 @@ from vantage.storage.durable_files import replace_file_unsynced
 from vantage.tasks.training.writer import writes_files
 
 RUNNING = "running"
-"""The phase of a stage between those that it names."""
+"""Phase of a stage between the phases that it names."""
 
 SECONDS_BETWEEN_SHOWS = 0.2
 SECONDS_OF_PACE, STEPS_OF_PACE = 60.0, 10
-"""Time left is estimated from the newest steps: from so many seconds of them, or from so many, whichever are more."""
+"""Seconds, or number, of the newest steps from which the remaining time is estimated, whichever are more."""
 
 
 class StageProgress(Frozen):
-    """How far a running stage has come."""
+    """Progress of a running stage."""
 
     phase: str
-    """What it does now: ``running``, ``sampling``, ``scoring``, ``updating`` …"""
+    """Present phase: ``running``, ``sampling``, ``scoring``, ``updating`` …"""
     phase_done: int = 0
     phase_total: int = 0
-    """How much of that is done, and of how much; 0 of 0 where that is not counted."""
+    """Completed part and size of the phase; both 0 where they are not counted."""
     phase_note: str = ""
-    """What moves while ``phase_done`` does not: ``token 37 of 72``."""
+    """Detail that changes while ``phase_done`` does not: ``token 37 of 72``."""
     pass_rows: int | None = None
-    """Rows of the newest pass: of the one in which memory ran out, if it did. One cannot be divided."""
+    """Rows of the newest pass; if memory ran out, that pass needed it. A pass of one row cannot be divided."""
     pass_tokens: int | None = None
-    """Its positions, as ``microbatch_tokens`` counts them."""
+    """Positions of that pass, counted like ``microbatch_tokens``."""
     step: int
     total: int
-    """The step at which the stage ends, as far as it knows."""
+    """Last step of the stage, as far as it is known."""
     metrics: dict[str, float | None]
     """The newest metrics; None where one is undefined (or not finite)."""
     headline: str | None = None
     """The name of the one metric to show where there is room for one."""
     tokens_per_second: float | None = None
     seconds_left: float | None = None
-    """Until ``total``, at the pace of the newest steps; None before the first step and after the last."""
+    """Estimate until ``total``, from the newest steps; None before the first step and after the last."""
     firings: tuple[str, ...] = Field((), exclude_if=is_default(()))
     """The firings of the stage's guards, in words."""
     started: float
-    """Seconds since 1970, of this attempt."""
+    """Start of this attempt, in seconds since 1970."""
     updated: float
 
     @property
@@ -64,16 +64,16 @@ class StageProgress(Frozen):
 
 
 class Progress:
-    """The writer's end of ``progress.json``: replaced whole, five times a second at most.
+    """Writes ``progress.json``: it is replaced whole, five times a second at most.
 
-    A new stage-wide phase and the last step are always written. Phases within a step are written by a thread of
-    their own a moment later: the loop that tells of them waits for no disk.
+    A new stage-wide phase and the last step are always written. A thread writes phases within a step a moment later, so
+    that the loop that reports them does not wait for the disk.
     """
 
     def __init__(self, path: Path, *, total: int, phase: str) -> None:
-        """Write a first report, and be what ``phase`` and ``within`` of this module speak to from now on.
+        """Write a first report, and receive the reports of this module's ``phase`` and ``within`` from now on.
 
-        Whoever was that before is closed: two that write one file would take it from each other.
+        An earlier ``Progress`` of this process is closed, since two must not write the same file.
         """
         global _current
         end()
@@ -102,7 +102,7 @@ class Progress:
         phase: str | None = None,
         total: int | None = None,
     ) -> None:
-        """Tell the newest state; what is not given stays as it was."""
+        """Report the newest state; values that are not given stay unchanged."""
         before, phase_before = self._report, self._phase
         self._phase = phase_before if phase is None else phase
         finite = {
@@ -128,20 +128,20 @@ class Progress:
             self._show()
 
     def phase(self, name: str, done: int = 0, total: int = 0, *, note: str = "") -> None:
-        """Tell what is being done within the step, until the next ``update``; costs no more than an assignment."""
+        """Report the present phase within the step, until the next ``update``; costs no more than an assignment."""
         self._report = self._report.model_copy(
             update={"phase": name, "phase_done": done, "phase_total": total, "phase_note": note}
         )
         self._show_soon()
 
     def watched(self, firings: tuple[str, ...]) -> None:
-        """Tell which guards have fired; shown with the step's end."""
+        """Report which guards have fired; shown at the end of the step."""
         self._report = self._report.model_copy(update={"firings": firings})
 
     def computing(self, rows: int, tokens: int) -> None:
-        """Tell how many rows and positions the next pass has.
+        """Report how many rows and positions the next pass has.
 
-        The largest of a phase is written at once: if there is too little memory for it, the kernel may end this process.
+        The largest pass of a phase is written at once: if there is too little memory for it, the kernel may end this process.
         """
         phase = self._report.phase
         self._report = self._report.model_copy(update={"pass_rows": rows, "pass_tokens": tokens})
@@ -153,7 +153,7 @@ class Progress:
             self._show_soon()
 
     def close(self) -> None:
-        """Write what waits to be shown, and no more after it."""
+        """Write the pending report; nothing is written afterwards."""
         if self._later is not None:
             self._later.cancel()
             self._show_later()
@@ -168,7 +168,7 @@ class Progress:
 
     def _show_later(self) -> None:
         self._later = None
-        with suppress(OSError):  # a full disk is for the stage's own files to find out
+        with suppress(OSError):  # a full disk is reported when the stage's own files are written
             self._show()
 
     def _show(self) -> None:
@@ -184,7 +184,7 @@ class Progress:
 
 
 class Pace:
-    """How long a step takes, from the newest ones."""
+    """Measures how long a step takes, from the newest steps."""
 
     def __init__(self) -> None:
         self._marks: deque[tuple[float, int]] = deque()
@@ -192,7 +192,7 @@ class Pace:
     def mark(self, step: int, now: float) -> None:
         """Mark that step ``step`` begins at ``now`` (seconds of a monotonic clock).
 
-        What happens before the first step is no part of it, so the first mark moves as long as its step does not end.
+        Time before the first step does not count, so the first mark moves as long as that step has not ended.
         """
         marks = self._marks
         if len(marks) > 1 and step == marks[-1][1]:
@@ -204,7 +204,7 @@ class Pace:
             marks.popleft()
 
     def seconds_left(self, step: int, total: int, now: float) -> float | None:
-        """Return seconds from ``now`` to step ``total``; None where no step has been measured, or none is left."""
+        """Return seconds from ``now`` to step ``total``; None if no step has been measured, or none is left."""
         if len(self._marks) < 2 or step >= total:
             return None
         (first_at, first), (last_at, last) = self._marks[0], self._marks[-1]
@@ -218,19 +218,19 @@ _within = ""
 
 
 def phase(name: str, done: int = 0, total: int = 0, *, note: str = "") -> None:
-    """Tell whoever watches this process's stage what it does within its step, and how much of that is done."""
+    """Report the present phase of this process's stage, and how much of it is done."""
     if _current is not None:
         _current.phase(f"{_within}{name}", done, total, note=note)
 
 
 def computing(rows: int, tokens: int) -> None:
-    """Tell whoever watches this process's stage how many rows and positions its next pass has."""
+    """Report how many rows and positions the next pass of this process's stage has."""
     if _current is not None:
         _current.computing(rows, tokens)
 
 
 def end() -> None:
-    """End the display: nothing more is shown of the stage."""
+    """Stop reporting: no later progress of this stage is shown."""
     global _current
     if _current is not None:
         _current.close()
@@ -239,7 +239,7 @@ def end() -> None:
 
 @contextmanager
 def within(name: str) -> Iterator[None]:
-    """Say of all phases inside this block that they belong to ``name``: ``validation: sampling``."""
+    """Prefix the names of all phases inside this block with ``name``: ``validation: sampling``."""
     global _within
     outside, _within = _within, f"{name}: "
     try:
@@ -249,9 +249,9 @@ def within(name: str) -> Iterator[None]:
 
 
 def read_progress(path: Path) -> StageProgress | None:
-    """Return the newest report, or None where there is none (yet)."""
+    """Return the newest report, or None if there is none (yet)."""
     try:
         return StageProgress.model_validate_json(path.read_bytes())
     except (FileNotFoundError, IsADirectoryError, ValueError):
-        # A power loss can leave it empty. It is only for show, so that is no reason to stop.
+        # A power loss can leave the file empty. It is only for display, so that is no reason to stop.
         return None

@@ -1,4 +1,4 @@
-"""The processes (ranks) that do one stage together; with one process, all of it is the identity.
+"""The processes (ranks) that do one stage together; with one process, every function here is the identity.
 
 Every rank holds all rows of a batch or rollout, and decides everything by itself from the same numbers. Only what is
 expensive is shared out: forward and backward passes (``passes``), sampling, scoring. What a rank finds for a row is put in
@@ -24,7 +24,7 @@ BUCKET_ELEMENTS = 2**25
 """Gradients that are added in one message: 128 MiB of float32."""
 
 MARGIN_SECONDS = 300.0
-"""How much later than the watchdog a waiting rank gives up: the watchdog writes where all ranks stand."""
+"""Seconds by which a waiting rank gives up later than the watchdog, which writes the stack traces of all ranks."""
 
 _is_sharded = False
 
@@ -69,13 +69,13 @@ def leave() -> None:
 
 
 def is_of_communication(error: BaseException) -> bool:
-    """Return whether the error says that another rank has ended or does not answer; its own error tells why."""
+    """Return whether the error means that another rank has ended or does not answer; that rank's own error has the cause."""
     is_of_gloo = isinstance(error, RuntimeError) and "gloo" in str(error)
     return is_of_gloo or isinstance(error, distributed.DistError)
 
 
 def world_size() -> int:
-    """Return processes that do this stage; 1 where no process group was begun."""
+    """Return the number of processes that do this stage; 1 if no process group was begun."""
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
@@ -131,23 +131,23 @@ def _add(gradients: list[Tensor]) -> None:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return a tensor that may be spread over ranks, on each of them."""
+    """Return, on each rank, the whole of a tensor that may be spread over ranks."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def any_rank(flag: bool) -> bool:
-    """Return whether it is so on any rank."""
+    """Return whether the answer is yes on any rank."""
     return total(int(flag)) > 0
 
 
 def any_of(*flags: bool) -> list[bool]:
-    """Return for each of several questions whether it is so on any rank, with one message for all of them."""
+    """Return for each of several questions whether the answer is yes on any rank, with one message for all of them."""
     asked = torch.tensor([float(flag) for flag in flags], dtype=torch.float64)
     return [count > 0 for count in total(asked).tolist()]
 
 
 def agreed(value: Agreed) -> Agreed:
-    """Return the first rank's number, on all ranks: what decides how a loop goes on must not differ by a rounding."""
+    """Return the first rank's number, on all ranks: decisions of a loop must not differ by a rounding."""
     if world_size() == 1:
         return value
     first = _tensor(value).clone()
@@ -165,7 +165,7 @@ def least(value: Agreed) -> Agreed:
 
 
 def wait() -> None:
-    """Go on when every rank has come here."""
+    """Wait until every rank has come here."""
     if world_size() > 1:
         distributed.barrier()
 
@@ -178,5 +178,5 @@ def _tensor(value: int | float | Tensor) -> Tensor:
 
 
 def _device() -> torch.device:
-    """Return where the process group's messages have to be."""
+    """Return the device for the process group's messages."""
     return torch.device("cuda" if distributed.get_backend() == "nccl" else "cpu")

@@ -1,4 +1,4 @@
-"""Bootstrap over prompts: the uncertainty of statistics of held-out rows that are no means."""
+"""Bootstrap over prompts: the uncertainty of statistics of held-out rows that are not means."""
 
 import warnings
 from collections.abc import Callable
@@ -10,18 +10,18 @@ from vantage.algorithms.groups import index_of_groups
 from vantage.algorithms.uncertainty import Estimate
 
 Statistic = Callable[[Tensor], Tensor]
-"""Weights of the rows (R,N), float64 → the statistic under each set of weights: (R,), or (R,B) where it says so."""
+"""Weights of the rows (R,N), float64 → the statistic under each set of weights: (R,), or (R,B) where noted."""
 
 CONFIDENCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
-"""Confidences of the intervals that are kept, whichever of them a gate will ask for."""
+"""Confidences of the intervals that are kept, whichever of them a gate asks for."""
 NUM_RESAMPLES = 2000
 """Resamples of the prompts; the ends of the interval at 0.99 are the tenth-lowest and tenth-highest of them."""
 _MOST_WEIGHTS = 2_000_000
-"""Numbers in one set of weights; keeps a batch of resamples below 16 MB."""
+"""Numbers in one set of weights; this keeps a batch of resamples below 16 MB."""
 
 
 def bootstrapped(statistic: Statistic, clusters: Tensor, *, seed: int) -> Estimate:
-    """Return the statistic of all rows, with the standard deviation that resampled prompts give it.
+    """Return the statistic of all rows, with its standard deviation over resampled prompts.
 
     Prompts are drawn with replacement, each with all of its rows, and of a comparison with the rows of both models: a
     paired bootstrap (Efron and Tibshirani, 1993, ch. 13). The same seed gives the same numbers. Where a resample leaves
@@ -44,9 +44,9 @@ def bootstrapped(statistic: Statistic, clusters: Tensor, *, seed: int) -> Estima
 
 
 def bootstrapped_size(gaps: Statistic, clusters: Tensor, *, seed: int) -> Estimate:
-    """Return Σ_b |gap_b| of all rows, with the intervals that resampled prompts give it.
+    """Return Σ_b |gap_b| of all rows, with its intervals over resampled prompts.
 
-    A resample that repeats equal prompts says nothing of those that were not drawn. So each drawn prompt has the opposite
+    A resample with equal prompts has no information on those that were not drawn. So each drawn prompt has the opposite
     outcome with a chance of 2/(n + 4), n prompts: as if two of four more had had it (Agresti and Coull, 1998).
 
     With ‖·‖ the sum of sizes, g the gaps of all rows and g* those of a resample, the upper end of an interval is a quantile
@@ -94,7 +94,7 @@ def _places(clusters: Tensor) -> tuple[Tensor, int]:
 def _distribution(
     statistic: Statistic, index: Tensor, n: int, *, seed: int, opposite: float | None = None
 ) -> Tensor:
-    """Return the statistic of every resample, (R,) or as many rows of them as it has.
+    """Return the statistic of every resample, (R,), or several rows of them.
 
     With ``opposite``, each drawn prompt has the opposite outcome with this chance, and the weights are (R,2N).
     """

@@ -1,4 +1,4 @@
-"""What lies in a stage's scratch folder: written by the stage, read by whoever watches it."""
+"""Files in a stage's scratch folder: written by the stage, and read by those who watch it."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -20,62 +20,62 @@ DIVERGED_BATCH, DIVERGED_FACTS = "diverged.safetensors", "diverged.json"
 _COMMITTED = "committed.json"
 _FOUND = "found_limits.json"
 FETCHED = "fetched"
-"""The folder of a registered model, which whoever orders the run has fetched for the step that imports it."""
+"""Folder of a registered model, fetched by the process that orders the run for the step that imports it."""
 
 REPORTS = (PROGRESS, JOURNAL, _COMMITTED, WATCHED)
-"""What those who watch an attempt read."""
+"""Files that observers of an attempt read."""
 
 RESUMED_FROM = (CHECKPOINTS, BATCHES, JOURNAL, _COMMITTED, _FOUND, FINISH)
-"""What the next attempt goes on from, on whichever machine."""
+"""Files from which the next attempt resumes, on any machine."""
 
 _Count = Annotated[int, Field(ge=0, le=2**62, strict=True)]
 
 
 class Committed(Frozen):
-    """Up to where a stage's checkpoints go."""
+    """Position up to which a stage's checkpoints are committed."""
 
     step: _Count
     journal_offset: _Count
 
 
 def write_committed(scratch: Path, *, step: int, journal_offset: int) -> None:
-    """Say up to where the journal is final, after a checkpoint of ``step`` was committed."""
+    """Record up to where the journal is final, after a checkpoint of ``step`` was committed."""
     committed = Committed(step=step, journal_offset=journal_offset)
     replace_file_unsynced(scratch / _COMMITTED, committed.model_dump_json().encode())
 
 
 def read_committed(scratch: Path) -> tuple[int, int]:
-    """Return (step, journal offset) of the newest checkpoint as last written here, (0, 0) before there is one."""
+    """Return (step, journal offset) of the newest checkpoint as last written here; (0, 0) before the first one."""
     try:
         committed = Committed.model_validate_json((scratch / _COMMITTED).read_bytes())
     except (FileNotFoundError, IsADirectoryError, ValueError):
-        # Only shown, never relied on: the checkpoint itself is the truth.
+        # This value is only for display; the checkpoint itself decides.
         return 0, 0
     return committed.step, committed.journal_offset
 
 
 class _Found(Frozen):
-    """The limits that an attempt found, and what they were found on."""
+    """Limits that an attempt found, and the device on which it found them."""
 
     device: str
     limits: FoundLimits
 
 
 def write_found(scratch: Path, limits: FoundLimits, *, device: str) -> None:
-    """Remember what was found on a device, so that the next attempt there computes the same passes."""
+    """Remember limits for a device, so that the next attempt on it computes the same passes."""
     replace_file(scratch / _FOUND, _Found(device=device, limits=limits).model_dump_json().encode())
 
 
 def read_found(scratch: Path, *, device: str | None = None) -> FoundLimits | None:
-    """Return what an attempt found, on ``device`` (None: on any); None: nothing."""
+    """Return the limits that an attempt found, on ``device`` (None: any); None: there are none."""
     try:
         found = _Found.model_validate_json((scratch / _FOUND).read_bytes())
-    except (FileNotFoundError, IsADirectoryError, ValueError):  # found anew, which costs a moment
+    except (FileNotFoundError, IsADirectoryError, ValueError):  # they are found again in a moment
         return None
     return found.limits if device in (None, found.device) else None
 
 
 def forget_found(scratch: Path) -> None:
-    """Find them anew, if at all."""
+    """Remove the limits; the next attempt finds them again, if at all."""
     with suppress(FileNotFoundError):
         (scratch / _FOUND).unlink()

@@ -1,4 +1,4 @@
-"""Randomness as a pure function of (seed, kind of stage, stream, indices).
+"""Derive randomness as a pure function of (seed, kind of stage, stream, indices).
 
 So a resumed stage needs no generator's state, and a critic never meets the draws of the policy that starts from it.
 Which streams stages share, and why: docs/decisions/0008.
@@ -12,7 +12,7 @@ from vantage.schemas.records.job import StageJob
 
 
 def stage_seed(job: StageJob) -> int:
-    """Return what all streams of a stage derive from: the recipe's (or its own) seed and the kind of stage."""
+    """Return the seed from which all streams of a stage derive, from the recipe's (or its own) seed and the kind of stage."""
     return derive_seed(job.seed, job.work.kind)
 
 

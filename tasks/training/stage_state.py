@@ -1,4 +1,4 @@
-"""The numbers that move with a stage's checkpoints, beside weights and optimisers: one frozen dataclass for each kind."""
+"""The values that are saved in a stage's checkpoints beside weights and optimisers: one frozen dataclass for each kind."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -7,12 +7,13 @@ from typing import Any, TypeVar, cast
 State = TypeVar("State")
 
 ADDED_LATER: Mapping[str, Any] = {"added_later": True}
-"""Metadata of a field that older checkpoints lack; it then has its first value, which must be what they did."""
+"""Metadata of a field that older checkpoints lack. It then gets its default, which must match the behaviour of older
+versions."""
 
 
 @dataclass(frozen=True)
 class NoState:
-    """Of a stage in which weights and optimisers are all that moves."""
+    """State of a stage in which only weights and optimisers change."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +29,14 @@ class FirstResponses:
 
 @dataclass(frozen=True)
 class WatchedSoFar:
-    """What a watch has seen: the responses that its judge liked best, and for how long it has not."""
+    """Observations of a watch: the responses that its judge scored best, and how long ago that was."""
 
     judged: tuple[float, ...] = ()
-    """The judge's score of each response at the measurement that it liked best."""
+    """The judge's score of each response at its best measurement."""
     rewards: tuple[float, ...] = ()
-    """Their rewards."""
+    """Rewards of these responses."""
     falls: int = 0
-    """Measurements in a row at which the reward had risen since then and the judge's score had fallen."""
+    """Measurements in a row at which the reward was above, and the judge's score below, that best measurement."""
     worse: int = 0
     """Measurements in a row at which the judge's score had fallen since then, whatever the reward did."""
     first: FirstResponses = field(default_factory=FirstResponses, metadata=ADDED_LATER)
@@ -44,22 +45,22 @@ class WatchedSoFar:
 
 @dataclass(frozen=True)
 class BestSoFar:
-    """Of a stage that hands on the weights that measured best."""
+    """State of a stage that returns the weights that measured best."""
 
     best: float | None = None
-    """The highest measurement; None before the first, and where that was undefined."""
+    """Highest measurement; None before the first, and if that was undefined."""
     best_iteration: int = 0
-    """Iterations done when it was made."""
+    """Iterations done at this measurement."""
     validation_score: float | None = field(default=None, metadata=ADDED_LATER)
-    """The reward's mean score at that measurement, where another judge made it."""
+    """The reward's mean score at that measurement, if another judge made it."""
     watched: WatchedSoFar = field(default_factory=WatchedSoFar, metadata=ADDED_LATER)
-    """What the watch has seen."""
+    """Observations of the watch."""
     first_scores: tuple[float, ...] = field(default=(), metadata=ADDED_LATER)
-    """The scores of the first measurement's responses; empty where it was made by a version that kept none."""
+    """Scores of the first measurement's responses; empty if it was made by a version that kept none."""
 
 
 def state_from_json(initial: State, saved: Mapping[str, Any], *, path: str) -> State:
-    """Return a state like ``initial`` with the values that ``dataclasses.asdict`` gave of a later one.
+    """Return a state like ``initial`` with the values of a later one, as ``dataclasses.asdict`` gave them.
 
     Raises:
         ValueError: a field is missing or unknown; the message names it as ``path.field``.
@@ -83,5 +84,5 @@ def state_from_json(initial: State, saved: Mapping[str, Any], *, path: str) -> S
 
 
 def _like(before: object, saved: Any) -> Any:
-    """Return a saved value as the type that it had: JSON has lists for tuples."""
+    """Return a saved value in its original type: JSON has lists for tuples."""
     return tuple(saved) if isinstance(before, tuple) else saved

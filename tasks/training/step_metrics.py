@@ -1,4 +1,4 @@
-"""What every step says of itself beside what it learnt: its speed, its memory, and what its passes computed."""
+"""Measure every step of any stage: its speed, its memory, and the work of its passes."""
 
 import resource
 import sys
@@ -13,10 +13,10 @@ from vantage.schemas.metric_names import GRAPHS
 from vantage.tasks.training import compile_outcome, ranks
 
 SECONDS_OF_SPEED = 5.0
-"""Tokens per second are averaged over the last steps that took so long."""
+"""Seconds of the last steps over which tokens per second are averaged."""
 
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024
-"""Bytes in which the system tells the most memory that a process held."""
+"""Bytes in the unit in which the system reports the peak memory of a process."""
 
 
 class Speed:
@@ -26,7 +26,7 @@ class Speed:
         self._marks: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
 
     def after(self, num_tokens: int) -> float:
-        """Count a step's tokens; returns the speed up to now."""
+        """Count a step's tokens; returns the present speed."""
         now, total = time.monotonic(), self._marks[-1][1] + num_tokens
         self._marks.append((now, total))
         while len(self._marks) > 2 and now - self._marks[1][0] > SECONDS_OF_SPEED:
@@ -36,8 +36,8 @@ class Speed:
 
 
 def peak_memory() -> float:
-    """Return bytes, at most, on the rank that took most: of tensors on its GPU since the last call; without a GPU those of the whole
-    process since it began, which never fall."""
+    """Return the peak memory in bytes on the rank with the most: of tensors on its GPU since the last call; without a
+    GPU, of the whole process since it began, which never falls."""
     if torch.cuda.is_available():
         own = torch.cuda.max_memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -49,7 +49,7 @@ def peak_memory() -> float:
 
 
 def pass_metrics() -> dict[str, float]:
-    """Return metrics of the passes since the last step, on all ranks; nothing of what no rank did."""
+    """Return metrics of the passes since the last step, on all ranks, without those of work that no rank did."""
     counts, graphs = taken_counts(), taken_graphs()
     of_ranks = ranks.total(torch.tensor([float(each) for each in vars(counts).values()], dtype=torch.float64))
     of = dict(zip(vars(counts), of_ranks.tolist(), strict=True))

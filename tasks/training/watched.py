@@ -1,4 +1,4 @@
-"""Files in a stage's scratch folder beside its curves: what its guards have seen, and a person's request to finish."""
+"""Files in a stage's scratch folder beside its curves: the guards' observations, and a person's request to finish."""
 
 from pathlib import Path
 
@@ -9,20 +9,20 @@ from vantage.tasks.training.scratch import FINISH, WATCHED
 
 
 class FinishRequest(Frozen):
-    """A person's request to end a stage with what it has."""
+    """A person's request to end a stage with the result that it has."""
 
     run_id: str
-    """The run that the person spoke of: another one with the same stage does all steps."""
+    """The run that the person meant: another run with the same stage does all steps."""
     reason: str
 
 
 def write_watched(scratch: Path, watched: Watched) -> None:
-    """Show whoever watches the stage what its guards have seen."""
+    """Show the observers of the stage what its guards have seen."""
     replace_file_unsynced(scratch / WATCHED, watched.model_dump_json().encode())
 
 
 def read_watched(scratch: Path) -> Watched:
-    """Return what the guards of an attempt have seen; nothing where that was not written, or not whole."""
+    """Return the guards' observations in an attempt; empty if they were not written, or incompletely."""
     try:
         return Watched.model_validate_json((scratch / WATCHED).read_bytes())
     except (FileNotFoundError, IsADirectoryError, ValueError):
@@ -30,13 +30,13 @@ def read_watched(scratch: Path) -> Watched:
 
 
 def ask_to_finish(scratch: Path, *, run_id: str, reason: str) -> None:
-    """Ask the run's stage that works in this folder to end with what it has."""
+    """Ask the run's stage that works in this folder to end with the result that it has."""
     asked = FinishRequest(run_id=run_id, reason=reason)
     replace_file_unsynced(scratch / FINISH, asked.model_dump_json().encode())
 
 
 def asked_to_finish(scratch: Path, *, run_id: str) -> str | None:
-    """Return why a person asked this run's stage to finish; None: nobody did, or it was another run's."""
+    """Return the reason why a person asked this run's stage to finish; None: nobody did, or it was another run's."""
     try:
         asked = FinishRequest.model_validate_json((scratch / FINISH).read_bytes())
     except (FileNotFoundError, IsADirectoryError, ValueError):

@@ -1,4 +1,4 @@
-"""Which process of a stage writes its files. No tensor library is needed to ask."""
+"""Decide which process of a stage writes its files. No tensor library is loaded."""
 
 import os
 
@@ -6,6 +6,7 @@ import os
 def writes_files() -> bool:
     """Return whether this process writes checkpoints, journal, progress and the artifact: the first of a stage's processes.
 
-    By the environment that launchers of several processes (torchrun, Ray Train) set; a process alone is the first.
+    It is found from the environment that launchers of several processes (torchrun, Ray Train) set; a single process is
+    the first.
     """
     return int(os.environ.get("RANK", "0")) == 0

@@ -1,1 +1,1 @@
-"""From a rollout to new weights: advantages, losses, optimiser steps."""
+"""Turn a rollout into new weights: advantages, losses, optimiser steps."""

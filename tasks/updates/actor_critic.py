@@ -31,49 +31,52 @@ from vantage.tasks.training.seeds import derive_seed, stage_seed
 
 @dataclass(frozen=True)
 class ActorCritic:
-    """What is trained, by what, and how fast; a critic is a network of its own, or a head on the policy's trunk."""
+    """Networks that are trained, with their optimisers and learning rates; a critic is a network, or a head on the
+    policy's trunk."""
 
     models: RolloutModels
-    """The policy that is trained among them."""
+    """Models of the rollout, with the policy that is trained."""
     critic: ScalarModel | None
-    """A network of its own."""
+    """Critic that is a network of its own; None: there is none."""
     modules: dict[str, nn.Module]
-    """What each optimiser steps, as checkpoints name its weights."""
+    """The module that each optimiser trains, by its name in checkpoints."""
     optimizers: dict[str, torch.optim.AdamW]
     learning_rates: dict[str, float]
 
     @property
     def policy(self) -> PolicyModel:
-        """The policy that is trained; with a value head, both learn from one joint loss."""
+        """The policy that is trained; a value head on it learns from one joint loss with it."""
         return self.models.policy
 
     @property
     def temperature(self) -> float:
-        """Return the temperature of the distribution that is sampled, and that learns."""
+        """Return the temperature of the distribution that is sampled and that learns."""
         return self.models.codec.generation.temperature
 
     def ready(
         self, job: StageJob[ResolvedPolicyOptimization], prompts: Prompts
     ) -> "tuple[ActorCritic, StageJob[ResolvedPolicyOptimization]]":
-        """Return the networks and the job as ``RolloutModels.ready`` does, for updates on responses to these prompts."""
+        """Return the networks and the job with the limits of ``RolloutModels.ready``, for updates on responses to these
+        prompts."""
         models, job = self.models.ready(job, taken_by(self, prompts, job))
         return replace(self, models=models), job
 
     def values(self, rollout: Rollout) -> Tensor | None:
-        """Return values (B,T) of the prefixes that chose each token; on a shared trunk those that ``shape`` read in its pass."""
+        """Return values (B,T) of the prefixes that chose each token; on a shared trunk, those from the pass in ``shape``."""
         if self.critic is None:
             return rollout.values
         return rollout_values(self.critic, rollout.sequences, self.models)
 
     def values_and_final(self, rollout: Rollout) -> tuple[Tensor | None, Tensor | None]:
-        """Return the same, and the value (B,) of each whole response, of which that of one that was cut off is read."""
+        """Return these values, and the value (B,) of each whole response, which is used for cut-off responses."""
         if self.critic is None:
             return rollout.values, rollout.final_values
         return rollout_values_and_final(self.critic, rollout.sequences, self.models)
 
 
 def load_actor_critic(job: StageJob[ResolvedPolicyOptimization], device: torch.device) -> ActorCritic:
-    """Return the policy of ``init`` with its rollout models, and the critic that the switches ask for, with their optimisers."""
+    """Return the policy from ``init`` with its rollout models, and the critic that the switches ask for, with their
+    optimisers."""
     work = job.work
     seed = derive_seed(stage_seed(job), "init")
 
@@ -109,7 +112,7 @@ def load_actor_critic(job: StageJob[ResolvedPolicyOptimization], device: torch.d
 
 
 def taken_by(networks: ActorCritic, prompts: Prompts, job: StageJob[ResolvedPolicyOptimization]) -> Taken:
-    """Return what the passes of an update take, and sampling before it or beside it."""
+    """Return the memory needs of an update's passes, and of sampling before or beside it."""
     work, sampler = job.work, networks.models.sampler
     assert sampler is not None, "a policy is optimised on what is sampled"
     wants_full_kl = work.algorithm.kl_loss_coef and work.algorithm.kl_loss_kind == "full"
@@ -135,7 +138,7 @@ def taken_by(networks: ActorCritic, prompts: Prompts, job: StageJob[ResolvedPoli
 
 
 def load_partly_frozen(files: ModelFiles, algorithm: Algorithm, seed: int, training: Training) -> ScalarModel:
-    """Return the critic, of which ``freeze_critic`` keeps a part as it is."""
+    """Return the critic, a part of which ``freeze_critic`` keeps unchanged."""
     critic = load_critic(files, seed=seed, training=training)
     if algorithm.freeze_critic == "attention":
         freeze_attention(critic)
@@ -143,10 +146,10 @@ def load_partly_frozen(files: ModelFiles, algorithm: Algorithm, seed: int, train
 
 
 def critic_folder(job: StageJob) -> Path:
-    """Return what the critic starts from: a value or reward model, or a policy for a fresh head."""
+    """Return the folder that the critic starts from: a value or reward model, or a policy for a new head."""
     return job.inputs[critic_role(job)]
 
 
 def critic_role(job: StageJob) -> str:
-    """Return the field that names what the critic starts from."""
+    """Return the field that names the model that the critic starts from."""
     return "critic" if "critic" in job.inputs else "fresh_critic"

@@ -1,4 +1,4 @@
-"""What a rollout's updates learn from: advantages for the policy, targets for the critic."""
+"""Compute what a rollout's updates learn from: advantages for the policy, targets for the critic."""
 
 from dataclasses import dataclass
 
@@ -37,7 +37,7 @@ _AGAINST_THE_GROUP = {
 
 @dataclass(frozen=True)
 class Estimates:
-    """What is fixed before the first update of a rollout."""
+    """Tensors that are fixed before the first update of a rollout."""
 
     advantages: Tensor
     """(B,T)."""
@@ -46,13 +46,13 @@ class Estimates:
     is_positive: Tensor
     """(B,): the positive responses, which the positive-example loss imitates."""
     old_values: Tensor | None = None
-    """(B,T): the critic's, where there is one."""
+    """(B,T): values of the critic, if there is one."""
     targets: Tensor | None = None
-    """(B,T): of the critic's regression."""
+    """(B,T): targets of the critic's regression."""
     explained_variance: float | None = None
-    """Of the critic, on this rollout."""
+    """Explained variance of the critic on this rollout."""
     critic_weight: float = 1.0
-    """How far the advantages are the critic's: 1 all, 0 not at all (return less mean return)."""
+    """Weight of the critic in the advantages: 1 full, 0 none (return less mean return)."""
 
 
 def estimate(
@@ -70,15 +70,16 @@ def estimate(
     """Return everything that the updates of one rollout learn from.
 
     Args:
-        old_values: (B,T), of the critic; for ``advantage: gae``.
-        final_values: (B,), its values of the whole responses; for ``bootstrap_truncated``, which counts those of
-            the responses that were cut off.
+        old_values: (B,T), values of the critic; for ``advantage: gae``.
+        final_values: (B,), values of the whole responses; for ``bootstrap_truncated``, which uses those of cut-off
+            responses.
         greedy_scores: (B,), scaled scores of the greedy responses to the same prompts; for ``greedy_baseline``.
-        prompt_baselines: (B,), of the prompts, in units of the scaled scores; for ``reference_mean``, ``optimal_value``
+        prompt_baselines: (B,), baselines of the prompts, in units of the scaled scores; for ``reference_mean``,
+        ``optimal_value``
             and ``tracked_mean``.
-        critic_was_used: whether the rollout before used the critic; for ``critic_ev_hysteresis``.
-        weight: how far the advantages are the critic's; None: by the explained variance of these values.
-        positive_verifier: the algorithm's, loaded, where it names one.
+        critic_was_used: whether the previous rollout used the critic; for ``critic_ev_hysteresis``.
+        weight: weight of the critic in the advantages; None: from the explained variance of these values.
+        positive_verifier: the algorithm's verifier, if it names one.
     """
     mask = rollout.sequences.response_mask
     policy_mask = mask & rollout.sampled.ended[:, None] if algorithm.overlong_filter else mask
@@ -98,11 +99,11 @@ def estimate(
         prompt_baselines=prompt_baselines,
     )
     if algorithm.whiten_advantages:
-        # the mean and deviation are over the tokens that the loss is over
+        # Mean and deviation are over the tokens of the loss
         advantages = _whitened(advantages, policy_mask)
     targets = None
     if old_values is not None:
-        # decoupled GAE: a λ of its own for the critic, from the same values
+        # Decoupled GAE: a separate λ for the critic, from the same values
         targets = old_values + _gae(rollout, algorithm, old_values, ends, lam=algorithm.lambda_value)
     return Estimates(
         advantages=advantages,
@@ -116,7 +117,8 @@ def estimate(
 
 
 def critic_weight(explained: float | None, algorithm: Algorithm, *, was_used: bool) -> float:
-    """Return how far this rollout's advantages are the critic's, by its explained variance; 1 unless the switches ask for it."""
+    """Return the critic's weight in this rollout's advantages, from its explained variance; 1 unless the switches ask for
+    it."""
     if explained is None:
         return 1.0
     if algorithm.critic_ev_threshold is not None:
@@ -137,7 +139,7 @@ def _explained_variance(rollout: Rollout, algorithm: Algorithm, values: Tensor) 
 
 
 def _ends(rollout: Rollout, algorithm: Algorithm, final_values: Tensor | None) -> Tensor | None:
-    """Return the value after the last token (B,): the critic's of a response that was cut off, 0 of one that ended."""
+    """Return the value after the last token (B,): the critic's for a cut-off response, 0 for one that ended."""
     if not algorithm.bootstrap_truncated:
         return None
     assert final_values is not None
@@ -173,7 +175,7 @@ def _advantages(
         if weight < 1:
             mean = mean_return(monte_carlo_returns(rollout.rewards, mask, gamma=gamma), mask)
             old_values = blended_values(old_values, mean, weight=weight)
-            # 0 stands after a response that ended: that is no value of the critic
+            # A finished response has 0 after its end, which is not a value of the critic
             blended = None if ends is None else blended_values(ends, mean, weight=weight)
             ends = blended if blended is None else blended.masked_fill(rollout.sampled.ended, 0.0)
         lam: float | Tensor = algorithm.lambda_policy
@@ -192,7 +194,8 @@ def _advantages(
 
 
 def _above_others(scores: Tensor, algorithm: Algorithm, prompt_baselines: Tensor | None) -> Tensor:
-    """Return whole responses' scores less KL (B,), less what others to the same prompt got: in this rollout, or beforehand."""
+    """Return whole responses' scores less KL (B,), less the scores of other responses to the prompt, from this rollout or
+    before."""
     if algorithm.advantage in GROUPED:
         groups = torch.arange(len(scores), device=scores.device) // algorithm.samples_per_prompt
         return _AGAINST_THE_GROUP[algorithm.advantage](scores, groups)
@@ -201,7 +204,7 @@ def _above_others(scores: Tensor, algorithm: Algorithm, prompt_baselines: Tensor
 
 
 def minibatch_advantages(advantages: Tensor, policy_mask: Tensor, algorithm: Algorithm) -> Tensor:
-    """Return the advantages (b,T) of one whole minibatch, normalised and clipped as the switches say."""
+    """Return the advantages (b,T) of one whole minibatch, normalised and clipped by the switches."""
     if algorithm.normalise_advantages:
         advantages = _whitened(advantages, policy_mask)
     if algorithm.advantage_clip is not None:
@@ -210,7 +213,7 @@ def minibatch_advantages(advantages: Tensor, policy_mask: Tensor, algorithm: Alg
 
 
 def _whitened(advantages: Tensor, policy_mask: Tensor) -> Tensor:
-    """Return the advantages whitened over the masked tokens; as they are where there is none."""
+    """Return the advantages whitened over the masked tokens; unchanged if there are none."""
     return whiten(advantages, policy_mask) if policy_mask.any() else advantages
 
 
@@ -226,5 +229,5 @@ def positive_responses(
         sampled = rollout.sampled
         right = judged(verifier, sampled.prompts, sampled.responses, sampled.answers)
         return right.to(scores.device)
-    assert algorithm.positive_threshold is not None  # or the recipe would have been refused
+    assert algorithm.positive_threshold is not None  # a recipe without it would have been refused
     return scores > algorithm.positive_threshold

@@ -1,4 +1,4 @@
-"""What one iteration of policy optimisation learns from: responses, their shaped rewards, and advantages."""
+"""Gather what one iteration of policy optimisation learns from: responses, their shaped rewards, and advantages."""
 
 from dataclasses import dataclass, replace
 
@@ -37,20 +37,21 @@ from vantage.tasks.updates.prompt_baselines import PromptBaselines, load_baselin
 
 @dataclass(frozen=True)
 class Source:
-    """What responses are sampled from and judged by; each iteration is a pure function of the state and the weights."""
+    """Models and prompts from which responses are sampled and judged; each iteration is a pure function of the state and
+    the weights."""
 
     job: StageJob[ResolvedPolicyOptimization]
     networks: ActorCritic
     prompts: Prompts
-    """Of the training split."""
+    """Prompts of the training split."""
     positive_verifier: VerifierFunction | None
-    """Says which responses are imitated, where that is a verifier."""
+    """Verifier that decides which responses are imitated, if a verifier decides it."""
     baselines: PromptBaselines | None
-    """Of prompts, where they come from collected responses."""
+    """Baselines of prompts, if they come from collected responses."""
 
     @property
     def moving(self) -> dict[str, nn.Module]:
-        """Return what of it changes in the course of the stage, as checkpoints name it."""
+        """Return the modules that change during the stage, by their names in checkpoints."""
         return {"baselines": self.baselines} if self.baselines and self.baselines.moves else {}
 
 
@@ -67,19 +68,19 @@ def load_source(job: StageJob[ResolvedPolicyOptimization], networks: ActorCritic
 
 @dataclass(frozen=True)
 class Gathered:
-    """What one iteration learns from; nothing that is saved has moved for it."""
+    """Everything that one iteration learns from; no saved state has changed for it."""
 
     filled: Filled
     moments: RunningMoments
-    """Of the reward, this rollout's scores among them."""
+    """Moments of the reward's scores, including this rollout's."""
     rollout: Rollout
     greedy: Scored | None
     """Greedy responses to the same prompts, where they are the baseline."""
     prompt_baselines: Tensor | None
-    """(B,): of the responses' prompts, where they come from collected responses."""
+    """(B,): baselines of the responses' prompts, if they come from collected responses."""
     estimates: Estimates
     gap: dict[str, float]
-    """Between the policy's log-probabilities and the sampler's."""
+    """Difference between the policy's log-probabilities and the sampler's."""
     members: tuple[str, ...] = ()
     """The reward's terms that an ensemble combines."""
 
@@ -88,10 +89,10 @@ def gather(source: Source, state: PolicyState, *, has_moved: bool) -> Gathered:
     """Sample and score responses, shape their rewards, and estimate advantages and the critic's targets.
 
     Args:
-        has_moved: whether the policy learned in the iteration before.
+        has_moved: whether the policy learned in the previous iteration.
 
     Raises:
-        SamplerDisagrees: the policy is not, token by token, the one that sampled.
+        SamplerDisagrees: the policy differs, token by token, from the one that sampled.
     """
     job, networks, baselines = source.job, source.networks, source.baselines
     work, algorithm, models = job.work, job.work.algorithm, networks.models
@@ -133,7 +134,7 @@ def gather(source: Source, state: PolicyState, *, has_moved: bool) -> Gathered:
 
 
 def estimated_anew(source: Source, gathered: Gathered, state: PolicyState) -> Gathered:
-    """Return the same rollout with advantages from the critic's values as they are now; its weight was measured before it learned."""
+    """Return the same rollout with advantages from the critic's present values; its weight was measured before it learned."""
     before = gathered.estimates
     now = estimates_now(source, gathered.rollout, state, critic_weight=before.critic_weight)
     return replace(gathered, estimates=replace(now, explained_variance=before.explained_variance))
@@ -148,7 +149,7 @@ def estimates_now(
     prompt_baselines: Tensor | None = None,
     critic_weight: float | None = None,
 ) -> Estimates:
-    """Return what the updates learn from, by the critic's values as they are now; ``critic_weight``: None: by them too."""
+    """Return estimates from the critic's present values; ``critic_weight`` None: the weight also comes from them."""
     networks, algorithm = source.networks, source.job.work.algorithm
     old_values, final_values = (
         networks.values_and_final(rollout)
@@ -169,7 +170,7 @@ def estimates_now(
 
 
 def begin_next(source: Source, gathered: Gathered, state: PolicyState, *, iteration: int) -> None:
-    """Have the engine begin with the responses of the next iteration, where it samples ahead and there is one."""
+    """Let the engine begin with the responses of the next iteration, if it samples ahead and there is a next iteration."""
     job = source.job
     if not source.networks.models.ahead or iteration + 1 == job.work.iterations:
         return
@@ -182,7 +183,7 @@ def begin_next(source: Source, gathered: Gathered, state: PolicyState, *, iterat
 
 
 def load_positive_verifier(job: StageJob, algorithm: Algorithm) -> VerifierFunction | None:
-    """Return what says which responses are imitated, where that is a verifier."""
+    """Return the verifier that decides which responses are imitated; None: no verifier decides it."""
     if not algorithm.positive_nll_coef or algorithm.positive_verifier is None:
         return None
     return load_verifier(job, algorithm.positive_verifier, role="positive_verifier")
@@ -190,12 +191,12 @@ def load_positive_verifier(job: StageJob, algorithm: Algorithm) -> VerifierFunct
 
 @dataclass(frozen=True)
 class Batch:
-    """Prompts that are sampled together, a whole rollout's worth."""
+    """Prompts of one rollout, which are sampled together."""
 
     indices: list[int]
-    """Of the training split."""
+    """Indices of the prompts in the training split."""
     seed: int
-    """Of their responses."""
+    """Seed of their responses."""
 
 
 def batch_of(job: StageJob[ResolvedPolicyOptimization], prompts: Prompts, number: int) -> Batch:
@@ -212,7 +213,7 @@ def batch_of(job: StageJob[ResolvedPolicyOptimization], prompts: Prompts, number
 
 
 def importance_of(rollout: Rollout, work: ResolvedPolicyOptimization) -> ImportanceWeights:
-    """Return the weights of the rollout's tokens, which the policy drew as it is now or as it was before its last update."""
+    """Return the weights of the rollout's tokens, which the policy sampled either now or before its last update."""
     correction = work.algorithm.rollout_correction or RolloutCorrection(
         action="truncate", high=work.rollout.importance_cap
     )
@@ -230,7 +231,7 @@ def importance_of(rollout: Rollout, work: ResolvedPolicyOptimization) -> Importa
 def sample_rollout(
     job: StageJob[ResolvedPolicyOptimization], models: RolloutModels, prompts: Prompts, *, first_batch: int
 ) -> Filled:
-    """Return one iteration's scored responses; the batches of prompts, and their random numbers, count on from ``first_batch``."""
+    """Return one iteration's scored responses; batches of prompts and their random numbers are counted from ``first_batch``."""
     work = job.work
     group = work.algorithm.samples_per_prompt
 
@@ -253,10 +254,10 @@ def sample_rollout(
 def sample_greedy(
     work: ResolvedPolicyOptimization, models: RolloutModels, prompts: Prompts, scored: Scored
 ) -> Scored | None:
-    """Return the likeliest response to the prompt of each response, scored; None where no baseline is made of them."""
+    """Return the likeliest response to each response's prompt, scored; None if no baseline uses them."""
     if work.algorithm.advantage != "greedy_baseline":
         return None
-    # Demonstrations may have one prompt in several rows, with an answer of its own in each
+    # Several rows of demonstrations may have the same prompt with different answers
     index_of = {case: index for index, case in enumerate(zip(prompts.texts, prompts.answers, strict=True))}
     cases = list(zip(scored.sampled.prompts, scored.sampled.answers, strict=True))
     distinct = list(dict.fromkeys(cases))
@@ -268,19 +269,19 @@ def sample_greedy(
 def scaled_greedy(
     greedy: Scored | None, algorithm: Algorithm, moments: RunningMoments, job: StageJob
 ) -> Tensor | None:
-    """Return the greedy responses' scores (B,), scaled as the sampled ones are."""
+    """Return the greedy responses' scores (B,), scaled like the sampled ones."""
     if greedy is None:
         return None
     return scale(greedy, algorithm, moments, max_length=job.generation.max_response_tokens)
 
 
 def updated_moments(before: RunningMoments, scored: Scored, algorithm: Algorithm) -> RunningMoments:
-    """Return the moments of all scores so far, a rollout's included before it is scaled by them."""
+    """Return the moments of all scores so far; a rollout is included before its scores are scaled."""
     return before if algorithm.reward_scaling == "none" else before.update(scored.scores.total)
 
 
 def describe(gathered: Gathered, algorithm: Algorithm, state: PolicyState) -> dict[str, float]:
-    """Describe what a rollout was like, before its updates, and the coefficients of its rewards."""
+    """Return metrics of a rollout before its updates, and the coefficients of its rewards."""
     rollout, estimates, filled = gathered.rollout, gathered.estimates, gathered.filled
     mask = rollout.sequences.response_mask
     terms = {f"score_mean_{name}": term.mean().item() for name, term in rollout.scores.by_term.items()}
@@ -332,7 +333,7 @@ def _divergence(log_ratios: Tensor, lengths: Tensor) -> dict[str, float]:
 
 
 def _disagreement(rollout: Rollout, members: tuple[str, ...]) -> dict[str, float]:
-    """Return how far the models of an ensemble disagree about a response, on average; nothing without an ensemble."""
+    """Return the mean disagreement of an ensemble's models about a response; empty without an ensemble."""
     if not members:
         return {}
     scores = torch.stack([rollout.scores.by_term[name] for name in members])
@@ -340,7 +341,7 @@ def _disagreement(rollout: Rollout, members: tuple[str, ...]) -> dict[str, float
 
 
 def _reference_nll(rollout: Rollout) -> dict[str, float]:
-    """Return the responses' NLL under the reference (nats per token), where its log-probabilities are there."""
+    """Return the responses' NLL under the reference (nats per token), if its log-probabilities are known."""
     if rollout.ref_logprobs is None:
         return {}
     mask = rollout.sequences.response_mask
@@ -348,7 +349,7 @@ def _reference_nll(rollout: Rollout) -> dict[str, float]:
 
 
 def _moments_of(advantages: Tensor) -> dict[str, float]:
-    """Return mean and deviation of the tokens' advantages (N,); nothing where the overlong filter left no token."""
+    """Return mean and deviation of the tokens' advantages (N,); empty if the overlong filter left no token."""
     if not len(advantages):
         return {}
     return {

@@ -1,6 +1,6 @@
-"""The losses of one minibatch: what the switches say that policy and critic learn from.
+"""Compute the losses of one minibatch: what policy and critic learn from, by the recipe's switches.
 
-Every denominator is the whole minibatch's, so micro-batches and ranks change nothing but memory and time.
+Every denominator is that of the whole minibatch, so micro-batches and ranks change only memory and time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,9 +43,9 @@ class Minibatch:
     rollout: Rollout
     estimates: Estimates
     rows: Tensor
-    """Which rows of the rollout, (b,)."""
+    """Row numbers in the rollout, (b,)."""
     advantages: Tensor
-    """(b,T), as the surrogate sees them."""
+    """(b,T), as the surrogate uses them."""
     policy_denominator: int
     num_tokens: int
     num_positive_tokens: int
@@ -79,7 +79,7 @@ class Microbatch:
     is_positive: Tensor
     rows: Tensor
     weight: float
-    """0 of a pass that only keeps step with the other ranks; else 1."""
+    """0 for a pass that only keeps step with the other ranks; else 1."""
 
     def of(self, per_token: Tensor) -> Tensor:
         """Return these rows of a (B,T) tensor of the rollout."""
@@ -100,7 +100,7 @@ def minibatch_of(
         estimates=estimates,
         rows=rows,
         advantages=advantages,
-        policy_denominator=max(denominator, 1),  # all were filtered out: every sum is 0 too
+        policy_denominator=max(denominator, 1),  # if all were filtered out, every sum is 0 too
         num_tokens=int(rollout.sequences.response_mask[rows].sum()),
         num_positive_tokens=int((mask & estimates.is_positive[rows, None]).sum()),
     )
@@ -118,12 +118,12 @@ def accumulate_losses(
     """Add the gradients of one minibatch to policy and critic, micro-batch by micro-batch; returns its metrics.
 
     Args:
-        kl_penalty_coef: β of the KL(old‖new) penalty as its controller has it now.
-        learning: the networks that get a gradient; another one is not computed.
+        kl_penalty_coef: β of the KL(old‖new) penalty, as its controller has set it.
+        learning: networks that get a gradient; the others are not computed.
         ptx: demonstrations whose NLL is added with ``ptx_coef``.
 
     Raises:
-        TrainingDiverged: a loss is not finite, and that is not tolerated.
+        TrainingDiverged: a loss is not finite, and this is not tolerated.
     """
     sums, policy_learns = MetricSums(), "policy" in learning
     losses = LossSums(*(("policy_loss", "surrogate_loss", "entropy") if policy_learns else ()))
@@ -159,7 +159,7 @@ def accumulate_losses(
 
 
 def with_effective_share(means: dict[str, float]) -> dict[str, float]:
-    """Return the means with the effective sample size of the ratios in place of their mean square."""
+    """Return the means, with the effective sample size of the ratios in place of their mean square."""
     squared = means.pop("ratio_squared", None)
     if squared:
         means["effective_sample_share"] = means["ratio"] ** 2 / squared
@@ -175,7 +175,7 @@ def _accumulate_policy_loss(
     sums: MetricSums,
     losses: LossSums,
 ) -> None:
-    """Add the policy's gradient, with that of a value head on its trunk; metrics and losses are added to."""
+    """Add the gradient of the policy, and of a value head on its trunk; ``metrics`` and ``losses`` are updated."""
     predicted = predict(networks, micro, work)
     surrogate, policy_loss = policy_loss_of(
         predicted, micro, work, kl_penalty_coef=kl_penalty_coef, sums=sums
@@ -193,7 +193,8 @@ def _accumulate_policy_loss(
 
 
 def predict(networks: ActorCritic, micro: Microbatch, work: PolicyOptimization) -> LogProbs:
-    """Return the policy's log-probabilities of the micro-batch now, and what else the losses read, in one pass of its trunk."""
+    """Return the policy's present log-probabilities of the micro-batch, and the other inputs of the losses, in one pass
+    of its trunk."""
     switches = work.algorithm
     wants_full_kl = switches.kl_loss_coef and switches.kl_loss_kind == "full"
     with autocast(work.arithmetic, micro.policy_mask.device):
@@ -243,7 +244,7 @@ def policy_loss_of(
     kl_penalty_coef: float,
     sums: MetricSums,
 ) -> tuple[Tensor, Tensor]:
-    """Return the surrogate, and with it all that is weighted beside it: imitation of right responses, entropy, both KLs.
+    """Return the surrogate with all weighted terms beside it: imitation of right responses, entropy, both KLs.
 
     Metrics of the parts are added to ``sums``.
     """
@@ -252,7 +253,7 @@ def policy_loss_of(
     old_logprobs = micro.of(micro.whole.rollout.logprobs)
     surrogate = surrogate_of(predicted.logprobs, micro, work)
     sums.add(surrogate, micro.weight)
-    # without a right response the sum is 0, whatever divides it
+    # Without a right response the sum is 0, whatever the denominator
     num_positive_tokens = max(micro.whole.num_positive_tokens, 1)
     imitation = positive_example_nll(
         predicted.logprobs, mask, micro.is_positive, denominator=num_positive_tokens
@@ -298,7 +299,7 @@ def policy_loss_of(
 
 
 def value_loss_of(new_values: Tensor, micro: Microbatch, work: PolicyOptimization) -> ValueLoss:
-    """Return the critic's loss, over all tokens: those of responses that the policy does not learn from too."""
+    """Return the critic's loss over all tokens, including those that the policy does not learn from."""
     estimates = micro.whole.estimates
     assert estimates.old_values is not None
     assert estimates.targets is not None
@@ -321,7 +322,7 @@ def _add_value_loss(regression: ValueLoss, micro: Microbatch, sums: MetricSums, 
 def surrogate_and_old_kl(
     networks: ActorCritic, minibatch: Minibatch, work: PolicyOptimization
 ) -> tuple[float, float]:
-    """Return the surrogate loss, and KL(old‖new) in nats per token, of the policy as it is now."""
+    """Return the surrogate loss, and KL(old‖new) in nats per token, of the present policy."""
     sums, losses = MetricSums(), LossSums("surrogate_loss")
     for micro in minibatch.parts(work.pass_limits):
         with autocast(work.arithmetic, micro.policy_mask.device):

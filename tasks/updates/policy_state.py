@@ -1,4 +1,4 @@
-"""What moves with the checkpoints of policy optimisation beside the networks, and how the KL coefficients move."""
+"""State of policy optimisation in its checkpoints beside the networks, and the rules by which the KL coefficients change."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,26 +16,26 @@ from vantage.tasks.updates.actor_critic import critic_folder
 
 @dataclass(frozen=True)
 class PolicyState(BestSoFar):
-    """What moves with the checkpoints beside the networks."""
+    """State that is saved in the checkpoints beside the networks."""
 
     batches: int = 0
-    """Batches of prompts that were sampled."""
+    """Number of batches of prompts that were sampled."""
     kl_coef: float = 0.0
     """β of the KL to the reference in the next rollout's rewards."""
     kl_penalty_coef: float = 0.0
     """β of the KL(old‖new) penalty in the next update."""
     moments: RunningMoments = field(default_factory=RunningMoments)
-    """Of all scores so far."""
+    """Moments of all scores so far."""
     critic_is_used: bool = field(default=True, metadata=ADDED_LATER)
-    """Whether the last rollout's advantages were the critic's."""
+    """Whether the last rollout's advantages used the critic."""
     critic_weight_sum: float = field(default=0.0, metadata=ADDED_LATER)
-    """Over the iterations."""
+    """Sum of the critic's weight over the iterations."""
 
 
 def with_updated_kl_coefs(
     state: PolicyState, rollout: Rollout, measure_kl: Callable[[], float], algorithm: Algorithm
 ) -> PolicyState:
-    """Return the coefficients for the next rollout, moved by what the policy did in this one."""
+    """Return the state with the coefficients for the next rollout, changed by the policy's KL in this one."""
     return replace(
         state,
         kl_coef=updated_kl_coef(state.kl_coef, rollout, algorithm),
@@ -44,14 +44,15 @@ def with_updated_kl_coefs(
 
 
 def updated_kl_penalty_coef(coef: float, measure_kl: Callable[[], float], algorithm: Algorithm) -> float:
-    """Return KLPEN's β for the next rollout; ``measure_kl`` gives KL(old‖new), nats per token, and is called only where β adapts."""
+    """Return KLPEN's β for the next rollout; ``measure_kl`` returns KL(old‖new) in nats per token, and is called only if
+    β adapts."""
     if algorithm.kl_penalty_target is None:
         return coef
     return PenaltyController(coef, target=algorithm.kl_penalty_target).update(measure_kl()).coef
 
 
 def updated_kl_coef(kl_coef: float, rollout: Rollout, algorithm: Algorithm) -> float:
-    """Return β for the next rollout: as it is, or moved towards the target KL (nats per response)."""
+    """Return β for the next rollout: unchanged, or moved towards the target KL (nats per response)."""
     if algorithm.kl_target is None:
         return kl_coef
     controller = ProportionalController(kl_coef, target=algorithm.kl_target, horizon=algorithm.kl_horizon)
@@ -60,7 +61,7 @@ def updated_kl_coef(kl_coef: float, rollout: Rollout, algorithm: Algorithm) -> f
 
 
 def initial_state(job: StageJob[ResolvedPolicyOptimization]) -> PolicyState:
-    """Return the state before the first iteration; running moments come with the critic that was pretrained with them."""
+    """Return the state before the first iteration; running moments come from the stage that pretrained the critic."""
     algorithm = job.work.algorithm
     critic = critic_folder(job) if algorithm.reads_critic else None
     return PolicyState(

@@ -1,4 +1,4 @@
-"""All optimiser steps of one rollout."""
+"""Take all optimiser steps of one rollout."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,14 +30,14 @@ from vantage.tasks.updates.trust_region import guarded_step
 
 @dataclass(frozen=True)
 class Ptx:
-    """Demonstrations that are imitated on the side, as many in each step as the minibatch has responses."""
+    """Demonstrations that are imitated in addition, as many in each step as the minibatch has responses."""
 
     examples: Completions
     order: DataOrder
 
 
 def read_ptx(job: StageJob[ResolvedPolicyOptimization], codec: Codec) -> Ptx | None:
-    """Read the demonstrations whose NLL is added to the policy's loss, if any is."""
+    """Read the demonstrations whose NLL is added to the policy's loss, if the recipe names some."""
     work = job.work
     if not work.algorithm.ptx_coef:
         return None
@@ -59,12 +59,12 @@ def update(
     learning: tuple[str, ...] = ("policy", "critic"),
     ptx: Ptx | None = None,
 ) -> dict[str, float]:
-    """Return every epoch's steps of the networks that learn; returns the means of their metrics, and the first ratio's deviation.
+    """Take every epoch's steps of the networks that learn; returns the means of their metrics, and the first ratio's deviation.
 
     Raises:
         TrainingDiverged: a loss or gradient is not finite.
-        SamplerDisagrees: the ratios of the first step are not 1, token by token, but for rounding, though the rollout is of the
-            policy as it is.
+        SamplerDisagrees: the ratios of the first step differ from 1 by more than rounding, although the present policy sampled
+            the rollout.
     """
     work = job.work
     device = rollout.logprobs.device
@@ -102,7 +102,7 @@ def update(
 
 
 EPOCH_KL_FACTOR = 1.5
-"""Times its target that KL(old‖new) may be before the epoch ends, as in public implementations of PPO."""
+"""Multiple of its target that KL(old‖new) may reach before the epoch ends, as in public implementations of PPO."""
 
 
 def is_too_far(metrics: Mapping[str, float], work: ResolvedPolicyOptimization) -> bool:
@@ -114,7 +114,7 @@ def is_too_far(metrics: Mapping[str, float], work: ResolvedPolicyOptimization) -
 def more_critic_steps(
     networks: ActorCritic, minibatch: Minibatch, work: ResolvedPolicyOptimization, *, step: Step
 ) -> list[dict[str, float]]:
-    """Return the critic's steps on a minibatch after its first one, at the same learning rate."""
+    """Take the critic's further steps on a minibatch after its first one, at the same learning rate."""
     described = []
     for _ in range(work.algorithm.critic_steps - 1):
         metrics = accumulate_losses(networks, minibatch, work, kl_penalty_coef=0.0, learning=("critic",))
@@ -125,7 +125,7 @@ def more_critic_steps(
 
 @dataclass(frozen=True)
 class TakenBack:
-    """What the trust-region guard did with a step."""
+    """Outcome of the trust-region guard for one step."""
 
     steps: int = 0
     stops_epoch: bool = False
@@ -140,7 +140,8 @@ def step_all(
     *,
     step: Step,
 ) -> TakenBack:
-    """Step the networks that learn with the accumulated gradients, the policy under guard; adds rates to ``metrics``."""
+    """Take a step with the accumulated gradients of the networks that learn, the policy's under guard; adds rates to
+    ``metrics``."""
     taken_back, limit = TakenBack(), work.algorithm.trust_region_kl
     for name in (each for each in networks.optimizers if each in learning):
         take = partial(_take, networks, name, work, step)
@@ -165,7 +166,7 @@ def step_all(
 def _take(
     networks: ActorCritic, name: str, work: ResolvedPolicyOptimization, step: Step, share: float
 ) -> dict[str, float]:
-    """Return one optimiser step with a share of its learning rate."""
+    """Take one optimiser step with a share of its learning rate."""
     return update_weights(
         networks.optimizers[name],
         networks.modules[name],
@@ -180,7 +181,7 @@ def _take(
 def kl_to_old(
     networks: ActorCritic, rollout: Rollout, estimates: Estimates, work: ResolvedPolicyOptimization
 ) -> float:
-    """Return KL(old‖new) in nats per token over the whole rollout, after its updates: what KLPEN's controller reads."""
+    """Return KL(old‖new) in nats per token over the whole rollout, after its updates, for KLPEN's controller."""
     rows = torch.arange(len(rollout.sequences), device=rollout.logprobs.device)
     whole = minibatch_of(
         rollout, estimates, rows, work, max_length=networks.models.codec.generation.max_response_tokens

@@ -1,4 +1,4 @@
-"""The baseline of each response by its prompt alone, from responses that were collected beforehand."""
+"""Baselines of responses that depend only on the prompt, from responses that were collected beforehand."""
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ class PromptBaselines(nn.Module):
     """KL(old‖new) of all updates so far, in nats per token."""
 
     def __init__(self, collected: Collected, algorithm: Algorithm, *, max_length: int) -> None:
-        """Prepare baselines of prompts. ``max_length``: of a response, in tokens."""
+        """Prepare baselines of prompts. ``max_length``: most tokens of a response."""
         super().__init__()
         self._collected, self._algorithm, self._max_length = collected, algorithm, max_length
         if algorithm.advantage == "tracked_mean":
@@ -41,7 +41,7 @@ class PromptBaselines(nn.Module):
 
     @property
     def moves(self) -> bool:
-        """Return whether they change in the course of the stage."""
+        """Return whether they change during the stage."""
         return self._algorithm.advantage == "tracked_mean"
 
     def of(self, sampled: Sampled, moments: RunningMoments) -> Tensor:
@@ -60,7 +60,8 @@ class PromptBaselines(nn.Module):
         return by_prompt[numbers].to(sampled.ended.device)
 
     def learn(self, sampled: Sampled, scaled_scores: Tensor, *, kl: float) -> None:
-        """Take a rollout's scores (B,) into the running means, after the update on it moved the policy by ``kl``, nats per token."""
+        """Add a rollout's scores (B,) to the running means, after the update on it moved the policy by ``kl``, nats per
+        token."""
         numbers = prompt_numbers(self._collected, sampled.prompts, sampled.answers)
         after = tracked(
             TrackedMeans(self.means, self.weights),
@@ -76,7 +77,7 @@ class PromptBaselines(nn.Module):
         self.kl = self.kl + kl
 
     def _scaled(self, moments: RunningMoments) -> Tensor:
-        """Return the collected scores (P,K), scaled as those of a rollout are."""
+        """Return the collected scores (P,K), scaled like those of a rollout."""
         scaled = shape_scores(
             self._collected.scores,
             self._collected.lengths,
@@ -90,7 +91,7 @@ class PromptBaselines(nn.Module):
 def load_baselines(
     job: StageJob[ResolvedPolicyOptimization], models: RolloutModels
 ) -> PromptBaselines | None:
-    """Return those that the switches ask for, if they ask for any."""
+    """Return the baselines that the switches ask for; None if they ask for none."""
     algorithm = job.work.algorithm
     if not algorithm.reads_rollouts:
         return None

@@ -1,6 +1,6 @@
-"""The trust-region guard: an optimiser step that moves the policy too far, or for the worse, is taken back.
+"""The trust-region guard: take back an optimiser step that moves the policy too far, or makes it worse.
 
-A line search as in TRPO (arXiv 1502.05477 appendix C), along the step of whatever optimiser there is.
+A line search as in TRPO (arXiv 1502.05477 appendix C), along the step of any optimiser.
 """
 
 import copy
@@ -11,19 +11,19 @@ import torch
 from torch import nn
 
 SURROGATE_ROUNDING = 1e-7
-"""How much worse, relative to its size, the surrogate may look from rounding alone."""
+"""Amount, relative to its size, by which the surrogate may get worse from rounding alone."""
 
 
 @dataclass(frozen=True)
 class Guarded:
-    """What came of a guarded step."""
+    """Outcome of a guarded step."""
 
     metrics: dict[str, float]
-    """Of the step that was tried last."""
+    """Metrics of the step that was tried last."""
     undone: int
-    """Steps that were taken back."""
+    """Number of steps that were taken back."""
     accepted: bool
-    """False: the weights and the optimiser are as they were before."""
+    """Whether a step was kept; if not, the weights and the optimiser are unchanged."""
 
 
 def guarded_step(
@@ -36,11 +36,11 @@ def guarded_step(
     max_kl: float,
     halvings: int,
 ) -> Guarded:
-    """Take a step, at most ``halvings`` times half as long, until it keeps the trust region; else none.
+    """Take a step, halved at most ``halvings`` times, that stays in the trust region; if there is none, take no step.
 
     Args:
-        step: takes one with the accumulated gradient at the given share of its learning rate, and clears it.
-        measure: surrogate loss and KL(old‖new), nats per token, as the weights are now.
+        step: function that takes a step with the accumulated gradient at a share of its learning rate, and clears the gradient.
+        measure: function that returns the present surrogate loss and KL(old‖new), in nats per token.
         surrogate_before: the loss that must not be exceeded.
         max_kl: the KL that must not be exceeded.
     """

@@ -24,7 +24,7 @@ def regress(
     *,
     iteration: int,
 ) -> dict[str, float]:
-    """Make all optimiser steps of one rollout, and return the metrics of the last one."""
+    """Take all optimiser steps of one rollout, and return the metrics of the last one."""
     work, rollout = job.work, learned.rollout
     metrics: dict[str, float] = {}
     for step in OptimizerSteps(rollout.sequences, work, seed=stage_seed(job), iteration=iteration):
