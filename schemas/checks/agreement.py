@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from vantage.schemas.checks.adapters import adapter_problems, with_lora
+from vantage.schemas.checks.engines import engine_problems
 from vantage.schemas.checks.collected_rollouts import rollout_problems
 from vantage.schemas.checks.critic_gates import critic_gate_problems
 from vantage.schemas.checks.guards import guard_problems
@@ -60,6 +61,7 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[Problem]]:
         stages[name] = with_lora(recipe.model.lora, stage)
     recipe = recipe.model_copy(update={"stages": stages})
     problems += adapter_problems(recipe)
+    problems += engine_problems(recipe)
     return recipe if problems else with_shares(recipe), problems
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from vantage.schemas.checks.algorithm_warnings import algorithm_warnings
+from vantage.schemas.checks.engines import engine_warnings
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
 from vantage.schemas.recipe.recipe import Publication, Recipe
 from vantage.schemas.recipe.stages import (
@@ -25,6 +26,7 @@ def warnings(recipe: Recipe, inputs: Inputs) -> list[str]:
                 f"stages.{name}.precision: left out, so that {stage.resources.gpus} GPUs compute in float32; precision: auto "
                 "computes in bfloat16, and `vantage estimate --gpu NAME` shows how much sooner it ends"
             )
+        found += engine_warnings(name, stage)
         if isinstance(stage, PolicyEvaluation) and stage.candidate == stage.baseline:
             found.append(f"stages.{name}.baseline: '{stage.baseline}' is compared with itself")
         if isinstance(stage, ValuePretraining):

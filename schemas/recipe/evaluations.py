@@ -7,7 +7,7 @@ from pydantic import Field, StringConstraints
 from vantage.schemas.frozen import rule
 from vantage.schemas.recipe.fields import Count, Name, Switch, is_default, is_unset
 from vantage.schemas.recipe.rewards import Judge
-from vantage.schemas.recipe.rollout import Sampling
+from vantage.schemas.recipe.rollout import Sampling, refuse_several_processes
 from vantage.schemas.recipe.stage import Stage
 
 
@@ -35,6 +35,10 @@ class PolicyEvaluation(Stage):
     """Responses of each policy to each prompt."""
     rollout: Sampling = Field(Sampling(), exclude_if=is_default(Sampling()))
     """How responses are sampled."""
+
+    @rule
+    def _one_process_samples_with_vllm(self) -> None:
+        refuse_several_processes(self.rollout, self.resources)
 
     @rule
     def _judges_of_two_kinds(self) -> None:
@@ -68,8 +72,7 @@ class BenchmarkEvaluation(Stage):
 
     @rule
     def _one_process_measures(self) -> None:
-        resources = self.resources
-        if resources.nodes is not None or (resources.distributed.ranks or resources.gpus or 1) > 1:
+        if not self.resources.is_one_process:
             raise ValueError(
                 "a benchmark_evaluation runs in one process, on one device; leave resources.nodes out, and set resources.gpus and "
                 "resources.distributed.ranks to 1 at most"

@@ -166,10 +166,14 @@ class Resources(Frozen):
         return self.nodes.most if isinstance(self.nodes, NodeRange) else self.nodes or 1
 
     @property
+    def is_one_process(self) -> bool:
+        """Return whether one process does the stage."""
+        return self.nodes is None and (self.distributed.ranks or self.gpus or 1) == 1
+
+    @property
     def cuts_weights(self) -> bool:
         """Return whether several processes hold a part of each weight."""
-        is_alone = self.nodes is None and (self.distributed.ranks or self.gpus or 1) == 1
-        return self.distributed.strategy == "fsdp2" and not is_alone
+        return self.distributed.strategy == "fsdp2" and not self.is_one_process
 
 
 Precision = Literal["float32", "bfloat16", "auto"]

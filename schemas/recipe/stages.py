@@ -22,7 +22,7 @@ from vantage.schemas.recipe.guards import OFF
 from vantage.schemas.recipe.inputs import MODEL
 from vantage.schemas.recipe.members import Member, MembersOrCount
 from vantage.schemas.recipe.rewards import Judge
-from vantage.schemas.recipe.rollout import Ahead, SampledAhead, Sampling
+from vantage.schemas.recipe.rollout import Ahead, SampledAhead, Sampling, refuse_several_processes
 from vantage.schemas.recipe.stage import Precision, Resources, Stage, Training
 from vantage.schemas.recipe.watch import Keep, Watch
 
@@ -152,6 +152,10 @@ class Rollouts(Training):
     """How responses are sampled."""
     checkpoint_every: Count = 10
     """Iterations between two in-stage checkpoints."""
+
+    @rule
+    def _one_process_samples_with_vllm(self) -> None:
+        refuse_several_processes(self.rollout, self.resources)
 
     @rule
     def _minibatches_divide_the_batch(self) -> None:
@@ -570,6 +574,10 @@ class RolloutCollection(Stage):
     rollout: Sampling = Field(Sampling(), exclude_if=is_default(Sampling()))
     """How responses are sampled."""
 
+    @rule
+    def _one_process_samples_with_vllm(self) -> None:
+        refuse_several_processes(self.rollout, self.resources)
+
 
 class PreferenceCollection(Stage):
     """Pairs sampled from a policy: a dataset of preferences for a reward model or DPO.
@@ -593,6 +601,10 @@ class PreferenceCollection(Stage):
     """Responses in one batch; a finished batch is saved."""
     rollout: Sampling = Field(Sampling(), exclude_if=is_default(Sampling()))
     """How responses are sampled."""
+
+    @rule
+    def _one_process_samples_with_vllm(self) -> None:
+        refuse_several_processes(self.rollout, self.resources)
 
     @rule
     def _prompts_with_judge_or_demonstrations(self) -> None:

@@ -11,9 +11,13 @@ from torch import Tensor
 from vantage.models.policy import PolicyModel
 from vantage.models.sampling import InStep, Samples, batches, sample
 from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.recipe.rollout import Sampling
 from vantage.tasks.data.examples import Codec
 from vantage.tasks.training import progress, ranks
 from vantage.tasks.training.optimization import Precision, autocast
+
+LOOP = Sampling()
+"""Sampling by the loop of this process."""
 
 
 class Listener(Protocol):
@@ -219,7 +223,16 @@ def of_all_ranks(own: Samples, rows: slice, *, count: int, max_length: int) -> S
 
 
 def load_engine(
-    policy: PolicyModel, codec: Codec, *, limits: PassLimits, precision: Precision = "float32"
+    policy: PolicyModel,
+    codec: Codec,
+    *,
+    limits: PassLimits,
+    precision: Precision = "float32",
+    rollout: Sampling = LOOP,
 ) -> RolloutEngine:
     """Return the engine that samples from ``policy``; it must receive the weights whenever they have changed."""
+    if rollout.engine == "vllm":
+        from vantage.tasks.rollout.vllm_engine import VllmEngine  # which knows this port
+
+        return VllmEngine(policy, codec, rollout=rollout, limits=limits, precision=precision)
     return LocalEngine(policy, codec, limits, precision)

@@ -104,7 +104,11 @@ def load_rollout_models(
     return RolloutModels(
         policy=policy,
         engine=load_engine(
-            policy, codec, limits=work.rollout.limits(work.pass_limits), precision=work.arithmetic
+            policy,
+            codec,
+            limits=work.rollout.limits(work.pass_limits),
+            precision=work.arithmetic,
+            rollout=work.rollout,
         ),
         reference=fixed_policy(job, "reference", device) if with_reference else None,
         scorer=load_scorer(

