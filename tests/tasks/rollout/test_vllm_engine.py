@@ -95,7 +95,9 @@ def test_a_response_ends_with_the_token_that_completes_a_stop_string(pipeline: A
     for before, after, ended, logprobs in zip(
         whole.responses, cut.responses, cut.ended, cut.logprobs, strict=True
     ):
-        first = next((n for n in range(1, len(before) + 1) if text in codec.whole_texts([before[:n]])[0]), None)
+        first = next(
+            (n for n in range(1, len(before) + 1) if text in codec.whole_texts([before[:n]])[0]), None
+        )
         assert after == before[:first] and len(logprobs) == len(after)
         assert ended == (first is not None or before[-1] in plain.stop_token_ids)
         shorter += len(after) < len(before)
@@ -139,9 +141,7 @@ def test_weights_that_were_pushed_by_hand_are_found(pipeline: Any, faults: Fault
     engine = engine_of(policy, codec)
     engine.generate(prompts, count=1, seed=1)
     other = load(pipeline.folder("model")).causal_lm
-    faults.engines[0].collective_rpc(
-        "reload_weights", {"weights_iterator": iter(other.named_parameters())}
-    )
+    faults.engines[0].collective_rpc("reload_weights", {"weights_iterator": iter(other.named_parameters())})
     asked = len(faults.asked)
     with pytest.raises(WeightsDiffer, match="nothing was sampled"):
         engine.generate(prompts, count=1, seed=2)
@@ -234,7 +234,9 @@ def test_adapters_and_a_missing_package_are_refused(
     with pytest.raises(ValueError, match="this policy has adapters; use engine: loop, or lora: false"):
         run_stage(job.model_copy(update={"work": work}))
     monkeypatch.setattr("vantage.tasks.rollout.vllm_engine.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"needs the package vllm; install it: pip install 'vantage-rlhf\[vllm\]'"):
+    with pytest.raises(
+        ValueError, match=r"needs the package vllm; install it: pip install 'vantage-rlhf\[vllm\]'"
+    ):
         engine_of(*parts(pipeline)[:2])
 
 

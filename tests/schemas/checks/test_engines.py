@@ -1,0 +1,133 @@
+"""``rollout.engine``: what vLLM cannot sample yet is refused by name, and the loop changes no key."""
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+from vantage.attempts.jobs import key_parts_of
+from vantage.attempts.machine import check_extras
+from vantage.runs.resolving import resolve_rates
+from vantage.schemas.checks.warnings import warnings
+from vantage.schemas.loading.recipe_file import parse_recipe
+from vantage.schemas.problems import RecipeError
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.records.stage_key import stage_key
+from vantage.schemas.steps import dependencies
+
+TEXT = """
+recipe: sampled
+model: {{source: "builtin:tiny"{model}}}
+data:
+  demonstrations: {{source: "builtin:arithmetic/demonstrations"}}
+  prompts: {{source: "builtin:arithmetic/prompts"}}
+rewards: {{right: {{terms: [{{verifier: arithmetic}}]}}}}
+stages:
+  sft: {{kind: sft, data: demonstrations{sft}}}
+  scored: {{kind: rollout_collection, policy: sft, reward: right, prompts: prompts{scored}}}
+  pairs: {{kind: preference_collection, policy: sft, prompts: prompts, judge: {{verifier: arithmetic}}{pairs}}}
+  value: {{kind: value_pretraining, policy: sft, init: sft, reward: right, prompts: prompts{value}}}
+  best: {{kind: best_of_n, init: sft, reward: right, prompts: prompts{best}}}
+  policy: {{kind: policy_optimization, algorithm: vapo, init: sft, critic: value, reward: right, prompts: prompts{policy}}}
+  evaluation: {{kind: evaluation, candidate: policy, baseline: sft, judge: {{verifier: arithmetic}}, prompts: prompts{evaluation}}}
+"""
+SAMPLING = ("scored", "pairs", "value", "best", "policy", "evaluation")
+NAMES = ("model", "sft", *SAMPLING)
+VLLM = ", rollout: {engine: vllm}"
+LORA = ", lora: {rank: 8, alpha: 16}"
+
+
+def recipe(**parts: str) -> Recipe:
+    return parse_recipe(TEXT.format(**{name: parts.get(name, "") for name in NAMES}))
+
+
+def refused(**parts: str) -> str:
+    with pytest.raises(RecipeError) as error:
+        recipe(**parts)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_the_engine_enters_the_key_and_the_default_changes_nothing(name: str) -> None:
+    def key(**parts: str) -> tuple[str, Any]:
+        resolved = resolve_rates(recipe(**parts))[0]
+        read = dependencies(resolved)
+        digests = {role: f"{len(role):064x}" for role in read[name]}
+        found = key_parts_of(resolved, name, digests)
+        return stage_key(found), resolved.stages[name].model_dump(mode="json")
+
+    default, loop, vllm = key(), key(**{name: ", rollout: {engine: loop}"}), key(**{name: VLLM})
+    assert default == loop
+    assert "engine" not in default[1].get("rollout", {})
+    assert vllm[0] != default[0] and vllm[1]["rollout"]["engine"] == "vllm"
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+@pytest.mark.parametrize(
+    "resources",
+    ["{distributed: {ranks: 2}}", "{gpus: 2}", "{nodes: 2}", "{gpus: 2, distributed: {strategy: fsdp2}}"],
+)
+def test_several_processes_are_refused(name: str, resources: str) -> None:
+    message = refused(**{name: f"{VLLM}, resources: {resources}"})
+    assert f"stages.{name}" in message
+    assert "rollout.engine=vllm samples in one process, on one device" in message
+    assert "resources.distributed.ranks to 1 at most, or use engine: loop" in message
+    recipe(**{name: f"{VLLM}, resources: {{gpus: 1}}"})
+
+
+@pytest.mark.parametrize("name", ["value", "policy"])
+def test_sampling_ahead_is_refused(name: str) -> None:
+    message = refused(**{name: ", rollout: {engine: vllm, ahead: 1}"})
+    assert f"stages.{name}.rollout: ahead=1 samples from a copy of the policy beside its training" in message
+    assert "use ahead: 0, or engine: loop" in message
+
+
+@pytest.mark.parametrize(
+    "name, field", [("scored", "policy"), ("value", "policy"), ("evaluation", "baseline"), ("policy", "init")]
+)
+def test_a_policy_with_adapters_is_refused(name: str, field: str) -> None:
+    lora = {"policy": LORA} if name == "policy" else {"sft": LORA}
+    own = VLLM + lora.pop(name, "")
+    message = refused(**lora, **{name: own})
+    assert (
+        f"stages.{name}.rollout.engine: vllm samples from whole weights, and the policy of {field} has adapters"
+        in message
+    )
+    assert "use engine: loop, or lora: false in the stage that trains this policy" in message
+
+
+def test_adapters_that_are_merged_first_and_those_of_a_critic_are_not_refused() -> None:
+    recipe(sft=LORA, best=VLLM + ", lora: false")
+    recipe(value=VLLM + LORA, sft="")
+
+
+def test_rounded_weights_are_refused() -> None:
+    message = refused(model=", lora: {}, quantization: nf4", pairs=VLLM)
+    assert "model.quantization=nf4 rounds them; use engine: loop, or leave quantization out" in message
+
+
+def test_the_author_is_warned_that_responses_may_differ() -> None:
+    def said(**parts: str) -> list[str]:
+        found = recipe(**parts)
+        return [each for each in warnings(found, dependencies(found)) if "vllm" in each]
+
+    assert said() == []
+    (warning,) = said(best=VLLM)
+    assert warning.startswith("stages.best.rollout.engine: vllm is not bitwise reproducible")
+
+
+def test_a_missing_package_is_refused_before_any_stage_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolved(**parts: str) -> Any:
+        return resolve_rates(recipe(**parts))[0]
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "vllm" else found(name))
+    check_extras(resolved())
+    with pytest.raises(
+        ValueError,
+        match=r"stages.best.rollout.engine=vllm needs the package vllm; install it: pip install 'vantage-rlhf\[vllm\]'",
+    ):
+        check_extras(resolved(best=VLLM))
+    check_extras(resolved(best=VLLM + ", resources: {pool: gpus}"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: "there")
+    check_extras(resolved(best=VLLM))
