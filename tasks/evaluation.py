@@ -204,6 +204,7 @@ def load_sampler(job: StageJob[PolicyEvaluation], role: str) -> Sampler:
             policy,
             codec,
             limits=job.work.rollout.limits(job.work.pass_limits),
+            precision=job.work.arithmetic,
             rollout=job.work.rollout,
         ),
         codec=codec,

@@ -117,7 +117,7 @@ def run(job: StageJob[ResolvedPreferenceCollection]) -> StageResult:
     codec = codec_of(job, "policy")
     policy = fixed_policy(job, "policy", device)
     limits = work.rollout.limits(work.pass_limits).or_rows(work.batch_size)
-    engine = load_engine(policy, codec, limits=limits, rollout=work.rollout)
+    engine = load_engine(policy, codec, limits=limits, precision=work.arithmetic, rollout=work.rollout)
     judge = None if work.judge is None else load_scores(job, work.judge, device)
     sources = {split: read_source(job, split, codec) for split in SPLITS}
     role = "prompts" if "prompts" in job.inputs else "demonstrations"

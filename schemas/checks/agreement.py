@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 
 from vantage.schemas.checks.adapters import adapter_problems, with_lora
-from vantage.schemas.checks.engines import engine_problems
 from vantage.schemas.checks.collected_rollouts import rollout_problems
 from vantage.schemas.checks.critic_gates import critic_gate_problems
+from vantage.schemas.checks.engines import engine_problems
 from vantage.schemas.checks.guards import guard_problems
 from vantage.schemas.checks.monitors import monitor_problems
 from vantage.schemas.problems import Problem

@@ -71,14 +71,15 @@ class RunningVllm:
             VllmFailed: vllm cannot start with this model.
         """
         self.is_closed = False
+        self._device_type = policy.device.type
         _write_config(policy, folder)
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
-        is_on_cpu = policy.device.type == "cpu"
+        is_on_cpu = self._device_type == "cpu"
         placed: dict[str, Any] = {} if is_on_cpu else {"gpu_memory_utilization": GPU_MEMORY_SHARE}
         if limits.rows is not None:
             placed["max_num_seqs"] = limits.rows
-        with _explained("could not start"), _random_state_kept(policy.device):
+        with self._calling("could not start"), _random_state_kept(policy.device):
             import vllm
 
             self._vllm = vllm
@@ -98,7 +99,7 @@ class RunningVllm:
 
     def push(self, weights: Mapping[str, Tensor]) -> None:
         """Replace all weights by these, and forget what was computed with the old ones."""
-        with _explained("could not take the weights"):
+        with self._calling("could not take the weights"):
             pairs = iter([(name, weight.detach()) for name, weight in weights.items()])
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": pairs})
             self._llm.apply_model(_pack_again)
@@ -108,7 +109,7 @@ class RunningVllm:
         """Return the log-probability of each id but the first of rows of one length, at temperature 1, float64."""
         sampling = self._vllm.SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
         found: dict[str, Any] = {}
-        with _explained("could not read the fixed rows"):
+        with self._calling("could not read the fixed rows"):
             for number, row in enumerate(rows):
                 self._llm.llm_engine.add_request(f"row-{number}", {"prompt_token_ids": row}, sampling)
             while self._llm.llm_engine.has_unfinished_requests():
@@ -116,8 +117,8 @@ class RunningVllm:
             read = [found[f"row-{number}"].prompt_logprobs for number in range(len(rows))]
             return torch.tensor(
                 [
-                    [at[token].logprob for at, token in zip(told[1:], row[1:], strict=True)]
-                    for told, row in zip(read, rows, strict=True)
+                    [at[token].logprob for at, token in zip(steps[1:], row[1:], strict=True)]
+                    for steps, row in zip(read, rows, strict=True)
                 ],
                 dtype=torch.float64,
             )
@@ -151,7 +152,7 @@ class RunningVllm:
     def _add(
         self, asked: Sequence[Asked], *, max_tokens: int, temperature: float, stop_token_ids: Sequence[int]
     ) -> None:
-        with _explained("could not begin with the responses"):
+        with self._calling("could not begin with the responses"):
             for each in asked:
                 sampling = self._vllm.SamplingParams(
                     temperature=temperature,
@@ -173,23 +174,33 @@ class RunningVllm:
         engine = self._llm.llm_engine
         seen: dict[str, int] = {}
         while engine.has_unfinished_requests():
-            with _explained("raised an error while it sampled"):
+            with self._calling("raised an error while it sampled"):
                 outputs = [each for each in engine.step() if each.request_id in open_names]
                 ended: dict[str, tuple[list[int], list[float]]] = {}
                 for output in outputs:
-                    name, told = output.request_id, output.outputs[0]
-                    ids = list(told.token_ids)
+                    name, response = output.request_id, output.outputs[0]
+                    ids = list(response.token_ids)
                     length = _complete_length(ids, seen.get(name, 0), is_complete)
                     seen[name] = len(ids)
                     if length is not None and not output.finished:
                         engine.abort_request([name])
                     if length is not None or output.finished:
                         open_names.discard(name)
-                    if length is not None or told.finish_reason in ("stop", "length"):
+                    if length is not None or response.finish_reason in ("stop", "length"):
                         ids = ids[:length]
-                        steps = told.logprobs[: len(ids)]
+                        steps = response.logprobs[: len(ids)]
                         ended[name] = ids, [at[token].logprob for at, token in zip(steps, ids, strict=True)]
             yield ended
+
+    @contextlib.contextmanager
+    def _calling(self, what: str) -> Iterator[None]:
+        """Hold this around calls of vLLM: the stage's autocast is off, and whatever is raised becomes ``VllmFailed``."""
+        try:
+            with torch.autocast(self._device_type, enabled=False):
+                yield
+        except Exception as error:
+            reason = " ".join(str(error).split())[:400] or type(error).__name__
+            raise VllmFailed(f"vLLM {what}: {reason}") from error
 
     def close(self) -> None:
         """Stop the engine and free its memory; a second call does nothing."""
@@ -233,16 +244,6 @@ def _pack_again(model: Any) -> None:
             layer.weight.ndim == 2 and layer.weight.numel()
         ):  # those without a weight were packed by the reload
             dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
-
-
-@contextlib.contextmanager
-def _explained(what: str) -> Iterator[None]:
-    """Turn whatever vLLM raises into ``VllmFailed``."""
-    try:
-        yield
-    except Exception as error:
-        reason = " ".join(str(error).split())[:400] or type(error).__name__
-        raise VllmFailed(f"vLLM {what}: {reason}") from error
 
 
 @contextlib.contextmanager

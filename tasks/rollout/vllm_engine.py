@@ -228,7 +228,7 @@ class VllmEngine:
         )
         for number, ended in enumerate(steps, start=1):
             progress.phase("sampling", len(found), len(repeated), note=f"step {number} of vLLM")
-            new = {rows[name]: self._response(*told) for name, told in ended.items()}
+            new = {rows[name]: self._response(*sampled) for name, sampled in ended.items()}
             found |= new
             if listener is not None:
                 listener.keep_up()

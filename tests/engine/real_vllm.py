@@ -193,11 +193,13 @@ def test_bfloat16_holds_within_its_bound(tmp_path: Path) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("kind", ["policy", "evaluation"])
-def test_whole_stages_sample_with_the_real_engine(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kind, precision", [("policy", "float32"), ("policy", "bfloat16"), ("evaluation", "bfloat16")]
+)
+def test_whole_stages_sample_with_the_real_engine(kind: str, precision: str, tmp_path: Path) -> None:
     """Policy optimisation, whose trainer compares its log-probabilities with the sampler's in each iteration, and an evaluation."""
     pipeline = Pipeline(tmp_path / "pipeline", width=128)
     job = pipeline.job(kind)
     rollout = job.work.rollout.model_copy(update={"engine": "vllm"})  # type: ignore[union-attr]
-    result = run_stage(job.model_copy(update={"work": job.work.model_copy(update={"rollout": rollout})}))
-    assert result.metrics
+    work = job.work.model_copy(update={"rollout": rollout, "precision": precision})
+    assert run_stage(job.model_copy(update={"work": work})).metrics

@@ -128,7 +128,7 @@ class FakeEngine:
             if request.is_dropped:
                 continue
             shown = slice(request.shown)
-            told = SimpleNamespace(
+            response = SimpleNamespace(
                 token_ids=request.ids[shown],
                 logprobs=[
                     {token: SimpleNamespace(logprob=logprob)}
@@ -138,7 +138,10 @@ class FakeEngine:
             )
             outputs.append(
                 SimpleNamespace(
-                    request_id=name, finished=is_done, outputs=[told], prompt_logprobs=request.prompt_logprobs
+                    request_id=name,
+                    finished=is_done,
+                    outputs=[response],
+                    prompt_logprobs=request.prompt_logprobs,
                 )
             )
         return outputs

@@ -1,8 +1,7 @@
-"""Sampling with vLLM, by a module of the same calls that can be told to fail: what is asked of it, and what is found out about it."""
+"""Sampling with vLLM, by a module that has the same calls and fails on request."""
 
 import random
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,8 @@ VLLM = Sampling(engine="vllm")
 
 
 @pytest.fixture
-def faults(monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
-    yield fake_vllm.install(monkeypatch)
+def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
+    return fake_vllm.install(monkeypatch)
 
 
 def engine_of(policy: PolicyModel, codec: Codec) -> VllmEngine:
