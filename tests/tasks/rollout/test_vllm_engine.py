@@ -234,7 +234,7 @@ def test_adapters_and_a_missing_package_are_refused(
         run_stage(job.model_copy(update={"work": work}))
     monkeypatch.setattr("vantage.tasks.rollout.vllm_engine.find_spec", lambda name: None)
     with pytest.raises(
-        ValueError, match=r"needs the package vllm; install it: pip install 'vantage-rlhf\[vllm\]'"
+        ValueError, match="needs the package vllm, which is not installed; install it as docs/rollouts.md"
     ):
         engine_of(*parts(pipeline)[:2])
 
