@@ -14,6 +14,7 @@ from tests.tasks.small_models import load
 from vantage.models.policy import PolicyModel
 from vantage.models.sampling import batches, sample
 from vantage.schemas.recipe.pass_limits import UNLIMITED, PassLimits
+from vantage.schemas.recipe.rollout import Sampling
 from vantage.schemas.recipe.stages import BestOfN
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.data.examples import codec_of, read_prompts
@@ -116,7 +117,10 @@ class EngineOfItsOwn(LocalEngine):
         super().take_weights((name, weight.detach().clone()) for name, weight in weights)
 
 
-def load_engine_of_its_own(policy: PolicyModel, codec: Any, **settings: Any) -> RolloutEngine:
+def load_engine_of_its_own(
+    policy: PolicyModel, codec: Any, *, rollout: Sampling, **settings: Any
+) -> RolloutEngine:
+    assert rollout.engine == "loop"
     return EngineOfItsOwn(PolicyModel(copy.deepcopy(policy.causal_lm)), codec, **settings)
 
 
