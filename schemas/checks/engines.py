@@ -21,8 +21,9 @@ _FIXED = ("policy", "candidate", "baseline")
 
 def engine_of(stage: Stage) -> str | None:
     """Return the name of what samples the stage's responses; None: it samples none."""
-    samples = isinstance(stage, Rollouts | RolloutCollection | PreferenceCollection | PolicyEvaluation)
-    return stage.rollout.engine if samples else None
+    if isinstance(stage, Rollouts | RolloutCollection | PreferenceCollection | PolicyEvaluation):
+        return stage.rollout.engine
+    return None
 
 
 def engine_problems(recipe: Recipe) -> Iterator[Problem]:

@@ -12,7 +12,7 @@ from vantage.schemas.recipe.stage import Resources
 
 
 class Sampling(Frozen):
-    """What samples the responses of a stage, and the limit of those side by side."""
+    """Choice of the engine that samples a stage's responses, and limit of those that are sampled side by side."""
 
     engine: Literal["loop", "vllm"] = Field("loop", exclude_if=is_default("loop"))
     """``loop``: Vantage's own sampler, whose responses are the same bits every time. ``vllm``: the inference engine of that name in the
