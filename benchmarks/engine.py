@@ -8,6 +8,7 @@ import argparse
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -21,7 +22,7 @@ from vantage.schemas.recipe.rollout import Sampling
 from vantage.tasks.data.examples import Codec
 from vantage.tasks.rollout.engine import load_engine
 
-SMOLLM2 = {
+SMOLLM2: dict[str, Any] = {
     "vocab_size": 49152,
     "hidden_size": 576,
     "intermediate_size": 1536,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from tests.tasks.conftest import Pipeline
 from vantage.models.builtin import write_tokenizer
@@ -25,7 +25,7 @@ from vantage.tasks.rollout.vllm_engine import VllmEngine
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training.optimization import Precision
 
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "vocab_size": 128,
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -44,6 +44,7 @@ PROMPTS = [[1, 20, 21, 22], [1, 30, 31], [1, *range(40, 60)]]
 def model(folder: Path, name: str, *, seed: int = 1) -> Path:
     """Write a model with its tokenizer."""
     torch.manual_seed(seed)
+    network: PreTrainedModel
     if name == "qwen":
         network = Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=False))
         for weight in network.parameters():  # biases begin at 0
@@ -200,6 +201,7 @@ def test_whole_stages_sample_with_the_real_engine(kind: str, precision: str, tmp
     """Policy optimisation, whose trainer compares its log-probabilities with the sampler's in each iteration, and an evaluation."""
     pipeline = Pipeline(tmp_path / "pipeline", width=128)
     job = pipeline.job(kind)
-    rollout = job.work.rollout.model_copy(update={"engine": "vllm"})  # type: ignore[union-attr]
-    work = job.work.model_copy(update={"rollout": rollout, "precision": precision})
+    before: Any = job.work
+    rollout = before.rollout.model_copy(update={"engine": "vllm"})
+    work = before.model_copy(update={"rollout": rollout, "precision": precision})
     assert run_stage(job.model_copy(update={"work": work})).metrics
