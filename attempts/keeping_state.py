@@ -15,7 +15,7 @@ from vantage.tasks.training.kept_state import write_kept_state
 
 
 class DamagedState(ValueError):
-    """The training state that a stage is to go on from is not what its digest says."""
+    """The training state that a stage is to go on from has other bytes than its digest names."""
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def check_previous_state(storage: Storage, inputs: Mapping[str, Artifact]) -> No
     """Hash every file of the training state that an attempt is to go on from.
 
     Raises:
-        DamagedState: a file is not what the state's digest says.
+        DamagedState: a file has other bytes than the state's manifest lists.
     """
     state = inputs.get(PREVIOUS_STATE)
     problems = [] if state is None else storage.verify(state)

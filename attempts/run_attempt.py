@@ -381,7 +381,7 @@ class _Attempt:
 
 
 def _extended(shorter: Shorter, request: AttemptRequest, present: Mapping[str, str]) -> dict[str, str]:
-    """Return what the provenance of a longer stage says of the shorter one, and of what has changed since that was made."""
+    """Return the parts of a longer stage's provenance that name the shorter one, and what has changed since that was made."""
     changed = drift(shorter.provenance, present)
     across = {"extended_across": "; ".join(changed)} if changed else {}
     return {"extended": f"{shorter.extended_to(request.work)} ({shorter.digest[:12]})", **across}

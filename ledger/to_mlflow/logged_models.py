@@ -22,7 +22,7 @@ def record_model(
         [experiment_id],
         filter_string=f"source_run_id = '{run_id}' AND tags.`vantage.digest` = '{digest}'",
     )
-    if found:  # by a process that was killed before it had told all, or a stage was extended and kept the same weights
+    if found:  # by a process that was killed before it had sent all, or a stage was extended and kept the same weights
         model = found[0]
         client.set_logged_model_tags(model.model_id, {**expected.tags, NOTE: fit_tag(note)})
         outputs = client.get_run(run_id).outputs

@@ -17,7 +17,7 @@ from vantage.storage.refs import Ref
 
 
 def shorter_in(record: object, stage_key: str | None, digest: str) -> tuple[str, Shorter] | None:
-    """Return the step of a run that made an artifact and went on from it, with what its record says of it; None: no step did."""
+    """Return the step of a run that made an artifact and went on from it, with what is recorded of that; None: no step did."""
     if not isinstance(record, RunRecord):
         return None
     found = (
@@ -51,7 +51,7 @@ def shorter_checks(
         judged = judge_again(evidence, record.recipe, step, shorter.digest, {}, recorded=shorter.verdicts)
         yield from gate_checks(shorter.verdicts, judged, by="run.json")
     replay = evidence.replay(record.run_id)
-    told = isinstance(replay, Replay) and any(
+    was_sent = isinstance(replay, Replay) and any(
         isinstance(line.operation, FinishStage)
         and line.operation.stage == step
         and line.operation.artifact is not None
@@ -60,8 +60,8 @@ def shorter_checks(
     )
     yield Check(
         subject="outbox",
-        outcome="ok" if told else "unchecked",
-        detail="" if told else f"the outbox of run {record.run_id} does not tell of it",
+        outcome="ok" if was_sent else "unchecked",
+        detail="" if was_sent else f"the outbox of run {record.run_id} does not name it",
     )
 
 

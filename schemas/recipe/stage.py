@@ -42,8 +42,8 @@ class Gate(Frozen):
     0.95, is compared: the lower bound for ``at_least``, the upper one for ``at_most``."""
     on_fail: Literal["stop", "continue", "approve", "extend"] = "stop"
     """``stop``: stages that depend on this one do not start. ``continue``: the verdict is only recorded. ``approve``: they
-    start when a person has approved of it (``vantage approve``). ``extend``: the stage is trained further, as ``extend``
-    says, and judged again; it needs ``keep_state`` (docs/extending.md)."""
+    start when a person has approved of it (``vantage approve``). ``extend``: the stage is trained further by the amount in
+    ``extend``, and judged again; it needs ``keep_state`` (docs/extending.md)."""
     extend: Extend | None = Field(None, exclude_if=is_unset)
     """How far and how often ``on_fail: extend`` trains the stage further."""
 

@@ -1,4 +1,4 @@
-"""The training state that a stage has left is told apart from another stage's."""
+"""An audit distinguishes the training state that a stage has left from another stage's."""
 
 import pytest
 
