@@ -1,4 +1,4 @@
-"""Which stage of a run is trained further now, and from where: what the orchestrator asks between two attempts at a step."""
+"""Decide, between two attempts at a step, whether a stage of the run is trained further now, and from where."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Where a stage that trains goes on from: nothing, a shorter stage of an earlier run, or itself before a gate had it extended.
+"""Find where a stage that trains goes on from: nothing, a shorter stage of an earlier run, or itself before a gate had it extended.
 
 What is found is a function of the store and of the runs' records. So the plan shows what a run will do, and a run that is
 resumed finds the same again.
@@ -36,12 +36,12 @@ Judge = Callable[[Artifact], tuple[Verdict, ...]]
 
 @dataclass(frozen=True)
 class Place:
-    """What a step computes, or has computed, and what it goes on from."""
+    """A step's computation, planned or done, and what it goes on from."""
 
     step: RecipeStep
     """The step, of the length that is computed."""
     parts: Mapping[str, Any]
-    """Of its stage key."""
+    """Parts of its stage key."""
     inputs: Mapping[str, Artifact] = field(default_factory=dict)
     """The artifact and the training state that it goes on from; empty: it begins anew."""
     shorter: tuple[Shorter, ...] = ()
@@ -51,7 +51,7 @@ class Place:
 
     @property
     def key(self) -> str:
-        """Its stage key."""
+        """Return its stage key."""
         return stage_key(self.parts)
 
     @property
@@ -61,7 +61,7 @@ class Place:
 
     @property
     def in_words(self) -> str | None:
-        """What it goes on from, in words."""
+        """Return what it goes on from, in words."""
         return None if self.extends is None else self.extends.extended_to(self.step.work)
 
 

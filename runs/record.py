@@ -73,7 +73,7 @@ class StageRecord(Frozen):
 
     @property
     def extensions(self) -> list[str]:
-        """How it was trained further, a line for each shorter stage that it goes on from."""
+        """Return how it was trained further, a line for each shorter stage that it goes on from."""
         return in_words(self.shorter, self.key_parts) if self.key_parts else []
 
 

@@ -33,9 +33,9 @@ SCORE_PERCENTILES = (5, 10, 25, 50, 75, 90, 95)
 """Percentiles of scores that a measurement reports: of the validation responses, and of what they are compared with."""
 VALIDATION_PERCENTILES = tuple(f"validation_score_p{percent}" for percent in SCORE_PERCENTILES)
 INITIAL_PERCENTILES = tuple(f"initial_score_p{percent}" for percent in SCORE_PERCENTILES)
-"""Of the validation responses before the first iteration."""
+"""Percentiles of the scores of the validation responses before the first iteration."""
 REWARD_DATA_PERCENTILES = tuple(f"reward_data_score_p{percent}" for percent in SCORE_PERCENTILES)
-"""Of the responses that the reward's models were trained on."""
+"""Percentiles of the scores of the responses that the reward's models were trained on."""
 MONITORS = (*VALIDATION_PERCENTILES, *INITIAL_PERCENTILES, "validation_score_drift")
 REWARD_DATA = (*REWARD_DATA_PERCENTILES, "reward_data_distance")
 """Where a policy stage names ``preferences``."""

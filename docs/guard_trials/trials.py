@@ -22,7 +22,7 @@ STAGE = "policy"
 JUDGED = "validation_watch_score"
 CRITIC = ("stages.policy.critic=reward",)
 ONE_STEP = ("stages.policy.minibatch_size=128",)
-"""For losses without a ratio, which take one step on each rollout."""
+"""Setting of losses without a ratio, which take one step on each rollout."""
 GAMEABLE = ("stages.policy.reward=gameable", "stages.policy.learning_rate=5e-4")
 
 HEALTHY = {

@@ -26,7 +26,7 @@ SUBJECT = "guards"
 
 @dataclass
 class _Problems:
-    """What differs, and what could not be compared."""
+    """Differences found, and what could not be compared."""
 
     wrong: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
@@ -43,7 +43,7 @@ class _Problems:
 
 @dataclass(frozen=True)
 class _Curves:
-    """What a stage reported, step by step, and by which guards it was watched."""
+    """A stage's reports, step by step, and the guards that watched them."""
 
     work: Training
     entries: tuple[Entry, ...]
@@ -52,7 +52,7 @@ class _Curves:
 
     @property
     def last(self) -> int:
-        """Its last step."""
+        """Return its last step."""
         return self.entries[-1].step
 
     @property

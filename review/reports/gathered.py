@@ -78,7 +78,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Ridge:
-    """How a set of scores is spread, as far as its percentiles tell."""
+    """Spread of a set of scores, as its percentiles show it."""
 
     name: str
     """What was scored; of a validation its iteration."""

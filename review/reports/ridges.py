@@ -1,4 +1,4 @@
-"""How the scores of a policy's responses were spread at each validation, as ridges: drawn from percentiles, all that a run reports."""
+"""Ridges: the spread of the scores of a policy's responses at each validation, drawn from percentiles, all that a run reports."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence

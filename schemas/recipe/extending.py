@@ -1,4 +1,4 @@
-"""When a stage can be trained further than it was, and by how much: its length, and what refuses a longer one."""
+"""Rules of training a stage further than it was: its length, and what refuses a longer one."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -22,7 +22,7 @@ AnyWork = TypeVar("AnyWork", bound=Work)
 
 
 class Extend(Frozen):
-    """How far a closed gate trains its stage further."""
+    """Bounds of how far a closed gate trains its stage further."""
 
     by: Positive
     """Iterations (``epochs`` where the stage has no iterations) of each extension."""

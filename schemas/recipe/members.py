@@ -12,7 +12,7 @@ MOST_MEMBERS = 32
 
 
 class Members(Frozen):
-    """How many reward models a stage trains, and in what they differ."""
+    """Number of the reward models that a stage trains, and what they differ in."""
 
     count: Annotated[int, Field(ge=2, le=MOST_MEMBERS, strict=True)]
     """Number of members. Member 2 of the stage ``reward`` is the stage ``reward_2``."""
@@ -30,12 +30,12 @@ class Members(Frozen):
 
 
 class Member(Frozen):
-    """Which member of which ensemble a stage is."""
+    """Place of a stage in its ensemble."""
 
     of: Name
     """The stage that the recipe writes."""
     number: Count
-    """From 1 on."""
+    """Number of the member, from 1 on."""
 
 
 def _read_members(value: Any) -> Any:

@@ -189,7 +189,7 @@ class Stage(Work):
     resources: Resources = Resources()
     """CPUs and GPUs that it needs, and its time limit."""
     microbatch_size: Count | None = None
-    """Most sequences in one forward pass, and unless ``rollout.max_rows`` or the memory of a GPU says otherwise, sampled side by
+    """Most sequences in one forward pass, and unless ``rollout.max_rows`` or the memory of a GPU bounds that, sampled side by
     side; where a stage reads pairs or rankings, most pairs or prompts. Changes memory, never a gradient or a response. None: any number in training and evaluation, else ``batch_size``.
     A pass holds rows of like length, so that it may have fewer."""
     microbatch_tokens: Count | None = Field(None, exclude_if=is_unset)
@@ -216,7 +216,7 @@ class Stage(Work):
 
     @property
     def extend(self) -> Extend | None:
-        """How far a closed gate trains the stage further; None: no gate does."""
+        """Return how far a closed gate trains the stage further; None: no gate does."""
         return next((gate.extend for gate in self.gate if gate.extend is not None), None)
 
     @rule

@@ -84,7 +84,7 @@ class RewardModelling(Training):
     """Train on half of the training prompts. 1 and 2 are the halves of one division of the prompts, 3 and 4 those of another, and so
     on; the held-out rows are whole. None: all prompts."""
     member: Member | None = Field(None, exclude_if=is_unset)
-    """Which member of which stage this one is, as the loader writes it for ``members``. It changes no result and is in no stage key."""
+    """Ensemble and member that this stage is, as the loader writes it for ``members``. It changes no result and is in no stage key."""
 
     @rule
     def _members_are_not_divided_again(self) -> None:
@@ -198,7 +198,7 @@ class WatchedRollouts(Rollouts):
     watch: Watch | None = Field(None, exclude_if=is_unset)
     """A judge other than the reward, which looks at the policy while it trains."""
     keep: Keep | None = Field(None, exclude_if=is_unset)
-    """Which policy the stage hands on. None: the one that ``watch`` likes best, or without a watch the best by ``validation``."""
+    """Policy that the stage hands on. None: the one that ``watch`` likes best, or without a watch the best by ``validation``."""
 
     @property
     def watch_prompts(self) -> str | None:

@@ -27,7 +27,7 @@ class WatchPrompts(Frozen):
     data: Name
     """A dataset of prompts, or a mixture."""
     split: Annotated[Literal["validation", "train"], BeforeValidator(_refuse_test_prompts)] = "validation"
-    """Which of its rows. Test prompts are refused: gates are measured on them."""
+    """Split of its rows. Test prompts are refused: gates are measured on them."""
     samples: Count | None = Field(None, exclude_if=is_unset)
     """Responses in one measurement, to the first prompts; None: as many as to validation prompts."""
 

@@ -119,7 +119,7 @@ class BenchmarkArtifact(StoredArtifact):
 
 
 class TrainingState(StoredArtifact):
-    """What a stage has left beside its model, for a longer one that goes on from it: a checkpoint, and its curves."""
+    """Training state that a stage has left beside its model, for a longer one that goes on from it: a checkpoint, and its curves."""
 
     kind: Literal["training_state"] = "training_state"
 

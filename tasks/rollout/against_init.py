@@ -1,4 +1,4 @@
-"""How a policy's responses compare with those of the policy that its stage started from, to the same prompts."""
+"""Compare a policy's responses with those of the policy that its stage started from, to the same prompts."""
 
 from dataclasses import replace
 

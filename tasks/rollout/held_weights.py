@@ -17,7 +17,8 @@ MAX_GAP: dict[Precision, float] = {"float32": 1e-4, "bfloat16": 0.1}
 """Nats per token of mean |Δ| that rounding may explain. Measured on a CPU: 2e-6 in float32, 0.03 in bfloat16 (docs/log/models_and_sampling.md)."""
 
 MOVED: dict[Precision, float] = {"float32": 1e-5, "bfloat16": 0.05}
-"""From this mean |Δ| of the policy to itself before its update, an engine that holds the new weights is nearer to the new ones."""
+"""Least mean |Δ| between the policy and itself before its update for the second rule: an engine with the new weights is then nearer
+to the new policy."""
 
 
 class WeightsDiffer(ValueError):
@@ -26,7 +27,7 @@ class WeightsDiffer(ValueError):
 
 @dataclass(frozen=True)
 class Proof:
-    """How far the engine was from the policy, in nats per token."""
+    """Distance of the engine from the policy, in nats per token."""
 
     gap: float
     """Mean |Δ| between the two."""

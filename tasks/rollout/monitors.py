@@ -1,4 +1,4 @@
-"""What is measured of a policy beside its score at each validation, where the recipe names the data for it."""
+"""Measure a policy beside its score at each validation, where the recipe names the data for it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

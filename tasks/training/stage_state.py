@@ -18,13 +18,13 @@ class NoState:
 
 @dataclass(frozen=True)
 class FirstResponses:
-    """Of a watch that compares two policies: the responses of the one that the stage started from."""
+    """Responses of the policy that the stage started from, for a watch that compares two policies."""
 
     texts: tuple[str, ...] = ()
     lengths: tuple[int, ...] = ()
     """In tokens, EOS included."""
     scores: tuple[float, ...] = ()
-    """Of a reward that judges; empty where a model does."""
+    """Scores by a reward that judges; empty where a model judges."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def test_a_stage_that_measures_computes_as_in_autocast(name: str, pipeline: Any)
 
 
 def test_auto_is_decided_by_the_recipe(pipeline: Any) -> None:
-    """``gpus`` of 1 or more; none or nothing said is float32, whatever the machine has. In the key stands the type."""
+    """``gpus`` of 1 or more is bfloat16. Without the field it is float32, whatever the machine has. The key has the type."""
     for gpus, arithmetic in ((None, "float32"), (0, "float32"), (1, "bfloat16"), (8, "bfloat16")):
         for name in ("policy", "evaluation"):
             work = pipeline.job(name, precision="auto", resources=Resources(gpus=gpus)).work
