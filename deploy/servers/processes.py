@@ -17,6 +17,8 @@ from pathlib import Path
 import psutil
 
 MARK = "VANTAGE_SERVER"
+SEEN_SECONDS = 5.0
+"""Time after which a new process must show its environment."""
 STOP_SECONDS = 10.0
 """Seconds for a server to end after SIGTERM; then it gets SIGKILL."""
 
@@ -50,7 +52,7 @@ class Server:
         stop(self.folder, self.name)
         descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with open(descriptor, "ab") as output:
-            subprocess.Popen(
+            process = subprocess.Popen(
                 self.command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -60,6 +62,10 @@ class Server:
                 umask=0o077,
                 start_new_session=True,  # neither Ctrl-C nor the end of the terminal reaches it
             )
+        # Linux shows the environment of a new process a moment after the process has begun
+        deadline = time.monotonic() + SEEN_SECONDS
+        while process.poll() is None and not self.runs() and time.monotonic() < deadline:
+            time.sleep(0.01)
 
 
 def processes_of(folder: Path, name: str) -> list[psutil.Process]:
