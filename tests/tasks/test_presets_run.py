@@ -15,10 +15,12 @@ from vantage.models.heads import fresh_value_head, load_critic
 from vantage.schemas.kinds import resolve_work
 from vantage.schemas.metric_names import (
     COMPILED,
+    DEMONSTRATED,
     ENSEMBLE,
     GRAPHS,
     IMPORTANCE,
     NONFINITE,
+    REWARD_DATA,
     SPEED,
     UNCOMPILED,
     WATCHED,
@@ -158,6 +160,7 @@ def expected_metrics(case: Case, *, reward_term: str) -> set[str]:
         "greedy_score_mean": switches.advantage == "greedy_baseline",
         "baseline_mean": switches.reads_rollouts,
         "positive_nll": switches.positive_nll_coef > 0,
+        **dict.fromkeys((*DEMONSTRATED, *REWARD_DATA), False),  # tests/tasks/test_monitors.py
         **dict.fromkeys(IMPORTANCE, False),  # tests/tasks/test_ahead.py, test_rollout_correction.py
         **dict.fromkeys(GRAPHS, False),  # tests/tasks/test_replayed_stage.py
         **dict.fromkeys(ENSEMBLE, False),  # tests/tasks/test_reward_ensemble.py

@@ -313,7 +313,9 @@ def agreements(scratch: Path, rank: int) -> dict[str, Any]:
     network = nn.Linear(1, 1)
     job = cast(
         StageJob,
-        SimpleNamespace(run_id="0001-test", scratch=scratch, work=SimpleNamespace(checkpoint_every=2)),
+        SimpleNamespace(
+            run_id="0001-test", scratch=scratch, inputs={}, work=SimpleNamespace(checkpoint_every=2)
+        ),
     )
     steps: list[int] = []
     with Attempt(
