@@ -22,7 +22,7 @@ ROWS = {
     "params": "key = 'learning_rate'",
     "metrics": "key = 'loss'",
     "latest_metrics": "key = 'loss'",
-    "inputs": "destination_type = 'RUN'",
+    "inputs": "destination_type = 'RUN' AND destination_id IN (SELECT run_uuid FROM runs WHERE name = 'policy')",
     "datasets": "name = 'demonstrations'",
     "logged_models": "name = 'policy'",
     "logged_model_tags": "tag_key = 'vantage.digest'",
