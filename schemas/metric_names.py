@@ -38,9 +38,9 @@ REWARD_DATA_PERCENTILES = tuple(f"reward_data_score_p{percent}" for percent in S
 """Percentiles of the scores of the responses that the reward's models were trained on."""
 MONITORS = (*VALIDATION_PERCENTILES, *INITIAL_PERCENTILES, "validation_score_drift")
 REWARD_DATA = (*REWARD_DATA_PERCENTILES, "reward_data_distance")
-"""Where a policy stage names ``preferences``."""
+"""Curves of a policy stage that names ``preferences``."""
 DEMONSTRATED = ("demonstration_nll", "demonstration_nll_rise")
-"""Where it names ``demonstrations``."""
+"""Curves of a policy stage that names ``demonstrations``."""
 ENSEMBLE = ("reward_disagreement",)
 WATCHED = (
     *("validation_watch_score", "watch_change", "watch_falls", "watch_worse", "watch_reward"),

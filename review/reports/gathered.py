@@ -81,7 +81,7 @@ class Ridge:
     """Spread of a set of scores, as its percentiles show it."""
 
     name: str
-    """What was scored; of a validation its iteration."""
+    """Name of what was scored; for a validation its iteration."""
     points: tuple[tuple[float, float], ...]
     """Share of the responses, and the score that so many do not exceed; in the order of the shares."""
     kind: Literal["data", "before", "iteration"]

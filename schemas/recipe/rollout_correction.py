@@ -18,7 +18,7 @@ class RolloutCorrection(Frozen):
     """Bounds on w = π_old/π_sampler, by which advantages are weighted; a recipe may give one of the names ``tis`` and ``icepop``."""
 
     action: Literal["truncate", "mask"]
-    """What happens to a ratio outside the bounds: ``truncate`` sets it to the bound; ``mask`` leaves its tokens out of the
+    """Treatment of a ratio outside the bounds: ``truncate`` sets it to the bound; ``mask`` leaves its tokens out of the
     loss and of its denominators."""
     ratio_of: Literal["token", "sequence", "sequence_mean"] = Field("token", exclude_if=is_default("token"))
     """``token``: each token has its own ratio. ``sequence``: all tokens of a response have the product of their ratios.

@@ -27,7 +27,7 @@ class Shorter(Frozen):
     length: float
     """Its iterations, or epochs."""
     provenance: dict[str, str] = Field(default_factory=dict, exclude_if=is_unset)
-    """What computed it."""
+    """Identity of the computation."""
     verdicts: tuple[Verdict, ...] = Field((), exclude_if=is_default(()))
     """The verdicts of its gates, where a gate had it trained further."""
 

@@ -50,7 +50,7 @@ def test_a_model_is_asked_about_the_pairs_that_differ_in_both_orders(monkeypatch
     monkeypatch.setattr(against_init, "judge_texts", prefers_longer_and_what_stands_first)
     first = first_responses(sampled(["aa", "bb", "cc", "dd"], [2, 2, 2, 2]))
     now = sampled(["aaaa", "bb", "c", ""], [4, 2, 1, 1])
-    # by 2 longer: both orders prefer it; the same: not asked; by 1 shorter: both orders prefer what stands first; by 2: it loses
+    # by 2 longer: both orders prefer it; the same: not asked; by 1 shorter: both orders prefer the first one; by 2: it loses
     verdicts = verdicts_of_model(None, now, first)  # type: ignore[arg-type]
     assert verdicts.wins.tolist() == [1.0, 0.5, 0.5, 0.0]
     assert verdicts.disagree.tolist() == [False, False, True, False]
