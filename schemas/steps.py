@@ -90,7 +90,7 @@ JUDGES: dict[str, tuple[str, ...]] = {"judge": ("judge",), "also": ("also",), "w
 WATCH_PROMPTS = "watch_prompts"
 """Role of the prompts that a watch has of its own."""
 WATCHED_AT = ("watch", "prompts")
-"""Where a stage names them."""
+"""Curves of a stage that names them."""
 
 
 def stage_reference(stage: Stage) -> str | None:

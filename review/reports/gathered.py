@@ -106,7 +106,7 @@ class StageCurves:
     made_by: str | None = None
     """The run that made a reused artifact, whose curves these are."""
     ridges: tuple[Ridge, ...] = ()
-    """How the scores of the validation responses were spread; empty: it measures none."""
+    """Percentiles of the scores of the validation responses; empty: it measures none."""
 
 
 @dataclass(frozen=True)

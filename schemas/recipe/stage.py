@@ -45,7 +45,7 @@ class Gate(Frozen):
     start when a person has approved of it (``vantage approve``). ``extend``: the stage is trained further by the amount in
     ``extend``, and judged again; it needs ``keep_state`` (docs/extending.md)."""
     extend: Extend | None = Field(None, exclude_if=is_unset)
-    """How far and how often ``on_fail: extend`` trains the stage further."""
+    """Bounds of how far and how often ``on_fail: extend`` trains the stage further."""
 
     @rule
     def _one_bound(self) -> None:

@@ -53,7 +53,7 @@ class Selection:
     keeps_by_watch: bool = False
     """Whether the policy that this judge scores best is kept."""
     monitors: Monitors | None = None
-    """What is measured beside the score."""
+    """Measurements beside the score."""
 
     def measure(self, test: Prompts, *, num_samples: int) -> Measured:
         """Return score, length (tokens), share of cut-off responses and, with a reference, KL (nats) of the present policy.

@@ -22,7 +22,7 @@ class FirstResponses:
 
     texts: tuple[str, ...] = ()
     lengths: tuple[int, ...] = ()
-    """In tokens, EOS included."""
+    """Lengths in tokens, EOS included."""
     scores: tuple[float, ...] = ()
     """Scores by a reward that judges; empty where a model judges."""
 
@@ -40,7 +40,7 @@ class WatchedSoFar:
     worse: int = 0
     """Measurements in a row at which the judge's score had fallen since then, whatever the reward did."""
     first: FirstResponses = field(default_factory=FirstResponses, metadata=ADDED_LATER)
-    """What the first measurement's policy answered; empty where it is not compared, or an earlier version kept none."""
+    """Responses of the first measurement's policy; empty where it is not compared, or an earlier version kept none."""
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ def test_every_update_reaches_the_real_engine(name: str, tmp_path: Path) -> None
 
 
 def test_the_same_seed_gives_the_same_responses_alone_and_beside_others(tmp_path: Path) -> None:
-    """Where rounding permits: on one machine, in float32, with few rows."""
+    """Compare exactly where rounding permits: on one machine, in float32, with few rows."""
     _, _, engine = engine_at(model(tmp_path / "model", "tied"))
     first = engine.generate(PROMPTS, count=4, seed=3)
     assert engine.generate(PROMPTS, count=4, seed=3).responses == first.responses

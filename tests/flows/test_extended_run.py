@@ -45,7 +45,7 @@ stages:
   policy: {kind: policy_optimization, algorithm: grpo, init: model, reward: main, prompts: prompts}
   evaluation: {kind: evaluation, candidate: policy, baseline: model, judge: {verifier: arithmetic}, prompts: prompts}
 """
-"""As small as a run with a stage that reads an extended one can be."""
+"""The smallest run with a stage that reads an extended one."""
 
 
 @pytest.fixture
@@ -390,7 +390,7 @@ def test_parts_that_keep_the_same_weights_are_told_apart_by_their_keys(
 
 
 def command(*words: str) -> str:
-    """What a command prints, in one line."""
+    """Return what a command prints, in one line."""
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.stdout
     return " ".join(done.stdout.split())

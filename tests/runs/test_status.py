@@ -48,7 +48,7 @@ def test_a_running_stage_shows_how_far_it_is_and_a_dead_run_that_it_is_dead(
 def test_a_step_that_another_run_computes_is_shown_with_that_run(
     workspace: Workspace, recipe_file: Path
 ) -> None:
-    """As long as it does, and as long as this run waits for it."""
+    """The name is shown as long as the other run computes, and as long as this run waits for it."""
     store = Store(workspace.store)
     with acquire_run(workspace, load_resolved(recipe_file)[0], source="a") as run:
         run.update(stages={"model": StageRecord(), "sft": StageRecord()})

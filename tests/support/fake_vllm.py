@@ -16,7 +16,7 @@ from vantage.models.sampling import sample
 
 @dataclass
 class Faults:
-    """What goes wrong, and what was seen."""
+    """Failures that the fake vLLM is asked for, and what it has seen."""
 
     raising_steps: set[int] = field(default_factory=set)
     """Numbers of steps, counted over all starts, that raise an error."""
@@ -40,7 +40,7 @@ FAULTS = Faults()
 
 @dataclass
 class SamplingParams:
-    """As much of vLLM's as is used."""
+    """The part of vLLM's class that is used."""
 
     temperature: float = 1.0
     top_p: float = 1.0

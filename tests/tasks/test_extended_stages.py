@@ -25,7 +25,7 @@ from vantage.tasks.training.scratch import JOURNAL
 
 Contents = Callable[[Path], dict[str, bytes]]
 Job = Callable[[Any, Path], StageJob]
-"""From the small pipeline and a folder to the job."""
+"""Function of the small pipeline and a folder that returns the job."""
 
 
 def state_of(job: StageJob, folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""What a policy stage measures beside its score: demonstrations that it forgets, and scores beside those of the reward's data."""
+"""Monitors of a policy stage beside its score: demonstrations that it forgets, and scores beside those of the reward's data."""
 
 import math
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def monitored(pipeline: Any, *roles: str, **changes: Any) -> StageJob:
 
 
 def curves_of(job: StageJob) -> list[dict[str, float]]:
-    """What each validation reported."""
+    """Return what each validation reported."""
     return [entry.metrics for entry in read(job.scratch / JOURNAL) if "validation_score" in entry.metrics]
 
 
@@ -66,7 +66,7 @@ def nll_by_transformers(folder: Path, job: StageJob, count: int) -> float:
 def test_the_nll_of_demonstrations_is_transformers_loss(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the policy as it is when it is measured, and of the reference."""
+    """The losses are those of the policy when it is measured, and of the reference."""
 
     def saved(self: Any, policy: Any, scores: Any, measure: Any = monitors.Monitors.measure) -> Any:
         policy.causal_lm.save_pretrained(tmp_path)
@@ -188,7 +188,7 @@ def test_killed_and_resumed_it_reports_the_same(
 
 
 def test_percentiles_of_the_first_policy_stay_beside_the_newest(pipeline: Any) -> None:
-    """With a step of nothing, both are those of the first policy."""
+    """After a step that changes nothing, both are those of the first policy."""
     job = pipeline.job("policy", validate_every=2, learning_rate=1e-12)
     run_stage(job)
     for curve in curves_of(job):

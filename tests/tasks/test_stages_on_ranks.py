@@ -41,7 +41,7 @@ SECONDS = 600
 ROOT = Path(__file__).parents[2]
 
 Job = Callable[[Any, Path], StageJob]
-"""From the small pipeline and a folder to the job."""
+"""Function of the small pipeline and a folder that returns the job."""
 
 
 def of_kind(name: str, **changes: Any) -> Job:

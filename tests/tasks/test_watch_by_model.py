@@ -164,7 +164,7 @@ def with_reward(pipeline: Any, job: StageJob) -> StageJob:
 def test_a_reward_as_judge_reports_its_win_rate_beside_its_score(
     pipeline: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By hand from the scores that it gave."""
+    """The rates are computed by hand from the scores that it gave."""
     given: list[torch.Tensor] = []
     look = Watching.look
 

@@ -236,7 +236,7 @@ CASES: dict[Callable[[Case], None], str] = {
     guards_tag_removed: "MLflow: tag vantage.guards is absent",
     mark_tag_removed: "MLflow: tag vantage.ended_early is absent",
 }
-"""What somebody does → what the audit finds."""
+"""Tampering → finding of the audit."""
 
 
 def test_what_nobody_touched_agrees(case: Case) -> None:

@@ -1,4 +1,4 @@
-"""What a policy stage measures beside its score, as a recipe asks for it: what is refused, and what enters the stage's key."""
+"""Monitors of a policy stage in a recipe: which are refused, and what enters the stage's key."""
 
 from typing import Any
 

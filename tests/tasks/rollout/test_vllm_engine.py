@@ -151,7 +151,7 @@ def test_weights_that_were_pushed_by_hand_are_found(pipeline: Any, faults: Fault
 def test_an_engine_that_breaks_is_started_again_for_what_is_missing(
     raising: set[int], pipeline: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At its first token, or later, once or twice: the responses are those of an engine that never broke."""
+    """The engine breaks at its first token or later, once or twice: the responses are those of one that never broke."""
     policy, codec, prompts = parts(pipeline)
     fake_vllm.install(monkeypatch)
     expected = engine_of(policy, codec).generate(prompts, count=3, seed=4)
@@ -216,7 +216,7 @@ def test_a_start_leaves_the_random_state_of_the_process(pipeline: Any, faults: F
 
 
 def test_one_engine_ends_where_another_begins(pipeline: Any, faults: Faults) -> None:
-    """As in an evaluation of two policies; the first starts again if it is asked once more."""
+    """Two engines follow each other, as in an evaluation of two policies; the first starts again if it is asked once more."""
     policy, codec, prompts = parts(pipeline)
     engine, other = engine_of(policy, codec), engine_of(load(pipeline.folder("model")), codec)
     first = engine.generate(prompts, count=2, seed=1)
