@@ -75,7 +75,7 @@ class CapturedSteps:
 
     def drop_steps(self) -> None:
         """Forget all captured steps."""
-        self._capture.wait()
+        self._capture.end_all()
         self._steps.clear()
 
     def slots(self, rows: int, endings: Endings, *, greedy: bool) -> Slots:

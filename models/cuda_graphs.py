@@ -19,8 +19,8 @@ class Capture(Protocol):
             restore: puts back what a step has changed; a capture may make some before it captures one.
         """
 
-    def wait(self) -> None:
-        """Wait until all replays are done; afterwards steps may be dropped."""
+    def end_all(self) -> None:
+        """Wait until all replays are done; afterwards all captured steps must be dropped before another one is captured."""
 
 
 class CudaGraphs:
@@ -61,9 +61,11 @@ class CudaGraphs:
 
         return replay
 
-    def wait(self) -> None:
+    def end_all(self) -> None:
         """See ``Capture``."""
         torch.cuda.synchronize()
+        # Torch frees a pool with its last graph, and refuses to capture into it again
+        self._pool = torch.cuda.graph_pool_handle()
 
 
 @contextmanager
@@ -90,5 +92,5 @@ class Uncaptured:
         restore()
         return step
 
-    def wait(self) -> None:
+    def end_all(self) -> None:
         """See ``Capture``."""

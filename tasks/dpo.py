@@ -92,7 +92,7 @@ def run(job: StageJob[ResolvedDirectPreferenceOptimization]) -> StageResult:
     num_steps = order.num_batches(work.epochs)
     taken = Taken(
         longest_row(train, shares_prompt=work.pass_limits.share_prompts),
-        [lambda batch: pair_logprobs(models, batch, precision=work.arithmetic).per_token],
+        [lambda batch: both_logprobs(models, batch, precision=work.arithmetic)[0]],
         work.arithmetic,
         [optimizer],
     )
@@ -175,13 +175,19 @@ def accumulate_preferences(
 
 def pair_logprobs(models: Models, batch: Sequences, *, precision: Precision) -> PairLogprobs:
     """Return both models' log-probabilities of a batch of pairs: N chosen sides, then their N rejected ones."""
+    per_token, of_reference = both_logprobs(models, batch, precision=precision)
+    chosen, rejected = per_token.sum(dim=1).chunk(2)
+    ref_chosen, ref_rejected = of_reference.sum(dim=1).chunk(2)
+    return PairLogprobs(chosen, rejected, ref_chosen, ref_rejected, per_token)
+
+
+def both_logprobs(models: Models, batch: Sequences, *, precision: Precision) -> tuple[Tensor, Tensor]:
+    """Return the policy's and the reference's log-probabilities (n,T) of any responses, in nats; only the policy's have a gradient."""
     with autocast(precision, batch.input_ids.device):
         per_token = models.policy.logprobs(batch, temperature=models.temperature).logprobs
         with torch.no_grad():
             of_reference = models.reference.logprobs(batch, temperature=models.temperature).logprobs
-    chosen, rejected = per_token.sum(dim=1).chunk(2)
-    ref_chosen, ref_rejected = of_reference.sum(dim=1).chunk(2)
-    return PairLogprobs(chosen, rejected, ref_chosen, ref_rejected, per_token)
+    return per_token, of_reference
 
 
 @torch.no_grad()

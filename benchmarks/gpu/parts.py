@@ -196,7 +196,7 @@ def config_of(size: Size, positions: int) -> LlamaConfig:
         num_key_value_heads=size.num_kv_heads,
         head_dim=size.head_dim,
         max_position_embeddings=positions,
-        tie_word_embeddings=True,
+        tie_word_embeddings=size.has_tied_head,
         pad_token_id=PAD,
         bos_token_id=None,
         eos_token_id=None,

@@ -29,10 +29,12 @@ class Size:
     head_dim: int
     intermediate_size: int
     vocab_size: int
+    has_tied_head: bool = True
+    """Whether input and output embeddings are one table."""
 
     @property
     def shape(self) -> ModelShape:
-        """As the formulas take it; input and output embeddings are one table."""
+        """Return the shape as the formulas take it."""
         return ModelShape(
             family=LLAMA,
             hidden_size=self.hidden_size,
@@ -43,7 +45,7 @@ class Size:
             intermediate_size=self.intermediate_size,
             vocab_size=self.vocab_size,
             num_positions=0,
-            has_tied_head=True,
+            has_tied_head=self.has_tied_head,
         )
 
 
@@ -51,8 +53,10 @@ SIZES = {
     each.name: each
     for each in (
         Size("tiny", 32, 2, 4, 2, 8, 64, 128),
+        Size("smollm2", 576, 30, 9, 3, 64, 1536, 49152),  # widths of SmolLM2-135M
         Size("0.5b", 896, 24, 14, 2, 64, 4864, 151936),  # widths of Qwen2.5-0.5B
         Size("1.5b", 1536, 28, 12, 2, 128, 8960, 151936),  # of Qwen2.5-1.5B
+        Size("7b", 3584, 28, 28, 4, 128, 18944, 152064, has_tied_head=False),  # of Qwen2.5-7B
     )
 }
 """Name on the command line → size."""

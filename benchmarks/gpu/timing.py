@@ -28,7 +28,12 @@ class Timed:
 
 
 def time_parts(
-    parts: Mapping[str, Callable[[], None]], device: torch.device, *, warmup: int, measured: int
+    parts: Mapping[str, Callable[[], None]],
+    device: torch.device,
+    *,
+    warmup: int,
+    measured: int,
+    with_waits: bool = True,
 ) -> dict[str, Timed]:
     """Return all parts in their order, some iterations to warm up, some that count, and on a GPU one whose waits are counted."""
     seconds: dict[str, list[float]] = {name: [] for name in parts}
@@ -39,7 +44,8 @@ def time_parts(
             if iteration >= warmup:
                 seconds[name].append(taken)
                 memory[name] = max(memory[name], peak)
-    waits = {name: count_waits(part) for name, part in parts.items()} if device.type == "cuda" else {}
+    counts_waits = with_waits and device.type == "cuda"
+    waits = {name: count_waits(part) for name, part in parts.items()} if counts_waits else {}
     return {
         name: Timed(
             seconds=statistics.median(found),

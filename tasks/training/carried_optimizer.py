@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -52,7 +51,5 @@ def carry_over(optimizer: Optimizer, module: nn.Module, folder: Path) -> None:
             key.rpartition("/")[2]: each for key, each in saved.items() if key.rpartition("/")[0] == name
         }
         if parameter in trained and entries:
-            optimizer.state[parameter] = {
-                key: each if each.shape == torch.Size() else each.to(parameter.device)
-                for key, each in entries.items()
-            }
+            # AdamW's fused kernel reads the number of steps on the device too
+            optimizer.state[parameter] = {key: each.to(parameter.device) for key, each in entries.items()}

@@ -194,7 +194,7 @@ def test_floors_are_printed_without_the_device(capsys: pytest.CaptureFixture[str
     ("arguments", "message"),
     [
         (["--minibatches", "3"], "--minibatches=3 does not divide 2048 responses"),
-        (["--size", "7b"], "invalid choice: '7b'"),
+        (["--size", "70b"], "invalid choice: '70b'"),
         (["--device", "cuda"], "torch finds no GPU"),
     ],
 )

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 
 import pytest
 import torch
@@ -19,7 +20,8 @@ class FakeGPU:
         self.generator = FakeGenerator(self)
         for name in ("synchronize", "empty_cache"):
             monkeypatch.setattr(torch.cuda, name, partial(self.say, name))
-        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+        numbers = count()
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: f"pool {next(numbers)}")
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "default_generators", (self.generator,))
         monkeypatch.setattr(torch.cuda, "Stream", lambda: FakeStream(self, "side"))
@@ -79,7 +81,7 @@ class FakeGraph:
 
 
 WARM_UP = ["side waits for current", "to side", "step", "restore", "from side", "current waits for side"]
-BEGUN = ["synchronize", "empty_cache", "to side", "spare state", "begin pool thread_local"]
+BEGUN = ["synchronize", "empty_cache", "to side", "spare state", "begin pool 0 thread_local"]
 
 
 def test_a_capture_asks_the_gpu_for_what_it_needs_in_this_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,8 +91,19 @@ def test_a_capture_asks_the_gpu_for_what_it_needs_in_this_order(monkeypatch: pyt
     assert gpu.said == [*WARM_UP, *BEGUN, "step", "end", "own state", "from side"]
     gpu.said.clear()
     replay()
-    graphs.wait()
+    graphs.end_all()
     assert gpu.said == ["replay", "synchronize"]
+
+
+def test_no_pool_is_used_again_after_its_graphs_were_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch frees a pool with its last graph, and a capture into a freed pool is an internal error (2.11: CachingHostAllocator)."""
+    gpu = FakeGPU(monkeypatch)
+    graphs = CudaGraphs()
+    for _ in range(2):
+        graphs(partial(gpu.say, "step"), restore=partial(gpu.say, "restore"))
+    graphs.end_all()
+    graphs(partial(gpu.say, "step"), restore=partial(gpu.say, "restore"))
+    assert [each.split()[2] for each in gpu.said if each.startswith("begin")] == ["0", "0", "1"]
 
 
 def test_a_capture_that_fails_ends_and_tells_the_first_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,6 +109,15 @@ def test_going_on_is_as_if_nothing_lay_between(pretrained: Path) -> None:
         assert torch.equal(one, other), name
 
 
+def test_all_of_it_is_where_the_critic_is(pretrained: Path) -> None:
+    """The number of steps too: AdamW's fused kernel refuses one on another device than the weights."""
+    critic = load_critic(pretrained, seed=0).to("meta")
+    optimizer = make_optimizer(critic, weight_decay=0.1)
+    carry_over(optimizer, critic, pretrained)
+    state = [each for parameter in critic.parameters() for each in optimizer.state[parameter].values()]
+    assert {each.device.type for each in state} == {"meta"}
+
+
 def test_the_policy_stage_begins_with_it(pipeline: Any, pretrained: Path, tmp_path: Path) -> None:
     networks = load_actor_critic(policy_job(pipeline, tmp_path, pretrained), torch.device("cpu"))
     saved = load_file(pretrained / FILE)

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.tasks.conftest import Pipeline
+from tests.tasks.golden_results import Results
 from tests.tasks.kills import same_bytes_after_a_kill
 from tests.tasks.live_memory import LiveMemory
 from tests.tasks.test_stages_on_ranks import start
@@ -59,6 +60,32 @@ def test_where_all_fits_the_search_leaves_no_trace(
     assert live.asked == 1
     assert contents(searched.output) == contents(whole.output)
     assert curve(searched) == curve(whole)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dpo",
+        "dpo: collected responses",
+        "reward_model: rankings",
+        "best_of_n",
+        "value_pretraining",
+        "policy_optimization: vapo",
+        "rollout_collection",
+        "preference_collection",
+        "evaluation",
+    ],
+)
+def test_a_run_with_the_search_makes_what_one_without_it_makes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kinds that look for nothing are here too: their inputs are made by kinds that do."""
+    without, searched = (Results(tmp_path / each) for each in ("without", "searched"))
+    expected = without.of(name)
+    with memory(PLENTY, monkeypatch):
+        found = searched.of(name)
+    assert found.artifact == expected.artifact
+    assert found.result.metrics == expected.result.metrics
 
 
 @pytest.fixture(scope="module")

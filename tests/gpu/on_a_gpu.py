@@ -1,0 +1,129 @@
+"""Stages and sampler on a real GPU: ``make test-gpu``. The file's name keeps it out of ``make test``, whose machine may have none.
+
+It needs torch, transformers, pydantic and what ``pip install -e '.[dev]'`` brings beside them; neither Prefect nor MLflow.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.attempts.golden_digests import golden, read, unlike
+from tests.tasks.golden_results import Results
+from tests.tasks.golden_runs import RUNS
+from vantage.models import replayed_steps
+from vantage.models.pass_counts import taken_counts
+from vantage.models.sampling import Samples, sample
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.tasks.training.scratch import read_found
+
+COSTS = {"mean of prompt_reads"}
+"""Counts that depend on the device: how often a prompt is read is decided by what a pass costs there."""
+NEEDS = {"import_model in 4 bits": "bitsandbytes", "benchmark_evaluation": "lm_eval"}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def gpu() -> None:
+    assert torch.cuda.is_available(), "torch finds no GPU"
+
+
+@pytest.fixture(scope="module")
+def twice(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, Results]:
+    return Results(tmp_path_factory.mktemp("first")), Results(tmp_path_factory.mktemp("second"))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_makes_what_a_cpu_makes_and_the_same_bits_every_time(
+    name: str, twice: tuple[Results, Results]
+) -> None:
+    """Every kind of stage and every preset, in float32. Uniform numbers are drawn on the CPU, so responses are the same."""
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
+    recorded = read()["numbers"][name]
+    first, second = (golden(results.of(name), recorded) for results in twice)
+    assert first.digest == second.digest
+    assert [each for each in unlike(first.numbers, recorded) if each.partition(":")[0] not in COSTS] == []
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def model(request: pytest.FixtureRequest) -> LlamaForCausalLM:
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=500,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        initializer_range=0.1,
+    )
+    return LlamaForCausalLM(config).to(device="cuda", dtype=request.param).eval()
+
+
+def drawn(model: LlamaForCausalLM, *, rows: int, most: int, prompt: int, greedy: bool, ends: int) -> Samples:
+    prompts = [[3 + (row * 7 + at) % 400 for at in range(prompt + row % 5)] for row in range(rows)]
+    return sample(
+        model,
+        prompts,
+        max_new_tokens=most,
+        temperature=0.8,
+        eos_token_ids=tuple(range(450, 450 + ends)),
+        pad_token_id=0,
+        seed=7,
+        greedy=greedy,
+        limits=PassLimits(rows=64),
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "most", "prompt", "ends"),
+    [
+        (8, 40, 10, 0),
+        pytest.param(64, 700, 120, 0, id="a cache that grows past its room: all graphs are dropped"),
+        pytest.param(150, 300, 60, 5, id="rows that leave, three batches"),
+    ],
+)
+@pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sampled"])
+def test_captured_steps_draw_what_the_plain_loop_draws(
+    rows: int,
+    most: int,
+    prompt: int,
+    ends: int,
+    greedy: bool,
+    model: LlamaForCausalLM,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Up to near ties: captured steps compute in other kernels. Then the rest of a response differs too."""
+    with torch.no_grad():
+        monkeypatch.setenv(replayed_steps.SWITCH, "0")
+        expected = drawn(model, rows=rows, most=most, prompt=prompt, greedy=greedy, ends=ends)
+        monkeypatch.delenv(replayed_steps.SWITCH)
+        taken_counts()
+        found = drawn(model, rows=rows, most=most, prompt=prompt, greedy=greedy, ends=ends)
+    counts = taken_counts()
+    assert counts.graphs_captured > 0
+    assert counts.graph_fallbacks == 0
+    assert len(found.responses) == rows
+    gap, alike, tokens = 0.0, 0, 0
+    for row in range(rows):
+        one, other = expected.responses[row], found.responses[row]
+        same = next(
+            (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+            min(len(one), len(other)),
+        )
+        alike, tokens = alike + same, tokens + len(one)
+        gap += sum(
+            abs(a - b) for a, b in zip(expected.logprobs[row][:same], found.logprobs[row][:same], strict=True)
+        )
+    assert gap / max(alike, 1) < (1e-5 if model.dtype == torch.float32 else 0.05)
+    assert alike / tokens > (0.95 if model.dtype == torch.float32 else 0.02)
+
+
+def test_a_stage_finds_the_largest_passes_in_the_memory_that_is_free(tmp_path: Path) -> None:
+    """A stage of a small model has room for more positions than its recipe's rows would fill."""
+    made = Results(tmp_path).of("dpo")
+    found = read_found(made.job.scratch)
+    assert found is not None
+    assert found.tokens > 10_000
