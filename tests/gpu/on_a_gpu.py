@@ -81,7 +81,7 @@ def drawn(model: LlamaForCausalLM, *, rows: int, most: int, prompt: int, greedy:
     ("rows", "most", "prompt", "ends"),
     [
         (8, 40, 10, 0),
-        pytest.param(64, 700, 120, 0, id="a cache that grows past its room: all graphs are dropped"),
+        pytest.param(64, 300, 100, 0, id="a cache that grows past its room: all graphs are dropped"),
         pytest.param(150, 300, 60, 5, id="rows that leave, three batches"),
     ],
 )
