@@ -20,7 +20,6 @@ from vantage.tasks.training.scratch import read_found
 
 COSTS = {"mean of prompt_reads"}
 """Counts that depend on the device: how often a prompt is read is decided by what a pass costs there."""
-NEEDS = {"import_model in 4 bits": "bitsandbytes", "benchmark_evaluation": "lm_eval"}
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -38,8 +37,6 @@ def test_a_run_makes_what_a_cpu_makes_and_the_same_bits_every_time(
     name: str, twice: tuple[Results, Results]
 ) -> None:
     """Every kind of stage and every preset, in float32. Uniform numbers are drawn on the CPU, so responses are the same."""
-    if name in NEEDS:
-        pytest.importorskip(NEEDS[name])
     recorded = read()["numbers"][name]
     first, second = (golden(results.of(name), recorded) for results in twice)
     assert first.digest == second.digest
