@@ -7,10 +7,15 @@ RESPONSES_READ = ("responses_cut", "responses_cut_share")
 ROWS = ("train_rows", "validation_rows", "test_rows")
 PAIRS = ("pair_accuracy", "preference_loss", "validation_pair_accuracy", "validation_preference_loss")
 PASSES = ("forward_passes", "padding_share", "logits_again_share")
+PHASES = ("sampling", "waiting", "scoring", "reading", "updating", "measuring", "other")
+"""Groups of phases of an iteration that samples, in their order."""
+TIMES = (*(f"seconds_{phase}" for phase in PHASES), "seconds_beside", "waiting_share")
+"""Metrics of where the seconds of such an iteration go."""
 GRAPHS = ("graphs_captured", "graph_replays", "graph_fallbacks")
 """Metrics of the sampler on a GPU."""
-SAMPLING = ("prompt_reads", "ended_rows_share", *GRAPHS)
+SAMPLING = ("prompt_reads", "ended_rows_share", *GRAPHS, *TIMES)
 SPEED = ("tokens_per_second", "peak_memory")
+OF_MACHINE = (*SPEED, *TIMES)
 """Metrics that depend on the machine, and differ between runs that are otherwise equal."""
 COMPILED = ("graphs_compiled",)
 UNCOMPILED = ("uncompiled_share",)

@@ -205,7 +205,8 @@ def test_the_two_tiers_are_all_tests() -> None:
     recipes = dict(re.findall(r"^(test[a-z-]*):.*\n((?:\t.*\n)+)", makefile, re.MULTILINE))
     elsewhere = {"test-engine": "engine/real_vllm.py", "test-gpu": "gpu/on_a_gpu.py"}
     assert recipes.keys() == {"test", "test-slow", "test-all", *elsewhere}
-    for name, file in elsewhere.items():  # these need another machine or environment, and their files another name
+    # These need another machine or environment, and their files another name
+    for name, file in elsewhere.items():
         assert re.findall(r"tests/(\S+\.py)", recipes.pop(name)) == [file]
         folder = README_FILE.parent / "tests" / Path(file).parent
         assert [path.name for path in folder.glob("*.py")] == [Path(file).name]

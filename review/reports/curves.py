@@ -6,6 +6,7 @@ from statistics import fmean
 
 from vantage.review.reports.gathered import Curve, Point, StageCurves
 from vantage.review.reports.ridges import is_shown, ridges_of
+from vantage.review.reports.times import is_time, times_of
 from vantage.runs.history import Row
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.records.firings import Firing
@@ -96,9 +97,18 @@ def stage_curves(
         return None
     shown = {each.metric for each in drawn}
     ridges = ridges_of(measured)
-    others = tuple(sorted(name for name in measured if name not in shown and not (ridges and is_shown(name))))
+    times = times_of(measured)
+    elsewhere = {name for name in measured if (ridges and is_shown(name)) or (times and is_time(name))}
+    others = tuple(sorted(measured.keys() - shown - elsewhere))
     return StageCurves(
-        step=step, kind=kind, by=by, curves=drawn, others=others, made_by=made_by, ridges=ridges
+        step=step,
+        kind=kind,
+        by=by,
+        curves=drawn,
+        others=others,
+        made_by=made_by,
+        ridges=ridges,
+        times=times,
     )
 
 

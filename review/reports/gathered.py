@@ -93,6 +93,36 @@ class Ridge:
 
 
 @dataclass(frozen=True)
+class PhaseTime:
+    """The time of one group of phases in a stage's iterations."""
+
+    phase: str
+    seconds: float
+    """Mean of the iterations."""
+    share: float
+    """Mean share of an iteration's time."""
+    low: float
+    """10th percentile of the share over the iterations."""
+    high: float
+    """90th percentile."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Where the seconds of a stage's iterations went."""
+
+    phases: tuple[PhaseTime, ...]
+    """Those that took any time, in their order."""
+    iterations: int
+    seconds: float
+    """Mean of an iteration."""
+    beside: float | None
+    """Mean seconds in which responses were sampled beside training; None: none were."""
+    bars: tuple[tuple[str, tuple[float, ...]], ...]
+    """Iterations, and mean seconds of each of ``phases`` in them."""
+
+
+@dataclass(frozen=True)
 class StageCurves:
     """The learning curves of a training stage."""
 
@@ -107,6 +137,8 @@ class StageCurves:
     """The run that made a reused artifact, whose curves these are."""
     ridges: tuple[Ridge, ...] = ()
     """Percentiles of the scores of the validation responses; empty: it measures none."""
+    times: Times | None = None
+    """None: it does not sample, or an earlier version computed it."""
 
 
 @dataclass(frozen=True)

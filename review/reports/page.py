@@ -6,7 +6,7 @@ from vantage.ledger.pages.elements import figures, page, safe
 from vantage.review.reports.column import column
 from vantage.review.reports.gathered import Report
 from vantage.review.reports.graph import lineage
-from vantage.review.reports.plots import curve_plots, distribution_plots, ridge_plots
+from vantage.review.reports.plots import curve_plots, distribution_plots, ridge_plots, time_plots
 from vantage.review.reports.samples import SAMPLES_STYLE, sample_parts
 from vantage.review.reports.sections import (
     attempts_and_cost,
@@ -17,6 +17,7 @@ from vantage.review.reports.sections import (
     measured_tables,
     remark_lines,
     steps_table,
+    times_table,
 )
 from vantage.review.reports.words import words
 
@@ -58,6 +59,7 @@ def report_page(report: Report) -> str:
         ("gates", "Gates", _gates),
         ("comparison", "Before and after", _comparisons),
         ("curves", "Learning curves", _curves),
+        ("times", "Where the time went", _times),
         ("remarks", "Warnings and what was left out", _remarks),
         ("cost", "Cost", attempts_and_cost),
         ("environment", "Environment", environment),
@@ -131,6 +133,21 @@ def _curves(report: Report) -> str:
         "spike is lost; the thick line shows means of 25 parts.</p>"
     )
     return "\n".join([explained, curve_meanings(report.curves), *parts])
+
+
+def _times(report: Report) -> str:
+    parts = [
+        f"<h3>{safe(stage.step)}</h3>{figures(time_plots(stage))}{times_table(stage)}"
+        for stage in report.curves
+        if stage.times is not None
+    ]
+    if not parts:
+        return ""
+    explained = (
+        '<p class="soft">Of stages that sample: what the stage\'s process did in each iteration. On a GPU, what a phase started '
+        "last may count for the phase after it.</p>"
+    )
+    return "\n".join([explained, *parts])
 
 
 def _remarks(report: Report) -> str:

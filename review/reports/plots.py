@@ -1,12 +1,12 @@
 """Draw the plots of a report: learning curves, and distributions before and after. A plot that has been drawn is kept."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from vantage.ledger.pages.svg_plots import BAD, INK, LOW, ONE, OTHER, TWO, Plot, svg
+from vantage.ledger.pages.svg_plots import BAD, GOOD, INK, LOW, ONE, OTHER, TWO, Plot, svg
 from vantage.review.reports.curve_words import title_and_note
-from vantage.review.reports.gathered import Comparison, Curve, Distribution, StageCurves
+from vantage.review.reports.gathered import Comparison, Curve, Distribution, StageCurves, Times
 from vantage.review.reports.ridges import density, edges_of
 from vantage.review.reports.words import number
 
@@ -19,6 +19,17 @@ _MARKED = 40
 """Curves of at most so many points show them."""
 _RIDGE_HEIGHT = 1.3
 """Height of a ridge's densest part, in distances between two ridges: they overlap a little."""
+_MOST_TICKS = 8
+_OF_PHASE: Mapping[str, Mapping[str, Any]] = {
+    "sampling": {"color": ONE},
+    "waiting": {"color": BAD, "hatch": "//"},
+    "scoring": {"color": TWO},
+    "reading": {"color": TWO, "alpha": 0.45},
+    "updating": {"color": GOOD},
+    "measuring": {"color": OTHER},
+    "other": {"color": OTHER, "alpha": 0.35},
+}
+"""Group of phases → how its part of a bar is drawn."""
 _CROSSING_ZERO = frozenset({"explained_variance", "validation_explained_variance", "value_bias"})
 
 
@@ -30,6 +41,11 @@ def curve_plots(stage: StageCurves) -> list[Plot]:
 def ridge_plots(stage: StageCurves) -> list[Plot]:
     """Return the plot of the stage's ridges; none where it has none."""
     return [_ridges(stage)] if stage.ridges else []
+
+
+def time_plots(stage: StageCurves) -> list[Plot]:
+    """Return the plot of where the time of the stage's iterations went; none where that was not measured."""
+    return [] if stage.times is None else [_times(stage, stage.times)]
 
 
 def distribution_plots(comparison: Comparison) -> list[Plot]:
@@ -142,6 +158,40 @@ def _ridges(stage: StageCurves) -> Plot:
     title = "Held-out scores by iteration (validation_score, reward)"
     size = (LOW[0], max(LOW[1], 0.9 + 0.3 * len(ridges)))
     return Plot(title=title, note=note, svg=svg(draw, label=f"{stage.step}: {title}, {note}", size=size))
+
+
+@cache
+def _times(stage: StageCurves, times: Times) -> Plot:
+    names = [name for name, _ in times.bars]
+
+    def draw(axes: "Axes") -> None:
+        floors = [0.0] * len(times.bars)
+        for place, each in enumerate(times.phases):
+            heights = [seconds[place] for _, seconds in times.bars]
+            style = _OF_PHASE[each.phase]
+            axes.bar(
+                range(len(names)),
+                heights,
+                bottom=floors,
+                width=0.85,
+                label=each.phase,
+                edgecolor=INK,
+                linewidth=0.3,
+                **style,
+            )
+            floors = [floor + height for floor, height in zip(floors, heights, strict=True)]
+        every = -(-len(names) // _MOST_TICKS)
+        axes.set_xticks(range(0, len(names), every), names[::every])
+        axes.set_xlabel(stage.by, labelpad=2)
+        axes.set_ylabel("seconds")
+        axes.locator_params(axis="y", nbins=6)
+        axes.margins(y=0.25)
+        axes.legend(frameon=False, fontsize=8, loc="upper left", ncols=4, columnspacing=0.8, handlelength=1.2)
+
+    shares = ", ".join(f"{each.phase} {100 * each.share:.0f} %" for each in times.phases)
+    title = f"Seconds of an {stage.by}" if stage.by == "iteration" else f"Seconds of a {stage.by}"
+    note = f"mean {number(times.seconds)} s: {shares}"
+    return Plot(title=title, note=note, svg=svg(draw, label=f"{stage.step}: {title}, {note}"))
 
 
 def _fired(curve: Curve) -> str:

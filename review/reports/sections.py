@@ -127,6 +127,43 @@ def steps_table(report: Report) -> str:
     return rows(Table("Steps of the run", "", headings, body, left=6, whole=(0, 1, 5)))
 
 
+SHORTENED_BY = {
+    "sampling": "rollout.engine: vllm; a larger rollout.max_rows; rollout.ahead: 1, whose responses are one update old",
+    "waiting": "more processes that sample or judge",
+    "scoring": "precision: auto; a larger microbatch_tokens",
+    "reading": "precision: auto; a larger microbatch_tokens",
+    "updating": "precision: auto; compile: true; a larger microbatch_tokens; more GPUs",
+    "measuring": "a larger validate_every; fewer validation prompts",
+    "other": "a larger checkpoint_every",
+}
+"""Group of phases → settings that may shorten it. None of them asks less of the policy."""
+
+
+def times_table(stage: StageCurves) -> str:
+    """Return where the time of a stage's iterations went, and what may shorten it."""
+    times = stage.times
+    if times is None:
+        return ""
+    body = tuple(
+        (
+            each.phase,
+            f"{number(each.seconds)} s",
+            f"{100 * each.share:.0f} %",
+            f"{100 * each.low:.0f} to {100 * each.high:.0f} %",
+            SHORTENED_BY[each.phase],
+        )
+        for each in times.phases
+    )
+    note = f"Means of {times.iterations:,} of its iterations, {number(times.seconds)} s each."
+    if times.beside is not None:
+        note += (
+            f" Beside them, {number(times.beside)} s an iteration were spent on sampling the next responses."
+        )
+    headings = ("phase", "time", "share", "10th to 90th percentile of the share", "what may shorten it")
+    table = Table(f"{stage.step}: where the time went", "", headings, body, text=(4,), whole=(0,))
+    return f"<p>{safe(note)}</p>{rows(table)}"
+
+
 def gate_article(gate: Gate) -> str:
     """Return one gate: its condition, the measured value, and the consequence."""
     title = f"{gate.step}: {gate.asks}"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from vantage.schemas.kinds import KINDS
-from vantage.schemas.metric_names import DEMONSTRATED, REWARD_DATA, SPEED
+from vantage.schemas.metric_names import DEMONSTRATED, OF_MACHINE, REWARD_DATA
 from vantage.schemas.problems import Path, Problem, quote, suggest
 from vantage.schemas.recipe.guards import OFF, Guard
 from vantage.schemas.recipe.stage import Stage, Training
@@ -31,7 +31,7 @@ def guard_problems(name: str, stage: Stage) -> Iterator[Problem]:
 
 
 def _metric_problems(path: Path, guard: Guard, stage: Training) -> Iterator[Problem]:
-    if guard.metric in SPEED:
+    if guard.metric in OF_MACHINE:
         message = f"{guard.metric} depends on the machine, so another one would end the stage elsewhere"
         yield Problem(
             (*path, "metric"), message, "name another curve, or bound the stage by resources.max_seconds"
@@ -51,7 +51,7 @@ def _metric_problems(path: Path, guard: Guard, stage: Training) -> Iterator[Prob
     if guard.metric in curves - {"score_mean_TERM"} or (term != guard.metric and "score_mean_TERM" in curves):
         return
     message = f"a {stage.kind} stage has no curve {quote(guard.metric)}"
-    yield Problem((*path, "metric"), message, suggest(guard.metric, sorted(curves - set(SPEED))))
+    yield Problem((*path, "metric"), message, suggest(guard.metric, sorted(curves - set(OF_MACHINE))))
 
 
 def _action_problems(path: Path, guard: Guard, stage: Training) -> Iterator[Problem]:

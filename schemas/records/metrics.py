@@ -93,6 +93,28 @@ METRICS: tuple[Metric, ...] = (
         "Of the rows that the sampler computed token by token, those of responses that had ended.",
     ),
     Metric(
+        "seconds_sampling", "s",
+        "Time of the iteration in which the stage's process sampled responses. All times are those of the first rank; on a GPU, "
+        "what a phase started last may count for the phase after it.",
+    ),
+    Metric(
+        "seconds_waiting", "s",
+        "Time in which it waited for responses that another process or thread samples, or for verifiers.",
+    ),
+    Metric("seconds_scoring", "s", "Time in which reward models, or a model that judges, scored responses."),
+    Metric(
+        "seconds_reading", "s",
+        "Time in which networks read given responses without learning: log-probabilities, those of the reference, values.",
+    ),
+    Metric("seconds_updating", "s", "Time of the optimiser steps, forward and backward passes included."),
+    Metric("seconds_measuring", "s", "Time of the validation, of a `watch`, and of what else is measured on held-out rows."),
+    Metric("seconds_other", "s", "The rest of the iteration's time, checkpoints included."),
+    Metric(
+        "seconds_beside", "s",
+        "Time in which this iteration's responses were sampled beside the training before; with `rollout.ahead: 1`.",
+    ),
+    Metric("waiting_share", "1", "Share of the iteration's time in which the stage's process waited: seconds_waiting over all of them."),
+    Metric(
         "graphs_captured", "graphs",
         "CUDA graphs that the sampler captured: one for each number of rows and length of the cache. Only on a GPU.",
     ),

@@ -21,6 +21,7 @@ from typing import Any
 
 from vantage.tasks.rewards.verifier_file import BrokenVerifier, shown_case
 from vantage.tasks.rewards.verifier_worker import READY, RIGHT, WRONG
+from vantage.tasks.training import progress
 from vantage.tasks.training.control_groups import oom_kills
 
 CALL_SECONDS = 30.0
@@ -93,7 +94,9 @@ class VerifierProcess:
             others = _without(cases, begun)
             if others:
                 running.ask(others)
-            for case in [*begun, *others]:
+            asked = [*begun, *others]
+            for number, case in enumerate(asked):
+                progress.phase("waiting for verifiers", number, len(asked))
                 known[case].append(self._verdict(running, case))
             running.look(0.0)  # what it has printed
             return [known[case].popleft() for case in cases]

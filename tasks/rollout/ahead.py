@@ -6,6 +6,7 @@ Its responses depend only on its seed and those weights, never on which of the t
 
 import copy
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,6 +21,7 @@ from vantage.models.policy import PolicyModel
 from vantage.models.sampling import Samples
 from vantage.tasks.rollout.engine import Listener, LocalEngine, of_all_ranks
 from vantage.tasks.training import progress, ranks
+from vantage.tasks.training.phase_seconds import of_process
 
 TOLD_EVERY_SECONDS = 1.0
 """Seconds between two reports of the thread's progress while the stage waits for it."""
@@ -42,6 +44,8 @@ class _Begun:
     ended: int = 0
     """Responses of this rank that have ended."""
     error: BaseException | None = None
+    seconds: float = 0.0
+    """Time that the thread took."""
     thread: threading.Thread | None = None
 
 
@@ -105,6 +109,7 @@ class AheadEngine:
             return self._now.generate(prompts, count=count, seed=seed, greedy=greedy, listener=listener)
         own = self._joined(begun)
         self._begun, self.took_begun = None, True
+        of_process.beside(begun.seconds)
         add_counts(begun.counts)
         limit = self._now.codec.generation.max_response_tokens
         return of_all_ranks(own, ranks.own(len(repeated)), count=len(repeated), max_length=limit)
@@ -149,12 +154,13 @@ class AheadEngine:
         # All threads share one autocast cache. The thread that leaves the outermost autocast block empties it, also
         # during a training pass.
         torch.autocast_increment_nesting()
+        start = time.monotonic()
         try:
             mine = ranks.own(len(begun.prompts))
             with torch.cuda.stream(stream):
                 go_on = partial(self._go_on, begun)
                 begun.own = self._copy.sample_own(begun.prompts, mine, seed=begun.seed, on_token=go_on)
-            begun.counts = taken_counts()
+            begun.counts, begun.seconds = taken_counts(), time.monotonic() - start
         except _Stopped:
             pass
         except BaseException as error:  # raised again where the responses are asked for
@@ -169,7 +175,7 @@ class AheadEngine:
         while begun.thread is not None and begun.thread.is_alive():
             begun.thread.join(TOLD_EVERY_SECONDS)
             # A stage that waits here must not count as hanging
-            progress.phase("sampling", begun.ended, len(begun.prompts))
+            progress.phase("waiting for responses", begun.ended, len(begun.prompts))
         if begun.error is not None:
             raise begun.error
         assert begun.own is not None, "only an engine that was left is stopped"

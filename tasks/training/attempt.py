@@ -19,11 +19,13 @@ from vantage.schemas.recipe.default_guards import guards_of, own_guards
 from vantage.schemas.recipe.extending import PREVIOUS_STATE
 from vantage.schemas.recipe.guards import OFF
 from vantage.schemas.recipe.stage import Training
+from vantage.schemas.recipe.stages import Rollouts
 from vantage.schemas.records.firings import EndedEarly, Watched
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.training import checkpoints, nonfinite, preemption, ranks
 from vantage.tasks.training.guarding import Asked, Guarding, ended_early
 from vantage.tasks.training.kept_state import kept_checkpoint, kept_curves
+from vantage.tasks.training.phase_seconds import of_process
 from vantage.tasks.training.progress import RUNNING, Progress
 from vantage.tasks.training.scratch import (
     CHECKPOINTS,
@@ -106,6 +108,7 @@ class Attempt(Generic[State]):
             if isinstance(tensor, DTensor)
         }
         self._every = getattr(job.work, "checkpoint_every", total)
+        self._samples = isinstance(job.work, Rollouts)
         self._scratch, self._run_id = job.scratch, job.run_id
         self._scratch.mkdir(parents=True, exist_ok=True)
         self._journal = Journal(self._scratch / JOURNAL) if writes_files() else None
@@ -142,6 +145,7 @@ class Attempt(Generic[State]):
         """
         self._progress.update(self.step)  # the first step begins now, not when the stage did
         pass_metrics()  # what was computed before is none of the first step
+        of_process.begin()
         self._heed(begins=True)
         while self.step < self._total and not self._stopped:
             self._tolerance.begin(self.step)
@@ -194,12 +198,13 @@ class Attempt(Generic[State]):
         if not isfinite(metrics[headline]):
             nonfinite.meet(headline, metrics[headline], remedy="lower the learning rate, or look at the data")
         metrics = {**metrics, **self._tolerance.metrics(), **pass_metrics()}
+        seconds = of_process.taken() if self._samples else {}
         tokens_per_second, memory = self._speed.after(num_tokens), peak_memory()
         self._summary = f"{headline} {metrics[headline]:.4g}, {tokens_per_second:,.0f} tokens/s"
         if self._journal is not None:
             self._journal.append(
                 self.step + 1,
-                {**metrics, "tokens_per_second": tokens_per_second, "peak_memory": memory},
+                {**metrics, **seconds, "tokens_per_second": tokens_per_second, "peak_memory": memory},
                 time=time.time(),
             )
             self._guard(metrics)

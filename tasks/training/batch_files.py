@@ -17,6 +17,7 @@ from vantage.ledger.journal import Journal
 from vantage.schemas.canonical_json import canonical_json
 from vantage.storage.durable_files import make_folder, replace_file
 from vantage.tasks.training import preemption, ranks
+from vantage.tasks.training.phase_seconds import of_process
 from vantage.tasks.training.progress import Progress
 from vantage.tasks.training.scratch import BATCHES, JOURNAL, PROGRESS, write_committed
 from vantage.tasks.training.step_metrics import Speed, pass_metrics, peak_memory
@@ -68,6 +69,7 @@ class BatchFiles:
             Preempted: the process was asked to stop; every finished batch is kept.
         """
         pass_metrics()  # what was computed before is none of the first batch
+        of_process.begin()
         while len(self.finished) < self._total:
             yield len(self.finished)
             if ranks.any_rank(preemption.requested()):
@@ -92,12 +94,12 @@ class BatchFiles:
             attachment: what is too large for memory and JSON; later at ``attachment``.
         """
         number = len(self.finished)
-        metrics = {**metrics, **pass_metrics()}
+        metrics, seconds = {**metrics, **pass_metrics()}, of_process.taken()
         tokens_per_second, memory = self._speed.after(num_tokens), peak_memory()
         if self._journal is not None:
             self._journal.append(
                 number + 1,
-                {**metrics, "tokens_per_second": tokens_per_second, "peak_memory": memory},
+                {**metrics, **seconds, "tokens_per_second": tokens_per_second, "peak_memory": memory},
                 time=time.time(),
             )
             offset = self._journal.sync()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vantage.ledger.journal import Entry, Journal, read
 from vantage.schemas.canonical_json import canonical_json
-from vantage.schemas.metric_names import SPEED
+from vantage.schemas.metric_names import OF_MACHINE
 from vantage.storage.durable_files import write_file
 from vantage.tasks.training.checkpoint_folders import STATE, TENSORS, Checkpoint, latest
 from vantage.tasks.training.scratch import CHECKPOINTS, JOURNAL, read_committed
@@ -34,7 +34,7 @@ def write_kept_state(scratch: Path, folder: Path) -> int | None:
     shutil.copyfile(found.folder / TENSORS, folder / TENSORS)
     curves = Journal(folder / CURVES)
     for entry in read(scratch / JOURNAL, end_offset=moving["journal_offset"]):
-        steady = {name: value for name, value in entry.metrics.items() if name not in SPEED}
+        steady = {name: value for name, value in entry.metrics.items() if name not in OF_MACHINE}
         curves.append(entry.step, steady, time=0.0)
     curves.close()
     kept = {**description, "state": {**moving, "journal_offset": 0}}

@@ -17,6 +17,7 @@ from pydantic import Field
 from vantage.schemas.frozen import Frozen
 from vantage.schemas.recipe.fields import is_default
 from vantage.storage.durable_files import replace_file_unsynced
+from vantage.tasks.training.phase_seconds import of_process
 from vantage.tasks.training.writer import writes_files
 
 RUNNING = "running"
@@ -219,6 +220,7 @@ _within = ""
 
 def phase(name: str, done: int = 0, total: int = 0, *, note: str = "") -> None:
     """Report the present phase of this process's stage, and how much of it is done."""
+    of_process.enter(f"{_within}{name}")
     if _current is not None:
         _current.phase(f"{_within}{name}", done, total, note=note)
 

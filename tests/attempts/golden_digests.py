@@ -29,7 +29,7 @@ from tests.tasks.golden_results import Made, Results
 from tests.tasks.golden_runs import RUNS, kinds_behind
 from vantage.ledger.journal import read as read_journal
 from vantage.schemas.kinds import KINDS
-from vantage.schemas.metric_names import SPEED
+from vantage.schemas.metric_names import OF_MACHINE
 from vantage.tasks.data.rows import read_rows
 from vantage.tasks.data.splits import SPLITS
 from vantage.tasks.training.scratch import JOURNAL
@@ -133,7 +133,9 @@ def added(found: Golden, recorded: Numbers) -> list[str]:
 def _journal(path: Path) -> list[dict[str, float]]:
     """Return the metrics of every step, but for speed and memory; none of a stage that has no steps."""
     entries = read_journal(path) if path.is_file() else []
-    return [{name: each for name, each in entry.metrics.items() if name not in SPEED} for entry in entries]
+    return [
+        {name: each for name, each in entry.metrics.items() if name not in OF_MACHINE} for entry in entries
+    ]
 
 
 def _texts(row: Mapping[str, object]) -> dict[str, object]:

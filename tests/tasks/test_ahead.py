@@ -345,7 +345,7 @@ def test_whoever_waits_for_the_thread_tells_how_far_it_is(
     with AheadEngine(models.engine) as ahead:
         ahead.begin(prompts, count=2, seed=2)
         ahead.generate(prompts, count=2, seed=2)
-    assert told[0] == ("sampling", 1, 4)
+    assert told[0] == ("waiting for responses", 1, 4)
     assert len(told) > 3
 
 

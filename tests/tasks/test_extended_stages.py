@@ -14,7 +14,7 @@ from tests.tasks.kills import killed_in
 from tests.tasks.test_stages_on_ranks import result_of, start
 from vantage.ledger.journal import read
 from vantage.schemas.kinds import resolve_work
-from vantage.schemas.metric_names import SPEED
+from vantage.schemas.metric_names import OF_MACHINE
 from vantage.schemas.recipe.extending import PREVIOUS_STATE, with_length
 from vantage.schemas.recipe.guards import Guard
 from vantage.schemas.recipe.lora import Lora
@@ -43,7 +43,7 @@ def going_on(job: StageJob, state: Path) -> StageJob:
 def steady(job: StageJob) -> list[tuple[int, dict[str, float]]]:
     """The curves without what depends on the clock and the machine."""
     return [
-        (entry.step, {name: each for name, each in entry.metrics.items() if name not in SPEED})
+        (entry.step, {name: each for name, each in entry.metrics.items() if name not in OF_MACHINE})
         for entry in read(job.scratch / JOURNAL)
     ]
 

@@ -16,6 +16,7 @@ from tests.tasks.kills import same_bytes_after_a_kill
 from tests.tasks.live_memory import LiveMemory
 from tests.tasks.test_stages_on_ranks import start
 from vantage.ledger.journal import read
+from vantage.schemas.metric_names import OF_MACHINE
 from vantage.schemas.recipe.pass_limits import FoundLimits
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training import cuts, found_limits, memory_meter, memory_probe
@@ -266,10 +267,6 @@ def assert_alike_files(found: Path, expected: Path) -> None:
 def curve(job: Any) -> list[dict[str, float]]:
     """What every step says of itself, but for time and memory."""
     return [
-        {
-            name: value
-            for name, value in entry.metrics.items()
-            if name not in ("tokens_per_second", "peak_memory")
-        }
+        {name: value for name, value in entry.metrics.items() if name not in OF_MACHINE}
         for entry in read(job.scratch / JOURNAL)
     ]

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from tests.tasks.kills import killed_in
 from vantage.ledger.journal import read
-from vantage.schemas.metric_names import ENSEMBLE, NONFINITE
+from vantage.schemas.metric_names import ENSEMBLE, NONFINITE, OF_MACHINE
 from vantage.schemas.recipe.default_guards import guards_of
 from vantage.schemas.recipe.guards import Guard
 from vantage.schemas.recipe.stage import Training
@@ -49,7 +49,7 @@ def test_guards_that_do_not_fire_change_no_bit(pipeline: Any, name: str, content
 
 def steady(metrics: dict[str, float]) -> dict[str, float]:
     """Without what depends on the clock and the machine."""
-    return {name: each for name, each in metrics.items() if name not in ("tokens_per_second", "peak_memory")}
+    return {name: each for name, each in metrics.items() if name not in OF_MACHINE}
 
 
 def curve_of(name: str) -> str:

@@ -20,8 +20,8 @@ from vantage.schemas.metric_names import (
     GRAPHS,
     IMPORTANCE,
     NONFINITE,
+    OF_MACHINE,
     REWARD_DATA,
-    SPEED,
     UNCOMPILED,
     WATCHED,
 )
@@ -221,7 +221,7 @@ def stop_after_the_first(job: StageJob, monkeypatch: pytest.MonkeyPatch) -> None
 def curve(job: StageJob) -> list[dict[str, float]]:
     """What was journalled at each iteration, but for speed and memory."""
     return [
-        {name: value for name, value in entry.metrics.items() if name not in SPEED}
+        {name: value for name, value in entry.metrics.items() if name not in OF_MACHINE}
         for entry in read(job.scratch / JOURNAL)
     ]
 
@@ -239,7 +239,7 @@ def test_two_iterations_report_what_they_should_and_resume_exactly(
     assert len(steps) == 2
     for step in steps:
         assert {metric for metric, value in step.items() if not isfinite(value)} == set()
-    reported = set().union(*steps) | set(SPEED)
+    reported = set().union(*steps) | set(OF_MACHINE)
     if (
         case.reward is not None
     ):  # a verifier may find no response right at first: equal scores have no deviation

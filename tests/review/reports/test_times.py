@@ -1,0 +1,69 @@
+"""Where the time of a stage went, by hand: shares, percentiles, and bars of equal parts."""
+
+import pytest
+
+from vantage.review.reports.curves import stage_curves
+from vantage.review.reports.gathered import PhaseTime
+from vantage.review.reports.plots import time_plots
+from vantage.review.reports.sections import SHORTENED_BY, times_table
+from vantage.review.reports.times import MOST_BARS, times_of
+from vantage.runs.history import Row
+from vantage.schemas.metric_names import PHASES
+
+
+def rows_of(values: list[float]) -> list[Row]:
+    return [(step, 1000 * step, value) for step, value in enumerate(values, start=1)]
+
+
+def measured(**seconds: list[float]) -> dict[str, list[Row]]:
+    count = len(next(iter(seconds.values())))
+    return {f"seconds_{phase}": rows_of(seconds.get(phase, [0.0] * count)) for phase in PHASES}
+
+
+def test_shares_are_means_over_the_iterations() -> None:
+    """3 of 4 s and 1 of 10 s: the mean share is 0.425, and not 4 of 14 s."""
+    found = times_of(measured(sampling=[3.0, 1.0], updating=[1.0, 9.0]))
+    assert found is not None
+    assert (found.iterations, found.seconds, found.beside) == (2, 7.0, None)
+    assert found.phases == (
+        PhaseTime("sampling", 2.0, pytest.approx(0.425), pytest.approx(0.165), pytest.approx(0.685)),  # type: ignore[arg-type]
+        PhaseTime("updating", 5.0, pytest.approx(0.575), pytest.approx(0.315), pytest.approx(0.835)),  # type: ignore[arg-type]
+    )
+    assert found.bars == (("1", (3.0, 1.0)), ("2", (1.0, 9.0)))
+
+
+def test_many_iterations_become_bars_of_equal_parts() -> None:
+    found = times_of(measured(sampling=[float(step) for step in range(1, 49)]))
+    assert found is not None
+    assert len(found.bars) == MOST_BARS
+    assert (found.bars[0], found.bars[-1]) == (("1–2", (1.5,)), ("47–48", (47.5,)))
+
+
+def test_nothing_is_shown_of_a_stage_that_measured_no_times() -> None:
+    """As one that an earlier version computed, or one whose iterations lack a phase."""
+    assert times_of({"loss": rows_of([1.0])}) is None
+    partly = measured(sampling=[1.0])
+    del partly["seconds_other"]
+    assert times_of(partly) is None
+
+
+def test_the_section_has_a_plot_and_a_table() -> None:
+    rows = {
+        **measured(sampling=[3.0, 3.5], waiting=[1.0, 0.5], updating=[2.0, 2.0]),
+        "score_mean": rows_of([0.1, 0.2]),
+        "seconds_beside": rows_of([0.0, 2.0])[1:],
+    }
+    stage = stage_curves("policy", "policy_optimization", rows, most=4)
+    assert stage is not None
+    [plot] = time_plots(stage)
+    assert plot.title == "Seconds of an iteration"
+    assert plot.note == "mean 6 s: sampling 54 %, waiting 12 %, updating 33 %"
+    table = times_table(stage)
+    assert "Means of 2 of its iterations, 6 s each." in table
+    assert "Beside them, 2 s an iteration" in table
+    assert "rollout.ahead: 1, whose responses are one update old" in table
+    assert not {name for name in stage.others if name.startswith("seconds_")}
+
+
+def test_every_phase_has_a_remedy() -> None:
+    assert SHORTENED_BY.keys() == set(PHASES)
