@@ -12,6 +12,8 @@ from typing import Literal
 from vantage.estimates.devices import Device
 from vantage.estimates.memory import (
     BFLOAT16,
+    CHUNK_LOGITS,
+    CHUNK_LOGITS_OF_GPU,
     FLOAT32,
     NF4,
     decoding_bytes,
@@ -84,7 +86,7 @@ def memory_of(workload: Workload, layout: Layout, device: Device) -> Memory:
     training, scoring = 0.0, 0.0
     for each in workload.passes:
         extra = _gathered(workload.network(each.role), workload, layout, trains=each.does == "train")
-        held = _activations(each, workload, layout) + extra
+        held = _activations(each, workload, layout, device) + extra
         training = max(training, held if each.does == "train" else 0.0)
         scoring = max(scoring, held if each.does == "score" else 0.0)
     sampling = max((_sampling(each, workload, layout) for each in workload.samplings), default=0.0)
@@ -196,14 +198,19 @@ def _gathered(network: Network, workload: Workload, layout: Layout, *, trains: b
     return whole * (FLOAT32 + (BFLOAT16 if casts else 0)) + gradient
 
 
-def _activations(each: Pass, workload: Workload, layout: Layout) -> float:
+def _activations(each: Pass, workload: Workload, layout: Layout, device: Device) -> float:
     rows = each.sequences.rows_at_once(layout.world)
     network = workload.network(each.role)
     tokens, logit_tokens = rows * each.sequences.longest, rows * each.sequences.logit_tokens
     narrow = network.is_bfloat16 or (workload.is_bfloat16 and each.has_precision)
+    chunk = CHUNK_LOGITS if device.is_cpu else CHUNK_LOGITS_OF_GPU
     if each.does == "score":
         return scoring_activation_bytes(
-            network.shape, tokens=tokens, logit_tokens=logit_tokens, is_bfloat16=narrow
+            network.shape,
+            tokens=tokens,
+            logit_tokens=logit_tokens,
+            is_bfloat16=narrow,
+            chunk_logits=chunk,
         )
     return training_activation_bytes(
         network.shape,
@@ -211,6 +218,7 @@ def _activations(each: Pass, workload: Workload, layout: Layout) -> float:
         logit_tokens=logit_tokens,
         is_bfloat16=narrow,
         is_checkpointed=workload.is_checkpointed,
+        chunk_logits=chunk,
     )
 
 

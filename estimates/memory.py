@@ -12,8 +12,8 @@ NF4 = 0.5 + FLOAT32 / 64
 """Bytes of a weight in 4 bits: 64 of them have one scale."""
 ADAM_BYTES = 2 * FLOAT32
 """Bytes of the two moments of a weight."""
-CHUNK_LOGITS = 2**23
-"""Equal to ``vantage.models.chunked_logits.CHUNK_ELEMENTS``: logits that training and scoring hold at once."""
+CHUNK_LOGITS, CHUNK_LOGITS_OF_GPU = 2**23, 2**26
+"""Equal to ``vantage.models.chunked_logits.CHUNK_ELEMENTS``: logits that training and scoring hold at once on a CPU, and on a GPU."""
 CHUNK_COPIES = 3
 """Tensors of a chunk's size that exist together: logits, log-probabilities, and their gradient."""
 
@@ -71,6 +71,7 @@ def training_activation_bytes(
     logit_tokens: float,
     is_bfloat16: bool,
     is_checkpointed: bool = False,
+    chunk_logits: int = CHUNK_LOGITS,
 ) -> float:
     """Return the bytes that a forward pass over ``tokens`` tokens, padding included, keeps, with the logits of one chunk.
 
@@ -81,17 +82,22 @@ def training_activation_bytes(
     if is_checkpointed:
         layers = shape.num_layers * shape.hidden_size * FLOAT32 + layer
     ends = 3 * shape.hidden_size * FLOAT32
-    return tokens * (layers + ends) + logit_bytes(shape, logit_tokens=logit_tokens)
+    return tokens * (layers + ends) + logit_bytes(shape, logit_tokens=logit_tokens, chunk_logits=chunk_logits)
 
 
 def scoring_activation_bytes(
-    shape: ModelShape, *, tokens: float, logit_tokens: float, is_bfloat16: bool
+    shape: ModelShape,
+    *,
+    tokens: float,
+    logit_tokens: float,
+    is_bfloat16: bool,
+    chunk_logits: int = CHUNK_LOGITS,
 ) -> float:
     """Return the most bytes of a forward pass without gradients: one layer's tensors, and the logits of one chunk."""
     layer = layer_activation_bytes(shape, is_bfloat16=is_bfloat16)
-    return tokens * layer + logit_bytes(shape, logit_tokens=logit_tokens)
+    return tokens * layer + logit_bytes(shape, logit_tokens=logit_tokens, chunk_logits=chunk_logits)
 
 
-def logit_bytes(shape: ModelShape, *, logit_tokens: float) -> float:
+def logit_bytes(shape: ModelShape, *, logit_tokens: float, chunk_logits: int) -> float:
     """Return the bytes of the chunk of tokens whose logits are held at once."""
-    return min(logit_tokens * shape.vocab_size, max(CHUNK_LOGITS, shape.vocab_size)) * FLOAT32 * CHUNK_COPIES
+    return min(logit_tokens * shape.vocab_size, max(chunk_logits, shape.vocab_size)) * FLOAT32 * CHUNK_COPIES

@@ -8,16 +8,19 @@ from torch.nn.functional import linear
 
 from vantage.models.output_head import OutputHead
 
-CHUNK_ELEMENTS = 2**23
-"""Logits computed at once when `chunk_tokens` is not given: 32 MiB of float32."""
+CHUNK_ELEMENTS = {"cpu": 2**23, "cuda": 2**26}
+"""Logits computed at once when `chunk_tokens` is not given, by the kind of device: 32 and 256 MiB of float32. A GPU reads the
+head's weights, and adds to their gradient, once for each chunk: with 150,000 tokens in the vocabulary, 2²³ logits are 55 rows,
+and most of its time went there (docs/log/gpus_and_ranks.md)."""
 KEPT_ELEMENTS = 2**26
 """Most logits of one pass that are kept for its backward pass: 256 MiB of float32. If there are more, all are computed
 again."""
 
 
 def default_chunk_tokens(head: OutputHead) -> int:
-    """Return the number of tokens with about `CHUNK_ELEMENTS` logits, at least one."""
-    return max(1, CHUNK_ELEMENTS // head.weight.shape[0])
+    """Return the number of tokens with about `CHUNK_ELEMENTS` logits on the head's device, at least one."""
+    elements = CHUNK_ELEMENTS.get(head.weight.device.type, CHUNK_ELEMENTS["cpu"])
+    return max(1, elements // head.weight.shape[0])
 
 
 def in_autocast_type(hidden: Tensor, head: OutputHead) -> tuple[Tensor, OutputHead]:

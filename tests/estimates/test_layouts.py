@@ -17,6 +17,7 @@ from vantage.estimates.layouts import (
     with_microbatch,
     with_sampled_rows,
 )
+from vantage.estimates.memory import CHUNK_LOGITS, CHUNK_LOGITS_OF_GPU
 from vantage.estimates.timing import flops_of, seconds_of
 from vantage.estimates.workload import Network, Pass, Sampling, Sequences, Workload
 
@@ -106,7 +107,9 @@ def test_on_a_cpu_what_was_freed_is_not_given_back() -> None:
     gpu, host = memory_of(both, Layout(1), H100), memory_of(both, Layout(1), cpu)
     fixed = gpu.weights + gpu.optimizer
     assert gpu.peak == fixed + gpu.gradients + gpu.activations, "sampling takes less than that"
-    assert host.peak == gpu.peak + gpu.kv_cache
+    logits = (CHUNK_LOGITS_OF_GPU - CHUNK_LOGITS) * 4 * 3
+    assert host.activations == gpu.activations - logits
+    assert host.peak == gpu.peak + gpu.kv_cache - logits
 
 
 def test_what_fits_nowhere_is_said() -> None:

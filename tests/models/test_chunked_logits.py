@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from vantage.estimates.memory import CHUNK_LOGITS, CHUNK_LOGITS_OF_GPU
 from vantage.models.chunked_logits import CHUNK_ELEMENTS, default_chunk_tokens, logits_and_slope
 from vantage.models.output_head import OutputHead
 
@@ -10,7 +11,12 @@ def test_a_chunk_holds_so_many_logits_and_at_least_one_token() -> None:
         return OutputHead(torch.empty(vocabulary, 1, device="meta"), None, scale=1.0, softcap=None)
 
     assert default_chunk_tokens(head(2**17)) == 64
-    assert default_chunk_tokens(head(CHUNK_ELEMENTS + 1)) == 1
+    assert default_chunk_tokens(head(CHUNK_ELEMENTS["cpu"] + 1)) == 1
+
+
+def test_a_gpu_computes_more_at_once_and_the_estimate_counts_it() -> None:
+    assert CHUNK_ELEMENTS["cuda"] == 8 * CHUNK_ELEMENTS["cpu"]
+    assert {"cpu": CHUNK_LOGITS, "cuda": CHUNK_LOGITS_OF_GPU} == CHUNK_ELEMENTS
 
 
 @pytest.mark.parametrize("softcap", [None, 0.5])
