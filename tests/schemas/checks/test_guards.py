@@ -71,6 +71,10 @@ def policy_of(text: str) -> Training:
             "stages.policy.guards.0.metric: tokens_per_second depends on the machine, so another one would end the stage elsewhere; "
             "name another curve, or bound the stage by resources.max_seconds",
         ),
+        (
+            "{metric: waiting_share, above: 0.5}",
+            "stages.policy.guards.0.metric: waiting_share depends on the machine, so another one would end the stage elsewhere",
+        ),
         ("never", "stages.policy.guards"),
     ],
 )
