@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, LlamaForCausalLM
@@ -78,12 +79,11 @@ class Task:
         )
 
     @contextlib.contextmanager
-    def plain_model(self) -> Iterator[LlamaForCausalLM]:
+    def plain_model(self) -> Iterator[Any]:
         """Yield a copy of the model that is held in the precision of the computation."""
         held = torch.bfloat16 if self.precision == "bfloat16" else torch.float32
-        model = (
-            LlamaForCausalLM(self.policy.causal_lm.config).to(device=self.policy.device, dtype=held).eval()
-        )
+        model: Any = LlamaForCausalLM(self.policy.causal_lm.config)  # its types name no ``generate``
+        model.to(device=self.policy.device, dtype=held).eval()
         model.load_state_dict(self.policy.causal_lm.state_dict())
         yield model
         del model

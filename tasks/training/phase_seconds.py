@@ -5,7 +5,7 @@ Python waits for them.
 """
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 
 from vantage.schemas.metric_names import PHASES
@@ -35,7 +35,7 @@ class PhaseSeconds:
     def begin(self) -> None:
         """Forget what was measured, and begin anew."""
         self._now, self._since = OTHER, self._clock()
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
 
     def enter(self, phase: str) -> None:
         """Begin a phase, or go on with it."""
@@ -55,7 +55,7 @@ class PhaseSeconds:
         found = {f"seconds_{phase}": self._seconds[phase] for phase in PHASES}
         beside = {"seconds_beside": self._seconds["beside"]} if self._seconds["beside"] else {}
         share = self._seconds["waiting"] / max(sum(found.values()), 1e-9)
-        self._seconds = Counter()
+        self._seconds = defaultdict(float)
         return {**found, **beside, "waiting_share": share}
 
     def _count(self) -> None:

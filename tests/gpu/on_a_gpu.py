@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.attempts.golden_digests import golden, read, unlike
@@ -56,7 +57,10 @@ def model(request: pytest.FixtureRequest) -> LlamaForCausalLM:
         max_position_embeddings=2048,
         initializer_range=0.1,
     )
-    return LlamaForCausalLM(config).to(device="cuda", dtype=request.param).eval()
+    found = LlamaForCausalLM(config)
+    nn.Module.to(found, device="cuda", dtype=request.param)
+    found.eval()
+    return found
 
 
 def drawn(model: LlamaForCausalLM, *, rows: int, most: int, prompt: int, greedy: bool, ends: int) -> Samples:
