@@ -128,7 +128,7 @@ def steps_table(report: Report) -> str:
 
 
 SHORTENED_BY = {
-    "sampling": "rollout.engine: vllm; a larger rollout.max_rows; rollout.ahead: 1, whose responses are one update old",
+    "sampling": "rollout.engine: vllm; a larger rollout.max_rows",
     "waiting": "more processes that sample or judge",
     "scoring": "precision: auto; a larger microbatch_tokens",
     "reading": "precision: auto; a larger microbatch_tokens",
@@ -137,6 +137,7 @@ SHORTENED_BY = {
     "other": "a larger checkpoint_every",
 }
 """Group of phases → settings that may shorten it. None of them asks less of the policy."""
+AHEAD = "; rollout.ahead: 1, whose responses are one update old"
 
 
 def times_table(stage: StageCurves) -> str:
@@ -150,7 +151,7 @@ def times_table(stage: StageCurves) -> str:
             f"{number(each.seconds)} s",
             f"{100 * each.share:.0f} %",
             f"{100 * each.low:.0f} to {100 * each.high:.0f} %",
-            SHORTENED_BY[each.phase],
+            SHORTENED_BY[each.phase] + (AHEAD if each.phase == "sampling" and times.beside is None else ""),
         )
         for each in times.phases
     )
