@@ -9,6 +9,7 @@ from torch import nn
 
 from vantage.schemas.recipe.resolved import ResolvedTraining
 from vantage.tasks.training import nonfinite, ranks
+from vantage.tasks.training.gradients import add_gradients
 
 Schedule = Literal["constant", "linear", "cosine"]
 Precision = Literal["float32", "bfloat16"]
@@ -93,7 +94,7 @@ def take_step(
     Raises:
         TrainingDiverged: the norm is not finite, and that is not tolerated.
     """
-    ranks.add_gradients(module.parameters())
+    add_gradients(module)
     norm = float(ranks.whole(nn.utils.clip_grad_norm_(module.parameters(), max_grad_norm, foreach=True)))
     if not math.isfinite(norm):
         optimizer.zero_grad(set_to_none=True)
