@@ -5,9 +5,9 @@ and then each rank reads its own rows from the safetensors: no process ever hold
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from vantage.models.folder_check import UnsafeModel, read_tensors
+from vantage.models.gathered_weights import note_gathering
 
 _deferred: ContextVar[bool] = ContextVar("_deferred", default=False)
 
@@ -62,15 +63,37 @@ def is_sharded(module: nn.Module) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in module.parameters())
 
 
-def shard(module: nn.Module, *, device: torch.device, methods: tuple[str, ...] = ()) -> None:
+def shard(
+    module: nn.Module,
+    *,
+    device: torch.device,
+    methods: tuple[str, ...] = (),
+    gathered: torch.dtype | None = None,
+) -> None:
     """Shard a network over all ranks: each layer by itself, and the rest as one part; gradients are added.
+
+    With ``gathered``, all passes compute in this type under autocast, and float32 weights of the language model are rounded to it
+    before they are sent. The stream between the layers stays float32, as autocast alone would keep it, and so do the scalar heads.
 
     Args:
         methods: names of methods that read weights, beside ``forward``.
+        gathered: type in which weights are gathered; gradients are added in float32. None: each weight's own type.
     """
-    from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method  # half a second
+    from torch.distributed.fsdp import (  # half a second
+        FSDPModule,
+        MixedPrecisionPolicy,
+        fully_shard,
+        register_fsdp_forward_method,
+    )
 
     mesh = _mesh(device.type)
+    policy = MixedPrecisionPolicy()
+    if gathered is not None:
+        policy = MixedPrecisionPolicy(gathered, torch.float32, cast_forward_inputs=False)
+        _compute_in(module, gathered, device, methods=("forward", *methods))
+        for head in module.children():
+            if not isinstance(head, PreTrainedModel) and any(True for _ in head.parameters()):
+                fully_shard(head, mesh=mesh)
     for buffer_owner in module.modules():
         for name, buffer in buffer_owner.named_buffers(recurse=False):
             buffer_owner.register_buffer(
@@ -78,14 +101,35 @@ def shard(module: nn.Module, *, device: torch.device, methods: tuple[str, ...] =
             )
     for part in list(module.modules()):
         if type(part).__name__ in _layer_classes(module):
-            fully_shard(part, mesh=mesh)
-    fully_shard(module, mesh=mesh, reshard_after_forward=True)
+            fully_shard(part, mesh=mesh, mp_policy=policy)
+    fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)  # gloo knows no other
     for method in methods:
         register_fsdp_forward_method(module, method)
+    note_gathering(module, gathered)
+
+
+def _compute_in(
+    module: nn.Module, dtype: torch.dtype, device: torch.device, *, methods: tuple[str, ...]
+) -> None:
+    """Let these methods of a network compute under autocast, and its embeddings give float32."""
+
+    def within(method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def computed(*args: Any, **kwargs: Any) -> Any:
+            with torch.autocast(device.type, dtype=dtype):
+                return method(*args, **kwargs)
+
+        return computed
+
+    for name in methods:
+        setattr(module, name, within(getattr(module, name)))
+    for model in module.modules():
+        if isinstance(model, PreTrainedModel) and model.base_model is model:
+            model.get_input_embeddings().register_forward_hook(lambda _, __, output: output.float())
 
 
 def read_own_rows(module: nn.Module, model: PreTrainedModel, folder: Path) -> int:

@@ -20,6 +20,7 @@ from vantage.schemas.recipe import stage
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.training import ranks
 from vantage.tasks.training.compiling import compiled
+from vantage.tasks.training.optimization import Precision
 from vantage.tasks.training.seeds import derive_seed, stage_seed
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -35,14 +36,25 @@ class Written:
     """Whether its adapters change nothing."""
 
 
-def placed(build: Callable[[], Network], folder: Path, device: torch.device) -> Network:
-    """Return the network that ``build`` loads from the folder; with sharded ranks, no rank ever holds it whole."""
+def placed(
+    build: Callable[[], Network], folder: Path, device: torch.device, *, precision: Precision = "float32"
+) -> Network:
+    """Return the network that ``build`` loads from the folder; with sharded ranks, no rank ever holds it whole.
+
+    Args:
+        precision: arithmetic of the network's passes; sharded float32 weights are gathered in this type.
+    """
     if not ranks.are_sharded():
         return build().to(device)
     with without_weights():
         network = build()
-    shard(network, device=device, methods=("next_logits",) if isinstance(network, PolicyModel) else ())
     model = next(part for part in network.modules() if isinstance(part, PreTrainedModel))
+    shard(
+        network,
+        device=device,
+        methods=("next_logits",) if isinstance(network, PolicyModel) else (),
+        gathered=torch.bfloat16 if precision == "bfloat16" and model.dtype == torch.float32 else None,
+    )
     read_own_rows(network, model, folder)
     return network
 
@@ -59,7 +71,7 @@ def trained(
     job: StageJob[stage.Training], build: Callable[[Training], Network], folder: Path, device: torch.device
 ) -> Network:
     """Return a network that the stage trains, loaded by ``placed``; ``build`` receives which weights are trained."""
-    network = placed(lambda: build(training_of(job)), folder, device)
+    network = placed(lambda: build(training_of(job)), folder, device, precision=job.work.arithmetic)
     if job.work.gradient_checkpointing:
         checkpoint_gradients(network)
     return compiled(job, network)
@@ -89,7 +101,10 @@ def trained_critic(job: StageJob[stage.Training], device: torch.device) -> Scala
 def fixed_policy(job: StageJob, role: str, device: torch.device) -> PolicyModel:
     """Return a policy that is not trained."""
     policy = placed(
-        lambda: PolicyModel(load_stored_policy(job.model(role), training="nothing")), job.inputs[role], device
+        lambda: PolicyModel(load_stored_policy(job.model(role), training="nothing")),
+        job.inputs[role],
+        device,
+        precision=job.work.arithmetic if isinstance(job.work, stage.Stage) else "float32",
     )
     return compiled(job, policy)
 
