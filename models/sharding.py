@@ -132,8 +132,19 @@ def _compute_in(
             model.get_input_embeddings().register_forward_hook(lambda _, __, output: output.float())
 
 
-def read_own_rows(module: nn.Module, model: PreTrainedModel, folder: Path) -> int:
+def read_own_rows(
+    module: nn.Module,
+    model: PreTrainedModel,
+    folder: Path,
+    *,
+    added: Callable[[nn.Module], Tensor | None] = lambda _: None,
+) -> int:
     """Give the sharded ``model`` within ``module`` this rank's rows of the folder's weights; returns the bytes read.
+
+    Adapters have their weights already; the folder is that of the model beneath.
+
+    Args:
+        added: function from a layer to a matrix that is added to its weight, as merged adapters add one.
 
     Raises:
         UnsafeModel: the folder has a weight under another name than the model.
@@ -145,8 +156,13 @@ def read_own_rows(module: nn.Module, model: PreTrainedModel, folder: Path) -> in
     num_bytes = 0
     for name, parameter in model.named_parameters(remove_duplicate=False):
         assert isinstance(parameter, DTensor)
+        if ".lora_" in name:
+            continue
         if id(parameter) not in read:
             local = _own_rows(folder, stored, model, name, parameter)
+            layer, _, last = name.rpartition(".")
+            if last == "weight" and (more := added(model.get_submodule(layer))) is not None:
+                local = local + more[own_rows(len(more))].to(local)
             num_bytes += local.numel() * local.element_size()
             read[id(parameter)] = nn.Parameter(like(parameter, local), requires_grad=parameter.requires_grad)
         state[f"{place}.{name}" if place else name] = read[id(parameter)]
@@ -155,7 +171,8 @@ def read_own_rows(module: nn.Module, model: PreTrainedModel, folder: Path) -> in
 
 
 def _own_rows(folder: Path, stored: dict, model: PreTrainedModel, name: str, parameter: DTensor) -> Tensor:  # type: ignore[type-arg]
-    candidates = (name, f"{model.base_model_prefix}.{name}", *_tied_names(model, name))
+    names = [each.replace(".base_layer.", ".") for each in (name, *_tied_names(model, name))]
+    candidates = (names[0], f"{model.base_model_prefix}.{names[0]}", *names[1:])
     found = next((each for each in candidates if each in stored), None)
     if found is None:
         raise UnsafeModel(
@@ -183,6 +200,11 @@ def own_rows(count: int) -> slice:
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a weight; a whole tensor is returned as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return, on each rank, the whole of a tensor that may be spread over ranks."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def like(sharded: Tensor, part: Tensor) -> Tensor:

@@ -325,7 +325,7 @@ def read_by_token(
         files = job.model("critic")
         critic = placed(
             lambda: load_scalar(files, role="value", training="nothing"),
-            files.folder,
+            files,
             training_device(),
             precision=job.work.arithmetic,
         )

@@ -43,7 +43,7 @@ def run(job: StageJob[RewardEvaluation]) -> StageResult:
     files, device = job.model("reward_model"), training_device()
     reward = placed(
         lambda: load_scalar(files, role="reward", training="nothing"),
-        files.folder,
+        files,
         device,
         precision=job.work.arithmetic,
     )

@@ -82,7 +82,7 @@ def run(job: StageJob[ResolvedRewardModelling]) -> StageResult:
         lambda training: reward_with_language_head(
             job.model("init"), seed=seed, device=device, training=training
         ),
-        job.inputs["init"],
+        job.model("init"),
         device,
     )
     train, validation, test = (read_preferences(job, split, codec) for split in (TRAIN, VALIDATION, TEST))

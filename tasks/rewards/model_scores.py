@@ -36,7 +36,7 @@ def load(term: ModelTerm, source: Source) -> TermScores:
     return scored_by(
         placed(
             lambda: load_scalar(files, role="reward", dtype=source.dtype, training="nothing"),
-            files.folder,
+            files,
             source.device,
             precision=work.arithmetic if isinstance(work, Stage) else "float32",
         )

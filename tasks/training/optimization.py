@@ -7,8 +7,9 @@ from typing import Literal
 import torch
 from torch import nn
 
+from vantage.models.sharding import whole
 from vantage.schemas.recipe.resolved import ResolvedTraining
-from vantage.tasks.training import nonfinite, ranks
+from vantage.tasks.training import nonfinite
 from vantage.tasks.training.gradients import add_gradients
 
 Schedule = Literal["constant", "linear", "cosine"]
@@ -95,7 +96,7 @@ def take_step(
         TrainingDiverged: the norm is not finite, and that is not tolerated.
     """
     add_gradients(module)
-    norm = float(ranks.whole(nn.utils.clip_grad_norm_(module.parameters(), max_grad_norm, foreach=True)))
+    norm = float(whole(nn.utils.clip_grad_norm_(module.parameters(), max_grad_norm, foreach=True)))
     if not math.isfinite(norm):
         optimizer.zero_grad(set_to_none=True)
         nonfinite.meet("the gradient's norm", norm, remedy="lower the learning rate, or look at the batch")

@@ -14,7 +14,6 @@ from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, distributed
-from torch.distributed.tensor import DTensor
 
 Summed = TypeVar("Summed", int, float, Tensor)
 Agreed = TypeVar("Agreed", int, float)
@@ -97,11 +96,6 @@ def total(value: Summed) -> Summed:
     summed = _tensor(value).clone()
     distributed.all_reduce(summed)
     return summed.to(value.device) if isinstance(value, Tensor) else cast(Summed, summed.item())
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """Return, on each rank, the whole of a tensor that may be spread over ranks."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def any_rank(flag: bool) -> bool:

@@ -15,6 +15,7 @@ from vantage.models.heads import ScalarModel, value_from_policy, values
 from vantage.models.policy import PolicyModel
 from vantage.models.sampling import InStep, Samples, sample
 from vantage.models.sequences import collate
+from vantage.models.sharding import whole
 from vantage.models.stored_models import load_stored_policy
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.records.model_files import ModelFiles
@@ -33,12 +34,8 @@ SEQUENCES = collate(PROMPTS, IDS, pad_token_id=0)
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 
 
-def whole(tensor: Tensor) -> Tensor:
-    return ranks.whole(tensor.detach()).float()
-
-
 def in_one(parameters: Any) -> Tensor:
-    return torch.cat([whole(each).flatten() for each in parameters])
+    return torch.cat([whole(each.detach()).flatten() for each in parameters])
 
 
 def policy_of(folder: Path, precision: Precision) -> PolicyModel:
