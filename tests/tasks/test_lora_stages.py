@@ -1,6 +1,7 @@
 """Every stage with adapters: what it writes, resumes and shares, and that the model beneath never moves."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,7 @@ SHARDED: dict[str, dict[str, Any]] = {
         "microbatch_size": 2,
         "lora": False,
     },  # adapters are merged into each rank's own rows
+    "sft of checkpointed layers": {"microbatch_size": 3, "gradient_checkpointing": True},
     "sft in bfloat16": {"microbatch_size": 3, "precision": "bfloat16"},
 }
 
@@ -251,6 +253,19 @@ def test_sharded_checkpoints_have_each_ranks_rows_of_the_adapters_alone(sharded:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("world_size", "strategy"), [(3, "fsdp2"), (2, "ddp")])
+def test_a_sharded_checkpoint_of_adapters_is_read_by_other_ranks(
+    world_size: int, strategy: str, sharded: dict[str, StageJob], lora_pipeline: Any, tmp_path: Path
+) -> None:
+    """Nothing is left to train, and the artifact has the bytes of the two ranks'."""
+    again = sharded_job("sft", lora_pipeline, tmp_path)
+    shutil.rmtree(again.scratch)
+    shutil.copytree(sharded["sft"].scratch, again.scratch)
+    start(world_size, tmp_path / "jobs", [again], strategy=strategy, eps=ADAM_EPS)
+    assert (again.output / WEIGHTS).read_bytes() == (sharded["sft"].output / WEIGHTS).read_bytes()
+
+
+@pytest.mark.slow
 def test_each_rank_reads_its_own_rows_of_the_base(sharded: dict[str, StageJob], lora_pipeline: Any) -> None:
     job = sharded["sft"]
     weights = load_file(lora_pipeline.folder("model") / "model.safetensors")
@@ -272,5 +287,4 @@ def test_adapters_of_sharded_ranks_in_bfloat16_are_those_of_one_process_within_i
     distances = [
         torch.cat([(each[key] - exact[key]).flatten() for key in exact]).norm() for each in (near, found)
     ]
-    print(distances)
     assert 0 < distances[1] < 1.5 * distances[0]
