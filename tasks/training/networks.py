@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,7 +22,7 @@ from vantage.models.folders import save_policy, save_tokenizer
 from vantage.models.gradient_checkpointing import checkpoint_gradients
 from vantage.models.heads import ScalarModel, load_critic
 from vantage.models.policy import PolicyModel
-from vantage.models.sharding import like, local, read_own_rows, shard, without_weights
+from vantage.models.sharding import hold_frozen_in, like, local, read_own_rows, shard, without_weights
 from vantage.models.stored_models import Training, load_stored_policy, whole_folder
 from vantage.schemas.recipe import stage
 from vantage.schemas.records.job import StageJob
@@ -32,6 +33,8 @@ from vantage.tasks.training.optimization import Precision
 from vantage.tasks.training.seeds import derive_seed, stage_seed
 
 Network = TypeVar("Network", bound=nn.Module)
+
+requires_grad = attrgetter("requires_grad")
 
 
 @dataclass(frozen=True)
@@ -61,12 +64,11 @@ def placed(
     with without_weights():
         network = build()
     model = next(part for part in network.modules() if isinstance(part, PreTrainedModel))
-    shard(
-        network,
-        device=device,
-        methods=("next_logits",) if isinstance(network, PolicyModel) else (),
-        gathered=torch.bfloat16 if precision == "bfloat16" and model.dtype == torch.float32 else None,
-    )
+    gathered = torch.bfloat16 if precision == "bfloat16" and model.dtype == torch.float32 else None
+    if gathered is not None and (has_adapters(network) or not any(map(requires_grad, network.parameters()))):
+        hold_frozen_in(model, gathered)
+    methods = ("next_logits",) if isinstance(network, PolicyModel) else ()
+    shard(network, device=device, methods=methods, gathered=gathered)
     folder = whole_folder(files if isinstance(files, ModelFiles) else ModelFiles(files))
     read_own_rows(network, model, folder, added=added_later)
     return network

@@ -278,7 +278,7 @@ def test_each_rank_reads_its_own_rows_of_the_base(sharded: dict[str, StageJob], 
 def test_adapters_of_sharded_ranks_in_bfloat16_are_those_of_one_process_within_its_rounding(
     sharded: dict[str, StageJob], lora_pipeline: Any, tmp_path: Path
 ) -> None:
-    """Each is as far from the adapters in float32 as the other."""
+    """Each is about as far from the adapters in float32. The frozen base is held in bfloat16, and the adapters in float32."""
     name = "sft in bfloat16"
     alone = sharded_job(name, lora_pipeline, tmp_path)
     run_to_compare(alone)

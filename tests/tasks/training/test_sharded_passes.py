@@ -15,7 +15,7 @@ from vantage.models.heads import ScalarModel, value_from_policy, values
 from vantage.models.policy import PolicyModel
 from vantage.models.sampling import InStep, Samples, sample
 from vantage.models.sequences import collate
-from vantage.models.sharding import whole
+from vantage.models.sharding import local, whole
 from vantage.models.stored_models import load_stored_policy
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.records.model_files import ModelFiles
@@ -124,9 +124,25 @@ def bytes_after_sampling(folder: Path, precision: Precision) -> int:
     return counted.bytes["gathered"]
 
 
+def frozen(folder: Path) -> dict[str, Any]:
+    """What a policy that nothing trains holds, and whether it computes as one that is trained."""
+    files = ModelFiles(folder / "model")
+    held = placed(
+        lambda: PolicyModel(load_stored_policy(files, training="nothing")),
+        files.folder,
+        CPU,
+        precision="bfloat16",
+    )
+    trained = policy_of(folder, "bfloat16")
+    return {
+        "bytes": sum(local(each).numel() * each.element_size() for each in held.parameters()),
+        "is equal": torch.equal(measured(held), measured(trained)),
+    }
+
+
 def two_ranks(folder: Path) -> dict[str, Any]:
     """What this rank finds."""
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"frozen": frozen(folder)}
     for precision in PRECISIONS:
         found[precision] = {
             "step": step_of(folder, precision),
@@ -202,6 +218,13 @@ def test_bfloat16_halves_what_is_gathered_and_adds_gradients_in_float32(
     assert exact["gathered"] > 0
     assert found["gathered"] * 2 == exact["gathered"]
     assert found["scattered"] == exact["scattered"] > 0
+
+
+def test_frozen_weights_are_held_as_they_are_gathered(sharded: list[dict[str, Any]], folder: Path) -> None:
+    assert sum(each["frozen"]["bytes"] for each in sharded) == 2 * num_weights(folder)
+    assert all(each["frozen"]["is equal"] for each in sharded), (
+        "bit by bit, so that KL to the policy begins at 0"
+    )
 
 
 def test_a_scalar_head_stays_float32(sharded: list[dict[str, Any]], folder: Path) -> None:
