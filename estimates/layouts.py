@@ -180,20 +180,25 @@ def _trained(workload: Workload) -> list[Network]:
 def _lasting(workload: Workload, layout: Layout) -> tuple[float, float]:
     """Return the bytes of weights and of optimisers' state, which a GPU holds all the time."""
     parts = layout.world if layout.is_sharded else 1
-    held = [(network, _held(network, layout)) for network in workload.networks]
+    held = [(network, _held(network, workload, layout)) for network in workload.networks]
     stay = sum(size for network, size in held if not network.is_held_in_turn)
     in_turn = max((size for network, size in held if network.is_held_in_turn), default=0)
     optimizer = sum(optimizer_bytes(each.trained_weights) for each in workload.networks)
     return (stay + in_turn) / parts, optimizer / parts
 
 
-def _held(network: Network, layout: Layout) -> int:
-    """Return the bytes of a network's weights on all GPUs that share them; each sharded network has its own base."""
+def _held(network: Network, workload: Workload, layout: Layout) -> int:
+    """Return the bytes of a network's weights on all GPUs that share them.
+
+    Each sharded network has its own base. In bfloat16, what is frozen is then held as it is gathered.
+    """
     shares = network.shares_base and not layout.is_sharded
     base = 0 if shares else network.weights
     narrow = 0 if shares or layout.is_sharded else network.weights_in_4_bits
+    is_frozen = bool(network.adapter_weights) or not network.is_trained
+    is_bfloat16 = network.is_bfloat16 or (layout.is_sharded and workload.is_bfloat16 and is_frozen)
     adapters = weight_bytes(network.adapter_weights) + weight_bytes(narrow, bytes_each=NF4)
-    return adapters + weight_bytes(base - narrow, bytes_each=BFLOAT16 if network.is_bfloat16 else FLOAT32)
+    return adapters + weight_bytes(base - narrow, bytes_each=BFLOAT16 if is_bfloat16 else FLOAT32)
 
 
 def _gathered(network: Network, workload: Workload, layout: Layout, *, trains: bool) -> float:
