@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,8 +33,6 @@ from vantage.tasks.training.seeds import derive_seed, stage_seed
 
 Network = TypeVar("Network", bound=nn.Module)
 
-requires_grad = attrgetter("requires_grad")
-
 
 @dataclass(frozen=True)
 class Written:
@@ -65,7 +62,8 @@ def placed(
         network = build()
     model = next(part for part in network.modules() if isinstance(part, PreTrainedModel))
     gathered = torch.bfloat16 if precision == "bfloat16" and model.dtype == torch.float32 else None
-    if gathered is not None and (has_adapters(network) or not any(map(requires_grad, network.parameters()))):
+    is_saved = not has_adapters(network) and any(each.requires_grad for each in network.parameters())
+    if gathered is not None and not is_saved:  # then no file has the frozen weights
         hold_frozen_in(model, gathered)
     methods = ("next_logits",) if isinstance(network, PolicyModel) else ()
     shard(network, device=device, methods=methods, gathered=gathered)
