@@ -107,6 +107,12 @@ def _show(found: "RecipeEstimate") -> None:
         lines.append(
             f"with precision: auto and resources.gpus, in bfloat16: {', '.join(saving)} (docs/precision.md)"
         )
+    lines += [
+        f"{stage.name} takes {_duration(stage.seconds)} on {stage.layout}, and {_duration(stage.faster.seconds)} on "
+        f"{stage.faster.layout}: {stage.faster.reason}"
+        for stage in found.stages
+        if stage.faster is not None
+    ]
     basis = dict.fromkeys(line for stage in found.stages for line in stage.workload.basis)
     for line in (*lines, *filter(None, [found.shape.note]), found.response_basis, *basis):
         console.print(f"  {line}", markup=False)

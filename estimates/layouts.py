@@ -2,7 +2,8 @@
 
 ``ddp``: every GPU holds every network whole and computes a part of each minibatch. ``fsdp2``: weights, gradients and
 optimiser state are cut into as many parts as there are GPUs (ZeRO stage 3, arXiv 1910.02054 §3.1). A layer is whole while
-it computes, and the next layer is fetched meanwhile; sampling does this for every token.
+it computes, and the next layer is fetched meanwhile. While responses are sampled all layers stay whole if memory suffices;
+otherwise they are fetched for every token.
 """
 
 from collections.abc import Iterator
@@ -33,6 +34,9 @@ GPUS_OF_A_NODE = (1, 2, 4, 8)
 MOST_NODES = 128
 LAYERS_GATHERED = 2
 """Layers that fsdp2 holds whole at one time: the layer that computes, and the next one."""
+TIMES_GATHERED = 2
+"""Multiple of all gathered weights for which memory must suffice where they stay gathered while responses are sampled, as
+``vantage.models.gathered_weights.suffices`` asks for it."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +82,7 @@ class Memory:
 def memory_of(workload: Workload, layout: Layout, device: Device) -> Memory:
     """Return memory of one GPU, or of the process on a CPU."""
     parts = layout.world if layout.is_sharded else 1
-    stay = sum(_held(network) for network in workload.networks if not network.is_held_in_turn)
-    in_turn = max((_held(network) for network in workload.networks if network.is_held_in_turn), default=0)
-    weights = (stay + in_turn) / parts
-    optimizer = sum(optimizer_bytes(each.trained_weights) for each in workload.networks) / parts
+    weights, optimizer = _lasting(workload, layout)
     gradients = sum(gradient_bytes(each.trained_weights) for each in workload.networks) / parts
     training, scoring = 0.0, 0.0
     for each in workload.passes:
@@ -89,7 +90,7 @@ def memory_of(workload: Workload, layout: Layout, device: Device) -> Memory:
         held = _activations(each, workload, layout, device) + extra
         training = max(training, held if each.does == "train" else 0.0)
         scoring = max(scoring, held if each.does == "score" else 0.0)
-    sampling = max((_sampling(each, workload, layout) for each in workload.samplings), default=0.0)
+    sampling = max((_sampling(each, workload, layout, device) for each in workload.samplings), default=0.0)
     step = _step_bytes(workload, device) / parts
     phases = (gradients + max(training, step) if training else 0.0, scoring, sampling)
     # PyTorch gives a GPU's memory to whatever comes next; the C library keeps most of what was freed in pieces
@@ -151,7 +152,7 @@ def largest_microbatch(workload: Workload, layout: Layout, device: Device) -> in
 def smallest_layout(workload: Workload, device: Device) -> tuple[Layout, int] | None:
     """Return the fewest GPUs in which the stage fits, ddp before fsdp2, and the micro-batch of each; None: too large."""
     for layout in layouts():
-        if layout.is_sharded and workload.has_adapters:
+        if layout.is_sharded and workload.has_packed_base:
             continue
         size = largest_microbatch(workload, layout, device)
         if size is not None:
@@ -176,11 +177,28 @@ def _trained(workload: Workload) -> list[Network]:
     return [network for network in workload.networks if network.is_trained]
 
 
-def _held(network: Network) -> int:
-    base = network.held_weights - network.adapter_weights
-    narrow = 0 if network.shares_base else network.weights_in_4_bits
+def _lasting(workload: Workload, layout: Layout) -> tuple[float, float]:
+    """Return the bytes of weights and of optimisers' state, which a GPU holds all the time."""
+    parts = layout.world if layout.is_sharded else 1
+    held = [(network, _held(network, workload, layout)) for network in workload.networks]
+    stay = sum(size for network, size in held if not network.is_held_in_turn)
+    in_turn = max((size for network, size in held if network.is_held_in_turn), default=0)
+    optimizer = sum(optimizer_bytes(each.trained_weights) for each in workload.networks)
+    return (stay + in_turn) / parts, optimizer / parts
+
+
+def _held(network: Network, workload: Workload, layout: Layout) -> int:
+    """Return the bytes of a network's weights on all GPUs that share them.
+
+    Each sharded network has its own base. In bfloat16, what is frozen is then held as it is gathered.
+    """
+    shares = network.shares_base and not layout.is_sharded
+    base = 0 if shares else network.weights
+    narrow = 0 if shares or layout.is_sharded else network.weights_in_4_bits
+    is_frozen = bool(network.adapter_weights) or not network.is_trained
+    is_bfloat16 = network.is_bfloat16 or (layout.is_sharded and workload.is_bfloat16 and is_frozen)
     adapters = weight_bytes(network.adapter_weights) + weight_bytes(narrow, bytes_each=NF4)
-    return adapters + weight_bytes(base - narrow, bytes_each=BFLOAT16 if network.is_bfloat16 else FLOAT32)
+    return adapters + weight_bytes(base - narrow, bytes_each=BFLOAT16 if is_bfloat16 else FLOAT32)
 
 
 def _gathered(network: Network, workload: Workload, layout: Layout, *, trains: bool) -> float:
@@ -194,8 +212,23 @@ def _gathered(network: Network, workload: Workload, layout: Layout, *, trains: b
         widest = network.shape.hidden_size * max(network.shape.intermediate_size, network.shape.query_width)
         return copies + widest * (BFLOAT16 if workload.is_bfloat16 else FLOAT32)
     whole = max(network.shape.layer_weights * LAYERS_GATHERED, network.shape.head_matrix)
-    gradient = whole / LAYERS_GATHERED * FLOAT32 if trains else 0.0
-    return whole * (FLOAT32 + (BFLOAT16 if casts else 0)) + gradient
+    width = width_of(network, is_bfloat16=workload.is_bfloat16)
+    # of one layer: the gradient as it is computed, and where that is narrow, as it is sent
+    gradient = whole / LAYERS_GATHERED * (width + (FLOAT32 if width < FLOAT32 else 0)) if trains else 0.0
+    return whole * width + gradient
+
+
+def width_of(network: Network, *, is_bfloat16: bool) -> int:
+    """Return bytes of a weight as it is multiplied, and as fsdp2 gathers it; autocast keeps its copy for a whole pass or sampling."""
+    return BFLOAT16 if is_bfloat16 or network.is_bfloat16 else FLOAT32
+
+
+def keeps_gathered(network: Network, workload: Workload, layout: Layout, device: Device) -> bool:
+    """Return whether weights that fsdp2 has gathered stay so from one sampled token to the next; a CPU's memory is not asked for."""
+    if not layout.is_sharded or device.is_cpu:
+        return layout.is_sharded
+    free = (1 - RESERVE) * device.memory - sum(_lasting(workload, layout))
+    return TIMES_GATHERED * network.weights * width_of(network, is_bfloat16=workload.is_bfloat16) <= free
 
 
 def _activations(each: Pass, workload: Workload, layout: Layout, device: Device) -> float:
@@ -222,13 +255,15 @@ def _activations(each: Pass, workload: Workload, layout: Layout, device: Device)
     )
 
 
-def _sampling(each: Sampling, workload: Workload, layout: Layout) -> float:
+def _sampling(each: Sampling, workload: Workload, layout: Layout, device: Device) -> float:
     """Return the bytes of sampling: the KV cache at its end, the probabilities of one step, and the weights in the type that multiplies."""
     network = workload.network(each.role)
     rows = each.rows_at_once(layout.world)
     narrow = BFLOAT16 if workload.is_bfloat16 else FLOAT32
     cache = kv_cache_bytes(network.shape, tokens=rows * each.longest, bytes_each=narrow)
     copy = _gathered(network, workload, layout, trains=False)
+    if keeps_gathered(network, workload, layout, device):
+        copy = network.weights * width_of(network, is_bfloat16=workload.is_bfloat16)
     return cache + decoding_bytes(network.shape, rows=rows) + copy
 
 

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any, Literal
 
 from vantage.estimates.devices import Device, device_named
+from vantage.estimates.fewer_gpus import Faster, faster_with_fewer
 from vantage.estimates.layouts import (
     RESERVE,
     Layout,
@@ -59,6 +60,8 @@ class StageEstimate:
     """The same with ``precision: bfloat16``; None: it has that, or it is estimated for a CPU."""
     smallest: tuple[Layout, int] | None
     """The layout with the fewest GPUs in which the stage fits, and its micro-batch there."""
+    faster: Faster | None = None
+    """A layout with fewer GPUs on which it is faster; None: there is none."""
 
     @property
     def fits(self) -> bool:
@@ -91,6 +94,7 @@ class StageEstimate:
             "smallest": None
             if self.smallest is None
             else {**asdict(self.smallest[0]), "microbatch_size": self.smallest[1]},
+            "faster_with_fewer_gpus": None if self.faster is None else asdict(self.faster),
             "counts": self.workload.counts,
             "basis": list(self.workload.basis),
         }
@@ -241,6 +245,7 @@ def _estimate_stage(
         if shown.is_bfloat16 or device.is_cpu
         else seconds_of(replace(shown, is_bfloat16=True), layout, device),
         smallest=smallest_layout(workload, device),
+        faster=faster_with_fewer(workload, layout, device),
     )
 
 

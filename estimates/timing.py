@@ -2,20 +2,25 @@
 
 A pass takes the longest of three times (the roofline; Williams et al. 2009): its FLOPs at the assumed rate, its bytes at
 the assumed bandwidth, and the time in which Python starts its operations. A CPU does one after the other, so there the
-three are added. Communication is assumed to run beside the computation. Not counted: loading weights and data,
-checkpoints, verifiers, and the start of the process.
+three are added. Communication of fsdp2 is assumed to run beside the computation, and ddp's sums of gradients beside the
+backward pass of the last micro-batch. Not counted: loading weights and data, checkpoints, verifiers, and the start of the
+process.
 """
+
+from typing import NamedTuple
 
 from vantage.estimates.devices import FORWARD_HOST_SECONDS, TRAINING_HOST_SECONDS, Device
 from vantage.estimates.flops import head_flops, scoring_flops, training_flops, trunk_flops
-from vantage.estimates.layouts import Layout
-from vantage.estimates.memory import BFLOAT16, FLOAT32, decoding_bytes, kv_cache_bytes, layer_activation_bytes
+from vantage.estimates.layouts import Layout, keeps_gathered, width_of
+from vantage.estimates.memory import FLOAT32, decoding_bytes, kv_cache_bytes, layer_activation_bytes
 from vantage.estimates.workload import Network, Pass, Sampling, Workload
 
 SCORING_TRAFFIC = 2
 """Transfers of each tensor of a layer in a pass without gradients: it is written and read once."""
 TRAINING_TRAFFIC = 5
 """Transfers in a training pass: the backward pass also reads the tensor, writes its gradient, and reads the gradient."""
+BACKWARD_SHARE = 2 / 3
+"""Share of a training pass that is its backward pass: two products for each of the forward pass."""
 STEP_BYTES = 40
 """Bytes per weight in an optimiser step: the norm of its gradient (4), its clipping (8), and AdamW (28), which reads the
 weight, its gradient and its moments, and writes all but the gradient."""
@@ -23,11 +28,28 @@ weight, its gradient and its moments, and writes all but the gradient."""
 
 def seconds_of(workload: Workload, layout: Layout, device: Device) -> float:
     """Return wall-clock seconds of the stage's computation."""
-    passes = sum(each.times * _pass_seconds(each, workload, layout, device) for each in workload.passes)
-    samplings = sum(
-        each.times * _sampling_seconds(each, workload, layout, device) for each in workload.samplings
+    return sum(parts_of(workload, layout, device))
+
+
+class Parts(NamedTuple):
+    """Seconds of a stage."""
+
+    computing: float
+    gathering: float
+    """Waiting for weights while responses are sampled."""
+    communicating: float
+    """Waiting for weights and gradients in other passes."""
+
+
+def parts_of(workload: Workload, layout: Layout, device: Device) -> Parts:
+    """Return the seconds of computation, and those in which it waits for other GPUs."""
+    passes = [(each.times, _pass_seconds(each, workload, layout, device)) for each in workload.passes]
+    drawn = [(each.times, _sampling_seconds(each, workload, layout, device)) for each in workload.samplings]
+    return Parts(
+        computing=sum(times * computed for times, (computed, _) in [*passes, *drawn]),
+        gathering=sum(times * waiting for times, (_, waiting) in drawn),
+        communicating=sum(times * waiting for times, (_, waiting) in passes),
     )
-    return passes + samplings
 
 
 def flops_of(workload: Workload) -> float:
@@ -54,7 +76,8 @@ def _pass_flops(each: Pass, workload: Workload) -> float:
     )
 
 
-def _pass_seconds(each: Pass, workload: Workload, layout: Layout, device: Device) -> float:
+def _pass_seconds(each: Pass, workload: Workload, layout: Layout, device: Device) -> tuple[float, float]:
+    """Return the seconds of the computation, and of waiting for other GPUs."""
     network, sequences = workload.network(each.role), each.sequences
     trains = each.does == "train"
     is_bfloat16 = network.is_bfloat16 or (workload.is_bfloat16 and each.has_precision)
@@ -62,7 +85,7 @@ def _pass_seconds(each: Pass, workload: Workload, layout: Layout, device: Device
     micro = max(1.0, -(-rows // sequences.rows_at_once(layout.world)))
     layer = layer_activation_bytes(network.shape, is_bfloat16=is_bfloat16) * network.shape.num_layers
     traffic = rows * sequences.tokens * layer * (TRAINING_TRAFFIC if trains else SCORING_TRAFFIC)
-    traffic += micro * network.weights * _width(network, is_bfloat16) * (2 if trains else 1)
+    traffic += micro * network.weights * width_of(network, is_bfloat16=is_bfloat16) * (2 if trains else 1)
     host_seconds = TRAINING_HOST_SECONDS if trains else FORWARD_HOST_SECONDS
     computed = _longest(
         device,
@@ -71,11 +94,13 @@ def _pass_seconds(each: Pass, workload: Workload, layout: Layout, device: Device
         host=micro * network.shape.num_layers * host_seconds,
         is_bfloat16=is_bfloat16,
     )
-    seconds = max(computed, _communication(network, micro, layout, device, trains=trains))
+    sent = _communication(network, micro, layout, device, trains=trains, is_bfloat16=is_bfloat16)
+    beside = computed if layout.is_sharded else computed / micro * BACKWARD_SHARE
+    waiting = max(0.0, sent - beside)
     if trains and each.takes_step:
         parts = layout.world if layout.is_sharded else 1
-        seconds += network.trained_weights * STEP_BYTES / parts / device.bytes_per_second
-    return seconds
+        computed += network.trained_weights * STEP_BYTES / parts / device.bytes_per_second
+    return computed, waiting
 
 
 def _sampling_flops(each: Sampling, workload: Workload) -> float:
@@ -86,15 +111,17 @@ def _sampling_flops(each: Sampling, workload: Workload) -> float:
     return prefill + decode + head_flops(shape, tokens=each.count * each.response)
 
 
-def _sampling_seconds(each: Sampling, workload: Workload, layout: Layout, device: Device) -> float:
-    """Return the seconds of sampling: one prefill, then one pass per token, which reads the weights and the cache of
-    all open rows."""
+def _sampling_seconds(
+    each: Sampling, workload: Workload, layout: Layout, device: Device
+) -> tuple[float, float]:
+    """Return the seconds of sampling and of waiting for weights: one prefill, then one pass per token, which reads the weights
+    and the cache of all open rows."""
     network = workload.network(each.role)
     shape, is_bfloat16 = network.shape, workload.is_bfloat16
     rows = each.rows_at_once(layout.world)
     batches = max(1.0, -(-each.count // (layout.world * rows)))
     host = shape.num_layers * FORWARD_HOST_SECONDS
-    width = _width(network, is_bfloat16)
+    width = width_of(network, is_bfloat16=is_bfloat16)
     prompt_tokens = rows * each.prompt
     layer = layer_activation_bytes(shape, is_bfloat16=is_bfloat16) * shape.num_layers
     prefill = _longest(
@@ -115,13 +142,11 @@ def _sampling_seconds(each: Sampling, workload: Workload, layout: Layout, device
         host=host,
         is_bfloat16=is_bfloat16,
     )
-    gathered = _communication(network, 1, layout, device, trains=False)  # fsdp2: once for every token
-    return batches * (max(prefill, gathered) + each.steps * max(one_token, gathered))
-
-
-def _width(network: Network, is_bfloat16: bool) -> int:
-    """Return bytes of a weight as it is multiplied: autocast keeps its copy for a whole pass, and for a whole sampling."""
-    return BFLOAT16 if is_bfloat16 or network.is_bfloat16 else FLOAT32
+    sent = _communication(network, 1, layout, device, trains=False, is_bfloat16=is_bfloat16)
+    waiting = max(0.0, sent - prefill)
+    if not keeps_gathered(network, workload, layout, device):  # fsdp2 gathers for every token
+        waiting = batches * (waiting + each.steps * max(0.0, sent - one_token))
+    return batches * (prefill + each.steps * one_token), waiting
 
 
 def _longest(device: Device, *, flops: float, moved: float, host: float, is_bfloat16: bool) -> float:
@@ -129,12 +154,19 @@ def _longest(device: Device, *, flops: float, moved: float, host: float, is_bflo
     return sum(parts) if device.is_cpu else max(parts)
 
 
-def _communication(network: Network, micro: float, layout: Layout, device: Device, *, trains: bool) -> float:
-    """Return the seconds of a ring: every GPU sends (w − 1)/w of what is gathered, and twice that of what is summed up everywhere."""
+def _communication(
+    network: Network, micro: float, layout: Layout, device: Device, *, trains: bool, is_bfloat16: bool
+) -> float:
+    """Return the seconds of a ring: every GPU sends (w − 1)/w of what is gathered, and twice that of what is summed up everywhere.
+
+    fsdp2 gathers for each micro-batch, in training once forward and once backward, and adds up gradients in float32.
+    """
     if layout.world == 1:
         return 0.0
     rate = device.network if layout.nodes > 1 else device.link
-    of_a_ring = FLOAT32 * (layout.world - 1) / layout.world
-    if layout.is_sharded:
-        return micro * network.weights * of_a_ring * (3 if trains else 1) / rate
-    return 2 * network.trained_weights * of_a_ring / rate if trains else 0.0
+    of_a_ring = (layout.world - 1) / layout.world
+    gradients = network.trained_weights * FLOAT32 if trains else 0
+    if not layout.is_sharded:
+        return 2 * gradients * of_a_ring / rate
+    gathered = network.weights * width_of(network, is_bfloat16=is_bfloat16) * (2 if trains else 1)
+    return micro * (gathered + gradients) * of_a_ring / rate

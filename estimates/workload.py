@@ -41,11 +41,6 @@ class Network:
         return self.adapter_weights or self.weights
 
     @property
-    def held_weights(self) -> int:
-        """Weights that it has in memory by itself."""
-        return self.adapter_weights + (0 if self.shares_base else self.weights)
-
-    @property
     def weights_in_4_bits(self) -> int:
         """Return how many of its weights are held in 4 bits."""
         return self.shape.num_layers * self.shape.layer_matrices if self.is_in_4_bits else 0
@@ -130,9 +125,9 @@ class Workload:
     """``gradient_checkpointing: true``."""
 
     @property
-    def has_adapters(self) -> bool:
-        """Return whether any of its networks has adapters; their weights are not cut over GPUs."""
-        return any(network.adapter_weights for network in self.networks)
+    def has_packed_base(self) -> bool:
+        """Return whether it trains or reads adapters on a base in 4 bits, whose weights are not cut over GPUs."""
+        return any(network.adapter_weights and network.is_in_4_bits for network in self.networks)
 
     def network(self, role: str) -> Network:
         """Return the network in a role."""

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -21,11 +22,15 @@ from transformers.pytorch_utils import Conv1D
 from vantage.models.adapter_check import CONFIG, PREFIX, WEIGHTS, AdapterShape, check_adapter, is_adapter
 from vantage.models.folder_check import UnsafeModel
 from vantage.models.folders import check_files
+from vantage.models.sharding import whole
 from vantage.schemas.recipe.lora import Lora
 
 BASE = "base.json"
 NAME = "default"
 """Peft's name for the only adapter of a model."""
+
+_merged_later: "WeakKeyDictionary[nn.Module, Any]" = WeakKeyDictionary()
+"""Linear layer whose weight had no storage when adapters were merged into it → the layer of peft with these adapters."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,9 @@ def has_adapters(module: nn.Module) -> bool:
 
 def change_nothing(module: nn.Module) -> bool:
     """Return whether all adapters are as they were before the first step: B = 0."""
-    return not any(parameter.any() for name, parameter in module.named_parameters() if ".lora_B." in name)
+    return not any(
+        whole(parameter).any() for name, parameter in module.named_parameters() if ".lora_B." in name
+    )
 
 
 def kept_tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -136,7 +143,7 @@ def kept_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def write_adapters(model: PreTrainedModel, folder: Path, *, base: str | None) -> None:
-    """Write the adapters of a model or trunk; the same adapters give the same bytes.
+    """Write the adapters of a model or trunk; the same adapters give the same bytes. All ranks of a sharded one must call this.
 
     Args:
         base: content digest of the whole model beneath; None: unknown.
@@ -146,7 +153,7 @@ def write_adapters(model: PreTrainedModel, folder: Path, *, base: str | None) ->
     tensors = {}
     for name, layer in sorted(layers.items()):
         for part, matrix in (("lora_A", layer.lora_A), ("lora_B", layer.lora_B)):
-            weight = matrix[NAME].weight.detach().cpu().contiguous()
+            weight = whole(matrix[NAME].weight.detach()).cpu().contiguous()
             tensors[f"{PREFIX}{prefix}{name}.{part}.weight"] = weight
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     first = next(iter(layers.values()))
@@ -165,16 +172,34 @@ def base_of(folder: Path) -> str | None:
 
 @torch.no_grad()
 def merge_adapters(model: PreTrainedModel) -> None:
-    """Replace W by W + (alpha / rank)·B·A and drop the adapters, in place; the model's weights must be its own."""
+    """Replace W by W + (alpha / rank)·B·A and drop the adapters, in place; the model's weights must be its own.
+
+    What is to be added to a weight without storage is kept for ``added_later``.
+    """
     for name, layer in _layers(model).items():
         base = layer.get_base_layer()
-        delta = layer.get_delta_weight(NAME).to(base.weight.dtype)
-        base.weight = nn.Parameter(base.weight + delta)
+        if base.weight.is_meta:
+            _merged_later[base] = layer
+        else:
+            base.weight = nn.Parameter(base.weight + delta_of(layer).to(base.weight.dtype))
         place, _, last = name.rpartition(".")
         setattr(model.get_submodule(place), last, base)
     if hasattr(model, "peft_config"):
         del model.peft_config
     model.requires_grad_(True)
+
+
+def added_later(layer: nn.Module) -> Tensor | None:
+    """Return what merged adapters add to a layer's weight, which had no storage yet; None: nothing. A second call returns None."""
+    adapted = _merged_later.pop(layer, None)
+    return None if adapted is None else delta_of(adapted)
+
+
+@torch.no_grad()
+def delta_of(layer: Any) -> Tensor:
+    """Return (alpha / rank)·B·A of a layer of peft, in the shape of its weight."""
+    delta: Tensor = layer.get_delta_weight(NAME)
+    return delta
 
 
 def _inject(model: PreTrainedModel, shape: AdapterShape) -> None:
@@ -185,6 +210,10 @@ def _inject(model: PreTrainedModel, shape: AdapterShape) -> None:
     with torch.random.fork_rng(devices=[]):  # peft draws first values, which are replaced
         inject_adapter_in_model(config, model, adapter_name=NAME)
     model.requires_grad_(False)
+    for layer in _layers(model).values():
+        for matrix in (layer.lora_A, layer.lora_B):
+            if matrix[NAME].weight.is_meta:  # as peft leaves it beside a weight without storage
+                matrix[NAME].to_empty(device="cpu")
     for parameter in _adapter_parameters(model):
         parameter.data = parameter.data.float()
         parameter.requires_grad_(True)
@@ -271,6 +300,7 @@ def _write_json(path: Path, value: object) -> None:
 __all__ = [
     "Adaptation",
     "add_adapters",
+    "added_later",
     "base_of",
     "change_nothing",
     "check_same",

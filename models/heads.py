@@ -187,9 +187,9 @@ def reward_with_language_head(
     is_tied = head.weight is policy.get_input_embeddings().weight
     if are_deferred() and not is_tied:  # which is frozen, and no part of what is sharded
         [name] = [name for name, weight in policy.named_parameters() if weight is head.weight]
-        weight = read_tensor(files.folder, name)
+        weight = read_tensor(whole_folder(files), name)
         if weight is None:
-            raise UnsafeModel(f"{files.folder} has no {name}; use distributed.strategy: ddp")
+            raise UnsafeModel(f"{whole_folder(files)} has no {name}; use distributed.strategy: ddp")
         head = replace(head, weight=weight.to(device))
     language_head = LanguageHead(head, is_tied=is_tied)
     scalar_head = fresh_head(backbone, seed=seed, bias=False)

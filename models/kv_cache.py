@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from vantage.models.row_lengths import on_device
@@ -50,6 +51,17 @@ def without_gaps(active: Sequence[bool]) -> list[int]:
     count = sum(active)
     last = iter([place for place in range(count, len(active)) if active[place]])
     return [place if active[place] else next(last) for place in range(count)]
+
+
+def position_bytes(model: PreTrainedModel) -> int:
+    """Return the bytes of one position's keys and values in all layers, by the model's configuration, in the type that computes."""
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kept = (getattr(config, "num_key_value_heads", None) or heads) * width
+    device = model.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else model.dtype
+    return 2 * int(config.num_hidden_layers * kept * dtype.itemsize)
 
 
 def needs_mask(cache: Cache, lengths: Sequence[int], width: int) -> bool:

@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from vantage.models.kv_cache import keep_rows, make_room, needs_mask, without_gaps
+from vantage.models.gathered_weights import kept_gathered
+from vantage.models.kv_cache import keep_rows, make_room, needs_mask, position_bytes, without_gaps
 from vantage.models.late_counts import LATE, Unfinished
 from vantage.models.packing import takes_positions
 from vantage.models.partial_responses import Endings, PartialResponses, Response
@@ -48,6 +49,8 @@ class InStep:
     """Number of batches of the rank that has most."""
     all_ended: Callable[[bool], bool]
     """Function from whether this rank's responses have ended to whether those of all ranks have."""
+    reserved: int = 0
+    """Bytes of this rank's memory that other things will take, and have not yet."""
 
 
 def sample(
@@ -98,7 +101,11 @@ def sample(
     drawing = _Drawing(max_new_tokens, temperature, eos_token_ids, pad_token_id, stop_strings, in_step)
     responses: dict[int, Response] = {}
     started = 0
-    with _without_dropout(model), _replayed(model, drawing, is_beside_another=is_beside_another) as replayed:
+    with (
+        _without_dropout(model),
+        _replayed(model, drawing, is_beside_another=is_beside_another) as replayed,
+        _gathered_once(model, drawing, [[len(prompts[i]) for i in batch] for batch in of_batches]),
+    ):
         for number in range(len(of_batches) if in_step is None else in_step.num_batches):
             # A rank without prompts left samples the first one to keep step with the others; the response is dropped
             batch = of_batches[number] if number < len(of_batches) else [0]
@@ -160,6 +167,24 @@ def _replayed(
     finally:
         if replayed is not None:
             replayed.close()
+
+
+@contextmanager
+def _gathered_once(
+    model: PreTrainedModel, drawing: _Drawing, lengths: Sequence[Sequence[int]]
+) -> Iterator[None]:
+    """Keep sharded weights gathered inside the block if memory suffices beside the keys and values of the largest batch.
+
+    Args:
+        lengths: tokens of the prompts of each batch.
+    """
+    if drawing.in_step is None:
+        yield
+        return
+    positions = (len(batch) * (max(batch) + drawing.max_new_tokens) for batch in lengths)
+    beside = max(positions, default=0) * position_bytes(model) + drawing.in_step.reserved
+    with kept_gathered(model, beside=beside):
+        yield
 
 
 def samples_of(found: list[Response]) -> Samples:

@@ -5,9 +5,9 @@ and then each rank reads its own rows from the safetensors: no process ever hold
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from vantage.models.folder_check import UnsafeModel, read_tensors
+from vantage.models.gathered_weights import note_gathering
 
 _deferred: ContextVar[bool] = ContextVar("_deferred", default=False)
 
@@ -62,15 +63,37 @@ def is_sharded(module: nn.Module) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in module.parameters())
 
 
-def shard(module: nn.Module, *, device: torch.device, methods: tuple[str, ...] = ()) -> None:
+def shard(
+    module: nn.Module,
+    *,
+    device: torch.device,
+    methods: tuple[str, ...] = (),
+    gathered: torch.dtype | None = None,
+) -> None:
     """Shard a network over all ranks: each layer by itself, and the rest as one part; gradients are added.
+
+    With ``gathered``, all passes compute in this type under autocast, and float32 weights of the language model are rounded to it
+    before they are sent. The stream between the layers stays float32, as autocast alone would keep it, and so do the scalar heads.
 
     Args:
         methods: names of methods that read weights, beside ``forward``.
+        gathered: type in which weights are gathered; gradients are added in float32. None: each weight's own type.
     """
-    from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method  # half a second
+    from torch.distributed.fsdp import (  # half a second
+        FSDPModule,
+        MixedPrecisionPolicy,
+        fully_shard,
+        register_fsdp_forward_method,
+    )
 
     mesh = _mesh(device.type)
+    policy = MixedPrecisionPolicy()
+    if gathered is not None:
+        policy = MixedPrecisionPolicy(gathered, torch.float32, cast_forward_inputs=False)
+        _compute_in(module, gathered, device, methods=("forward", *methods))
+        for head in module.children():
+            if not isinstance(head, PreTrainedModel) and any(True for _ in head.parameters()):
+                fully_shard(head, mesh=mesh)
     for buffer_owner in module.modules():
         for name, buffer in buffer_owner.named_buffers(recurse=False):
             buffer_owner.register_buffer(
@@ -78,18 +101,60 @@ def shard(module: nn.Module, *, device: torch.device, methods: tuple[str, ...] =
             )
     for part in list(module.modules()):
         if type(part).__name__ in _layer_classes(module):
-            fully_shard(part, mesh=mesh)
-    fully_shard(module, mesh=mesh, reshard_after_forward=True)
+            fully_shard(part, mesh=mesh, mp_policy=policy)
+    fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)  # gloo knows no other
     for method in methods:
         register_fsdp_forward_method(module, method)
+    note_gathering(module, gathered)
 
 
-def read_own_rows(module: nn.Module, model: PreTrainedModel, folder: Path) -> int:
+def hold_frozen_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Change the type of frozen weights that have no storage yet; those of adapters stay.
+
+    Use it for weights that are gathered in this type and never saved: results keep their bits, and take less memory.
+    """
+    for parameter in model.parameters():
+        if parameter.is_meta and not parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
+
+
+def _compute_in(
+    module: nn.Module, dtype: torch.dtype, device: torch.device, *, methods: tuple[str, ...]
+) -> None:
+    """Let these methods of a network compute under autocast, and its embeddings give float32."""
+
+    def within(method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def computed(*args: Any, **kwargs: Any) -> Any:
+            with torch.autocast(device.type, dtype=dtype):
+                return method(*args, **kwargs)
+
+        return computed
+
+    for name in methods:
+        setattr(module, name, within(getattr(module, name)))
+    for model in module.modules():
+        if isinstance(model, PreTrainedModel) and model.base_model is model:
+            model.get_input_embeddings().register_forward_hook(lambda _, __, output: output.float())
+
+
+def read_own_rows(
+    module: nn.Module,
+    model: PreTrainedModel,
+    folder: Path,
+    *,
+    added: Callable[[nn.Module], Tensor | None] = lambda _: None,
+) -> int:
     """Give the sharded ``model`` within ``module`` this rank's rows of the folder's weights; returns the bytes read.
+
+    Adapters have their weights already; the folder is that of the model beneath.
+
+    Args:
+        added: function from a layer to a matrix that is added to its weight, as merged adapters add one.
 
     Raises:
         UnsafeModel: the folder has a weight under another name than the model.
@@ -101,8 +166,13 @@ def read_own_rows(module: nn.Module, model: PreTrainedModel, folder: Path) -> in
     num_bytes = 0
     for name, parameter in model.named_parameters(remove_duplicate=False):
         assert isinstance(parameter, DTensor)
+        if ".lora_" in name:
+            continue
         if id(parameter) not in read:
             local = _own_rows(folder, stored, model, name, parameter)
+            layer, _, last = name.rpartition(".")
+            if last == "weight" and (more := added(model.get_submodule(layer))) is not None:
+                local = local + more[own_rows(len(more))].to(local)
             num_bytes += local.numel() * local.element_size()
             read[id(parameter)] = nn.Parameter(like(parameter, local), requires_grad=parameter.requires_grad)
         state[f"{place}.{name}" if place else name] = read[id(parameter)]
@@ -111,7 +181,8 @@ def read_own_rows(module: nn.Module, model: PreTrainedModel, folder: Path) -> in
 
 
 def _own_rows(folder: Path, stored: dict, model: PreTrainedModel, name: str, parameter: DTensor) -> Tensor:  # type: ignore[type-arg]
-    candidates = (name, f"{model.base_model_prefix}.{name}", *_tied_names(model, name))
+    names = [each.replace(".base_layer.", ".") for each in (name, *_tied_names(model, name))]
+    candidates = (names[0], f"{model.base_model_prefix}.{names[0]}", *names[1:])
     found = next((each for each in candidates if each in stored), None)
     if found is None:
         raise UnsafeModel(
@@ -139,6 +210,11 @@ def own_rows(count: int) -> slice:
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a weight; a whole tensor is returned as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return, on each rank, the whole of a tensor that may be spread over ranks."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def like(sharded: Tensor, part: Tensor) -> Tensor:

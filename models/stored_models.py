@@ -16,7 +16,7 @@ from vantage.models.adapters import (
 )
 from vantage.models.folder_check import UnsafeModel
 from vantage.models.folders import load_policy
-from vantage.models.quantisation import load_frozen
+from vantage.models.quantisation import load_frozen, quantised_layers
 from vantage.models.sharding import are_deferred
 from vantage.models.shared_weights import shared
 from vantage.schemas.records.model_files import ModelFiles
@@ -58,13 +58,17 @@ def whole_folder(files: ModelFiles) -> Path:
 def with_adapters(model: PreTrainedModel, files: ModelFiles, training: Training) -> PreTrainedModel:
     """Return the whole model, or its trunk, with the adapters of its files or fresh ones; in place.
 
+    Adapters have their weights also within `vantage.models.sharding.without_weights`.
+
     Raises:
         UnsafeModel, ValueError: see `load_stored_policy`.
     """
     has_some = is_adapter(files.folder)
-    if are_deferred() and (has_some or isinstance(training, Adaptation)):
+    is_adapted = has_some or isinstance(training, Adaptation)
+    if are_deferred() and is_adapted and quantised_layers(whole_folder(files)):
         raise ValueError(
-            "distributed.strategy=fsdp2 cuts weights, and those of adapters are not cut; use ddp"
+            "distributed.strategy=fsdp2 cuts weights by rows, and those of a base in 4 bits (nf4) are packed without rows; "
+            "use strategy: ddp, or leave model.quantization out"
         )
     if has_some:
         shape = read_adapters(model, files.folder, trainable=isinstance(training, Adaptation))

@@ -25,6 +25,7 @@ from vantage.tasks.training import progress, ranks
 from vantage.tasks.training.attempt import Attempt
 from vantage.tasks.training.data_order import order_of
 from vantage.tasks.training.found_limits import Taken, found_limits, longest_row, within_memory
+from vantage.tasks.training.gradients import backward
 from vantage.tasks.training.measured import uncertainty_of, values_of
 from vantage.tasks.training.metric_sums import LossSums, MetricSums
 from vantage.tasks.training.networks import fixed_policy, trained_policy, write_policy
@@ -161,7 +162,7 @@ def accumulate_preferences(
             beta=work.beta,
             denominator=num_pairs,
         )
-        (part.weight * preference.loss).backward()
+        backward(part.weight * preference.loss, models.policy, is_last=part.is_last)
         # Only watched: when it rises while the pairs are learnt, chosen responses become unlikely too
         chosen_rows = slice(0, len(batch) // 2)
         nll = token_nll(logprobs.per_token.detach()[chosen_rows], batch.response_mask[chosen_rows])

@@ -324,7 +324,10 @@ def read_by_token(
     if "critic" in job.inputs:
         files = job.model("critic")
         critic = placed(
-            lambda: load_scalar(files, role="value", training="nothing"), files.folder, training_device()
+            lambda: load_scalar(files, role="value", training="nothing"),
+            files,
+            training_device(),
+            precision=job.work.arithmetic,
         )
         expected = {role: values_of_tokens(job, critic, of.sequences) for role, of in first.items()}
     return {

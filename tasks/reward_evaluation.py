@@ -41,7 +41,12 @@ def run(job: StageJob[RewardEvaluation]) -> StageResult:
     # 1. Margin of every test pair: chosen score − rejected score
     codec = codec_of(job, "reward_model")
     files, device = job.model("reward_model"), training_device()
-    reward = placed(lambda: load_scalar(files, role="reward", training="nothing"), files.folder, device)
+    reward = placed(
+        lambda: load_scalar(files, role="reward", training="nothing"),
+        files,
+        device,
+        precision=job.work.arithmetic,
+    )
     pairs = read_completions(job.inputs["data"], TEST, SIDES, codec)
     both = pair_scores(reward, pairs, limits=job.work.pass_limits.or_rows(job.work.batch_size))
     margins, clusters = both[0].double() - both[1].double(), pairs.clusters()

@@ -48,6 +48,7 @@ from vantage.tasks.training import progress, ranks
 from vantage.tasks.training.attempt import Attempt
 from vantage.tasks.training.data_order import order_of
 from vantage.tasks.training.found_limits import Taken, found_limits, longest_row, within_memory
+from vantage.tasks.training.gradients import backward
 from vantage.tasks.training.measured import uncertainty_of, values_of
 from vantage.tasks.training.metric_sums import LossSums, MetricSums
 from vantage.tasks.training.networks import trained
@@ -81,7 +82,7 @@ def run(job: StageJob[ResolvedRewardModelling]) -> StageResult:
         lambda training: reward_with_language_head(
             job.model("init"), seed=seed, device=device, training=training
         ),
-        job.inputs["init"],
+        job.model("init"),
         device,
     )
     train, validation, test = (read_preferences(job, split, codec) for split in (TRAIN, VALIDATION, TEST))
@@ -208,7 +209,7 @@ def accumulate_pairs(
             language = token_nll(logprobs, batch.response_mask[chosen_rows], denominator=num_chosen_tokens)
             loss = loss + work.lm_coef * language.loss
             sums.add(language, part.weight)
-        (part.weight * loss).backward()
+        backward(part.weight * loss, reward, is_last=part.is_last)
         losses.add("loss", loss, part.weight)
         num_tokens += int(part.weight) * sum(batch.known.totals)
     means = {CURVES.get(name, name): mean for name, mean in sums.means().items()}
@@ -235,7 +236,7 @@ def accumulate_rankings(
             completion_scores = scores(reward, laid_out(batch.sequences, work.pass_limits))
         preference = ranking_loss(completion_scores, batch.ranks, batch.group_ids, denominator=num_prompts)
         sums.add(preference, part.weight)
-        (part.weight * preference.loss).backward()
+        backward(part.weight * preference.loss, reward, is_last=part.is_last)
         losses.add("loss", preference.loss, part.weight)
         losses.add("scores", completion_scores.sum(), part.weight)
         num_completions += int(part.weight) * len(batch.sequences)

@@ -26,7 +26,7 @@ def lora_of(stage: Stage | None) -> Lora | None:
 
 
 def adapter_problems(recipe: Recipe) -> Iterator[Problem]:
-    """Yield problems of adapters that are missing, cannot continue those of another stage, or would be cut over processes.
+    """Yield problems of adapters that are missing, cannot continue those of another stage, or have a base that cannot be cut.
 
     Args:
         recipe: inherited adapters are filled in.
@@ -47,9 +47,9 @@ def adapter_problems(recipe: Recipe) -> Iterator[Problem]:
         if isinstance(stage, PolicyOptimization) and stage.critic_optimizer == "carry":
             yield from _other_weights(name, stage, recipe)
         adapted = own is not None or any(lora_of(recipe.stages.get(step)) for step in read[name].values())
-        if adapted and stage.resources.cuts_weights:
-            message = "fsdp2 cuts weights, and those of adapters are not cut"
-            remedy = "use strategy: ddp, or lora: false in all stages that this one reads"
+        if adapted and stage.resources.cuts_weights and recipe.model.quantization is not None:
+            message = f"fsdp2 cuts weights by rows, and those of a base in 4 bits ({recipe.model.quantization}) are packed without rows"
+            remedy = "use strategy: ddp, or leave model.quantization out"
             yield Problem(("stages", name, "resources", "distributed", "strategy"), message, remedy)
 
 

@@ -79,7 +79,7 @@ class Distributed(Frozen):
 
     strategy: Literal["ddp", "fsdp2"] = "ddp"
     """``ddp``: every rank has all weights. ``fsdp2``: each has a part of them and of the optimisers' state, for models
-    that one GPU cannot hold; slower, above all in sampling."""
+    that one GPU cannot hold; slower, above all in sampling if all gathered weights do not fit on a GPU."""
     ranks: Count | None = None
     """Processes on each node; None: one for each GPU, one without GPUs. A number without ``gpus`` takes as many GPUs, or
     where the machine has fewer, only CPUs."""

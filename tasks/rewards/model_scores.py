@@ -7,6 +7,7 @@ from vantage.models.folders import tokenizer_digest
 from vantage.models.heads import ScalarModel, load_scalar, scores
 from vantage.models.sequences import Sequences
 from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.recipe.stage import Stage
 from vantage.schemas.recipe.terms import ModelTerm
 from vantage.tasks.rewards.term_scores import Source, TermScores
 from vantage.tasks.training import progress, ranks
@@ -31,12 +32,13 @@ def load(term: ModelTerm, source: Source) -> TermScores:
                 f"{source.path}.model={term.model!r} has another tokenizer than {policy}; "
                 "train the reward model from the same model as the policy"
             )
-    files = source.job.model(source.role)
+    files, work = source.job.model(source.role), source.job.work
     return scored_by(
         placed(
             lambda: load_scalar(files, role="reward", dtype=source.dtype, training="nothing"),
-            files.folder,
+            files,
             source.device,
+            precision=work.arithmetic if isinstance(work, Stage) else "float32",
         )
     )
 

@@ -152,6 +152,7 @@ def _find(taken: Taken, device: torch.device, meter: Meter) -> FoundLimits:
                     precision=sampler.precision,
                     pad_token_id=sampler.pad_token_id,
                     meter=meter,
+                    reserved=moments_to_come(taken.optimizers),
                 )
             ],
             room - gradients if beside else room,

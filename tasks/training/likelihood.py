@@ -11,6 +11,7 @@ from vantage.models.sequences import Sequences
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.tasks.data.examples import Completions
 from vantage.tasks.training import progress, ranks
+from vantage.tasks.training.gradients import backward
 from vantage.tasks.training.metric_sums import LossSums
 from vantage.tasks.training.optimization import Precision, autocast
 from vantage.tasks.training.passes import packed_passes, passes
@@ -61,6 +62,7 @@ def accumulate_nll(
     precision: Precision,
     coef: float = 1.0,
     packing: bool = False,
+    completes: bool = True,
 ) -> Likelihood:
     """Add the gradient of ``coef`` times the minibatch's mean token NLL, over this rank's rows, micro-batch by micro-batch.
 
@@ -69,6 +71,7 @@ def accumulate_nll(
         temperature are
             learnt at that one. Otherwise the policy would get a little sharper with every iteration, whatever its score.
         packing: put several rows side by side in a row of a pass; the limits then count rows of a pass.
+        completes: whether the policy's gradient is complete with this minibatch; then the sums over ranks begin.
     """
     denominator = int(minibatch.learnt.sum())
     losses = LossSums("nll")
@@ -78,7 +81,7 @@ def accumulate_nll(
         with autocast(precision, policy.device):
             of_micro = policy.logprobs(micro, temperature=temperature).logprobs
         loss = token_nll(of_micro, micro.learnt, denominator=denominator).loss
-        (part.weight * coef * loss).backward()
+        backward(part.weight * coef * loss, policy, is_last=completes and part.is_last)
         losses.add("nll", loss, part.weight)
         part.put(of_micro.detach(), into=logprobs)
     return Likelihood(nll=losses.totals()["nll"], logprobs=ranks.total(logprobs))

@@ -104,10 +104,20 @@ def pass_costs(
 
 
 def sampling_cost(
-    policy: PolicyModel, row: Row, *, precision: Precision, pad_token_id: int, meter: Meter
+    policy: PolicyModel,
+    row: Row,
+    *,
+    precision: Precision,
+    pad_token_id: int,
+    meter: Meter,
+    reserved: int = 0,
 ) -> Cost:
     """Return the cost of sampling for each position of its cache: the prompt's pass and a token's numbers over the vocabulary,
-    divided by the positions of the row, and keys and values."""
+    divided by the positions of the row, and keys and values.
+
+    Args:
+        reserved: bytes that other things will take before anything is sampled.
+    """
 
     def sampled(count: int) -> Measured:
         meter.begin()
@@ -121,7 +131,7 @@ def sampling_cost(
                 pad_token_id=pad_token_id,
                 seed=0,
                 greedy=True,
-                in_step=_in_step(policy),
+                in_step=_in_step(policy, reserved=reserved),
             )
         return Measured(count * row.total, meter.peak())
 
@@ -194,11 +204,11 @@ def _prompts(length: int, count: int) -> list[list[int]]:
     return [[number % 2] * length for number in range(count)]
 
 
-def _in_step(policy: PolicyModel) -> InStep | None:
+def _in_step(policy: PolicyModel, *, reserved: int = 0) -> InStep | None:
     """Return settings with which all ranks sample the same number of tokens, whatever the tokens are."""
     if not ranks.are_sharded():
         return None
-    return InStep(forward=policy.next_logits, num_batches=1, all_ended=lambda ended: ended)
+    return InStep(forward=policy.next_logits, num_batches=1, all_ended=lambda ended: ended, reserved=reserved)
 
 
 @torch.no_grad()

@@ -9,17 +9,26 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vantage.models.adapters import Adaptation, change_nothing, has_adapters, kept_tensors, write_adapters
+from vantage.models.adapters import (
+    Adaptation,
+    added_later,
+    change_nothing,
+    has_adapters,
+    kept_tensors,
+    write_adapters,
+)
 from vantage.models.folders import save_policy, save_tokenizer
 from vantage.models.gradient_checkpointing import checkpoint_gradients
 from vantage.models.heads import ScalarModel, load_critic
 from vantage.models.policy import PolicyModel
-from vantage.models.sharding import like, local, read_own_rows, shard, without_weights
-from vantage.models.stored_models import Training, load_stored_policy
+from vantage.models.sharding import hold_frozen_in, like, local, read_own_rows, shard, without_weights
+from vantage.models.stored_models import Training, load_stored_policy, whole_folder
 from vantage.schemas.recipe import stage
 from vantage.schemas.records.job import StageJob
+from vantage.schemas.records.model_files import ModelFiles
 from vantage.tasks.training import ranks
 from vantage.tasks.training.compiling import compiled
+from vantage.tasks.training.optimization import Precision
 from vantage.tasks.training.seeds import derive_seed, stage_seed
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -35,15 +44,31 @@ class Written:
     """Whether its adapters change nothing."""
 
 
-def placed(build: Callable[[], Network], folder: Path, device: torch.device) -> Network:
-    """Return the network that ``build`` loads from the folder; with sharded ranks, no rank ever holds it whole."""
+def placed(
+    build: Callable[[], Network],
+    files: ModelFiles | Path,
+    device: torch.device,
+    *,
+    precision: Precision = "float32",
+) -> Network:
+    """Return the network that ``build`` loads from the files; with sharded ranks, no rank ever holds it whole.
+
+    Args:
+        precision: arithmetic of the network's passes; sharded float32 weights are gathered in this type.
+    """
     if not ranks.are_sharded():
         return build().to(device)
     with without_weights():
         network = build()
-    shard(network, device=device, methods=("next_logits",) if isinstance(network, PolicyModel) else ())
     model = next(part for part in network.modules() if isinstance(part, PreTrainedModel))
-    read_own_rows(network, model, folder)
+    gathered = torch.bfloat16 if precision == "bfloat16" and model.dtype == torch.float32 else None
+    is_saved_whole = not has_adapters(network) and any(each.requires_grad for each in network.parameters())
+    if gathered is not None and not is_saved_whole:  # then no file has the frozen weights
+        hold_frozen_in(model, gathered)
+    methods = ("next_logits",) if isinstance(network, PolicyModel) else ()
+    shard(network, device=device, methods=methods, gathered=gathered)
+    folder = whole_folder(files if isinstance(files, ModelFiles) else ModelFiles(files))
+    read_own_rows(network, model, folder, added=added_later)
     return network
 
 
@@ -56,10 +81,13 @@ def training_of(job: StageJob[stage.Training]) -> Training:
 
 
 def trained(
-    job: StageJob[stage.Training], build: Callable[[Training], Network], folder: Path, device: torch.device
+    job: StageJob[stage.Training],
+    build: Callable[[Training], Network],
+    files: ModelFiles,
+    device: torch.device,
 ) -> Network:
     """Return a network that the stage trains, loaded by ``placed``; ``build`` receives which weights are trained."""
-    network = placed(lambda: build(training_of(job)), folder, device)
+    network = placed(lambda: build(training_of(job)), files, device, precision=job.work.arithmetic)
     if job.work.gradient_checkpointing:
         checkpoint_gradients(network)
     return compiled(job, network)
@@ -70,7 +98,7 @@ def trained_policy(job: StageJob[stage.Training], device: torch.device) -> Polic
     return trained(
         job,
         lambda training: PolicyModel(load_stored_policy(job.model("init"), training=training)),
-        job.inputs["init"],
+        job.model("init"),
         device,
     )
 
@@ -81,7 +109,7 @@ def trained_critic(job: StageJob[stage.Training], device: torch.device) -> Scala
     return trained(
         job,
         lambda training: load_critic(job.model("init"), seed=seed, training=training),
-        job.inputs["init"],
+        job.model("init"),
         device,
     )
 
@@ -89,7 +117,10 @@ def trained_critic(job: StageJob[stage.Training], device: torch.device) -> Scala
 def fixed_policy(job: StageJob, role: str, device: torch.device) -> PolicyModel:
     """Return a policy that is not trained."""
     policy = placed(
-        lambda: PolicyModel(load_stored_policy(job.model(role), training="nothing")), job.inputs[role], device
+        lambda: PolicyModel(load_stored_policy(job.model(role), training="nothing")),
+        job.model(role),
+        device,
+        precision=job.work.arithmetic if isinstance(job.work, stage.Stage) else "float32",
     )
     return compiled(job, policy)
 

@@ -7,8 +7,10 @@ from typing import Literal
 import torch
 from torch import nn
 
+from vantage.models.sharding import whole
 from vantage.schemas.recipe.resolved import ResolvedTraining
-from vantage.tasks.training import nonfinite, ranks
+from vantage.tasks.training import nonfinite
+from vantage.tasks.training.gradients import add_gradients
 
 Schedule = Literal["constant", "linear", "cosine"]
 Precision = Literal["float32", "bfloat16"]
@@ -93,8 +95,8 @@ def take_step(
     Raises:
         TrainingDiverged: the norm is not finite, and that is not tolerated.
     """
-    ranks.add_gradients(module.parameters())
-    norm = float(ranks.whole(nn.utils.clip_grad_norm_(module.parameters(), max_grad_norm, foreach=True)))
+    add_gradients(module)
+    norm = float(whole(nn.utils.clip_grad_norm_(module.parameters(), max_grad_norm, foreach=True)))
     if not math.isfinite(norm):
         optimizer.zero_grad(set_to_none=True)
         nonfinite.meet("the gradient's norm", norm, remedy="lower the learning rate, or look at the batch")

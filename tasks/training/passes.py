@@ -1,7 +1,7 @@
 """Divide a batch into passes of a rank, with rows of similar length together, so that there is little padding."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 import numpy as np
@@ -40,6 +40,8 @@ class Pass:
     """Groups of rows, by their places in ``rows``, that share a row of the pass; None: no rows share one."""
     cuts: Cuts | None = None
     """Parts in which the rows are computed, by their places; None: all at once."""
+    is_last: bool = False
+    """Whether no other pass over the batch follows, on any rank."""
 
     def select(self, batch: Sequences) -> Sequences:
         """Return these rows in the layout of the pass."""
@@ -182,9 +184,10 @@ def _told(plan: _Plan) -> Iterator[Pass]:
     runs out later, in the optimiser's step, does so beside the memory of that pass."""
     mine = plan.of_ranks[ranks.rank()]
     sizes = [(len(each.rows), positions) for each, positions in mine]
-    for each, size in zip_longest(in_step([each for each, _ in mine], max(map(len, plan.of_ranks))), sizes):
+    count = max(map(len, plan.of_ranks))
+    for number, (each, size) in enumerate(zip_longest(in_step([each for each, _ in mine], count), sizes)):
         progress.computing(*(size or (1, 1)))
-        yield each
+        yield replace(each, is_last=number + 1 == count)
     if sizes:
         progress.computing(*max(sizes, key=lambda size: size[1]))
 

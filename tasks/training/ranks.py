@@ -9,19 +9,14 @@ Every function that communicates is called by all ranks, in the same order.
 """
 
 import os
-from collections.abc import Iterable
 from datetime import timedelta
 from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, distributed
-from torch.distributed.tensor import DTensor
 
 Summed = TypeVar("Summed", int, float, Tensor)
 Agreed = TypeVar("Agreed", int, float)
-
-BUCKET_ELEMENTS = 2**25
-"""Gradients that are added in one message: 128 MiB of float32."""
 
 MARGIN_SECONDS = 300.0
 """Seconds by which a waiting rank gives up later than the watchdog, which writes the stack traces of all ranks."""
@@ -101,38 +96,6 @@ def total(value: Summed) -> Summed:
     summed = _tensor(value).clone()
     distributed.all_reduce(summed)
     return summed.to(value.device) if isinstance(value, Tensor) else cast(Summed, summed.item())
-
-
-@torch.no_grad()
-def add_gradients(parameters: Iterable[Tensor]) -> None:
-    """Give every rank the sum of the ranks' gradients, in place; a missing gradient counts as 0."""
-    if world_size() == 1:
-        return
-    waiting: list[Tensor] = []
-    for parameter in parameters:
-        if not parameter.requires_grad or isinstance(parameter, DTensor):  # which FSDP2 has added already
-            continue
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        waiting.append(parameter.grad)
-        if sum(gradient.numel() for gradient in waiting) >= BUCKET_ELEMENTS:
-            _add(waiting)
-            waiting = []
-    _add(waiting)
-
-
-def _add(gradients: list[Tensor]) -> None:
-    if not gradients:
-        return
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
-    distributed.all_reduce(flat)
-    for gradient, summed in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
-        gradient.copy_(summed.view_as(gradient))
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """Return, on each rank, the whole of a tensor that may be spread over ranks."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def any_rank(flag: bool) -> bool:

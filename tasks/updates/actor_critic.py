@@ -85,7 +85,7 @@ def load_actor_critic(job: StageJob[ResolvedPolicyOptimization], device: torch.d
         has_value_head = work.algorithm.shared_trunk
         return PolicyModel(causal_lm, fresh_value_head(causal_lm, seed=seed) if has_value_head else None)
 
-    policy = trained(job, load, job.inputs["init"], device)
+    policy = trained(job, load, job.model("init"), device)
     critic = None
     modules: dict[str, nn.Module] = {"policy": policy.causal_lm}
     learning_rates = {"policy": work.learning_rate}
@@ -94,7 +94,7 @@ def load_actor_critic(job: StageJob[ResolvedPolicyOptimization], device: torch.d
     elif work.algorithm.reads_critic:
         files = job.model(critic_role(job))
         load_it = partial(load_partly_frozen, files, work.algorithm, seed)
-        critic = trained(job, load_it, files.folder, device)
+        critic = trained(job, load_it, files, device)
         modules["critic"] = critic
         learning_rates["critic"] = work.required_critic_learning_rate
     optimizers = {

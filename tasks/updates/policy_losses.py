@@ -28,6 +28,7 @@ from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.stages import PolicyOptimization
 from vantage.tasks.rollout.rollouts import Rollout
 from vantage.tasks.training import nonfinite
+from vantage.tasks.training.gradients import backward, settle
 from vantage.tasks.training.likelihood import accumulate_nll
 from vantage.tasks.training.metric_sums import LossSums, MetricSums
 from vantage.tasks.training.optimization import autocast
@@ -65,6 +66,7 @@ class Minibatch:
                 is_positive=self.estimates.is_positive[rows],
                 rows=rows,
                 weight=part.weight,
+                is_last=part.is_last,
             )
 
 
@@ -80,6 +82,8 @@ class Microbatch:
     rows: Tensor
     weight: float
     """0 for a pass that only keeps step with the other ranks; else 1."""
+    is_last: bool = False
+    """Whether no other pass over the minibatch follows, on any rank."""
 
     def of(self, per_token: Tensor) -> Tensor:
         """Return these rows of a (B,T) tensor of the rollout."""
@@ -126,17 +130,26 @@ def accumulate_losses(
         TrainingDiverged: a loss is not finite, and this is not tolerated.
     """
     sums, policy_learns = MetricSums(), "policy" in learning
+    is_guarded = (
+        work.algorithm.trust_region_kl is not None
+    )  # which takes the step again from this rank's own gradients
     losses = LossSums(*(("policy_loss", "surrogate_loss", "entropy") if policy_learns else ()))
     for micro in minibatch.parts(work.pass_limits):
         if policy_learns:
             _accumulate_policy_loss(
-                networks, micro, work, kl_penalty_coef=kl_penalty_coef, sums=sums, losses=losses
+                networks,
+                micro,
+                work,
+                kl_penalty_coef=kl_penalty_coef,
+                sums=sums,
+                losses=losses,
+                completes=micro.is_last and ptx is None and not is_guarded,
             )
         if networks.critic is not None and "critic" in learning:
             with autocast(work.arithmetic, micro.policy_mask.device):
                 new_values = values(networks.critic, micro.sequences)
             regression = value_loss_of(new_values.float(), micro, work)
-            (micro.weight * regression.loss).backward()
+            backward(micro.weight * regression.loss, networks.critic, is_last=micro.is_last)
             _add_value_loss(regression, micro, sums, losses)
     ptx_nll = {}
     if ptx is not None and policy_learns:
@@ -147,6 +160,7 @@ def accumulate_losses(
             limits=work.pass_limits,
             precision=work.arithmetic,
             coef=work.algorithm.ptx_coef,
+            completes=not is_guarded,
         ).nll
 
     totals = losses.totals() | ptx_nll
@@ -154,6 +168,7 @@ def accumulate_losses(
         if not isfinite(loss_value):
             nonfinite.meet(name, loss_value, remedy="lower the learning rate, or look at the rollout")
             for network in learning:
+                settle(networks.modules[network])
                 nonfinite.spoil_gradient(networks.modules[network])
     return {**with_effective_share(sums.means()), **totals}
 
@@ -174,8 +189,13 @@ def _accumulate_policy_loss(
     kl_penalty_coef: float,
     sums: MetricSums,
     losses: LossSums,
+    completes: bool,
 ) -> None:
-    """Add the gradient of the policy, and of a value head on its trunk; ``metrics`` and ``losses`` are updated."""
+    """Add the gradient of the policy, and of a value head on its trunk; ``sums`` and ``losses`` are updated.
+
+    Args:
+        completes: whether the policy's gradient is complete with it.
+    """
     predicted = predict(networks, micro, work)
     surrogate, policy_loss = policy_loss_of(
         predicted, micro, work, kl_penalty_coef=kl_penalty_coef, sums=sums
@@ -186,7 +206,7 @@ def _accumulate_policy_loss(
         regression = value_loss_of(predicted.values, micro, work)
         policy_loss = policy_loss + work.algorithm.value_coef * regression.loss
         _add_value_loss(regression, micro, sums, losses)
-    (micro.weight * policy_loss).backward()
+    backward(micro.weight * policy_loss, networks.policy, is_last=completes)
     assert predicted.entropy is not None
     entropy = predicted.entropy.detach()[micro.sequences.response_tokens()].sum()
     losses.add("entropy", entropy.double() / micro.whole.num_tokens, micro.weight)

@@ -10,6 +10,7 @@ from vantage.schemas.records.job import StageJob
 from vantage.tasks.rollout.minibatches import OptimizerSteps
 from vantage.tasks.rollout.returns import Returned
 from vantage.tasks.rollout.rollouts import Rollout
+from vantage.tasks.training.gradients import backward
 from vantage.tasks.training.metric_sums import LossSums, MetricSums
 from vantage.tasks.training.optimization import autocast, update_weights
 from vantage.tasks.training.passes import passes_of
@@ -46,7 +47,7 @@ def accumulate_value_loss(
         with autocast(work.arithmetic, targets.device):
             predicted = values(critic, micro)
         result = value_loss(predicted.float(), None, targets, micro.response_mask, denominator=denominator)
-        (part.weight * result.loss).backward()
+        backward(part.weight * result.loss, critic, is_last=part.is_last)
         sums.add(result, part.weight)
         losses.add("value_loss", result.loss, part.weight)
     return {**losses.totals(), "value_bias": sums.means()["value_bias"]}

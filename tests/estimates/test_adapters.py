@@ -64,13 +64,6 @@ def test_no_gradient_of_frozen_weights_is_computed(adapted: RecipeEstimate, full
     assert 2 / 3 < ratio < 1, "two thirds of the layers', and adapters that are a fifth of so small a model"
 
 
-def test_a_stage_with_adapters_is_given_no_layout_that_cuts_weights() -> None:
-    text = EVERY_KIND.replace('{source: "builtin:tiny"}', '{source: "builtin:tiny", lora: {rank: 8}}')
-    found = estimate_recipe(parse_recipe(text), gpu="h100")
-    for each in found.stages:
-        assert each.smallest is not None and not each.smallest[0].is_sharded
-
-
 def test_checkpointed_gradients_keep_the_inputs_of_layers_alone(full: RecipeEstimate) -> None:
     text = EVERY_KIND.replace("kind: sft, data", "kind: sft, gradient_checkpointing: true, data")
     sft = stage(estimate_recipe(parse_recipe(text), gpu="h100"), "sft")

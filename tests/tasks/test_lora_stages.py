@@ -1,5 +1,7 @@
 """Every stage with adapters: what it writes, resumes and shares, and that the model beneath never moves."""
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.models.test_adapters import storages
-from tests.tasks.alike import ADAM_EPS, assert_alike_weights, run_to_compare
+from tests.tasks.alike import ADAM_EPS, assert_alike, assert_alike_weights, run_to_compare
 from tests.tasks.kills import killed_in
 from tests.tasks.test_stages_on_ranks import of_kind, result_of, start
 from vantage.models.adapter_check import WEIGHTS
@@ -18,6 +20,7 @@ from vantage.models.folders import load_policy
 from vantage.models.stored_models import load_stored_policy
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.stage import Training
+from vantage.schemas.records.job import StageJob
 from vantage.schemas.records.model_files import ModelFiles
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training.checkpoints import latest
@@ -179,3 +182,109 @@ def test_two_ranks_train_the_adapters_of_one(
     both, expected = (load_file(each.output / WEIGHTS) for each in (job, alone))
     assert_alike_weights(both, expected, learning_rate=rate)
     assert [result_of(job, rank).base for rank in (0, 1)] == [lora_pipeline.result(name).base] * 2
+
+
+SHARDED: dict[str, dict[str, Any]] = {
+    "sft": {"microbatch_size": 3},
+    "reward": {"microbatch_size": 2},
+    "value": {"microbatch_size": 2, "iterations": 2},
+    "policy": {"microbatch_size": 2},
+    "evaluation": {},
+    "policy of all weights": {
+        "microbatch_size": 2,
+        "lora": False,
+    },  # adapters are merged into each rank's own rows
+    "sft of checkpointed layers": {"microbatch_size": 3, "gradient_checkpointing": True},
+    "sft in bfloat16": {"microbatch_size": 3, "precision": "bfloat16"},
+}
+
+
+def sharded_job(name: str, pipeline: Any, folder: Path) -> StageJob:
+    folder.mkdir(exist_ok=True)
+    return of_kind(name.partition(" ")[0], **SHARDED[name])(pipeline, folder)
+
+
+@pytest.fixture(scope="module")
+def sharded(lora_pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, StageJob]:
+    """Name → a stage that two ranks have done by FSDP2: base and adapters are spread over both."""
+    folder = tmp_path_factory.mktemp("sharded")
+    jobs = {
+        name: sharded_job(name, lora_pipeline, folder / str(number)) for number, name in enumerate(SHARDED)
+    }
+    start(2, folder / "jobs", list(jobs.values()), strategy="fsdp2", eps=ADAM_EPS)
+    return jobs
+
+
+def adapters_of(job: StageJob) -> dict[str, torch.Tensor]:
+    """Return the tensors of its artifact."""
+    found: dict[str, torch.Tensor] = {}
+    for file in job.output.glob("*.safetensors"):
+        found |= load_file(file)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in SHARDED if "bfloat16" not in name])
+def test_sharded_ranks_train_the_adapters_of_one_process(
+    name: str, sharded: dict[str, StageJob], lora_pipeline: Any, tmp_path: Path
+) -> None:
+    alone, job = sharded_job(name, lora_pipeline, tmp_path), sharded[name]
+    expected = run_to_compare(alone)
+    assert {file.name for file in job.output.iterdir()} == {file.name for file in alone.output.iterdir()}
+    if (rate := getattr(alone.work, "learning_rate", None)) is not None:
+        assert_alike_weights(adapters_of(job), adapters_of(alone), learning_rate=rate)
+    for rank in range(2):
+        found = result_of(job, rank)
+        assert_alike(found.metrics, expected.metrics, rel=2e-3, abs=2e-4)
+        assert (found.base, found.same_as_base) == (expected.base, expected.same_as_base)
+
+
+@pytest.mark.slow
+def test_sharded_checkpoints_have_each_ranks_rows_of_the_adapters_alone(sharded: dict[str, StageJob]) -> None:
+    kept = latest(sharded["policy"].scratch / CHECKPOINTS)
+    assert kept is not None
+    parts = [load_file(file) for file in sorted(kept.folder.glob("tensors-*.safetensors"))]
+    assert len(parts) == 2
+    for tensors in parts:
+        weights = [key for key in tensors if ".weights/" in key]
+        assert weights and all(".lora_" in key or "head." in key for key in weights)
+    matrices = [key for key in parts[0] if ".weights/" in key and ".lora_B." in key]
+    assert matrices and all(len(parts[0][key]) + len(parts[1][key]) >= 32 for key in matrices)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world_size", "strategy"), [(3, "fsdp2"), (2, "ddp")])
+def test_a_sharded_checkpoint_of_adapters_is_read_by_other_ranks(
+    world_size: int, strategy: str, sharded: dict[str, StageJob], lora_pipeline: Any, tmp_path: Path
+) -> None:
+    """Nothing is left to train, and the artifact has the bytes of the two ranks'."""
+    again = sharded_job("sft", lora_pipeline, tmp_path)
+    shutil.rmtree(again.scratch)
+    shutil.copytree(sharded["sft"].scratch, again.scratch)
+    start(world_size, tmp_path / "jobs", [again], strategy=strategy, eps=ADAM_EPS)
+    assert (again.output / WEIGHTS).read_bytes() == (sharded["sft"].output / WEIGHTS).read_bytes()
+
+
+@pytest.mark.slow
+def test_each_rank_reads_its_own_rows_of_the_base(sharded: dict[str, StageJob], lora_pipeline: Any) -> None:
+    job = sharded["sft"]
+    weights = load_file(lora_pipeline.folder("model") / "model.safetensors")
+    whole = sum(weight.numel() * weight.element_size() for weight in weights.values())
+    read = [sum(json.loads((job.scratch / f"bytes-{rank}.json").read_text())) for rank in range(2)]
+    assert sum(read) == whole and max(read) <= 0.51 * whole
+
+
+@pytest.mark.slow
+def test_adapters_of_sharded_ranks_in_bfloat16_are_those_of_one_process_within_its_rounding(
+    sharded: dict[str, StageJob], lora_pipeline: Any, tmp_path: Path
+) -> None:
+    """Each is about as far from the adapters in float32. The frozen base is held in bfloat16, and the adapters in float32."""
+    name = "sft in bfloat16"
+    alone = sharded_job(name, lora_pipeline, tmp_path)
+    run_to_compare(alone)
+    exact, near, found = (adapters_of(job) for job in (sharded["sft"], alone, sharded[name]))
+    assert found.keys() == near.keys()
+    distances = [
+        torch.cat([(each[key] - exact[key]).flatten() for key in exact]).norm() for each in (near, found)
+    ]
+    assert 0 < distances[1] < 1.5 * distances[0]

@@ -113,13 +113,26 @@ def test_an_optimiser_goes_on_with_the_weights_that_it_has_moved() -> None:
     assert recipe(model=LORA, value=NONE)
 
 
-def test_adapters_and_what_reads_them_are_not_cut() -> None:
-    fsdp2 = ", resources: {distributed: {strategy: fsdp2, ranks: 2}}"
-    assert "fsdp2 cuts weights, and those of adapters are not cut" in refused(sft=LORA + fsdp2)
-    text = refused(model=LORA, policy=NONE + fsdp2)
-    assert "stages.policy.resources.distributed.strategy" in text and "use strategy: ddp" in text
-    assert refused(policy=LORA, evaluation=fsdp2)
-    assert recipe(policy=fsdp2, evaluation=fsdp2)
+FSDP2 = ", resources: {distributed: {strategy: fsdp2, ranks: 2}}"
+
+
+def test_adapters_and_what_reads_them_may_be_cut() -> None:
+    assert recipe(sft=LORA + FSDP2)
+    assert recipe(model=LORA, policy=NONE + FSDP2)
+    assert recipe(policy=LORA, evaluation=FSDP2)
+
+
+def test_adapters_on_a_base_in_4_bits_and_what_reads_them_are_not_cut() -> None:
+    quantised = f"{LORA}, quantization: nf4"
+    text = " ".join(refused(model=quantised, sft=FSDP2).split())
+    assert (
+        "stages.sft.resources.distributed.strategy: fsdp2 cuts weights by rows, and those of a base in 4 bits (nf4)"
+        in text
+    )
+    assert "use strategy: ddp, or leave model.quantization out" in text
+    assert refused(model=quantised, policy=NONE + FSDP2)
+    assert refused(model=quantised, evaluation=FSDP2)
+    assert recipe(model=quantised)
 
 
 @every(

@@ -42,6 +42,7 @@ from vantage.tasks.rollout.rollouts import Rollout, Sampled, Scored, build_rollo
 from vantage.tasks.training import ranks
 from vantage.tasks.training.attempt import Attempt
 from vantage.tasks.training.best_weights import keep_if_best
+from vantage.tasks.training.gradients import add_gradients
 from vantage.tasks.training.likelihood import accumulate_nll
 from vantage.tasks.training.stage_state import BestSoFar
 from vantage.tasks.training.writer import writes_files
@@ -357,9 +358,8 @@ def main(folder: Path, rank: int, world_size: int, rendezvous: Path, output: Pat
     gradients, metrics = {}, {}
     for name, loss in LOSSES.items():
         network, metrics[name] = loss(folder, ROWS)
-        gradient = gradient_of(network)
-        distributed.all_reduce(gradient)
-        gradients[name] = gradient
+        add_gradients(network)
+        gradients[name] = gradient_of(network)
     said = {"metrics": metrics, "agreements": agreements(output / "scratch", rank)}
     (output / f"{rank}.json").write_text(json.dumps(said))
     if rank == 0:
