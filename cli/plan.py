@@ -26,6 +26,7 @@ def plan(
         from vantage.runs.planning import plan as plan_steps
         from vantage.runs.resolving import load_resolved
         from vantage.runs.run import damaged_runs, next_run, read_runs
+        from vantage.runs.saving_time import saving_warnings, write_rate
         from vantage.signing.before_runs import check_signing, signing_warnings
 
         recipe = recipe_source(recipe, "plan")
@@ -37,7 +38,11 @@ def plan(
         warn(damaged_runs(place))
         resolved, approvals = next_run(place, resolved)
         steps = plan_steps(resolved, place.existing_storage, read_runs(place), approvals=approvals)
-        warnings = [*plan_warnings(resolved, steps), *signing_warnings(resolved, place)]
+        warnings = [
+            *plan_warnings(resolved, steps),
+            *saving_warnings(resolved, steps, folder=place.root, rate=write_rate),
+            *signing_warnings(resolved, place),
+        ]
         if as_json:
             told = [step.as_json() for step in steps]
             shown = {

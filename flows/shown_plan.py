@@ -6,6 +6,7 @@ from vantage.runs.plan_table import show_plan
 from vantage.runs.planning import PlannedStep, check_drift, plan, plan_warnings
 from vantage.runs.resolving import ChosenRates
 from vantage.runs.run import Run, read_runs
+from vantage.runs.saving_time import saving_warnings, write_rate
 from vantage.runs.workspace import Workspace
 from vantage.signing.before_runs import signing_warnings
 
@@ -30,6 +31,7 @@ def planned(run: Run, screen: Screen, *, strict: bool, chosen: ChosenRates | Non
     heading = f"{recipe.recipe} · run {run.record.run_id}"
     warnings = [
         *plan_warnings(recipe, steps),
+        *saving_warnings(recipe, steps, folder=run.workspace.root, rate=write_rate),
         *ledger_warnings(run.workspace),
         *signing_warnings(recipe, run.workspace),
     ]

@@ -112,6 +112,10 @@ NodesOrRange = Annotated[
 ]
 
 
+GRACE_SECONDS = 20.0
+"""Default of ``resources.grace_seconds``."""
+
+
 class Resources(Frozen):
     """Place of a stage (pool, nodes, CPUs, GPUs) and its time limit; never part of its key."""
 
@@ -129,6 +133,9 @@ class Resources(Frozen):
     hang_seconds: Positive | None = 21600.0
     """Seconds without a progress report after which the stage counts as hung: it is killed and started again once.
     Every optimiser step, sampled token and micro-batch is a report. None: never."""
+    grace_seconds: Positive = Field(GRACE_SECONDS, exclude_if=is_default(GRACE_SECONDS))
+    """Seconds that an attempt has to save its state after it was asked to stop; then it is killed, and the next attempt goes on
+    from the last complete checkpoint. Deployed workers need as much more time to end (deploy/README.md)."""
     max_seconds: Positive | None = Field(None, exclude_if=is_unset)
     """Seconds of one attempt, from the start of its computation, after which the stage saves its state and ends with exit code
     75; the same command goes on from there. None: no limit."""
