@@ -4,7 +4,6 @@ from vantage.estimates.memory import optimizer_bytes, weight_bytes
 from vantage.estimates.model_shape import model_shape
 from vantage.estimates.stage_workloads import workload_of
 from vantage.estimates.token_counts import DataCount, Lengths
-from vantage.estimates.workload import Network
 from vantage.estimates.workload_parts import Subject
 from vantage.models.model_config import read_config
 from vantage.schemas.recipe.recipe import ResolvedRecipe
@@ -26,13 +25,11 @@ def checkpoint_bytes(recipe: ResolvedRecipe, name: str) -> int:
     """
     shape = model_shape(read_config(recipe.model.whole))
     subject = Subject(recipe, name, shape, lambda _: _NOT_COUNTED, _ROW)
-    trained = [each for each in workload_of(subject).networks if each.is_trained]
+    workload = workload_of(subject)
+    trained = [each for each in workload.networks if each.is_trained]
     best = [each for each in trained if each.role == _BEST.get(subject.stage.kind)]
-    state = sum(map(_state_bytes, trained))
+    moving = list(trained)
     if isinstance(subject.stage, ValuePretraining) and subject.stage.keep_optimizer:
-        state += sum(map(_state_bytes, best))
+        moving += best
+    state = optimizer_bytes(sum(each.trained_weights for each in moving), in_8_bits=workload.has_8_bit_states)
     return state + sum(weight_bytes(each.trained_weights) for each in (*trained, *best))
-
-
-def _state_bytes(network: Network) -> int:
-    return optimizer_bytes(network.trained_weights)

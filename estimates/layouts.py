@@ -78,14 +78,18 @@ class Memory:
 def memory_of(workload: Workload, layout: Layout, device: Device) -> Memory:
     """Return memory of one GPU, or of the process on a CPU."""
     parts = layout.world if layout.is_sharded else 1
-    stay = sum(_held(network) for network in workload.networks if not network.is_held_in_turn)
-    in_turn = max((_held(network) for network in workload.networks if network.is_held_in_turn), default=0)
+    here = [each for each in workload.networks if not each.is_offloaded]
+    stay = sum(_held(network) for network in here if not network.is_held_in_turn)
+    in_turn = max((_held(network) for network in here if network.is_held_in_turn), default=0)
     weights = (stay + in_turn) / parts
-    optimizer = sum(optimizer_bytes(each.trained_weights) for each in workload.networks) / parts
+    trained = sum(each.trained_weights for each in workload.networks)
+    optimizer = optimizer_bytes(trained, in_8_bits=workload.has_8_bit_states) / parts
     gradients = sum(gradient_bytes(each.trained_weights) for each in workload.networks) / parts
     training, scoring = 0.0, 0.0
     for each in workload.passes:
-        extra = _gathered(workload.network(each.role), workload, layout, trains=each.does == "train")
+        network = workload.network(each.role)
+        extra = _gathered(network, workload, layout, trains=each.does == "train")
+        extra += _held(network) if network.is_offloaded else 0
         held = _activations(each, workload, layout, device) + extra
         training = max(training, held if each.does == "train" else 0.0)
         scoring = max(scoring, held if each.does == "score" else 0.0)
@@ -151,7 +155,7 @@ def largest_microbatch(workload: Workload, layout: Layout, device: Device) -> in
 def smallest_layout(workload: Workload, device: Device) -> tuple[Layout, int] | None:
     """Return the fewest GPUs in which the stage fits, ddp before fsdp2, and the micro-batch of each; None: too large."""
     for layout in layouts():
-        if layout.is_sharded and workload.has_adapters:
+        if layout.is_sharded and (workload.has_adapters or workload.has_8_bit_states):
             continue
         size = largest_microbatch(workload, layout, device)
         if size is not None:

@@ -3,7 +3,7 @@
 A pass takes the longest of three times (the roofline; Williams et al. 2009): its FLOPs at the assumed rate, its bytes at
 the assumed bandwidth, and the time in which Python starts its operations. A CPU does one after the other, so there the
 three are added. Communication is assumed to run beside the computation. Not counted: loading weights and data,
-checkpoints, verifiers, and the start of the process.
+the visits of offloaded networks, checkpoints, verifiers, and the start of the process.
 """
 
 from vantage.estimates.devices import FORWARD_HOST_SECONDS, TRAINING_HOST_SECONDS, Device

@@ -88,7 +88,7 @@ def run(job: StageJob[ResolvedRewardModelling]) -> StageResult:
     encoding = comparison_metrics(
         job, "rankings" if "rankings" in job.inputs else "data", [train, validation, test]
     )
-    optimizer = make_optimizer(reward, weight_decay=work.weight_decay)
+    optimizer = make_optimizer(reward, weight_decay=work.weight_decay, states=work.optimizer_states)
     order = order_of(train, work, stage_seed(job))
     num_steps = order.num_batches(work.epochs)
     taken = Taken(

@@ -40,7 +40,7 @@ def run(job: StageJob[ResolvedSupervisedFineTuning]) -> StageResult:
     encoding = encoding_metrics(job, "data", [train, validation, test])
     if work.packing:
         check_boundaries(policy, train)
-    optimizer = make_optimizer(policy, weight_decay=work.weight_decay)
+    optimizer = make_optimizer(policy, weight_decay=work.weight_decay, states=work.optimizer_states)
     order = order_of(train, work, stage_seed(job))
     num_steps = order.num_batches(work.epochs)
     taken = Taken(

@@ -59,7 +59,7 @@ def run(job: StageJob[ResolvedValuePretraining]) -> StageResult:
         with_scorer=bool(work.fresh_responses),
     )
     critic = trained_critic(job, device)
-    optimizer = make_optimizer(critic, weight_decay=work.weight_decay)
+    optimizer = make_optimizer(critic, weight_decay=work.weight_decay, states=work.optimizer_states)
 
     # 2. The source of responses, and those to validation prompts for measuring
     source = load_source(job, models).ready(critic, optimizer)

@@ -151,6 +151,9 @@ class Resources(Frozen):
     """Image of a container of the pool; None: the pool's own."""
     node_selector: dict[str, str] = Field(default_factory=dict, exclude_if=is_unset)
     """Labels of the Kubernetes nodes that the pool may use for the stage."""
+    offload: tuple[Literal["reference", "reward"], ...] = Field((), exclude_if=is_default(()))
+    """Frozen networks whose weights lie in host memory and visit the GPU for their passes: the reference, the models of the reward.
+    It takes the time of the copies, once for each rollout (DPO: for each micro-batch), and changes no bit."""
     distributed: Distributed = Field(Distributed(), exclude_if=_is_default)
     """How several processes share the work."""
 
@@ -160,6 +163,14 @@ class Resources(Frozen):
         if asked is not None and self.gpus and self.gpus != asked:
             raise ValueError(
                 f"gpus={self.gpus} and distributed.ranks={asked} differ, but each rank has one GPU; leave out one of them"
+            )
+
+    @rule
+    def _what_is_cut_is_not_offloaded(self) -> None:
+        if self.offload and self.cuts_weights:
+            raise ValueError(
+                f"offload={','.join(self.offload)} moves whole weights, and distributed.strategy=fsdp2 spreads them over the GPUs "
+                "already; use strategy: ddp, or leave offload out"
             )
 
     @property
@@ -184,6 +195,7 @@ class Resources(Frozen):
 
 
 Precision = Literal["float32", "bfloat16", "auto"]
+OptimizerStates = Literal["float32", "8bit"]
 
 
 class Stage(Work):
@@ -257,6 +269,9 @@ class Training(Stage):
     """Learning rate after the warm-up; linear and cosine end at 0."""
     weight_decay: NonNegative = 0.0
     """Decoupled weight decay of AdamW."""
+    optimizer_states: OptimizerStates = Field("float32", exclude_if=is_default("float32"))
+    """Type of AdamW's two moments. ``8bit``: 2 bytes a weight in place of 8, in blocks with a scale each; the weights stay in
+    float32, and end a little different. It needs the package bitsandbytes (docs/gpus.md)."""
     max_grad_norm: Positive = 1.0
     """Gradients of a larger norm are scaled down to it."""
     precision: Precision = "float32"
@@ -312,6 +327,22 @@ class Training(Stage):
             raise ValueError("two gates extend the stage by different amounts; give both the same extend")
         if why := why_not_extended_by(self, self.extend):
             raise ValueError(f"gate.{why}")
+
+    @rule
+    def _compiled_layers_stay(self) -> None:
+        if self.compile and "reference" in self.resources.offload:
+            raise ValueError(
+                "compile: true has not been tried with a reference that visits the GPU; leave reference out of resources.offload, "
+                "or leave compile out"
+            )
+
+    @rule
+    def _eight_bit_states_are_whole(self) -> None:
+        if self.optimizer_states == "8bit" and self.resources.cuts_weights:
+            raise ValueError(
+                "optimizer_states=8bit holds moments in blocks, and resources.distributed.strategy=fsdp2 cuts a weight between them; "
+                "use strategy: ddp, or leave optimizer_states out (fsdp2 spreads the moments over the GPUs already)"
+            )
 
     @rule
     def _compiled_layers_are_whole(self) -> None:

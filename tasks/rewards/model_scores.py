@@ -10,7 +10,8 @@ from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.terms import ModelTerm
 from vantage.tasks.rewards.term_scores import Source, TermScores
 from vantage.tasks.training import progress, ranks
-from vantage.tasks.training.networks import placed
+from vantage.tasks.training.networks import is_offloaded, placed
+from vantage.tasks.training.offloading import on_device
 from vantage.tasks.training.passes import passes_of
 
 
@@ -37,6 +38,7 @@ def load(term: ModelTerm, source: Source) -> TermScores:
             lambda: load_scalar(files, role="reward", dtype=source.dtype, training="nothing"),
             files.folder,
             source.device,
+            offload=is_offloaded(source.job, "reward"),
         )
     )
 
@@ -52,8 +54,9 @@ def _scores(model: ScalarModel, sequences: Sequences, limits: PassLimits) -> Ten
     A pass rounds a row by its padding and its place in the batch. Between equal responses the difference would look
     like a preference: a uniform group would not be seen as one, and its advantages would be rounding divided by rounding.
     """
-    found = torch.zeros(len(sequences), device=model.device)
-    for part in passes_of(sequences, limits):
-        progress.phase("scoring", part.done, len(sequences))
-        part.put(scores(model, part.select(sequences)), into=found)
+    with on_device(model):
+        found = torch.zeros(len(sequences), device=model.device)
+        for part in passes_of(sequences, limits):
+            progress.phase("scoring", part.done, len(sequences))
+            part.put(scores(model, part.select(sequences)), into=found)
     return ranks.total(found)[sequences.first_equal_rows()]

@@ -32,6 +32,7 @@ from vantage.tasks.training.checkpoint_folders import (
     latest,
     saving_folder,
 )
+from vantage.tasks.training.optimizer_state import KnowsLayout
 
 __all__ = [
     "Checkpoint",
@@ -295,27 +296,31 @@ def restore_optimizer(
         raise IncompleteCheckpoint(f"{part}/{_HAS_STATE} is missing, or is not of {len(names)} parameters")
     with_state = [name for name, has in zip(names, saved.pop(_HAS_STATE).tolist(), strict=True) if has]
     keys = _state_keys(saved, with_state)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    shapes = {
+        name: _state_shapes(optimizer, parameter, keys)
+        for name, parameter in zip(names, parameters, strict=True)
+        if name in set(with_state)
+    }
     numbers = {
         f"group.{number}/{key}"
         for number, group in enumerate(described["param_groups"])
         for key in _numbers(group)
     }
-    required = {f"{name}/{key}" for name in with_state for key in keys} | numbers
+    required = {f"{name}/{key}" for name in with_state for key in shapes[name]} | numbers
     _require_names(part, required=required, found=saved.keys())
 
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for name, parameter in zip(names, parameters, strict=True):
-        for key in keys:
-            tensor = saved.get(f"{name}/{key}")
-            if tensor is not None and tensor.shape not in (local(parameter).shape, torch.Size()):
+    for name, expected in shapes.items():
+        for key, shape in expected.items():
+            tensor = saved[f"{name}/{key}"]
+            if tensor.shape not in (shape, torch.Size()):
                 raise IncompleteCheckpoint(
-                    f"{part}/{name}/{key} has the shape {tuple(tensor.shape)}, its parameter "
-                    f"{tuple(local(parameter).shape)}"
+                    f"{part}/{name}/{key} has the shape {tuple(tensor.shape)}, its parameter needs {tuple(shape)}"
                 )
     state = {
-        index: {key: _for_state(saved[f"{name}/{key}"].clone(), parameter) for key in keys}
+        index: {key: _for_state(saved[f"{name}/{key}"].clone(), parameter) for key in shapes[name]}
         for index, (name, parameter) in enumerate(zip(names, parameters, strict=True))
-        if name in set(with_state)
+        if name in shapes
     }
     groups = [
         {
@@ -325,6 +330,13 @@ def restore_optimizer(
         for number, group in enumerate(described["param_groups"])
     ]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _state_shapes(optimizer: Optimizer, parameter: Tensor, keys: Iterable[str]) -> dict[str, torch.Size]:
+    """Return the shapes of a parameter's state on this rank: the parameter's own, unless the optimiser has another layout."""
+    if isinstance(optimizer, KnowsLayout):
+        return {key: tensor.shape for key, tensor in optimizer.layout(parameter).items()}
+    return {key: local(parameter).shape for key in keys}
 
 
 def _for_state(saved: Tensor, parameter: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from vantage.schemas.recipe import stage
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.training import ranks
 from vantage.tasks.training.compiling import compiled
+from vantage.tasks.training.offloading import offloaded
 from vantage.tasks.training.seeds import derive_seed, stage_seed
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -35,8 +36,16 @@ class Written:
     """Whether its adapters change nothing."""
 
 
-def placed(build: Callable[[], Network], folder: Path, device: torch.device) -> Network:
-    """Return the network that ``build`` loads from the folder; with sharded ranks, no rank ever holds it whole."""
+def placed(
+    build: Callable[[], Network], folder: Path, device: torch.device, *, offload: bool = False
+) -> Network:
+    """Return the network that ``build`` loads from the folder; with sharded ranks, no rank ever holds it whole.
+
+    Args:
+        offload: whether its weights stay in host memory and visit the device inside ``on_device``; only of a frozen network.
+    """
+    if offload:
+        return offloaded(build(), device)
     if not ranks.are_sharded():
         return build().to(device)
     with without_weights():
@@ -89,9 +98,17 @@ def trained_critic(job: StageJob[stage.Training], device: torch.device) -> Scala
 def fixed_policy(job: StageJob, role: str, device: torch.device) -> PolicyModel:
     """Return a policy that is not trained."""
     policy = placed(
-        lambda: PolicyModel(load_stored_policy(job.model(role), training="nothing")), job.inputs[role], device
+        lambda: PolicyModel(load_stored_policy(job.model(role), training="nothing")),
+        job.inputs[role],
+        device,
+        offload=is_offloaded(job, role),
     )
     return compiled(job, policy)
+
+
+def is_offloaded(job: StageJob, role: str) -> bool:
+    """Return whether the recipe keeps the stage's networks in a role (``reference``, ``reward``) in host memory."""
+    return isinstance(job.work, stage.Stage) and role in job.work.resources.offload
 
 
 def write_policy(job: StageJob, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Written:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from vantage.schemas.recipe.resolved import ResolvedTraining
+from vantage.schemas.recipe.stage import OptimizerStates
 from vantage.tasks.training import nonfinite, ranks
 
 Schedule = Literal["constant", "linear", "cosine"]
@@ -21,8 +22,14 @@ def training_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def make_optimizer(module: nn.Module, *, weight_decay: float) -> torch.optim.AdamW:
-    """Return AdamW over all trainable parameters; those with fewer than two dimensions are not decayed."""
+def make_optimizer(
+    module: nn.Module, *, weight_decay: float, states: OptimizerStates = "float32"
+) -> torch.optim.Optimizer:
+    """Return AdamW over all trainable parameters; those with fewer than two dimensions are not decayed.
+
+    Args:
+        states: type of the two moments.
+    """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in parameters if parameter.dim() >= 2]
     vectors = [parameter for parameter in parameters if parameter.dim() < 2]
@@ -30,9 +37,12 @@ def make_optimizer(module: nn.Module, *, weight_decay: float) -> torch.optim.Ada
         {"params": matrices, "weight_decay": weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=0.0, betas=BETAS, eps=EPS, fused=True
-    )
+    groups = [group for group in groups if group["params"]]
+    if states == "8bit":
+        from vantage.tasks.training.eight_bit import AdamW8bit  # loads bitsandbytes, an optional package
+
+        return AdamW8bit(groups, lr=0.0, betas=BETAS, eps=EPS)
+    return torch.optim.AdamW(groups, lr=0.0, betas=BETAS, eps=EPS, fused=True)
 
 
 def learning_rate_at(

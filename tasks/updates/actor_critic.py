@@ -40,7 +40,7 @@ class ActorCritic:
     """Critic that is a network of its own; None: there is none."""
     modules: dict[str, nn.Module]
     """The module that each optimiser trains, by its name in checkpoints."""
-    optimizers: dict[str, torch.optim.AdamW]
+    optimizers: dict[str, torch.optim.Optimizer]
     learning_rates: dict[str, float]
 
     @property
@@ -98,7 +98,8 @@ def load_actor_critic(job: StageJob[ResolvedPolicyOptimization], device: torch.d
         modules["critic"] = critic
         learning_rates["critic"] = work.required_critic_learning_rate
     optimizers = {
-        name: make_optimizer(module, weight_decay=work.weight_decay) for name, module in modules.items()
+        name: make_optimizer(module, weight_decay=work.weight_decay, states=work.optimizer_states)
+        for name, module in modules.items()
     }
     if critic is not None and work.critic_optimizer == "carry":
         carry_over(optimizers["critic"], critic, critic_folder(job))

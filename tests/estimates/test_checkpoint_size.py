@@ -40,3 +40,8 @@ def test_it_is_the_weights_the_moments_and_the_best_weights(name: str, expected:
 def test_a_kept_optimizer_is_kept_beside_the_best_weights() -> None:
     text = EVERY_KIND.replace("kind: value_pretraining,", "kind: value_pretraining, keep_optimizer: true,")
     assert size("value", text) - size("value") == MOMENTS * CRITIC
+
+
+def test_moments_in_8_bits_are_a_quarter() -> None:
+    text = EVERY_KIND.replace("{kind: sft,", "{kind: sft, optimizer_states: 8bit,")
+    assert size("sft", text) == pytest.approx((WEIGHTS + 2 * (1 + 4 / 256)) * POLICY, abs=1)

@@ -44,7 +44,7 @@ def work(rank: int, rendezvous: str, jobs: list[StageJob], strategy: str, harm: 
 
         def remember(*args: Any, **options: Any) -> checkpoints.Checkpoint:
             made = commit(*args, **options)
-            files = json.loads((made.folder / "manifest.json").read_bytes())["files"]  # noqa: B023
+            files = json.loads((made.folder / "manifest.json").read_bytes())["files"]
             state = re.sub(r'"journal_offset":\d+', "", (made.folder / "state.json").read_text())
             written.append([[each["sha256"] for each in files if "tensors" in each["path"]], state])  # noqa: B023
             return made

@@ -1,0 +1,35 @@
+"""Frozen networks that a stage keeps in host memory (``resources.offload``): whether it has them, and weights of their own."""
+
+from collections.abc import Iterator
+
+from vantage.schemas.problems import Problem
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.stage import Training
+from vantage.schemas.recipe.terms import ModelTerm
+from vantage.schemas.steps import dependencies, rewards_read
+
+
+def offload_problems(recipe: Recipe) -> Iterator[Problem]:
+    """Yield a problem for each network that a stage offloads and does not read, or whose weights others share.
+
+    Args:
+        recipe: references and adapters are filled in.
+    """
+    read = dependencies(recipe)
+    for name, stage in recipe.stages.items():
+        path = ("stages", name, "resources", "offload")
+        has = {
+            "reference": "reference" in read[name],
+            "reward": any(
+                isinstance(term, ModelTerm)
+                for reward in rewards_read(stage)
+                for term in recipe.rewards[reward].terms
+            ),
+        }
+        for role in stage.resources.offload:
+            if not has[role]:
+                what = "reads no reference" if role == "reference" else "has no reward that is a model"
+                yield Problem(path, f"this stage {what}", f"leave {role} out")
+        if stage.resources.offload and isinstance(stage, Training) and stage.lora:
+            message = "with adapters (lora), the frozen networks share the policy's base and take no memory of their own"
+            yield Problem(path, message, "leave offload out, or set lora: false")
