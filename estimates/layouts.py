@@ -82,7 +82,8 @@ def memory_of(workload: Workload, layout: Layout, device: Device) -> Memory:
     stay = sum(_held(network) for network in here if not network.is_held_in_turn)
     in_turn = max((_held(network) for network in here if network.is_held_in_turn), default=0)
     weights = (stay + in_turn) / parts
-    trained = sum(each.trained_weights for each in workload.networks)
+    in_host = workload.has_host_optimizer and not device.is_cpu
+    trained = 0 if in_host else sum(each.trained_weights for each in workload.networks)
     optimizer = optimizer_bytes(trained, in_8_bits=workload.has_8_bit_states) / parts
     gradients = sum(gradient_bytes(each.trained_weights) for each in workload.networks) / parts
     training, scoring = 0.0, 0.0
@@ -239,6 +240,8 @@ def _sampling(each: Sampling, workload: Workload, layout: Layout) -> float:
 def _step_bytes(workload: Workload, device: Device) -> float:
     """Return the bytes of AdamW's intermediate results: on a GPU those of all weights at once, on a CPU those of the largest matrix."""
     most = max((each.trained_weights for each in workload.networks), default=0)
+    if workload.has_host_optimizer and not device.is_cpu:
+        return 0.0
     if not device.is_cpu:
         return most * FLOAT32
     whole = (each.shape.head_matrix for each in _trained(workload) if not each.adapter_weights)

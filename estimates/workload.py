@@ -132,6 +132,8 @@ class Workload:
     """``gradient_checkpointing: true``."""
     has_8_bit_states: bool = False
     """``optimizer_states: 8bit``."""
+    has_host_optimizer: bool = False
+    """Whether the optimiser's state lies in host memory."""
 
     @property
     def has_adapters(self) -> bool:

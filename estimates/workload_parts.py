@@ -293,6 +293,7 @@ def whole_workload(
         is_bfloat16=stage.arithmetic == "bfloat16",
         is_checkpointed=isinstance(stage, Training) and stage.gradient_checkpointing,
         has_8_bit_states=isinstance(stage, Training) and stage.optimizer_states == "8bit",
+        has_host_optimizer="optimizer" in stage.resources.offload,
         at_once=at_once,
         recipe_at_once=at_once,
         counts=counts,

@@ -32,7 +32,7 @@ from vantage.tasks.training.offloading import on_device
 from vantage.tasks.training.optimization import (
     Precision,
     autocast,
-    make_optimizer,
+    optimizer_of,
     training_device,
     update_weights,
 )
@@ -88,7 +88,7 @@ def run(job: StageJob[ResolvedDirectPreferenceOptimization]) -> StageResult:
     )
     train, validation, test = pairs = [read_pairs(job, split, codec) for split in SPLITS]
     encoding = comparison_metrics(job, "data", pairs) | tied_share(job, pairs)
-    optimizer = make_optimizer(models.policy, weight_decay=work.weight_decay, states=work.optimizer_states)
+    optimizer = optimizer_of(models.policy, work)
     order = order_of(train, work, stage_seed(job))
     num_steps = order.num_batches(work.epochs)
     taken = Taken(

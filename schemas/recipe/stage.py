@@ -151,9 +151,10 @@ class Resources(Frozen):
     """Image of a container of the pool; None: the pool's own."""
     node_selector: dict[str, str] = Field(default_factory=dict, exclude_if=is_unset)
     """Labels of the Kubernetes nodes that the pool may use for the stage."""
-    offload: tuple[Literal["reference", "reward"], ...] = Field((), exclude_if=is_default(()))
-    """Frozen networks whose weights lie in host memory and visit the GPU for their passes: the reference, the models of the reward.
-    It takes the time of the copies, once for each rollout (DPO: for each micro-batch), and changes no bit."""
+    offload: tuple[Literal["reference", "reward", "optimizer"], ...] = Field((), exclude_if=is_default(()))
+    """What lies in host memory in place of the GPU's. ``reference``, ``reward`` (its models): frozen weights, which visit the GPU for
+    their passes, once for each rollout (DPO: for each micro-batch); no bit changes. ``optimizer``: the moments of AdamW, whose
+    updates are computed on CPUs then, and differ by rounding from a GPU's."""
     distributed: Distributed = Field(Distributed(), exclude_if=_is_default)
     """How several processes share the work."""
 
@@ -334,6 +335,14 @@ class Training(Stage):
             raise ValueError(
                 "compile: true has not been tried with a reference that visits the GPU; leave reference out of resources.offload, "
                 "or leave compile out"
+            )
+
+    @rule
+    def _eight_bit_states_stay(self) -> None:
+        if self.optimizer_states == "8bit" and "optimizer" in self.resources.offload:
+            raise ValueError(
+                "optimizer_states=8bit are computed on the GPU, and resources.offload has the optimizer in host memory; leave one of "
+                "them out"
             )
 
     @rule

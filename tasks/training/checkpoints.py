@@ -16,6 +16,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from vantage.models.adapters import kept_tensors
@@ -340,8 +341,13 @@ def _state_shapes(optimizer: Optimizer, parameter: Tensor, keys: Iterable[str]) 
 
 
 def _for_state(saved: Tensor, parameter: Tensor) -> Tensor:
-    """Return a tensor of an optimiser's state, sharded like its parameter; a number stays a number."""
-    return like(parameter, saved.to(local(parameter).device)) if saved.dim() else saved
+    """Return a tensor of an optimiser's state, sharded like its parameter; a number stays a number.
+
+    A whole one stays in host memory: the optimiser moves it to where it holds its state.
+    """
+    if not saved.dim() or not isinstance(parameter, DTensor):
+        return saved
+    return like(parameter, saved.to(local(parameter).device))
 
 
 def _part(name: str) -> str:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from vantage.models.sharding import local
+from vantage.tasks.training.host_optimizer import HostAdamW
 
 
 @runtime_checkable
@@ -18,7 +19,9 @@ class KnowsLayout(Protocol):
 
 
 def state_bytes(optimizer: Optimizer, parameter: Tensor) -> int:
-    """Return the bytes of the state that a parameter gets in the first step, on this rank."""
+    """Return the bytes that the state of a parameter takes on its device, from the first step on, on this rank."""
+    if isinstance(optimizer, HostAdamW):
+        return 0
     if isinstance(optimizer, KnowsLayout):
         return sum(each.numel() * each.element_size() for each in optimizer.layout(parameter).values())
     return 2 * local(parameter).numel() * parameter.element_size()

@@ -127,3 +127,12 @@ def test_an_offloaded_network_is_there_for_its_passes_alone(full: RecipeEstimate
     assert saved("train", "policy") == pytest.approx(4 * (reference.weights + reward.weights), abs=1)
     assert saved("score", "reference") == pytest.approx(4 * reward.weights, abs=1), "it is there itself"
     assert saved("score", "reward") == pytest.approx(4 * reference.weights, abs=1)
+
+
+def test_moments_in_host_memory_take_none_of_a_gpu(full: RecipeEstimate) -> None:
+    text = EVERY_KIND.replace("{kind: sft,", "{kind: sft, resources: {offload: [optimizer]},")
+    away, plain = stage(estimate_recipe(parse_recipe(text), gpu="h100"), "sft"), stage(full, "sft")
+    assert (away.memory.optimizer, plain.memory.optimizer) == (0, 8 * plain.workload.networks[0].weights)
+    assert plain.memory.peak - away.memory.peak == plain.memory.optimizer
+    on_cpu = stage(estimate_recipe(parse_recipe(text), gpu="cpu"), "sft")
+    assert on_cpu.memory.optimizer == plain.memory.optimizer, "there is one memory"

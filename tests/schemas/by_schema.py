@@ -80,6 +80,7 @@ RULES = {
     "Training._compiled_layers_are_whole": "fields of two parts of the stage",
     "Training._eight_bit_states_are_whole": "fields of two parts of the stage",
     "Training._compiled_layers_stay": "fields of two parts of the stage",
+    "Training._eight_bit_states_stay": "fields of two parts of the stage",
     "Resources._what_is_cut_is_not_offloaded": "fields of two parts of the stage",
     "ValuePretraining._a_kept_optimizer_is_plain": "one value of a field against another's",
     "ValuePretraining._an_optimizer_is_kept_whole": "fields of two parts of the stage",

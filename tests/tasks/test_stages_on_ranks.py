@@ -120,8 +120,8 @@ CASES: dict[int, dict[str, Job]] = {
     | {
         "sampled ahead": of_preset("grpo", rollout=Ahead(ahead=1)),
         "moments in 8 bits": of_kind("sft", microbatch_size=3, optimizer_states="8bit"),
-        "frozen networks in host memory": of_kind(
-            "policy", iterations=2, resources=Resources(offload=("reference", "reward"))
+        "networks and moments in host memory": of_kind(
+            "policy", iterations=2, resources=Resources(offload=("reference", "reward", "optimizer"))
         ),
         # the first rank asks the guards, and the other does what it hears
         "ended by a guard": of_kind("policy", iterations=3, guards=(always("grad_norm_policy", "finish"),)),

@@ -296,9 +296,9 @@ def test_an_exact_kl_that_a_critic_inherits_reads_no_cut_weights(plain: dict[str
 
 
 def test_what_a_stage_does_not_read_is_not_offloaded(plain: dict[str, Any]) -> None:
-    plain["stages"]["policy"]["resources"] = {"offload": ["reference", "reward"]}
+    plain["stages"]["policy"]["resources"] = {"offload": ["reference", "reward", "optimizer"]}
     assert resolved(plain)[1] == []
-    plain["stages"]["sft"]["resources"] = {"offload": ["reference", "reward"]}
+    plain["stages"]["sft"]["resources"] = {"offload": ["reference", "optimizer", "reward"]}
     assert resolved(plain)[1] == [
         "stages.sft.resources.offload: this stage reads no reference; leave reference out",
         "stages.sft.resources.offload: this stage has no reward that is a model; leave reward out",
@@ -310,7 +310,7 @@ def test_networks_that_share_the_policys_base_are_not_offloaded(plain: dict[str,
     plain["stages"]["policy"]["resources"] = {"offload": ["reference"]}
     assert resolved(plain)[1] == [
         "stages.policy.resources.offload: with adapters (lora), the frozen networks share the policy's base and take no memory of "
-        "their own; leave offload out, or set lora: false"
+        "their own; leave them out, or set lora: false"
     ]
 
 
@@ -329,6 +329,7 @@ FULL_KL = {"preset": "ppo", "kl_coef": 0.1, "kl_kind": "full"}
         ("sft", {"optimizer_states": "8bit", "resources": SHARDED}, "optimizer_states=8bit holds moments in blocks, .*strategy: ddp"),
         ("policy", {"resources": SHARDED | {"offload": ["reference"]}}, "offload=reference moves whole weights, .*use strategy: ddp"),
         ("policy", {"compile": True, "resources": {"offload": ["reference"]}}, "has not been tried with a reference that visits the GPU"),
+        ("sft", {"optimizer_states": "8bit", "resources": {"offload": ["optimizer"]}}, "are computed on the GPU, .* leave one of them out"),
         ("policy", {"algorithm": FULL_KL, "resources": {"offload": ["reference"]}}, "kl_kind=full reads the reference in each pass of the policy"),
     ],
 )  # fmt: skip
