@@ -18,6 +18,7 @@ def plan(
     """Say for each stage whether it would be reused, resumed or run, and why. Changes nothing."""
     with explained(verbose):
         from vantage.attempts.machine import check_extras
+        from vantage.flows.saving_time import saving_warnings, write_rate
         from vantage.ledger.tracking import check_configured
         from vantage.runs.console import open_console
         from vantage.runs.names import recipe_source
@@ -26,7 +27,6 @@ def plan(
         from vantage.runs.planning import plan as plan_steps
         from vantage.runs.resolving import load_resolved
         from vantage.runs.run import damaged_runs, next_run, read_runs
-        from vantage.runs.saving_time import saving_warnings, write_rate
         from vantage.signing.before_runs import check_signing, signing_warnings
 
         recipe = recipe_source(recipe, "plan")

@@ -1,12 +1,12 @@
 """The plan of a run, shown before its first stage: on the command line, and where Prefect starts the run."""
 
+from vantage.flows.saving_time import saving_warnings, write_rate
 from vantage.ledger import tracking
 from vantage.runs.console import Screen
 from vantage.runs.plan_table import show_plan
 from vantage.runs.planning import PlannedStep, check_drift, plan, plan_warnings
 from vantage.runs.resolving import ChosenRates
 from vantage.runs.run import Run, read_runs
-from vantage.runs.saving_time import saving_warnings, write_rate
 from vantage.runs.workspace import Workspace
 from vantage.signing.before_runs import signing_warnings
 

@@ -389,7 +389,9 @@ class Attempt(Generic[State]):
             "journal_offset": offset,
         }
         is_shard = self._is_shard if ranks.are_sharded() else None
-        content = checkpoints.content_of(step=self.step, tensors=tensors, state=state, is_shard=is_shard, fixed={"best"})
+        content = checkpoints.content_of(
+            step=self.step, tensors=tensors, state=state, is_shard=is_shard, fixed={"best"}
+        )
         saved = f"step {self.step} of {self._total}: {self._summary}; saved"
         self._writing.save(content, journal_offset=offset, beside=beside, done=lambda: log.info(saved))
         self._saved_at = self.step

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from bitsandbytes.optim import AdamW8bit as _AdamW8bit
+from bitsandbytes.optim.adamw import AdamW8bit as _AdamW8bit
 from torch import Tensor
 
 BLOCK = 256
@@ -16,13 +16,15 @@ _MAPS = ("qmap1", "qmap2")
 """The 256 numbers that the 8 bits stand for: constants, and in no checkpoint."""
 
 
-class AdamW8bit(_AdamW8bit):  # type: ignore[misc]
+class AdamW8bit(_AdamW8bit):
     """AdamW with moments in 8 bits. Its ``state_dict`` has tensors alone, as that of torch's AdamW, and restores the same bits."""
 
     def __init__(
         self, groups: Iterable[Mapping[str, Any]], *, lr: float, betas: tuple[float, float], eps: float
     ) -> None:
-        super().__init__(groups, lr=lr, betas=betas, eps=eps, weight_decay=0.0, min_8bit_size=LEAST_ELEMENTS)
+        super().__init__(  # type: ignore[no-untyped-call]
+            groups, lr=lr, betas=betas, eps=eps, weight_decay=0.0, min_8bit_size=LEAST_ELEMENTS
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return states by the parameters' numbers, and the groups; the tensors are not copied."""
@@ -37,13 +39,13 @@ class AdamW8bit(_AdamW8bit):  # type: ignore[misc]
         }
         return {**described, "state": states}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
         """Restore what ``state_dict`` returned."""
         states = {
             number: {name: int(value) if name == "step" else value for name, value in state.items()}
             for number, state in state_dict["state"].items()
         }
-        super().load_state_dict({**state_dict, "state": states})
+        super().load_state_dict({**state_dict, "state": states})  # type: ignore[no-untyped-call]
         for parameter, state in self.state.items():
             if state["state1"].dtype == torch.uint8:
                 for name, kind in zip(_MAPS, ("dynamic", "udynamic"), strict=True):

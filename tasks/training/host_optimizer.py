@@ -53,7 +53,7 @@ class HostAdamW(torch.optim.AdamW):
         if weight.data_ptr() != parameter.data_ptr():
             parameter.copy_(weight)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore what ``state_dict`` returned; torch's own function would move the moments to the parameters' device."""
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update({name: value for name, value in saved.items() if name != "params"})

@@ -16,6 +16,7 @@ import re
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ def work(rank: int, rendezvous: str, jobs: list[StageJob], strategy: str, harm: 
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
     ranks.join(hang_seconds=SECONDS, sharded=strategy == "fsdp2", rendezvous=f"file://{rendezvous}")
-    commit, save_file = checkpoints.commit, checkpoints.save_file
+    commit: Callable[..., checkpoints.Checkpoint] = vars(checkpoints)["commit"]
+    save_file: Callable[..., None] = vars(checkpoints)["save_file"]
     for job in jobs:
         share = 0.0 if job.name == "plain" else 0.5
         vars(checkpoint_writing)["SHARE_OF_MEMORY"] = share

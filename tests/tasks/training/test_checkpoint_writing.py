@@ -64,7 +64,9 @@ def bytes_written(
 
     def remembered(*args: Any, **options: Any) -> checkpoints.Checkpoint:
         made = commit(*args, **options)
-        state = re.sub(rb'"journal_offset":\d+', b"", (made.folder / "state.json").read_bytes())  # of its times
+        state = re.sub(
+            rb'"journal_offset":\d+', b"", (made.folder / "state.json").read_bytes()
+        )  # of its times
         written.append(((made.folder / "tensors.safetensors").read_bytes(), state))
         threads.add(threading.current_thread().name)
         return made
@@ -312,7 +314,10 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(
     def work() -> None:
         for name in ("save_file", "write_file", "commit"):
             real = getattr(checkpoints, name)
-            vars(checkpoints)[name] = lambda *args, real=real, **more: [time.sleep(0.02), real(*args, **more)][1]
+            vars(checkpoints)[name] = lambda *args, real=real, **more: [
+                time.sleep(0.02),
+                real(*args, **more),
+            ][1]
         train(job)
 
     killed = 0

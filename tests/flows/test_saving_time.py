@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from vantage.cli.main import app
-from vantage.runs import saving_time
+from vantage.flows import saving_time
+from vantage.flows.saving_time import saving_warnings, write_rate
 from vantage.runs.planning import PlannedStep
-from vantage.runs.saving_time import saving_warnings, write_rate
 from vantage.schemas.loading.recipe_file import parse_recipe
 from vantage.schemas.recipe.learning_rates import with_learning_rates
 from vantage.schemas.recipe.recipe import ResolvedRecipe
