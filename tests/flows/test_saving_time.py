@@ -62,7 +62,7 @@ def test_the_grace_period_that_it_names_is_enough(tmp_path: Path, grace: float, 
     assert len(warned(tmp_path, grace=grace, rate=lambda _: 0.5e9)) == count
 
 
-def test_of_a_pool_it_says_that_another_disk_was_measured(tmp_path: Path) -> None:
+def test_a_pools_stage_is_warned_that_another_disk_was_measured(tmp_path: Path) -> None:
     [warning] = warned(tmp_path, grace=20, rate=lambda _: 1e9, pool="gpu", action="wait")
     assert "measured on this machine's disk, not on pool gpu" in warning
 

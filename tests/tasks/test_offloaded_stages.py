@@ -34,7 +34,7 @@ def offloaded(job: StageJob, *roles: str) -> StageJob:
 
 
 class Device:
-    """Stands for a GPU: what comes to it is a copy, and it knows which copies are alive."""
+    """A GPU of the tests: what comes to it is a copy, and it counts the copies that are alive."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.copies: list[weakref.ref[Tensor]] = []
