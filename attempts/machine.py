@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from vantage.schemas.checks.engines import engine_of
 from vantage.schemas.recipe.evaluations import BenchmarkEvaluation
 from vantage.schemas.recipe.recipe import ResolvedRecipe
-from vantage.schemas.recipe.stage import Resources, Stage
+from vantage.schemas.recipe.stage import Resources, Stage, Training
 from vantage.schemas.recipe.work import Work
 from vantage.schemas.records.attempt import Share
 from vantage.schemas.steps import pool_of
@@ -139,6 +139,12 @@ def check_extras(recipe: ResolvedRecipe) -> None:
     for name, stage in recipe.stages.items():
         if pool_of(recipe, name) is not None:
             continue
+        is_eight_bit = isinstance(stage, Training) and stage.optimizer_states == "8bit"
+        if is_eight_bit and importlib.util.find_spec("bitsandbytes") is None:
+            raise ValueError(
+                f"stages.{name}.optimizer_states=8bit needs the package bitsandbytes; "
+                "install it: pip install 'vantage-rlhf[qlora]'"
+            )
         if isinstance(stage, BenchmarkEvaluation) and importlib.util.find_spec("lm_eval") is None:
             raise ValueError(
                 f"stages.{name}: {stage.kind} needs the package lm_eval; install it: pip install 'vantage-rlhf[lm-eval]'"

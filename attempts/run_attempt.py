@@ -109,7 +109,7 @@ def run_attempt(
         observer or Unobserved(),
         stop or threading.Event(),
         storage or open_storage(request.storage),
-        launcher or LocalProcess(),
+        launcher or LocalProcess(grace=request.resources.grace_seconds),
     )
     began = time.monotonic()
     try:

@@ -18,6 +18,7 @@ def plan(
     """Say for each stage whether it would be reused, resumed or run, and why. Changes nothing."""
     with explained(verbose):
         from vantage.attempts.machine import check_extras
+        from vantage.flows.saving_time import saving_warnings, write_rate
         from vantage.ledger.tracking import check_configured
         from vantage.runs.console import open_console
         from vantage.runs.names import recipe_source
@@ -37,7 +38,11 @@ def plan(
         warn(damaged_runs(place))
         resolved, approvals = next_run(place, resolved)
         steps = plan_steps(resolved, place.existing_storage, read_runs(place), approvals=approvals)
-        warnings = [*plan_warnings(resolved, steps), *signing_warnings(resolved, place)]
+        warnings = [
+            *plan_warnings(resolved, steps),
+            *saving_warnings(resolved, steps, folder=place.root, rate=write_rate),
+            *signing_warnings(resolved, place),
+        ]
         if as_json:
             told = [step.as_json() for step in steps]
             shown = {

@@ -82,11 +82,13 @@ class Memory:
 def memory_of(workload: Workload, layout: Layout, device: Device) -> Memory:
     """Return memory of one GPU, or of the process on a CPU."""
     parts = layout.world if layout.is_sharded else 1
-    weights, optimizer = _lasting(workload, layout)
+    weights, optimizer = _lasting(workload, layout, device)
     gradients = sum(gradient_bytes(each.trained_weights) for each in workload.networks) / parts
     training, scoring = 0.0, 0.0
     for each in workload.passes:
-        extra = _gathered(workload.network(each.role), workload, layout, trains=each.does == "train")
+        network = workload.network(each.role)
+        extra = _gathered(network, workload, layout, trains=each.does == "train")
+        extra += _held(network, workload, layout) if network.is_offloaded else 0
         held = _activations(each, workload, layout, device) + extra
         training = max(training, held if each.does == "train" else 0.0)
         scoring = max(scoring, held if each.does == "score" else 0.0)
@@ -152,7 +154,7 @@ def largest_microbatch(workload: Workload, layout: Layout, device: Device) -> in
 def smallest_layout(workload: Workload, device: Device) -> tuple[Layout, int] | None:
     """Return the fewest GPUs in which the stage fits, ddp before fsdp2, and the micro-batch of each; None: too large."""
     for layout in layouts():
-        if layout.is_sharded and workload.has_packed_base:
+        if layout.is_sharded and (workload.has_packed_base or workload.has_8_bit_states):
             continue
         size = largest_microbatch(workload, layout, device)
         if size is not None:
@@ -177,13 +179,16 @@ def _trained(workload: Workload) -> list[Network]:
     return [network for network in workload.networks if network.is_trained]
 
 
-def _lasting(workload: Workload, layout: Layout) -> tuple[float, float]:
+def _lasting(workload: Workload, layout: Layout, device: Device) -> tuple[float, float]:
     """Return the bytes of weights and of optimisers' state, which a GPU holds all the time."""
     parts = layout.world if layout.is_sharded else 1
-    held = [(network, _held(network, workload, layout)) for network in workload.networks]
+    here = [each for each in workload.networks if not each.is_offloaded]
+    held = [(network, _held(network, workload, layout)) for network in here]
     stay = sum(size for network, size in held if not network.is_held_in_turn)
     in_turn = max((size for network, size in held if network.is_held_in_turn), default=0)
-    optimizer = sum(optimizer_bytes(each.trained_weights) for each in workload.networks)
+    in_host = workload.has_host_optimizer and not device.is_cpu
+    trained = 0 if in_host else sum(each.trained_weights for each in workload.networks)
+    optimizer = optimizer_bytes(trained, in_8_bits=workload.has_8_bit_states)
     return (stay + in_turn) / parts, optimizer / parts
 
 
@@ -227,7 +232,7 @@ def keeps_gathered(network: Network, workload: Workload, layout: Layout, device:
     """Return whether weights that fsdp2 has gathered stay so from one sampled token to the next; a CPU's memory is not asked for."""
     if not layout.is_sharded or device.is_cpu:
         return layout.is_sharded
-    free = (1 - RESERVE) * device.memory - sum(_lasting(workload, layout))
+    free = (1 - RESERVE) * device.memory - sum(_lasting(workload, layout, device))
     return TIMES_GATHERED * network.weights * width_of(network, is_bfloat16=workload.is_bfloat16) <= free
 
 
@@ -270,6 +275,8 @@ def _sampling(each: Sampling, workload: Workload, layout: Layout, device: Device
 def _step_bytes(workload: Workload, device: Device) -> float:
     """Return the bytes of AdamW's intermediate results: on a GPU those of all weights at once, on a CPU those of the largest matrix."""
     most = max((each.trained_weights for each in workload.networks), default=0)
+    if workload.has_host_optimizer and not device.is_cpu:
+        return 0.0
     if not device.is_cpu:
         return most * FLOAT32
     whole = (each.shape.head_matrix for each in _trained(workload) if not each.adapter_weights)

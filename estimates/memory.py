@@ -12,6 +12,8 @@ NF4 = 0.5 + FLOAT32 / 64
 """Bytes of a weight in 4 bits: 64 of them have one scale."""
 ADAM_BYTES = 2 * FLOAT32
 """Bytes of the two moments of a weight."""
+ADAM_8_BIT_BYTES = 2 * (1 + FLOAT32 / 256)
+"""The same in 8 bits: 256 of each have one scale. What is small and stays in float32 is not counted."""
 CHUNK_LOGITS, CHUNK_LOGITS_OF_GPU = 2**23, 2**26
 """Equal to ``vantage.models.chunked_logits.CHUNK_ELEMENTS``: logits that training and scoring hold at once on a CPU, and on a GPU."""
 CHUNK_COPIES = 3
@@ -23,9 +25,9 @@ def weight_bytes(weights: int, *, bytes_each: float = FLOAT32) -> int:
     return round(weights * bytes_each)
 
 
-def optimizer_bytes(weights: int) -> int:
+def optimizer_bytes(weights: int, *, in_8_bits: bool = False) -> int:
     """Return the bytes of AdamW's moments."""
-    return weights * ADAM_BYTES
+    return round(weights * (ADAM_8_BIT_BYTES if in_8_bits else ADAM_BYTES))
 
 
 def gradient_bytes(weights: int) -> int:

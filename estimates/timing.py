@@ -3,8 +3,8 @@
 A pass takes the longest of three times (the roofline; Williams et al. 2009): its FLOPs at the assumed rate, its bytes at
 the assumed bandwidth, and the time in which Python starts its operations. A CPU does one after the other, so there the
 three are added. Communication of fsdp2 is assumed to run beside the computation, and ddp's sums of gradients beside the
-backward pass of the last micro-batch. Not counted: loading weights and data, checkpoints, verifiers, and the start of the
-process.
+backward pass of the last micro-batch. Not counted: loading weights and data, the visits of offloaded networks, checkpoints,
+verifiers, and the start of the process.
 """
 
 from typing import NamedTuple

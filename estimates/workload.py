@@ -25,6 +25,8 @@ class Network:
     """Whether it is loaded after the network before it was removed; of all such networks only the largest counts."""
     shares_base: bool = False
     """Whether another network of the stage holds the weights beneath its adapters."""
+    is_offloaded: bool = False
+    """Whether its weights lie in host memory and are on the device for its passes alone."""
     is_in_4_bits: bool = False
     """Whether the matrices of its layers are frozen and held in 4 bits (NF4)."""
 
@@ -123,6 +125,10 @@ class Workload:
     """Sources of the counts, one line for each dataset."""
     is_checkpointed: bool = False
     """``gradient_checkpointing: true``."""
+    has_8_bit_states: bool = False
+    """``optimizer_states: 8bit``."""
+    has_host_optimizer: bool = False
+    """Whether the optimiser's state lies in host memory."""
 
     @property
     def has_packed_base(self) -> bool:

@@ -267,6 +267,13 @@ def rollout_counts(work: Rollouts, steps: int, iterations: int, sequences: Seque
     }
 
 
+def _offloaded(subject: Subject) -> set[str]:
+    """Return the roles of the networks that the stage keeps in host memory."""
+    offload = subject.stage.resources.offload
+    rewards = {each.role for each in reward_networks(subject)} if "reward" in offload else set()
+    return rewards | ({"reference"} & {*offload})
+
+
 def whole_workload(
     subject: Subject,
     *,
@@ -278,12 +285,15 @@ def whole_workload(
     samplings: list[Sampling] | None = None,
 ) -> Workload:
     stage = subject.stage
+    held = with_adapters(subject.recipe, subject.name, networks)
     return Workload(
-        networks=tuple(with_adapters(subject.recipe, subject.name, networks)),
+        networks=tuple(replace(each, is_offloaded=each.role in _offloaded(subject)) for each in held),
         passes=tuple(passes),
         samplings=tuple(samplings or ()),
         is_bfloat16=stage.arithmetic == "bfloat16",
         is_checkpointed=isinstance(stage, Training) and stage.gradient_checkpointing,
+        has_8_bit_states=isinstance(stage, Training) and stage.optimizer_states == "8bit",
+        has_host_optimizer="optimizer" in stage.resources.offload,
         at_once=at_once,
         recipe_at_once=at_once,
         counts=counts,

@@ -1,5 +1,6 @@
 """The plan of a run, shown before its first stage: on the command line, and where Prefect starts the run."""
 
+from vantage.flows.saving_time import saving_warnings, write_rate
 from vantage.ledger import tracking
 from vantage.runs.console import Screen
 from vantage.runs.plan_table import show_plan
@@ -30,6 +31,7 @@ def planned(run: Run, screen: Screen, *, strict: bool, chosen: ChosenRates | Non
     heading = f"{recipe.recipe} · run {run.record.run_id}"
     warnings = [
         *plan_warnings(recipe, steps),
+        *saving_warnings(recipe, steps, folder=run.workspace.root, rate=write_rate),
         *ledger_warnings(run.workspace),
         *signing_warnings(recipe, run.workspace),
     ]

@@ -30,7 +30,7 @@ from vantage.tasks.training.measured import uncertainty_of, values_of
 from vantage.tasks.training.metric_sums import means_of
 from vantage.tasks.training.networks import trained_policy, write_policy
 from vantage.tasks.training.optimization import (
-    make_optimizer,
+    optimizer_of,
     training_device,
     update_weights,
 )
@@ -46,7 +46,7 @@ def run(job: StageJob[ResolvedBestOfN]) -> StageResult:
     policy = trained_policy(job, training_device())
     models = load_rollout_models(job, work, policy, role="init", with_reference=False)
     codec = models.codec
-    optimizer = make_optimizer(policy, weight_decay=work.weight_decay)
+    optimizer = optimizer_of(policy, work)
     train, validation, test = (read_prompts(job.inputs["prompts"], split, codec) for split in SPLITS)
     encoding = encoding_metrics(job, "prompts", [train, validation, test])
     taken = Taken(
@@ -167,7 +167,7 @@ def best_rows(scores: Tensor, *, samples_per_prompt: int) -> Tensor:
 
 def update(
     policy: PolicyModel,
-    optimizer: torch.optim.AdamW,
+    optimizer: torch.optim.Optimizer,
     kept: Sampled,
     job: StageJob[ResolvedBestOfN],
     *,

@@ -29,10 +29,11 @@ from vantage.tasks.training.gradients import backward
 from vantage.tasks.training.measured import uncertainty_of, values_of
 from vantage.tasks.training.metric_sums import LossSums, MetricSums
 from vantage.tasks.training.networks import fixed_policy, trained_policy, write_policy
+from vantage.tasks.training.offloading import on_device
 from vantage.tasks.training.optimization import (
     Precision,
     autocast,
-    make_optimizer,
+    optimizer_of,
     training_device,
     update_weights,
 )
@@ -88,7 +89,7 @@ def run(job: StageJob[ResolvedDirectPreferenceOptimization]) -> StageResult:
     )
     train, validation, test = pairs = [read_pairs(job, split, codec) for split in SPLITS]
     encoding = comparison_metrics(job, "data", pairs) | tied_share(job, pairs)
-    optimizer = make_optimizer(models.policy, weight_decay=work.weight_decay)
+    optimizer = optimizer_of(models.policy, work)
     order = order_of(train, work, stage_seed(job))
     num_steps = order.num_batches(work.epochs)
     taken = Taken(
@@ -183,11 +184,14 @@ def pair_logprobs(models: Models, batch: Sequences, *, precision: Precision) -> 
 
 
 def both_logprobs(models: Models, batch: Sequences, *, precision: Precision) -> tuple[Tensor, Tensor]:
-    """Return the policy's and the reference's log-probabilities (n,T) of any responses, in nats; only the policy's have a gradient."""
+    """Return the policy's and the reference's log-probabilities (n,T) of any responses, in nats; only the policy's have a gradient.
+
+    The reference is first, so that an offloaded one has left the device when the policy keeps tensors for its backward pass.
+    """
     with autocast(precision, batch.input_ids.device):
-        per_token = models.policy.logprobs(batch, temperature=models.temperature).logprobs
-        with torch.no_grad():
+        with torch.no_grad(), on_device(models.reference):
             of_reference = models.reference.logprobs(batch, temperature=models.temperature).logprobs
+        per_token = models.policy.logprobs(batch, temperature=models.temperature).logprobs
     return per_token, of_reference
 
 

@@ -54,7 +54,7 @@ from vantage.tasks.training.metric_sums import LossSums, MetricSums
 from vantage.tasks.training.networks import trained
 from vantage.tasks.training.optimization import (
     autocast,
-    make_optimizer,
+    optimizer_of,
     training_device,
     update_weights,
 )
@@ -89,7 +89,7 @@ def run(job: StageJob[ResolvedRewardModelling]) -> StageResult:
     encoding = comparison_metrics(
         job, "rankings" if "rankings" in job.inputs else "data", [train, validation, test]
     )
-    optimizer = make_optimizer(reward, weight_decay=work.weight_decay)
+    optimizer = optimizer_of(reward, work)
     order = order_of(train, work, stage_seed(job))
     num_steps = order.num_batches(work.epochs)
     taken = Taken(

@@ -16,7 +16,7 @@ from vantage.tasks.training.likelihood import accumulate_nll, measure_likelihood
 from vantage.tasks.training.measured import uncertainty_of, values_of
 from vantage.tasks.training.networks import trained_policy, write_policy
 from vantage.tasks.training.optimization import (
-    make_optimizer,
+    optimizer_of,
     training_device,
     update_weights,
 )
@@ -40,7 +40,7 @@ def run(job: StageJob[ResolvedSupervisedFineTuning]) -> StageResult:
     encoding = encoding_metrics(job, "data", [train, validation, test])
     if work.packing:
         check_boundaries(policy, train)
-    optimizer = make_optimizer(policy, weight_decay=work.weight_decay)
+    optimizer = optimizer_of(policy, work)
     order = order_of(train, work, stage_seed(job))
     num_steps = order.num_batches(work.epochs)
     taken = Taken(

@@ -32,7 +32,7 @@ from vantage.tasks.training import carried_optimizer
 from vantage.tasks.training.attempt import Attempt
 from vantage.tasks.training.best_weights import keep_if_best
 from vantage.tasks.training.networks import fixed_policy, put_back, trained_critic
-from vantage.tasks.training.optimization import make_optimizer, training_device
+from vantage.tasks.training.optimization import optimizer_of, training_device
 from vantage.tasks.training.stage_state import BestSoFar
 from vantage.tasks.updates.value_regression import regress
 
@@ -59,7 +59,7 @@ def run(job: StageJob[ResolvedValuePretraining]) -> StageResult:
         with_scorer=bool(work.fresh_responses),
     )
     critic = trained_critic(job, device)
-    optimizer = make_optimizer(critic, weight_decay=work.weight_decay)
+    optimizer = optimizer_of(critic, work)
 
     # 2. The source of responses, and those to validation prompts for measuring
     source = load_source(job, models).ready(critic, optimizer)

@@ -30,6 +30,7 @@ from vantage.attempts.launchers.descendants import end_descendants
 from vantage.attempts.launchers.launcher import StageFailed
 from vantage.attempts.launchers.watchdog import IDLE_SECONDS, Watchdog
 from vantage.attempts.machine import available_cpus, num_nodes, num_ranks
+from vantage.schemas.recipe.stage import GRACE_SECONDS
 from vantage.schemas.records.attempt import RUN_STAGE, Failure, Share
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.schemas.safe_text import without_secrets
@@ -38,8 +39,6 @@ from vantage.tasks.training.control_groups import oom_kills
 from vantage.tasks.training.scratch import PROGRESS
 
 POLL_SECONDS = 0.2
-GRACE_SECONDS = 20.0
-"""Seconds for a stage to save its state after a stop was requested."""
 SETTLED_SECONDS = 3.0
 """Seconds without a further line after which the stacks count as written; on a busy machine lines may be seconds apart."""
 STACKS_SECONDS = 15.0

@@ -45,8 +45,8 @@ QUEUED_SECONDS = 10.0
 """Seconds without a worker after which the run prints what it waits for."""
 OUTAGE_SECONDS = 900.0
 """Longest wait for a Prefect server or a storage that does not answer."""
-STOP_SECONDS = 60.0
-"""Time for an attempt to save its state after a stop was requested."""
+STOP_SECONDS = 40.0
+"""Time in addition to the grace period until the outcome of an attempt that was asked to stop is in the storage."""
 WITHDRAWN = "Vantage withdrew the request"
 """Message of a flow run that Vantage cancelled; a flow run that a person cancelled has another message, or none."""
 CANCELLED_IN_PREFECT = Failure(
@@ -399,7 +399,8 @@ class _Attempt:
         if isinstance(self._stop, Stop) and self._stop.leaves_pools:
             return AttemptOutcome(status="stopped")
         self._messages.write("stop", b"")
-        deadline = time.monotonic() + STOP_SECONDS
+        patience = STOP_SECONDS + self._request.resources.grace_seconds
+        deadline = time.monotonic() + patience
         while (outcome := self._outcome()) is None and time.monotonic() < deadline:
             ended = self._ended()
             if self._is_queued():
@@ -411,7 +412,7 @@ class _Attempt:
                 return self._give_up(ended)
             time.sleep(POLL_SECONDS)
         self._report()
-        return outcome or self._give_up(f"it did not stop within {STOP_SECONDS:g} s")
+        return outcome or self._give_up(f"it did not stop within {patience:g} s")
 
     def _end_flow_run(self, flow_run_id: UUID, *, crashed: bool) -> None:
         """Give the flow run a final state, so that its slot in the pool is free, unless it has one."""

@@ -8,6 +8,7 @@ from vantage.schemas.checks.critic_gates import critic_gate_problems
 from vantage.schemas.checks.engines import engine_problems
 from vantage.schemas.checks.guards import guard_problems
 from vantage.schemas.checks.monitors import monitor_problems
+from vantage.schemas.checks.offloading import offload_problems
 from vantage.schemas.problems import Problem
 from vantage.schemas.recipe.algorithm import Returns
 from vantage.schemas.recipe.recipe import Recipe
@@ -45,6 +46,7 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[Problem]]:
             if any(each.critic_optimizer == "carry" for each in policy_stages.values()):
                 stage = stage.model_copy(update={"keep_optimizer": True})
                 problems += _cut_optimizer(name, stage)
+                problems += _rounded_optimizer(name, stage)
             problems += critic_gate_problems(recipe, name, stage)
         if isinstance(stage, PolicyOptimization):
             problems += _optimizer_of_a_reward_model(recipe.stages, name, stage)
@@ -62,6 +64,7 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[Problem]]:
     recipe = recipe.model_copy(update={"stages": stages})
     problems += adapter_problems(recipe)
     problems += engine_problems(recipe)
+    problems += offload_problems(recipe)
     return recipe if problems else with_shares(recipe), problems
 
 
@@ -82,6 +85,13 @@ def _cut_optimizer(name: str, stage: ValuePretraining) -> Iterator[Problem]:
         message = "the optimiser's state is carried on from here, and fsdp2 cuts it"
         remedy = "use strategy: ddp here, or critic_optimizer: fresh in the policy stage"
         yield Problem(("stages", name, "resources", "distributed", "strategy"), message, remedy)
+
+
+def _rounded_optimizer(name: str, stage: ValuePretraining) -> Iterator[Problem]:
+    if stage.optimizer_states != "float32":
+        message = f"the optimiser's state is carried on from here in float32, not in {stage.optimizer_states}"
+        remedy = "leave optimizer_states out here, or set critic_optimizer: fresh in the policy stage"
+        yield Problem(("stages", name, "optimizer_states"), message, remedy)
 
 
 def _cut_reference(name: str, stage: ValuePretraining) -> Iterator[Problem]:

@@ -112,6 +112,10 @@ NodesOrRange = Annotated[
 ]
 
 
+GRACE_SECONDS = 20.0
+"""Default of ``resources.grace_seconds``."""
+
+
 class Resources(Frozen):
     """Place of a stage (pool, nodes, CPUs, GPUs) and its time limit; never part of its key."""
 
@@ -129,6 +133,9 @@ class Resources(Frozen):
     hang_seconds: Positive | None = 21600.0
     """Seconds without a progress report after which the stage counts as hung: it is killed and started again once.
     Every optimiser step, sampled token and micro-batch is a report. None: never."""
+    grace_seconds: Positive = Field(GRACE_SECONDS, exclude_if=is_default(GRACE_SECONDS))
+    """Seconds that an attempt has to save its state after it was asked to stop; then it is killed, and the next attempt goes on
+    from the last complete checkpoint. Deployed workers need as much more time to end (deploy/README.md)."""
     max_seconds: Positive | None = Field(None, exclude_if=is_unset)
     """Seconds of one attempt, from the start of its computation, after which the stage saves its state and ends with exit code
     75; the same command goes on from there. None: no limit."""
@@ -144,6 +151,10 @@ class Resources(Frozen):
     """Image of a container of the pool; None: the pool's own."""
     node_selector: dict[str, str] = Field(default_factory=dict, exclude_if=is_unset)
     """Labels of the Kubernetes nodes that the pool may use for the stage."""
+    offload: tuple[Literal["reference", "reward", "optimizer"], ...] = Field((), exclude_if=is_default(()))
+    """What lies in host memory in place of the GPU's. ``reference``, ``reward`` (its models): frozen weights, which visit the GPU for
+    their passes, once for each rollout (DPO: for each micro-batch); no bit changes. ``optimizer``: the moments of AdamW, whose
+    updates are computed on CPUs then, and differ by rounding from a GPU's."""
     distributed: Distributed = Field(Distributed(), exclude_if=_is_default)
     """How several processes share the work."""
 
@@ -153,6 +164,14 @@ class Resources(Frozen):
         if asked is not None and self.gpus and self.gpus != asked:
             raise ValueError(
                 f"gpus={self.gpus} and distributed.ranks={asked} differ, but each rank has one GPU; leave out one of them"
+            )
+
+    @rule
+    def _what_is_cut_is_not_offloaded(self) -> None:
+        if self.offload and self.cuts_weights:
+            raise ValueError(
+                f"offload={','.join(self.offload)} moves whole weights, and distributed.strategy=fsdp2 spreads them over the GPUs "
+                "already; use strategy: ddp, or leave offload out"
             )
 
     @property
@@ -177,6 +196,7 @@ class Resources(Frozen):
 
 
 Precision = Literal["float32", "bfloat16", "auto"]
+OptimizerStates = Literal["float32", "8bit"]
 
 
 class Stage(Work):
@@ -250,6 +270,9 @@ class Training(Stage):
     """Learning rate after the warm-up; linear and cosine end at 0."""
     weight_decay: NonNegative = 0.0
     """Decoupled weight decay of AdamW."""
+    optimizer_states: OptimizerStates = Field("float32", exclude_if=is_default("float32"))
+    """Type of AdamW's two moments. ``8bit``: 2 bytes a weight in place of 8, in blocks with a scale each; the weights stay in
+    float32, and end a little different. It needs the package bitsandbytes (docs/gpus.md)."""
     max_grad_norm: Positive = 1.0
     """Gradients of a larger norm are scaled down to it."""
     precision: Precision = "float32"
@@ -305,6 +328,30 @@ class Training(Stage):
             raise ValueError("two gates extend the stage by different amounts; give both the same extend")
         if why := why_not_extended_by(self, self.extend):
             raise ValueError(f"gate.{why}")
+
+    @rule
+    def _compiled_layers_stay(self) -> None:
+        if self.compile and "reference" in self.resources.offload:
+            raise ValueError(
+                "compile: true has not been tried with a reference that visits the GPU; leave reference out of resources.offload, "
+                "or leave compile out"
+            )
+
+    @rule
+    def _eight_bit_states_stay(self) -> None:
+        if self.optimizer_states == "8bit" and "optimizer" in self.resources.offload:
+            raise ValueError(
+                "optimizer_states=8bit are computed on the GPU, and resources.offload has the optimizer in host memory; leave one of "
+                "them out"
+            )
+
+    @rule
+    def _eight_bit_states_are_whole(self) -> None:
+        if self.optimizer_states == "8bit" and self.resources.cuts_weights:
+            raise ValueError(
+                "optimizer_states=8bit holds moments in blocks, and resources.distributed.strategy=fsdp2 cuts a weight between them; "
+                "use strategy: ddp, or leave optimizer_states out (fsdp2 spreads the moments over the GPUs already)"
+            )
 
     @rule
     def _compiled_layers_are_whole(self) -> None:

@@ -175,6 +175,11 @@ def _refuse_broken_groups(batch_size: int, group: int, name: str) -> None:
 
 
 def _refuse_cut_reference(resources: Resources, path: str) -> None:
+    if "reference" in resources.offload:
+        raise ValueError(
+            f"{path}=full reads the reference in each pass of the policy, and resources.offload keeps it in host memory; leave "
+            "reference out of offload, or use another kind of KL"
+        )
     if resources.cuts_weights:
         raise ValueError(
             f"{path}=full reads all weights of the reference at once, and resources.distributed.strategy=fsdp2 cuts them; "
@@ -304,6 +309,14 @@ class ValuePretraining(Rollouts):
             raise ValueError(
                 f"rollout.ahead=1 samples the next rollout meanwhile, and fresh_share={self.fresh_share:g} reads all responses from "
                 f"rollouts={self.rollouts}; set a larger fresh_share, or leave rollout out"
+            )
+
+    @rule
+    def _a_kept_optimizer_is_plain(self) -> None:
+        if self.keep_optimizer and self.optimizer_states != "float32":
+            raise ValueError(
+                f"keep_optimizer writes the optimiser's state in float32, and optimizer_states={self.optimizer_states}; leave one of "
+                "them out"
             )
 
     @rule
@@ -479,6 +492,11 @@ class PolicyOptimization(WatchedRollouts):
             raise ValueError(
                 "critic_optimizer: carry reads the optimiser's state whole, and resources.distributed.strategy=fsdp2 "
                 "cuts it; use strategy: ddp, or critic_optimizer: fresh"
+            )
+        if self.optimizer_states != "float32":
+            raise ValueError(
+                "critic_optimizer: carry goes on with moments in float32, and this stage has "
+                f"optimizer_states={self.optimizer_states}; leave one of them out"
             )
 
     @rule

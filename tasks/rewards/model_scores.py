@@ -11,7 +11,8 @@ from vantage.schemas.recipe.stage import Stage
 from vantage.schemas.recipe.terms import ModelTerm
 from vantage.tasks.rewards.term_scores import Source, TermScores
 from vantage.tasks.training import progress, ranks
-from vantage.tasks.training.networks import placed
+from vantage.tasks.training.networks import is_offloaded, placed
+from vantage.tasks.training.offloading import on_device
 from vantage.tasks.training.passes import passes_of
 
 
@@ -39,6 +40,7 @@ def load(term: ModelTerm, source: Source) -> TermScores:
             files,
             source.device,
             precision=work.arithmetic if isinstance(work, Stage) else "float32",
+            offload=is_offloaded(source.job, "reward"),
         )
     )
 
@@ -54,8 +56,9 @@ def _scores(model: ScalarModel, sequences: Sequences, limits: PassLimits) -> Ten
     A pass rounds a row by its padding and its place in the batch. Between equal responses the difference would look
     like a preference: a uniform group would not be seen as one, and its advantages would be rounding divided by rounding.
     """
-    found = torch.zeros(len(sequences), device=model.device)
-    for part in passes_of(sequences, limits):
-        progress.phase("scoring", part.done, len(sequences))
-        part.put(scores(model, part.select(sequences)), into=found)
+    with on_device(model):
+        found = torch.zeros(len(sequences), device=model.device)
+        for part in passes_of(sequences, limits):
+            progress.phase("scoring", part.done, len(sequences))
+            part.put(scores(model, part.select(sequences)), into=found)
     return ranks.total(found)[sequences.first_equal_rows()]

@@ -19,6 +19,7 @@ from vantage.tasks.rewards.term_scores import Responses
 from vantage.tasks.rollout.rollout_models import RolloutModels
 from vantage.tasks.training import progress
 from vantage.tasks.training.likelihood import measure_likelihood
+from vantage.tasks.training.offloading import on_device
 
 SIDES = ("chosen", "rejected")
 
@@ -106,7 +107,8 @@ def percentiles(scores: Tensor) -> list[float]:
 
 def mean_nll(policy: PolicyModel, examples: Completions, *, limits: PassLimits) -> float:
     """Return the mean NLL of all tokens that are learnt, in nats per token."""
-    measured = measure_likelihood(policy, examples, limits=limits)
+    with on_device(policy):
+        measured = measure_likelihood(policy, examples, limits=limits)
     return measured.nll.sum().item() / measured.num_tokens.sum().item()
 
 

@@ -27,6 +27,7 @@ from vantage.tasks.rollout.rollout_models import RolloutModels
 from vantage.tasks.rollout.scored_meanwhile import scored_meanwhile
 from vantage.tasks.training import progress, ranks
 from vantage.tasks.training.data_order import DataOrder
+from vantage.tasks.training.offloading import on_device
 from vantage.tasks.training.optimization import autocast
 from vantage.tasks.training.passes import passes_of
 
@@ -324,9 +325,9 @@ def rollout_logprobs(
             )
             return found
 
-    return LogProbs(
-        **per_token(compute, sequences, limits=models.limits, computes="computing log-probabilities")
-    )
+    with on_device(model):
+        found = per_token(compute, sequences, limits=models.limits, computes="computing log-probabilities")
+    return LogProbs(**found)
 
 
 def rollout_values(critic: ScalarModel, sequences: Sequences, models: RolloutModels) -> Tensor:

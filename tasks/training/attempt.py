@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
@@ -23,6 +23,7 @@ from vantage.schemas.recipe.stages import Rollouts
 from vantage.schemas.records.firings import EndedEarly, Watched
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.training import checkpoints, nonfinite, preemption, ranks
+from vantage.tasks.training.checkpoint_writing import CheckpointWriting
 from vantage.tasks.training.guarding import Asked, Guarding, ended_early
 from vantage.tasks.training.kept_state import kept_checkpoint, kept_curves
 from vantage.tasks.training.phase_seconds import of_process
@@ -32,7 +33,6 @@ from vantage.tasks.training.scratch import (
     JOURNAL,
     PROGRESS,
     WATCHED,
-    write_committed,
 )
 from vantage.tasks.training.stage_state import State, state_from_json
 from vantage.tasks.training.step_metrics import Speed, pass_metrics, peak_memory
@@ -60,7 +60,8 @@ class Attempt(Generic[State]):
     """Drives a stage's loop so that it can stop anywhere and go on bitwise equal.
 
     The loop asks ``remaining()`` for the steps to do, calls ``finish_step`` in each, and keeps everything that moves
-    in the given modules and optimisers, in ``state``, in ``best`` (the best weights so far) and in what is ``ahead`` of it. All
+    in the given modules and optimisers, in ``state``, in ``best`` (the best weights so far; the loop replaces them and never
+    edits them in place) and in what is ``ahead`` of it. All
     else, random numbers and data order included, has to be a function of the step.
     """
 
@@ -116,6 +117,8 @@ class Attempt(Generic[State]):
         self._guarding = self._guarding_of(job)
         self._tolerance = nonfinite.Tolerance(self._scratch, allowed=self._allowed(job))
         self._open = ExitStack()
+        hang_seconds = job.work.resources.hang_seconds if isinstance(job.work, Training) else None
+        self._writing = CheckpointWriting(self._scratch, hang_seconds=hang_seconds)
         self._saved_at = self.step
         self._summary: str = ""
         self._describe()
@@ -135,11 +138,17 @@ class Attempt(Generic[State]):
         self._open.close()
         if self._journal is not None:
             self._journal.close()
+        if error is None:
+            self._writing.finish()
+        elif not ranks.is_of_communication(error):  # shards would wait for the part of a rank that has ended
+            with suppress(Exception):  # the stage's own error is the one to report
+                self._writing.finish()
 
     def remaining(self) -> Iterator[int]:
-        """Yield the steps still to do; a checkpoint is saved between two of them when it is due, and after the last.
+        """Yield the steps still to do; a checkpoint is saved when it is due, beside the next steps, and after the last.
 
         Raises:
+            OSError: a checkpoint could not be written; the one before counts.
             Preempted: the process was asked to stop; everything up to the finished step is saved.
             GuardFired: a guard stops the stage; everything up to the finished step is saved.
         """
@@ -151,10 +160,11 @@ class Attempt(Generic[State]):
             self._tolerance.begin(self.step)
             yield self.step
             self.step += 1
+            self._writing.check()
             self._heed()
             is_last = self._stopped or self.step == self._total
             if is_last or self.step - self._saved_at >= self._every:
-                self._save()
+                self._save(beside=not is_last)
 
     @contextmanager
     def unmoved(self) -> Iterator[None]:
@@ -243,6 +253,7 @@ class Attempt(Generic[State]):
             asked.freeze_policy,
         )
         if stop:
+            self._writing.finish()
             if self.step > self._saved_at:
                 self._save()
             raise GuardFired(
@@ -351,11 +362,17 @@ class Attempt(Generic[State]):
             self._journal.truncate(offset)
 
     def _save_and_stop(self) -> NoReturn:
+        self._writing.finish()
         if self.step > self._saved_at:
             self._save()
         raise preemption.preempted(f"step {self.step} of {self._total}") from None
 
-    def _save(self) -> None:
+    def _save(self, *, beside: bool = False) -> None:
+        """Save what moves.
+
+        Args:
+            beside: whether the loop may go on before the checkpoint is complete.
+        """
         tensors: dict[str, Tensor] = {f"best/{name}": tensor for name, tensor in self.best.items()}
         tensors |= {f"carried/{name}": tensor for name, tensor in self._carried.items()}
         for name, module in self._modules.items():
@@ -371,18 +388,13 @@ class Attempt(Generic[State]):
             else self._ended_early.model_dump(mode="json"),
             "journal_offset": offset,
         }
-        folder = self._scratch / CHECKPOINTS
-        if ranks.are_sharded():
-            checkpoints.save_shards(
-                folder, step=self.step, tensors=tensors, is_shard=self._is_shard, state=state
-            )
-        elif writes_files():
-            checkpoints.save(folder, step=self.step, tensors=tensors, state=state)
-        if writes_files():
-            write_committed(self._scratch, step=self.step, journal_offset=offset)
-        ranks.wait()
+        is_shard = self._is_shard if ranks.are_sharded() else None
+        content = checkpoints.content_of(
+            step=self.step, tensors=tensors, state=state, is_shard=is_shard, fixed={"best"}
+        )
+        saved = f"step {self.step} of {self._total}: {self._summary}; saved"
+        self._writing.save(content, journal_offset=offset, beside=beside, done=lambda: log.info(saved))
         self._saved_at = self.step
-        log.info("step %d of %d: %s; saved", self.step, self._total, self._summary)
 
     def _is_shard(self, name: str) -> bool:
         """Return whether a checkpoint's tensor is cut, since its weight is spread over the ranks."""

@@ -6,6 +6,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from vantage.tasks.training.host_optimizer import HOST, HostAdamW
+
 _FILE = "optimizer.safetensors"
 _PREFIX = "optimizer:"
 """Prefix of the state's names among the weights of a kept network."""
@@ -52,4 +54,5 @@ def carry_over(optimizer: Optimizer, module: nn.Module, folder: Path) -> None:
         }
         if parameter in trained and entries:
             # AdamW's fused kernel reads the number of steps on the device too
-            optimizer.state[parameter] = {key: each.to(parameter.device) for key, each in entries.items()}
+            device = HOST if isinstance(optimizer, HostAdamW) else parameter.device
+            optimizer.state[parameter] = {key: each.to(device) for key, each in entries.items()}

@@ -8,7 +8,7 @@ the parts that must exist; a missing or an unknown part is refused by name.
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from vantage.models.adapters import kept_tensors
@@ -32,11 +33,14 @@ from vantage.tasks.training.checkpoint_folders import (
     latest,
     saving_folder,
 )
+from vantage.tasks.training.optimizer_state import KnowsLayout
 
 __all__ = [
     "Checkpoint",
+    "Content",
     "IncompleteCheckpoint",
     "Loaded",
+    "content_of",
     "latest",
     "load",
     "module_tensors",
@@ -44,7 +48,8 @@ __all__ = [
     "restore_module",
     "restore_optimizer",
     "save",
-    "save_shards",
+    "write",
+    "write_shards",
 ]
 
 _SHARD = "tensors-{rank}.safetensors"
@@ -65,6 +70,32 @@ class Loaded:
     state: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Content:
+    """What a checkpoint will hold, checked and ready to be written."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    """Each tensor once, contiguous; training goes on to change the values of those that are not copied."""
+    description: bytes
+    fixed: frozenset[str] = frozenset()
+    """Parts in host memory that are replaced as a whole, and never edited in place."""
+
+    @property
+    def bytes_to_copy(self) -> int:
+        """Bytes that ``copied`` takes."""
+        moving = (each for name, each in self.tensors.items() if _part(name) not in self.fixed)
+        return sum(each.numel() * each.element_size() for each in moving)
+
+    def copied(self) -> "Content":
+        """Return the content as it is now, in host memory that training does not change."""
+        copies = {
+            name: each if _part(name) in self.fixed else each.to("cpu", copy=True)
+            for name, each in self.tensors.items()
+        }
+        return replace(self, tensors=copies)
+
+
 def save(
     folder: Path, *, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], keep: int = 2
 ) -> Checkpoint:
@@ -72,17 +103,33 @@ def save(
 
     Tied weights are written once. The same step may be saved again; the later one wins.
 
+    Raises:
+        ValueError: see ``content_of``.
+        OSError: see ``write``.
+    """
+    return write(folder, content_of(step=step, tensors=tensors, state=state), keep=keep)
+
+
+def content_of(
+    *,
+    step: int,
+    tensors: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    is_shard: Callable[[str], bool] | None = None,
+    fixed: Iterable[str] = (),
+) -> Content:
+    """Return the content of a checkpoint; its tensors share the memory of those given.
+
     Args:
-        folder: holds the stage's checkpoints.
         step: steps done; never less than the newest checkpoint's.
-        tensors: ``part/name`` → tensor, on any device.
-        state: part → JSON; floats come back exactly.
-        keep: number of checkpoints that stay.
+        tensors: ``part/name`` → tensor, on any device; of a sharded tensor, this rank's part.
+        state: part → JSON; floats come back exactly. With shards, the first rank's is written.
+        is_shard: returns whether a tensor, given by name, is a part of one that is spread over the ranks; None: each is whole.
+        fixed: parts in host memory that are replaced as a whole, and never edited in place.
 
     Raises:
         ValueError: the state is not JSON (NaN and infinity are not), a tensor's name has no part, or tensors and state
             share a part.
-        OSError: the disk is full or broken; earlier checkpoints are unchanged.
     """
     unnamed = [name for name in tensors if "/" not in name]
     if unnamed:
@@ -91,41 +138,44 @@ def save(
     if shared:
         raise ValueError(f"{', '.join(sorted(shared))}: both tensors and state have this part; rename one")
     unique, aliases = _without_aliases(tensors)
-    description = canonical_json({"step": step, "state": dict(state), "aliases": aliases}).encode()
-
-    new = saving_folder(folder)
-    save_file(unique, new / TENSORS)
-    write_file(new / STATE, description)
-    return commit(folder, step=step, keep=keep)
+    description = {"step": step, "state": dict(state), "aliases": aliases}
+    if is_shard is not None:
+        description["shards"] = {"files": ranks.world_size(), "cut": sorted(filter(is_shard, unique))}
+    return Content(step, unique, canonical_json(description).encode(), frozenset(fixed))
 
 
-def save_shards(
-    folder: Path,
-    *,
-    step: int,
-    tensors: Mapping[str, Tensor],
-    is_shard: Callable[[str], bool],
-    state: Mapping[str, Any],
-    keep: int = 2,
-) -> None:
-    """Save like ``save``, with one file for each rank's parts of the tensors; all ranks must call this.
+def write(folder: Path, content: Content, *, keep: int = 2) -> Checkpoint:
+    """Write a checkpoint whole or not at all, then remove all but the newest ``keep``.
 
     Args:
-        tensors: this rank's parts of the tensors for which ``is_shard`` is true, and whole tensors.
-        state: the state; the first rank's is written.
+        folder: holds the stage's checkpoints.
+        content: what to write.
+        keep: number of checkpoints that stay.
+
+    Raises:
+        OSError: the disk is full or broken; earlier checkpoints are unchanged.
+    """
+    new = saving_folder(folder)
+    save_file(content.tensors, new / TENSORS)
+    write_file(new / STATE, content.description)
+    return commit(folder, step=content.step, keep=keep)
+
+
+def write_shards(folder: Path, content: Content, *, wait: Callable[[], None], keep: int = 2) -> None:
+    """Write like ``write``, with one file for each rank's parts of the tensors; all ranks must call this.
+
+    Args:
+        wait: waits until every rank has called it.
     """
     if ranks.rank() == 0:
         saving_folder(folder)
-    ranks.wait()
-    unique, aliases = _without_aliases(tensors)
+    wait()
     new = folder / SAVING
-    save_file(unique, new / _SHARD.format(rank=ranks.rank()))
-    ranks.wait()
+    save_file(content.tensors, new / _SHARD.format(rank=ranks.rank()))
+    wait()
     if ranks.rank() == 0:
-        shards = {"files": ranks.world_size(), "cut": sorted(filter(is_shard, unique))}
-        description = {"step": step, "state": dict(state), "aliases": aliases, "shards": shards}
-        write_file(new / STATE, canonical_json(description).encode())
-        commit(folder, step=step, keep=keep)
+        write_file(new / STATE, content.description)
+        commit(folder, step=content.step, keep=keep)
 
 
 def load(
@@ -247,27 +297,31 @@ def restore_optimizer(
         raise IncompleteCheckpoint(f"{part}/{_HAS_STATE} is missing, or is not of {len(names)} parameters")
     with_state = [name for name, has in zip(names, saved.pop(_HAS_STATE).tolist(), strict=True) if has]
     keys = _state_keys(saved, with_state)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    shapes = {
+        name: _state_shapes(optimizer, parameter, keys)
+        for name, parameter in zip(names, parameters, strict=True)
+        if name in set(with_state)
+    }
     numbers = {
         f"group.{number}/{key}"
         for number, group in enumerate(described["param_groups"])
         for key in _numbers(group)
     }
-    required = {f"{name}/{key}" for name in with_state for key in keys} | numbers
+    required = {f"{name}/{key}" for name in with_state for key in shapes[name]} | numbers
     _require_names(part, required=required, found=saved.keys())
 
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for name, parameter in zip(names, parameters, strict=True):
-        for key in keys:
-            tensor = saved.get(f"{name}/{key}")
-            if tensor is not None and tensor.shape not in (local(parameter).shape, torch.Size()):
+    for name, expected in shapes.items():
+        for key, shape in expected.items():
+            tensor = saved[f"{name}/{key}"]
+            if tensor.shape not in (shape, torch.Size()):
                 raise IncompleteCheckpoint(
-                    f"{part}/{name}/{key} has the shape {tuple(tensor.shape)}, its parameter "
-                    f"{tuple(local(parameter).shape)}"
+                    f"{part}/{name}/{key} has the shape {tuple(tensor.shape)}, its parameter needs {tuple(shape)}"
                 )
     state = {
-        index: {key: _for_state(saved[f"{name}/{key}"].clone(), parameter) for key in keys}
+        index: {key: _for_state(saved[f"{name}/{key}"].clone(), parameter) for key in shapes[name]}
         for index, (name, parameter) in enumerate(zip(names, parameters, strict=True))
-        if name in set(with_state)
+        if name in shapes
     }
     groups = [
         {
@@ -279,9 +333,21 @@ def restore_optimizer(
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
+def _state_shapes(optimizer: Optimizer, parameter: Tensor, keys: Iterable[str]) -> dict[str, torch.Size]:
+    """Return the shapes of a parameter's state on this rank: the parameter's own, unless the optimiser has another layout."""
+    if isinstance(optimizer, KnowsLayout):
+        return {key: tensor.shape for key, tensor in optimizer.layout(parameter).items()}
+    return {key: local(parameter).shape for key in keys}
+
+
 def _for_state(saved: Tensor, parameter: Tensor) -> Tensor:
-    """Return a tensor of an optimiser's state, sharded like its parameter; a number stays a number."""
-    return like(parameter, saved.to(local(parameter).device)) if saved.dim() else saved
+    """Return a tensor of an optimiser's state, sharded like its parameter; a number stays a number.
+
+    A whole one stays in host memory: the optimiser moves it to where it holds its state.
+    """
+    if not saved.dim() or not isinstance(parameter, DTensor):
+        return saved
+    return like(parameter, saved.to(local(parameter).device))
 
 
 def _part(name: str) -> str:

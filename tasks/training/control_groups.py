@@ -37,6 +37,25 @@ def memory_limit(proc: Path = PROC) -> int | None:
     )  # version 1 writes no limit as a number of pages
 
 
+def available_memory(proc: Path = PROC) -> int:
+    """Return the bytes that this process can still take: the machine's, or those that its group's limit leaves if these are fewer.
+
+    Files in the page cache count as free where the kernel can drop them at once. 0 if the kernel does not report it.
+    """
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", _read(proc / "meminfo"), re.MULTILINE)
+    free = [0 if found is None else 1024 * int(found[1])]
+    for group in _groups("memory", proc):
+        for limit, used, cached in (
+            ("memory.max", "memory.current", "inactive_file"),  # version 2, version 1
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            most, taken = (_read(group / name).strip() for name in (limit, used))
+            if most.isdecimal() and taken.isdecimal():
+                dropped = _numbers(group / "memory.stat").get(cached, 0)
+                free.append(max(0, int(most) - int(taken) + dropped))
+    return min(free)
+
+
 def cpu_limit(proc: Path = PROC) -> float | None:
     """Return the CPUs whose time this process's group may use; None: no group limits it."""
     found = []

@@ -21,6 +21,7 @@ from vantage.tasks.training import progress, ranks
 from vantage.tasks.training.cuts import Lengths, shared
 from vantage.tasks.training.memory_meter import Meter
 from vantage.tasks.training.optimization import Precision, autocast
+from vantage.tasks.training.optimizer_state import state_bytes
 
 Compute = Callable[[Sequences], Tensor]
 """A forward pass: sequences → a tensor whose sum has a gradient as large as that of the stage's loss."""
@@ -144,9 +145,9 @@ def sampling_cost(
 
 
 def moments_to_come(optimizers: Iterable[Optimizer]) -> int:
-    """Return the bytes of the state that AdamW creates in its first step, on this rank."""
+    """Return the bytes of the state that the optimisers create in their first step, on this rank."""
     return sum(
-        2 * local(parameter).numel() * parameter.element_size()
+        state_bytes(optimizer, parameter)
         for optimizer in optimizers
         for group in optimizer.param_groups
         for parameter in group["params"]

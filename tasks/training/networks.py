@@ -28,6 +28,7 @@ from vantage.schemas.records.job import StageJob
 from vantage.schemas.records.model_files import ModelFiles
 from vantage.tasks.training import ranks
 from vantage.tasks.training.compiling import compiled
+from vantage.tasks.training.offloading import offloaded
 from vantage.tasks.training.optimization import Precision
 from vantage.tasks.training.seeds import derive_seed, stage_seed
 
@@ -50,12 +51,16 @@ def placed(
     device: torch.device,
     *,
     precision: Precision = "float32",
+    offload: bool = False,
 ) -> Network:
     """Return the network that ``build`` loads from the files; with sharded ranks, no rank ever holds it whole.
 
     Args:
         precision: arithmetic of the network's passes; sharded float32 weights are gathered in this type.
+        offload: whether its weights stay in host memory and visit the device inside ``on_device``; only of a frozen network.
     """
+    if offload:
+        return offloaded(build(), device)
     if not ranks.are_sharded():
         return build().to(device)
     with without_weights():
@@ -121,8 +126,14 @@ def fixed_policy(job: StageJob, role: str, device: torch.device) -> PolicyModel:
         job.model(role),
         device,
         precision=job.work.arithmetic if isinstance(job.work, stage.Stage) else "float32",
+        offload=is_offloaded(job, role),
     )
     return compiled(job, policy)
+
+
+def is_offloaded(job: StageJob, role: str) -> bool:
+    """Return whether the recipe keeps the stage's networks in a role (``reference``, ``reward``) in host memory."""
+    return isinstance(job.work, stage.Stage) and role in job.work.resources.offload
 
 
 def write_policy(job: StageJob, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Written:

@@ -9,8 +9,10 @@ from torch import nn
 
 from vantage.models.sharding import whole
 from vantage.schemas.recipe.resolved import ResolvedTraining
+from vantage.schemas.recipe.stage import OptimizerStates, Training
 from vantage.tasks.training import nonfinite
 from vantage.tasks.training.gradients import add_gradients
+from vantage.tasks.training.host_optimizer import HostAdamW
 
 Schedule = Literal["constant", "linear", "cosine"]
 Precision = Literal["float32", "bfloat16"]
@@ -23,8 +25,29 @@ def training_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def make_optimizer(module: nn.Module, *, weight_decay: float) -> torch.optim.AdamW:
-    """Return AdamW over all trainable parameters; those with fewer than two dimensions are not decayed."""
+def optimizer_of(module: nn.Module, work: Training) -> torch.optim.Optimizer:
+    """Return the optimiser of the module as the stage asks for it."""
+    return make_optimizer(
+        module,
+        weight_decay=work.weight_decay,
+        states=work.optimizer_states,
+        in_host="optimizer" in work.resources.offload,
+    )
+
+
+def make_optimizer(
+    module: nn.Module,
+    *,
+    weight_decay: float,
+    states: OptimizerStates = "float32",
+    in_host: bool = False,
+) -> torch.optim.Optimizer:
+    """Return AdamW over all trainable parameters; those with fewer than two dimensions are not decayed.
+
+    Args:
+        states: type of the two moments.
+        in_host: whether the moments lie in host memory and a CPU computes the updates; only in float32.
+    """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in parameters if parameter.dim() >= 2]
     vectors = [parameter for parameter in parameters if parameter.dim() < 2]
@@ -32,9 +55,13 @@ def make_optimizer(module: nn.Module, *, weight_decay: float) -> torch.optim.Ada
         {"params": matrices, "weight_decay": weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=0.0, betas=BETAS, eps=EPS, fused=True
-    )
+    groups = [group for group in groups if group["params"]]
+    if states == "8bit":
+        from vantage.tasks.training.eight_bit import AdamW8bit  # loads bitsandbytes, an optional package
+
+        return AdamW8bit(groups, lr=0.0, betas=BETAS, eps=EPS)
+    kind = HostAdamW if in_host else torch.optim.AdamW
+    return kind(groups, lr=0.0, betas=BETAS, eps=EPS, fused=True)
 
 
 def learning_rate_at(

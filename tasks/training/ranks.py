@@ -9,6 +9,7 @@ Every function that communicates is called by all ranks, in the same order.
 """
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar, cast
 
@@ -131,6 +132,16 @@ def wait() -> None:
     """Wait until every rank has come here."""
     if world_size() > 1:
         distributed.barrier()
+
+
+def separate_wait(hang_seconds: float | None) -> Callable[[], None]:
+    """Return a function that waits until every rank has called it, in one thread of each, while other threads send messages too.
+
+    Args:
+        hang_seconds: of the stage; see ``patience``.
+    """
+    group = distributed.new_group(backend="gloo", timeout=patience(hang_seconds))
+    return lambda: distributed.barrier(group=group)
 
 
 def _tensor(value: int | float | Tensor) -> Tensor:

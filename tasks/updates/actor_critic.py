@@ -25,7 +25,7 @@ from vantage.tasks.rollout.rollouts import (
 from vantage.tasks.training.carried_optimizer import carry_over
 from vantage.tasks.training.found_limits import Taken, longest_response
 from vantage.tasks.training.networks import trained
-from vantage.tasks.training.optimization import make_optimizer
+from vantage.tasks.training.optimization import optimizer_of
 from vantage.tasks.training.seeds import derive_seed, stage_seed
 
 
@@ -40,7 +40,7 @@ class ActorCritic:
     """Critic that is a network of its own; None: there is none."""
     modules: dict[str, nn.Module]
     """The module that each optimiser trains, by its name in checkpoints."""
-    optimizers: dict[str, torch.optim.AdamW]
+    optimizers: dict[str, torch.optim.Optimizer]
     learning_rates: dict[str, float]
 
     @property
@@ -97,9 +97,7 @@ def load_actor_critic(job: StageJob[ResolvedPolicyOptimization], device: torch.d
         critic = trained(job, load_it, files, device)
         modules["critic"] = critic
         learning_rates["critic"] = work.required_critic_learning_rate
-    optimizers = {
-        name: make_optimizer(module, weight_decay=work.weight_decay) for name, module in modules.items()
-    }
+    optimizers = {name: optimizer_of(module, work) for name, module in modules.items()}
     if critic is not None and work.critic_optimizer == "carry":
         carry_over(optimizers["critic"], critic, critic_folder(job))
     return ActorCritic(

@@ -15,9 +15,11 @@ from tests.support.fake_work import CHECKPOINT_EVERY
 from tests.support.orchestrated import events, pace
 from vantage.attempts.exit_codes import ExitCode
 from vantage.attempts.jobs import request_for, steps_of
+from vantage.attempts.launchers.local_process import LocalProcess
 from vantage.attempts.run_attempt import run_attempt
 from vantage.runs.resolving import load_resolved
 from vantage.runs.workspace import Workspace
+from vantage.schemas.recipe.stage import Resources
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
 from vantage.schemas.steps import dependencies
@@ -224,3 +226,26 @@ def test_an_error_of_the_storage_is_an_outcome_too(
     assert outcome.failure is not None
     assert (outcome.status, outcome.failure.exit_code) == ("failed", ExitCode.STORAGE)
     assert "No space left" in asked.log.read_text()
+
+
+@pytest.mark.parametrize(("asked_for", "expected"), [({}, 20.0), ({"grace_seconds": 0.25}, 0.25)])
+def test_a_stage_has_the_grace_period_of_its_recipe(
+    workspace: Workspace,
+    recipe_file: Path,
+    made: dict[str, Artifact],
+    asked_for: dict[str, float],
+    expected: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graces: list[float] = []
+
+    def launch(self: LocalProcess, *_: object, **__: object) -> None:
+        graces.append(self.grace)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalProcess, "launch", launch)
+    asked = request(workspace, recipe_file, "sft", made)
+    asked = asked.model_copy(update={"resources": Resources(**asked_for)})
+    with pytest.raises(KeyboardInterrupt):
+        run_attempt(asked)
+    assert graces == [expected]

@@ -226,6 +226,14 @@ def job(resources: Resources, **given: Any) -> dict[str, Any]:
     return manifest
 
 
+def test_a_job_has_as_much_more_time_to_end_as_its_stage_has_to_save() -> None:
+    def seconds(resources: Resources) -> int:
+        found: int = job(resources)["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+        return found
+
+    assert (seconds(Resources()), seconds(Resources(grace_seconds=300.5))) == (600, 881)
+
+
 def test_kubernetes_accepts_the_job_of_an_attempt() -> None:
     for resources in (ASKED, Resources()):
         kubernetes_validate.validate(job(resources), KUBERNETES, strict=True)

@@ -12,11 +12,11 @@ import pytest
 import typer.main
 import yaml
 
-from tests.deploy.test_manifests import DEPLOY, all_documents, compose, template
-from vantage.attempts.launchers.local_process import GRACE_SECONDS
+from tests.deploy.test_manifests import DEPLOY, all_documents, compose, job, template
 from vantage.cli.main import app
 from vantage.flows.pools import alive, share
 from vantage.flows.pools.run_on_pool import STOP_SECONDS
+from vantage.schemas.recipe.stage import GRACE_SECONDS, Resources
 
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
 SYSTEMD = DEPLOY / "systemd"
@@ -60,9 +60,7 @@ def test_all_deployments_give_workers_the_same_time_to_save() -> None:
         "compose": [60 * int(each.removesuffix("m")) for each in minutes],
         "kubernetes": [pod["terminationGracePeriodSeconds"] for pod in pods().values()],
         "pool": [
-            template("kubernetes")["job_configuration"]["job_manifest"]["spec"]["template"]["spec"][
-                "terminationGracePeriodSeconds"
-            ]
+            job(Resources())["spec"]["template"]["spec"]["terminationGracePeriodSeconds"],
         ],
         "systemd": [int(unit("vantage-worker@.service")["Service"]["TimeoutStopSec"])],
         "slurm": [

@@ -1,14 +1,23 @@
 """Adapters in an estimate: their number against peft's own, and what a stage holds beside its one base."""
 
+from dataclasses import replace
+
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.estimates.test_recipe_estimate import EVERY_KIND, stage
 from tests.models.test_adapters import FAMILIES, SMALL
 from vantage.estimates.adapters import adapter_weights
-from vantage.estimates.layouts import Layout, memory_of
+from vantage.estimates.layouts import (
+    Layout,
+    memory_of,
+    smallest_layout,
+    with_microbatch,
+    with_sampled_rows,
+)
 from vantage.estimates.model_shape import model_shape
 from vantage.estimates.recipe_estimate import RecipeEstimate, estimate_recipe
+from vantage.estimates.workload import Workload
 from vantage.models.adapters import Adaptation, add_adapters, kept_tensors
 from vantage.models.model_config import ModelConfig
 from vantage.schemas.loading.recipe_file import parse_recipe
@@ -71,3 +80,52 @@ def test_checkpointed_gradients_keep_the_inputs_of_layers_alone(full: RecipeEsti
     assert sft.memory.activations < 0.7 * plain.memory.activations
     assert 1.2 < sft.flops / plain.flops < 1.34
     assert memory_of(sft.workload, Layout(1), full.device) == sft.memory
+
+
+def test_moments_in_8_bits_take_a_quarter_and_are_not_cut(full: RecipeEstimate) -> None:
+    text = EVERY_KIND.replace(
+        "kind: policy_optimization, algorithm: vapo,",
+        "kind: policy_optimization, algorithm: vapo, optimizer_states: 8bit,",
+    )
+    rounded, plain = stage(estimate_recipe(parse_recipe(text), gpu="h100"), "policy"), stage(full, "policy")
+    weights = sum(each.weights for each in plain.workload.networks if each.is_trained)
+    assert plain.memory.optimizer == 8 * weights
+    assert rounded.memory.optimizer == pytest.approx((2 + 8 / 256) * weights, abs=1)
+    assert plain.memory.peak - rounded.memory.peak == pytest.approx((6 - 8 / 256) * weights, abs=1)
+    one_row = with_sampled_rows(with_microbatch(rounded.workload, 1), 1)
+    small = replace(full.device, memory=memory_of(one_row, Layout(1), full.device).peak)
+    assert smallest_layout(rounded.workload, small) is None
+    cut = smallest_layout(replace(rounded.workload, has_8_bit_states=False), small)
+    assert cut is not None and cut[0].is_sharded
+
+
+def test_an_offloaded_network_is_there_for_its_passes_alone(full: RecipeEstimate) -> None:
+    """The reference and the reward model leave what they take while responses are sampled and the policy learns."""
+    text = EVERY_KIND.replace(
+        "algorithm: vapo,", "algorithm: vapo, resources: {offload: [reference, reward]},"
+    )
+    away, plain = stage(estimate_recipe(parse_recipe(text), gpu="h100"), "policy"), stage(full, "policy")
+    [reference] = [each for each in plain.workload.networks if each.role == "reference"]
+    [reward] = [each for each in plain.workload.networks if each.role == "reward"]
+    assert plain.memory.weights - away.memory.weights == 4 * (reference.weights + reward.weights)
+
+    def peak(of: Workload, does: str, role: str) -> float:
+        passes = tuple(each for each in of.passes if (each.does, each.role) == (does, role))
+        assert passes
+        return memory_of(replace(of, samplings=(), passes=passes), Layout(1), full.device).peak
+
+    def saved(does: str, role: str) -> float:
+        return peak(plain.workload, does, role) - peak(away.workload, does, role)
+
+    assert saved("train", "policy") == pytest.approx(4 * (reference.weights + reward.weights), abs=1)
+    assert saved("score", "reference") == pytest.approx(4 * reward.weights, abs=1), "it is there itself"
+    assert saved("score", "reward") == pytest.approx(4 * reference.weights, abs=1)
+
+
+def test_moments_in_host_memory_take_none_of_a_gpu(full: RecipeEstimate) -> None:
+    text = EVERY_KIND.replace("{kind: sft,", "{kind: sft, resources: {offload: [optimizer]},")
+    away, plain = stage(estimate_recipe(parse_recipe(text), gpu="h100"), "sft"), stage(full, "sft")
+    assert (away.memory.optimizer, plain.memory.optimizer) == (0, 8 * plain.workload.networks[0].weights)
+    assert plain.memory.peak - away.memory.peak == plain.memory.optimizer
+    on_cpu = stage(estimate_recipe(parse_recipe(text), gpu="cpu"), "sft")
+    assert on_cpu.memory.optimizer == plain.memory.optimizer, "there is one memory"

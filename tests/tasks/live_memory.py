@@ -22,6 +22,8 @@ class LiveMemory(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and (kwargs or {}).get("device") == torch.device("cpu"):
+            return result  # a copy into host memory, which a device does not count
         for each in tree_leaves(result):
             if isinstance(each, torch.Tensor):
                 self._see(each.untyped_storage())

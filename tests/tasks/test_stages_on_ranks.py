@@ -23,6 +23,7 @@ from vantage.schemas.metric_names import PASSES, SAMPLING, SPEED
 from vantage.schemas.recipe.guards import Guard
 from vantage.schemas.recipe.rewards import Judge, Reward
 from vantage.schemas.recipe.rollout import Ahead
+from vantage.schemas.recipe.stage import Resources
 from vantage.schemas.recipe.stages import PreferenceCollection
 from vantage.schemas.recipe.terms import ModelTerm
 from vantage.schemas.recipe.watch import Watch
@@ -118,6 +119,10 @@ CASES: dict[int, dict[str, Job]] = {
     2: {name: of_preset(name) for name in test_presets_run.PRESET_CASES}
     | {
         "sampled ahead": of_preset("grpo", rollout=Ahead(ahead=1)),
+        "moments in 8 bits": of_kind("sft", microbatch_size=3, optimizer_states="8bit"),
+        "networks and moments in host memory": of_kind(
+            "policy", iterations=2, resources=Resources(offload=("reference", "reward", "optimizer"))
+        ),
         # the first rank asks the guards, and the other does what it hears
         "ended by a guard": of_kind("policy", iterations=3, guards=(always("grad_norm_policy", "finish"),)),
         "frozen by a guard": of_kind("policy", iterations=2, guards=(always("value_loss", "freeze_policy"),)),

@@ -19,6 +19,7 @@ from vantage.flows.pools import run_on_pool
 from vantage.flows.pools.deployments import UnknownPool
 from vantage.flows.pools.run_on_pool import PENDING_SECONDS, SILENT_SECONDS, Asked, _Attempt, _patiently
 from vantage.flows.prefect_server.outages import outages_of
+from vantage.schemas.recipe.stage import Resources
 from vantage.schemas.records.attempt import AttemptOutcome, AttemptRequest, Failure
 from vantage.storage.messages import Messages, messages_of
 from vantage.storage.storage import Storage
@@ -360,3 +361,26 @@ def test_a_pool_that_does_not_exist_is_told_at_once() -> None:
 
     with pytest.raises(UnknownPool):
         _patiently(ask, threading.Event(), QUIET.prefect)
+
+
+@pytest.mark.parametrize("grace", [20.0, 500.0])
+def test_one_that_is_asked_to_stop_has_its_grace_period_and_the_time_to_report(
+    attempt: _Attempt,
+    prefect: Prefect,
+    messages: Messages,
+    clock: Clock,
+    grace: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prefect.state, began = StateType.RUNNING, clock.now
+    resources = Resources(grace_seconds=grace)
+    attempt._request = attempt._request.model_copy(update={"resources": resources})
+
+    def passes(seconds: float) -> None:
+        clock.now += seconds
+        messages.write("beat", str(clock.now).encode())
+
+    monkeypatch.setattr(run_on_pool.time, "sleep", passes)
+    failure = attempt._stopped().failure
+    assert failure is not None and f"did not stop within {grace + 40:g} s" in failure.message
+    assert clock.now - began == pytest.approx(grace + 40, abs=1.5)

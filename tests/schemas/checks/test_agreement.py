@@ -271,6 +271,15 @@ def test_an_optimiser_that_is_cut_is_not_carried_on(plain: dict[str, Any]) -> No
     ]
 
 
+def test_an_optimiser_in_8_bits_is_not_carried_on(plain: dict[str, Any]) -> None:
+    plain["stages"]["policy"]["critic_optimizer"] = "carry"
+    plain["stages"]["value"]["optimizer_states"] = "8bit"
+    assert resolved(plain)[1] == [
+        "stages.value.optimizer_states: the optimiser's state is carried on from here in float32, not in 8bit; leave "
+        "optimizer_states out here, or set critic_optimizer: fresh in the policy stage"
+    ]
+
+
 def test_an_exact_kl_that_a_critic_inherits_reads_no_cut_weights(plain: dict[str, Any]) -> None:
     """The policy's stage may be whole; without KL in the reward nothing is read."""
     plain["stages"]["policy"]["algorithm"] = {"preset": "ppo", "kl_coef": 0.1, "kl_kind": "full"}
@@ -283,6 +292,31 @@ def test_an_exact_kl_that_a_critic_inherits_reads_no_cut_weights(plain: dict[str
     assert resolved(plain)[1] == []
 
 
+# -- frozen networks in host memory
+
+
+def test_what_a_stage_does_not_read_is_not_offloaded(plain: dict[str, Any]) -> None:
+    plain["stages"]["policy"]["resources"] = {"offload": ["reference", "reward", "optimizer"]}
+    assert resolved(plain)[1] == []
+    plain["stages"]["sft"]["resources"] = {"offload": ["reference", "optimizer", "reward"]}
+    assert resolved(plain)[1] == [
+        "stages.sft.resources.offload: this stage reads no reference; leave reference out",
+        "stages.sft.resources.offload: this stage has no reward that is a model; leave reward out",
+    ]
+
+
+def test_networks_that_share_the_policys_base_are_not_offloaded(plain: dict[str, Any]) -> None:
+    plain["model"]["lora"] = {"rank": 2}
+    plain["stages"]["policy"]["resources"] = {"offload": ["reference"]}
+    assert resolved(plain)[1] == [
+        "stages.policy.resources.offload: with adapters (lora), the frozen networks share the policy's base and take no memory of "
+        "their own; leave them out, or set lora: false"
+    ]
+
+
+FULL_KL = {"preset": "ppo", "kl_coef": 0.1, "kl_kind": "full"}
+
+
 @pytest.mark.parametrize(
     ("stage", "changes", "said"),
     [
@@ -290,6 +324,13 @@ def test_an_exact_kl_that_a_critic_inherits_reads_no_cut_weights(plain: dict[str
         ("policy", {"critic_optimizer": "carry", "algorithm": "grpo", "critic": None}, "this stage starts from none"),
         ("policy", {"critic_optimizer": "carry", "resources": SHARDED}, "fsdp2 cuts it"),
         ("value", {"keep_optimizer": True, "resources": SHARDED}, "fsdp2 cuts it"),
+        ("policy", {"critic_optimizer": "carry", "optimizer_states": "8bit"}, "carry goes on with moments in float32"),
+        ("value", {"keep_optimizer": True, "optimizer_states": "8bit"}, "keep_optimizer writes the optimiser's state in float32"),
+        ("sft", {"optimizer_states": "8bit", "resources": SHARDED}, "optimizer_states=8bit holds moments in blocks, .*strategy: ddp"),
+        ("policy", {"resources": SHARDED | {"offload": ["reference"]}}, "offload=reference moves whole weights, .*use strategy: ddp"),
+        ("policy", {"compile": True, "resources": {"offload": ["reference"]}}, "has not been tried with a reference that visits the GPU"),
+        ("sft", {"optimizer_states": "8bit", "resources": {"offload": ["optimizer"]}}, "are computed on the GPU, .* leave one of them out"),
+        ("policy", {"algorithm": FULL_KL, "resources": {"offload": ["reference"]}}, "kl_kind=full reads the reference in each pass of the policy"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_carried_is_refused(

@@ -131,6 +131,12 @@ def test_a_missing_package_is_told_before_anything_runs(
         check_extras(resolved(measured, tmp_path))
     measured["stages"]["checked"]["resources"] = {"pool": "gpus"}  # whose workers have it
     check_extras(resolved(measured, tmp_path))
+    trained = next(stage for stage in measured["stages"].values() if stage["kind"] == "sft")
+    trained["optimizer_states"] = "8bit"
+    told = r"optimizer_states=8bit needs the package bitsandbytes; install it: pip install 'vantage-rlhf\[qlora\]'"
+    with pytest.raises(ValueError, match=told):
+        check_extras(resolved(measured, tmp_path))
+    del trained["optimizer_states"]
     measured["model"] |= {"quantization": "nf4", "lora": {"rank": 2}}
     told = r"model\.quantization=nf4 needs the package bitsandbytes; install it: pip install 'vantage-rlhf\[qlora\]'"
     with pytest.raises(ValueError, match=told):

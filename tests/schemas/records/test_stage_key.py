@@ -170,6 +170,12 @@ def test_how_a_batch_is_computed_changes_no_key(changed: dict[str, Any]) -> None
     assert key_parts(other, **arguments) == key_parts(plain, **arguments)
 
 
+def test_moments_in_8_bits_change_the_key_and_their_default_does_not() -> None:
+    assert policy_parts(optimizer_states="float32") == policy_parts()
+    changed = differences(policy_parts(), policy_parts(optimizer_states="8bit"))
+    assert changed == ["configuration.optimizer_states: absent → 8bit"]
+
+
 def test_a_stages_own_seed_counts_only_as_the_resolved_seed() -> None:
     work = PolicyOptimization.model_validate({**POLICY, "seed": 3})
     arguments: dict[str, Any] = {

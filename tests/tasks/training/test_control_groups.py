@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from vantage.attempts.machine import available_cpus
-from vantage.tasks.training.control_groups import cpu_limit, memory_limit, oom_kills, whole_cpus
+from vantage.tasks.training.control_groups import (
+    available_memory,
+    cpu_limit,
+    memory_limit,
+    oom_kills,
+    whole_cpus,
+)
 
 
 class Host:
@@ -123,3 +129,35 @@ def test_cpus_are_whole_ones_of_the_quota_and_at_least_one(tmp_path: Path, quota
 def test_this_machine_can_be_asked() -> None:
     assert oom_kills() >= 0
     assert 1 <= available_cpus() <= len(os.sched_getaffinity(0))
+
+
+MEMINFO = "MemTotal:       24000 kB\nMemFree:         1000 kB\nMemAvailable:   20000 kB\n"
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "dropped", "expected"),
+    [
+        ("max\n", 5_000_000, 1_000_000, 20000 * 1024),  # no group limits it
+        ("9000000\n", 5_000_000, 1_000_000, 5_000_000),
+        ("4000000\n", 5_000_000, 0, 0),  # the limit was lowered since
+        ("99000000000\n", 5_000_000, 0, 20000 * 1024),  # the machine has less
+    ],
+)
+def test_available_memory_is_the_least_of_the_machines_and_the_groups(
+    tmp_path: Path, limit: str, used: int, dropped: int, expected: int
+) -> None:
+    host = Host(tmp_path, groups="0::/job/task\n", mounts=V2)
+    host.write(host.proc / "meminfo", MEMINFO)
+    host.group("job/task", memory__max="max\n", memory__current="1\n", memory__stat="inactive_file 0\n")
+    stat = f"anon 3\ninactive_file {dropped}\n"
+    host.group("job", memory__max=limit, memory__current=f"{used}\n", memory__stat=stat)
+    assert available_memory(host.proc) == expected
+
+
+def test_available_memory_under_version_1_and_where_nothing_is_known(tmp_path: Path) -> None:
+    host = Host(tmp_path, groups="4:memory:/job\n", mounts={"memory": "/ cgroup rw,memory"})
+    host.write(host.proc / "meminfo", MEMINFO)
+    host.group("memory/job", memory__limit_in_bytes="9000000\n", memory__usage_in_bytes="5000000\n")
+    host.group("memory/job", memory__stat="inactive_file 1\ntotal_inactive_file 500000\n")
+    assert available_memory(host.proc) == 4_500_000
+    assert available_memory(tmp_path / "none") == 0
