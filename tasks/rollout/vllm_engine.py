@@ -5,8 +5,6 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -20,7 +18,7 @@ from vantage.models.sequences import collate
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rollout import Sampling
 from vantage.tasks.data.examples import Codec
-from vantage.tasks.rollout.engine import Listener
+from vantage.tasks.rollout.engine import Listener, SamplesWhenAsked
 from vantage.tasks.rollout.held_weights import TOKENS, Proof, check_held, fixed_rows, logprobs_of_policy
 from vantage.tasks.rollout.running_vllm import Asked, Limits, RunningVllm, VllmFailed
 from vantage.tasks.training import progress, ranks
@@ -36,11 +34,8 @@ _running: RunningVllm | None = None
 """The vLLM that runs: one in a process, since each takes memory for its cache."""
 
 
-class VllmEngine:
+class VllmEngine(SamplesWhenAsked):
     """Samples with vLLM, which starts when the first responses are asked for; another engine's vLLM ends then."""
-
-    took_begun = False
-    """See ``RolloutEngine``; nothing is ever begun."""
 
     def __init__(
         self,
@@ -76,24 +71,6 @@ class VllmEngine:
         self._proof: Proof | None = None
         self._num_asked = 0
         self._has_started = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Keep vLLM running: the best policy is sampled from once more after the loop."""
-
-    def begin(self, prompts: Sequence[list[int]], *, count: int, seed: int) -> None:
-        """See ``RolloutEngine``; does nothing."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """See ``RolloutEngine``; nothing is ever begun."""
-        return {}
-
-    def restore(self, tensors: dict[str, Tensor]) -> None:
-        """See ``RolloutEngine``; ``tensors`` is empty."""
 
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See ``RolloutEngine``; a running vLLM has them, and has proved it, when this returns. One that breaks is started again later.
