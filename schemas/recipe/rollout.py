@@ -54,7 +54,9 @@ class Sampling(Frozen):
                 f"url names servers of vllm, and engine={self.engine} samples in the stage's process; add engine: vllm"
             )
         given = [
-            name for name in ("api_key_variable", "weights_folder", "request_seconds") if name in self.model_fields_set
+            name
+            for name in ("api_key_variable", "weights_folder", "request_seconds")
+            if name in self.model_fields_set
         ]
         if self.url is None and given:
             raise ValueError(f"{given[0]} is read only with url; add url, or leave {given[0]} out")
