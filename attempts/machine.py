@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from vantage.schemas.checks.engines import engine_of
+from vantage.schemas.checks.engines import runs_vllm
 from vantage.schemas.recipe.evaluations import BenchmarkEvaluation
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.stage import Resources, Stage
@@ -143,7 +143,7 @@ def check_extras(recipe: ResolvedRecipe) -> None:
             raise ValueError(
                 f"stages.{name}: {stage.kind} needs the package lm_eval; install it: pip install 'vantage-rlhf[lm-eval]'"
             )
-        if engine_of(stage) == "vllm" and importlib.util.find_spec("vllm") is None:
+        if runs_vllm(stage) and importlib.util.find_spec("vllm") is None:
             raise ValueError(
                 f"stages.{name}.rollout.engine=vllm needs the package vllm, which is not installed; install it as docs/rollouts.md "
                 "describes, or use engine: loop"

@@ -3,10 +3,12 @@
     VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --enable-scale-out --logprobs-mode processed_logprobs \\
         --worker-extension-cls vantage.tasks.rollout.vllm_worker.VantageWorker
 
-vLLM imports this file in the server's processes, where the rest of Vantage may be missing: it imports vLLM alone, and that late.
+vLLM imports this file in the server's processes, where the rest of Vantage may be missing: it imports nothing but vLLM and what that brings, and those late.
 """
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 
@@ -28,9 +30,18 @@ class VantageWorker:
         }
 
     def vantage_take_weights(self, folder: str) -> None:
-        """Replace all weights by those of the safetensors files in ``folder``."""
-        self.reload_weights(weights_path=folder)
+        """Replace all weights by those of the safetensors files in ``folder``, whatever the server was started with."""
+        self.reload_weights(weights_iterator=_weights(folder))
         pack_again(self.get_model())
+
+
+def _weights(folder: str) -> Iterator[tuple[str, Any]]:
+    from safetensors import safe_open
+
+    for file in sorted(Path(folder).glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():
+                yield name, opened.get_tensor(name)
 
 
 def pack_again(model: Any) -> None:

@@ -101,6 +101,59 @@ def test_adapters_that_are_merged_first_and_those_of_a_critic_are_not_refused() 
     recipe(value=VLLM + LORA, sft="")
 
 
+SERVED = ", rollout: {engine: vllm, url: %s}"
+ONE, TWO = "http://sampler-1:8000", "https://sampler-2/vllm"
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_where_servers_are_and_how_they_are_reached_is_in_no_key(name: str) -> None:
+    def key(rollout: str) -> str:
+        resolved = resolve_rates(recipe(**{name: rollout}))[0]
+        digests = {role: f"{len(role):064x}" for role in dependencies(resolved)[name]}
+        return stage_key(key_parts_of(resolved, name, digests))
+
+    more = "{engine: vllm, url: [%s, %s], api_key_variable: KEY, weights_folder: /shared, request_seconds: 30.0, max_rows: 8}"
+    keys = {
+        key(each) for each in (VLLM, SERVED % ONE, SERVED % f"[{TWO}]", f", rollout: {more % (ONE, TWO)}")
+    }
+    assert len(keys) == 1
+
+
+def test_a_recipes_file_keeps_the_servers() -> None:
+    stage: Any = recipe(best=SERVED % ONE).stages["best"]
+    assert stage.rollout.url == (ONE,)
+    assert stage.rollout.model_dump(mode="json") == {"engine": "vllm", "url": [ONE]}
+
+
+@pytest.mark.parametrize(
+    "rollout, message",
+    [
+        (
+            f"{{url: {ONE}}}",
+            "url names servers of vllm, and engine=loop samples in the stage's process; add engine: vllm",
+        ),
+        ("{engine: vllm, api_key_variable: KEY}", "api_key_variable is read only with url; add url"),
+        ("{engine: vllm, request_seconds: 5.0}", "request_seconds is read only with url; add url"),
+        (f"{{engine: vllm, url: [{ONE}, {ONE}]}}", "url names a server twice; name each once"),
+        ("{engine: vllm, url: 'http://me:secret@host:1'}", "rollout.url"),
+        ("{engine: vllm, url: []}", "rollout.url"),
+        (f"{{engine: vllm, url: {ONE}, weights_folder: here}}", "rollout.weights_folder"),
+    ],
+)
+def test_servers_that_cannot_be_are_refused(rollout: str, message: str) -> None:
+    assert message in refused(best=f", rollout: {rollout}")
+
+
+def test_servers_sample_for_several_processes_unless_these_cut_the_weights() -> None:
+    recipe(policy=f"{SERVED % ONE}, resources: {{distributed: {{ranks: 2}}}}")
+    message = refused(policy=f"{SERVED % ONE}, resources: {{gpus: 2, distributed: {{strategy: fsdp2}}}}")
+    assert (
+        "rollout.url gives servers whole weights, and resources.distributed.strategy=fsdp2 cuts them"
+        in message
+    )
+    assert "use strategy: ddp, or engine: loop" in message
+
+
 def test_rounded_weights_are_refused() -> None:
     message = refused(model=", lora: {}, quantization: nf4", pairs=VLLM)
     assert "model.quantization=nf4 rounds them; use engine: loop, or leave quantization out" in message
@@ -114,6 +167,9 @@ def test_the_author_is_warned_that_responses_may_differ() -> None:
     assert said() == []
     (warning,) = said(best=VLLM)
     assert warning.startswith("stages.best.rollout.engine: vllm is not bitwise reproducible")
+    assert warning.endswith("It samples in the stage's process")
+    (warning,) = said(best=SERVED % f"[{ONE}, {TWO}]")
+    assert warning.endswith(f"It samples on {ONE}, {TWO}")
 
 
 def test_a_missing_package_is_refused_before_any_stage_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,5 +185,6 @@ def test_a_missing_package_is_refused_before_any_stage_starts(monkeypatch: pytes
     ):
         check_extras(resolved(best=VLLM))
     check_extras(resolved(best=VLLM + ", resources: {pool: gpus}"))
+    check_extras(resolved(best=SERVED % ONE))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: "there")
     check_extras(resolved(best=VLLM))
