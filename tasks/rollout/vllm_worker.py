@@ -40,8 +40,8 @@ def _weights(folder: str) -> Iterator[tuple[str, Any]]:
 
     for file in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():
-                yield name, opened.get_tensor(name)
+            names = opened.keys()
+            yield from ((name, opened.get_tensor(name)) for name in names)
 
 
 def pack_again(model: Any) -> None:

@@ -84,7 +84,7 @@ def assert_alike(found: Samples, expected: Samples) -> None:
         torch.testing.assert_close(torch.tensor(one), torch.tensor(other), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("greedy", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_each_response_has_its_own_seed_and_the_log_probabilities_of_its_ids(
     greedy: bool, pipeline: Any, servers: list[FakeServer]
 ) -> None:
@@ -177,7 +177,14 @@ def test_weights_that_were_pushed_by_hand_are_found(pipeline: Any, servers: list
 
 
 @pytest.mark.parametrize(
-    "fault", ["failing", "dropped", "aborted", "hanging", "stale", "overtaken", "overtaken in streams"]
+    "fault",
+    [
+        *("failing", "stale"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("dropped", "aborted", "hanging", "overtaken", "overtaken in streams")
+        ),
+    ],
 )
 def test_responses_that_do_not_come_or_are_stale_are_sampled_again(
     fault: str, pipeline: Any, servers: list[FakeServer]
@@ -200,6 +207,7 @@ def test_responses_that_do_not_come_or_are_stale_are_sampled_again(
         assert metrics["engine_failures"] >= 1 and metrics["stale_responses"] == 0
 
 
+@pytest.mark.slow
 def test_the_other_server_takes_over_from_one_that_dies(pipeline: Any, servers: list[FakeServer]) -> None:
     policy, codec, prompts = parts(pipeline)
     engine = engine_of(policy, codec, servers)
@@ -227,6 +235,7 @@ def test_dead_servers_end_the_stage_as_a_temporary_failure(pipeline: Any, server
         engine.generate(prompts, count=2, seed=4)
 
 
+@pytest.mark.slow
 def test_servers_that_go_on_failing_end_the_stage(pipeline: Any, servers: list[FakeServer]) -> None:
     policy, codec, prompts = parts(pipeline)
     engine = engine_of(policy, codec, servers)
@@ -328,6 +337,7 @@ def test_weights_go_through_the_folder_that_the_recipe_names(
         engine_of(policy, codec, servers, weights_folder=str(tmp_path / "missing"))
 
 
+@pytest.mark.slow
 def test_two_policies_take_turns_on_one_server(pipeline: Any, servers: list[FakeServer]) -> None:
     policy, codec, prompts = parts(pipeline)
     other = load(pipeline.folder("model"))

@@ -19,6 +19,8 @@ from vantage.tasks.rollout.remote_engine import EngineUnavailable
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training.scratch import JOURNAL
 
+pytestmark = pytest.mark.slow
+
 Contents = Callable[[Path], dict[str, bytes]]
 
 
@@ -107,16 +109,6 @@ def test_a_stage_goes_on_when_its_servers_are_back(
     assert sum(metrics["engine_failures"] for metrics in metrics_of(cut)) > 0
 
 
-def test_an_engine_that_does_not_answer_is_a_temporary_failure() -> None:
-    from vantage.attempts.exit_codes import ExitCode, may_be_retried
-    from vantage.attempts.launchers.stage_process import explain
-
-    failure = explain(EngineUnavailable("no server of rollout.url could sample for 120 s"))
-    assert (failure.exit_code, failure.cause) == (ExitCode.RESUME, "engine")
-    assert may_be_retried(failure.exit_code) and "rollout.url" in failure.remedy
-
-
-@pytest.mark.slow
 def test_two_ranks_ask_for_their_own_responses(
     pipeline: Any, servers: list[FakeServer], tmp_path: Path
 ) -> None:
