@@ -28,7 +28,7 @@ def sampling_of(stage: Stage) -> Sampling | None:
 
 
 def runs_vllm(stage: Stage) -> bool:
-    """Return whether the stage's own process runs vLLM."""
+    """Return whether vLLM runs where the stage does, in its process or beside it."""
     sampling = sampling_of(stage)
     return sampling is not None and sampling.engine == "vllm" and sampling.url is None
 
@@ -58,7 +58,11 @@ def engine_warnings(name: str, stage: Stage) -> Iterator[str]:
     """Yield a warning where the same recipe may give other responses; it names the place where the engine samples."""
     sampling = sampling_of(stage)
     if sampling is not None and sampling.engine == "vllm":
-        place = "in the stage's process" if sampling.url is None else f"on {', '.join(sampling.url)}"
+        place = "in the stage's process"
+        if sampling.servers is not None:
+            place = f"on servers that the stage starts: {sampling.servers}"
+        elif sampling.url is not None:
+            place = f"on {', '.join(sampling.url)}"
         yield (
             f"stages.{name}.rollout.engine: vllm is not bitwise reproducible: batches and machines change the last bits of its "
             f"log-probabilities, and so some responses; engine: loop is. It samples {place}"

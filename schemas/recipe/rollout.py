@@ -26,7 +26,10 @@ class Sampling(Frozen):
         None, exclude_if=is_unset
     )
     """Address of a server of vLLM that samples, or a list of such servers of one model, which share the prompts. None: vLLM runs in the
-    stage's process. In no stage key."""
+    stage's process, or ``servers`` do. In no stage key."""
+    servers: Annotated[int, Field(ge=1, le=MAX_NAMED, strict=True)] | None = Field(None, exclude_if=is_unset)
+    """Servers of vLLM that the stage starts for itself, each on one of its GPUs (``resources.gpus``), beside those that train; without
+    GPUs, on its CPUs. In no stage key."""
     api_key_variable: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")] | None = (
         Field(None, exclude_if=is_unset)
     )
@@ -58,10 +61,23 @@ class Sampling(Frozen):
             for name in ("api_key_variable", "weights_folder", "request_seconds")
             if name in self.model_fields_set
         ]
-        if self.url is None and given:
-            raise ValueError(f"{given[0]} is read only with url; add url, or leave {given[0]} out")
+        if self.servers is not None and (self.engine != "vllm" or self.url is not None):
+            raise ValueError(
+                f"servers={self.servers} are of vllm, and started for this stage; add engine: vllm, and leave url out"
+            )
+        if self.servers is not None and self.api_key_variable is not None:
+            raise ValueError(
+                "api_key_variable is read only with url; servers of the stage have a key of their own"
+            )
+        if not self.is_served and given:
+            raise ValueError(f"{given[0]} is read only with url or servers; add one, or leave {given[0]} out")
         if self.url is not None and len(set(self.url)) < len(self.url):
             raise ValueError("url names a server twice; name each once")
+
+    @property
+    def is_served(self) -> bool:
+        """Return whether servers sample, and not the stage's process."""
+        return self.url is not None or self.servers is not None
 
     def limits(self, passes: PassLimits) -> PassLimits:
         """Return the bounds of sampling if no larger ones are found; ``passes``: bounds of the stage's other passes."""
@@ -95,13 +111,24 @@ class Ahead(SampledAhead):
 
 def refuse_several_processes(rollout: Sampling, resources: Resources) -> None:
     """Refuse an engine in the stage's process where several processes do the stage, and servers where these cut the weights."""
-    if rollout.engine == "vllm" and rollout.url is None and not resources.is_one_process:
+    if rollout.engine == "vllm" and not rollout.is_served and not resources.is_one_process:
         raise ValueError(
             "rollout.engine=vllm samples in one process, on one device; leave resources.nodes out, and set resources.gpus and "
-            "resources.distributed.ranks to 1 at most, or use engine: loop, or servers: url"
+            "resources.distributed.ranks to 1 at most, or use engine: loop, or servers (rollout.url)"
         )
-    if rollout.url is not None and resources.cuts_weights:
+    if rollout.servers is not None and resources.nodes is not None:
         raise ValueError(
-            "rollout.url gives servers whole weights, and resources.distributed.strategy=fsdp2 cuts them; use strategy: ddp, or "
+            f"rollout.servers={rollout.servers} are started on one machine, and resources.nodes asks for several; name servers with "
+            "rollout.url, or leave resources.nodes out"
+        )
+    if rollout.servers is not None and resources.gpus and resources.gpus <= rollout.servers:
+        raise ValueError(
+            f"rollout.servers={rollout.servers} take as many of resources.gpus={resources.gpus}, and none is left to train; set "
+            f"resources.gpus: {rollout.servers + 1} or more"
+        )
+    if rollout.is_served and resources.cuts_weights:
+        field = "url" if rollout.servers is None else "servers"
+        raise ValueError(
+            f"rollout.{field} gives servers whole weights, and resources.distributed.strategy=fsdp2 cuts them; use strategy: ddp, or "
             "engine: loop"
         )

@@ -65,6 +65,7 @@ NOT_IN_KEY = frozenset(
         "packing",
         "rollout.max_rows",
         "rollout.url",
+        "rollout.servers",
         "rollout.api_key_variable",
         "rollout.weights_folder",
         "rollout.request_seconds",

@@ -235,7 +235,7 @@ def load_engine(
     rollout: Sampling = LOOP,
 ) -> RolloutEngine:
     """Return the engine that samples from ``policy``; it must receive the weights whenever they have changed."""
-    if rollout.url is not None:
+    if rollout.is_served:
         from vantage.tasks.rollout.remote_engine import RemoteEngine  # which knows this port
 
         return RemoteEngine(policy, codec, rollout=rollout, limits=limits, precision=precision)

@@ -23,9 +23,16 @@ from vantage.schemas.recipe.rollout import Sampling
 from vantage.tasks.data.examples import Codec
 from vantage.tasks.rollout.engine import Listener, SamplesWhenAsked, of_all_ranks
 from vantage.tasks.rollout.held_weights import DIGITS, digest_of
+from vantage.tasks.rollout.own_servers import OwnServers, Settings, own_servers
 from vantage.tasks.rollout.remote_round import Rollout, Round
 from vantage.tasks.rollout.sampled_policy import SampledPolicy
-from vantage.tasks.rollout.vllm_server import ServerFailed, ServerRefused, VllmServer
+from vantage.tasks.rollout.vllm_server import (
+    EngineUnavailable,
+    ServerFailed,
+    ServerRefused,
+    ServerTimedOut,
+    VllmServer,
+)
 from vantage.tasks.rollout.weight_files import weight_files
 from vantage.tasks.training import engine_record, progress, ranks
 from vantage.tasks.training.optimization import Precision
@@ -50,10 +57,6 @@ _OWN_TO_A_FILE = frozenset({"transformers_version", "architectures", "dtype", "t
 """Fields of a configuration that do not change what the model computes."""
 
 
-class EngineUnavailable(RuntimeError):
-    """No server of the engine answers; the stage goes on from its last checkpoint when one does."""
-
-
 @dataclass(frozen=True)
 class _Version:
     """The weights that the servers must hold."""
@@ -64,7 +67,7 @@ class _Version:
 
 
 class RemoteEngine(SamplesWhenAsked):
-    """Samples with the servers of ``rollout.url``; the first rank gives them weights, and each rank asks for its own responses."""
+    """Samples with servers, named or its own; the first rank gives them weights, and each rank asks for its own responses."""
 
     def __init__(
         self,
@@ -81,22 +84,25 @@ class RemoteEngine(SamplesWhenAsked):
             ValueError: the policy has adapters or cut weights, there is no folder for weights, or no API key.
         """
         self._sampled = SampledPolicy(policy, codec, limits=limits, precision=precision)
+        self._place = "rollout.url" if rollout.servers is None else "rollout.servers"
         if ranks.are_sharded():
             raise ValueError(
-                "rollout.url gives servers whole weights, and fsdp2 cuts them; use strategy: ddp, or engine: loop"
-            )
-        assert rollout.url is not None
-        key = None
-        if rollout.api_key_variable is not None and not (key := os.environ.get(rollout.api_key_variable)):
-            raise ValueError(
-                f"rollout.api_key_variable={rollout.api_key_variable} names a variable that is not set; set it to the servers' API key"
+                f"{self._place} gives servers whole weights, and fsdp2 cuts them; use strategy: ddp, or engine: loop"
             )
         self._codec = codec
-        self._servers = [VllmServer(url, key=key, seconds=rollout.request_seconds) for url in rollout.url]
-        self._at_once = rollout.max_rows or AT_ONCE
+        self._token = ranks.agreed(int.from_bytes(os.urandom(7), "big"))
         self._folder = _weights_folder(rollout, codec)
+        self._own: OwnServers | None = None
+        if rollout.servers is not None:
+            settings = Settings(
+                precision, self._sampled.most_tokens, rollout.max_rows, rollout.request_seconds
+            )
+            key = hashlib.sha256(f"{self._token:014x}".encode()).hexdigest()
+            folder = (codec.scratch or self._folder) / "servers"
+            self._own = own_servers(policy, folder, count=rollout.servers, key=key, settings=settings)
+        self._servers = [] if rollout.url is None else _named_servers(rollout)
+        self._at_once = rollout.max_rows or AT_ONCE
         self._weights: dict[str, Tensor] = dict(policy.causal_lm.named_parameters())
-        self._token = ranks.agreed(int.from_bytes(os.urandom(4), "big"))
         self._num_updates = 0
         self._gap = 0.0
 
@@ -133,7 +139,7 @@ class RemoteEngine(SamplesWhenAsked):
         version = self._version()
         rollout = Rollout(repeated, range(len(repeated))[own], seed, greedy, version.name, self._at_once)
         found: dict[int, Response] = {}
-        faults: list[tuple[VllmServer, str]] = []
+        faults: list[tuple[VllmServer, ServerFailed]] = []
         count_prompts(*[sum(len(each) for each in set(map(tuple, repeated[own])))] * 2)
         for _ in range(1 + MAX_FAILED_ROUNDS):
             ready = self._some_ready(version)
@@ -142,6 +148,7 @@ class RemoteEngine(SamplesWhenAsked):
             new = Round(self._sampled, rollout, found, listener)
             new.draw([server for server in ready if server not in failed] or ready)
             faults = new.faults
+            self._end_hung(faults)
             if not ranks.any_rank(bool(rollout.missing(found))):
                 break
             time.sleep(PAUSE_SECONDS)
@@ -160,7 +167,7 @@ class RemoteEngine(SamplesWhenAsked):
         """Return the version of the policy's present weights, the same on all ranks."""
         own = self._sampled.logprobs()
         digest = ranks.agreed(int(digest_of(own), 16))
-        return _Version(f"{self._num_updates}-{digest:0{DIGITS}x}-{self._token:08x}", own)
+        return _Version(f"{self._num_updates}-{digest:0{DIGITS}x}-{self._token % 2**32:08x}", own)
 
     def _some_ready(self, version: _Version) -> list[VllmServer]:
         """Wait until a server is ready, and return those that are.
@@ -175,19 +182,27 @@ class RemoteEngine(SamplesWhenAsked):
                 return ready
             if ranks.any_rank(time.monotonic() - began >= PATIENCE_SECONDS):
                 raise EngineUnavailable(
-                    f"no server of rollout.url could sample for {PATIENCE_SECONDS:g} s: {'; '.join(faults)}"
+                    f"no server of {self._place} could sample for {PATIENCE_SECONDS:g} s: {'; '.join(faults)}"
                 )
             progress.phase("waiting for servers", 0, 0)
             time.sleep(PAUSE_SECONDS)
 
     def _ready(self, version: _Version) -> tuple[list[VllmServer], list[str]]:
         """Return the servers that hold the weights, and why others do not; the first rank gives and proves them."""
+        if self._own is not None:
+            self._servers = self._own.running()
         ready, faults = self._given(version) if ranks.rank() == 0 else ([], [])
         ranks.wait()
         if ranks.rank() != 0:
             held, faults = _answers(self._servers, VllmServer.version)
             ready = [server for server, found in held.items() if found == version.name]
         return ready, faults
+
+    def _end_hung(self, faults: Sequence[tuple[VllmServer, ServerFailed]]) -> None:
+        """End servers of this stage's that took too long, so that they are started again."""
+        for server in {server for server, error in faults if isinstance(error, ServerTimedOut)}:
+            if self._own is not None:
+                self._own.kill(server)
 
     def _given(self, version: _Version) -> tuple[list[VllmServer], list[str]]:
         held, faults = _answers(self._servers, VllmServer.version)
@@ -227,7 +242,7 @@ class RemoteEngine(SamplesWhenAsked):
             ServerRefused: it serves another model, or computes otherwise.
         """
         described = server.describe()
-        who = f"rollout.url: {server.url} serves {described.name}"
+        who = f"{self._place}: {server.url} serves {described.name}"
         differences = _differences(self._config(), described.config)
         if differences:
             raise ServerRefused(
@@ -255,6 +270,20 @@ class RemoteEngine(SamplesWhenAsked):
 
     def _config(self) -> dict[str, Any]:
         return dict(json.loads(self._sampled.model.causal_lm.config.to_json_string(use_diff=False)))
+
+
+def _named_servers(rollout: Sampling) -> list[VllmServer]:
+    """Return the servers that somebody else runs.
+
+    Raises:
+        ValueError: the variable of their key is not set.
+    """
+    key = None
+    if rollout.api_key_variable is not None and not (key := os.environ.get(rollout.api_key_variable)):
+        raise ValueError(
+            f"rollout.api_key_variable={rollout.api_key_variable} names a variable that is not set; set it to the servers' API key"
+        )
+    return [VllmServer(url, key=key, seconds=rollout.request_seconds) for url in rollout.url or ()]
 
 
 def _answers(
@@ -291,7 +320,7 @@ def _weights_folder(rollout: Sampling, codec: Codec) -> Path:
     """
     if rollout.weights_folder is None:
         if codec.scratch is None:
-            raise ValueError("rollout.url needs a folder for weights; set rollout.weights_folder")
+            raise ValueError("servers need a folder for weights; set rollout.weights_folder")
         return codec.scratch / "weights"
     shared = Path(rollout.weights_folder)
     if not shared.is_dir():

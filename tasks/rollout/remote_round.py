@@ -52,7 +52,7 @@ class Round:
         listener: Listener | None,
     ) -> None:
         self._sampled, self._rollout, self._found, self._listener = sampled, rollout, found, listener
-        self.faults: list[tuple[VllmServer, str]] = []
+        self.faults: list[tuple[VllmServer, ServerFailed]] = []
         """Servers that failed, and how."""
 
     def draw(self, servers: Sequence[VllmServer]) -> None:
@@ -140,13 +140,15 @@ class Round:
 
     def _drop(self, server: VllmServer, count: int, versions: Sequence[str]) -> None:
         engine_record.note_stale(count)
-        fault = f"{server.url} sampled with weights {', '.join(versions)} in place of {self._rollout.version}"
+        fault = ServerFailed(
+            f"{server.url} sampled with weights {', '.join(versions)} in place of {self._rollout.version}"
+        )
         self.faults.append((server, fault))
         log.warning("%s; %d response(s) dropped", fault, count)
 
     def _note(self, server: VllmServer, error: ServerFailed | BadResponse) -> None:
         engine_record.note_failure()
-        fault = str(error) if isinstance(error, ServerFailed) else f"{server.url}: {error}"
+        fault = error if isinstance(error, ServerFailed) else ServerFailed(f"{server.url}: {error}")
         self.faults.append((server, fault))
         log.warning("%s", fault)
 

@@ -73,7 +73,7 @@ class RunningVllm:
         """
         self.is_closed = False
         self._device_type = policy.device.type
-        _write_config(policy, folder)
+        write_config(policy, folder)
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         is_on_cpu = self._device_type == "cpu"
@@ -226,7 +226,7 @@ def _complete_length(
     return next((end for end in range(seen + 1, len(ids) + 1) if is_complete(ids[:end])), None)
 
 
-def _write_config(policy: PolicyModel, folder: Path) -> None:
+def write_config(policy: PolicyModel, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     config = policy.causal_lm.config
     if not config.architectures:

@@ -43,6 +43,10 @@ class ServerRefused(ValueError):
     """A server is not one that this stage can sample with; the same request would be refused again."""
 
 
+class EngineUnavailable(RuntimeError):
+    """No server of the engine answers; the stage goes on from its last checkpoint when one does."""
+
+
 @dataclass(frozen=True)
 class Described:
     """What a server serves."""

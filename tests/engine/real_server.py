@@ -26,6 +26,7 @@ from vantage.schemas.recipe.rollout import Sampling
 from vantage.tasks.data.examples import Codec
 from vantage.tasks.rollout.engine import load_engine
 from vantage.tasks.rollout.held_weights import WeightsDiffer
+from vantage.tasks.rollout.own_servers import close_own_servers
 from vantage.tasks.rollout.remote_engine import RemoteEngine
 from vantage.tasks.rollout.vllm_server import ServerRefused, VllmServer
 from vantage.tasks.rollout.vllm_worker import VantageWorker
@@ -153,6 +154,31 @@ def test_every_update_reaches_a_real_server(name: str, tmp_path: Path) -> None:
         with pytest.raises(WeightsDiffer, match="nothing was sampled"):
             engine.generate(PROMPTS, count=1, seed=1)
         assert torch.isfinite(server.logprobs([[1, 20, 21, 22]])).all() and other is not policy
+
+
+@pytest.mark.timeout(900)
+def test_a_stage_starts_a_real_server_of_its_own(tmp_path: Path) -> None:
+    """Without a tokenizer and with weights that come from the policy alone; killed, it is started again."""
+    folder = model(tmp_path / "model", "tied")
+    settings = Generation(max_prompt_tokens=32, max_response_tokens=24)
+    policy, codec = PolicyModel(load_policy(folder)), Codec(load_tokenizer(folder), settings, None, tmp_path)
+    rollout = Sampling(engine="vllm", servers=1)
+    engine = load_engine(policy, codec, limits=PassLimits(), rollout=rollout)
+    assert isinstance(engine, RemoteEngine) and engine._own is not None
+    prompts = [prompt for prompt in PROMPTS for _ in range(4)]
+    try:
+        found = engine.generate(PROMPTS, count=4, seed=3)
+        assert worst_gap(policy, 1.0, prompts, found) < 1e-4
+        moved(policy, 0.02)
+        engine.take_weights(policy.causal_lm.named_parameters())
+        [server] = engine._own._servers
+        assert server._process is not None
+        os.killpg(server._process.pid, signal.SIGKILL)
+        server._process.wait()
+        found = engine.generate(PROMPTS, count=4, seed=3)
+        assert worst_gap(policy, 1.0, prompts, found) < 1e-4
+    finally:
+        close_own_servers()
 
 
 @pytest.mark.timeout(900)

@@ -1,7 +1,9 @@
 """A small HTTP server for tests with the endpoints of ``vllm serve`` that Vantage calls: a model of transformers behind them, and
-faults on request."""
+faults on request. As a program it takes the arguments of vLLM's own, and faults from the file that ``FAKE_VLLM_FAULTS`` names, once."""
 
+import argparse
 import json
+import os
 import socket
 import threading
 import time
@@ -71,12 +73,19 @@ class FakeServer:
     """A server on a port of this machine; ``start`` after ``stop`` uses the same port."""
 
     def __init__(
-        self, model: Path, *, key: str | None = None, dtype: str = "float32", max_tokens: int = 512
+        self,
+        model: Path,
+        *,
+        key: str | None = None,
+        dtype: str = "float32",
+        max_tokens: int = 512,
+        port: int = 0,
     ) -> None:
         self.faults, self.seen = Faults(), Seen()
         self._folder, self._key = model, key
         self.dtype, self.max_tokens, self.logprobs_mode = dtype, max_tokens, "processed_logprobs"
-        self._port = 0
+        self._port = port
+        self.is_program = port > 0
         self._lock = threading.Lock()
         self._num_updates = 0
         self._released = threading.Event()
@@ -91,7 +100,8 @@ class FakeServer:
         torch.manual_seed(99)
         self.config = AutoConfig.from_pretrained(self._folder)
         self.model = AutoModelForCausalLM.from_config(self.config).eval()
-        self.tokenizer = AutoTokenizer.from_pretrained(self._folder)
+        if not self.is_program:
+            self.tokenizer = AutoTokenizer.from_pretrained(self._folder)
         self.version, self.is_paused, self._was_loaded = "default", False, False
         served = self
 
@@ -295,6 +305,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(200, {"choices": [drawn], "prompt_logprobs": served.read(body["token_ids"])})
         number, drawn = served.drawn(body)
         faults = served.faults
+        if number == faults.stops_at and served.is_program:
+            os._exit(1)
         if number == faults.stops_at:
             threading.Thread(target=served.stop, daemon=True).start()
             time.sleep(0.1)
@@ -350,3 +362,38 @@ def serving(model: Path, *, replicas: int = 1, **settings: Any) -> Iterator[list
     finally:
         for server in servers:
             server.stop()
+
+
+def main() -> None:
+    """Serve until the process is killed."""
+    arguments = argparse.ArgumentParser()
+    for name in ("model", "host", "port", "load-format", "dtype", "max-model-len", "logprobs-mode"):
+        arguments.add_argument(f"--{name}", required=True)
+    for name in ("generation-config", "worker-extension-cls", "max-num-seqs"):
+        arguments.add_argument(f"--{name}")
+    for name in ("enable-scale-out", "skip-tokenizer-init", "enforce-eager"):
+        arguments.add_argument(f"--{name}", action="store_true")
+    given = arguments.parse_args()
+    assert given.load_format == "dummy" and given.skip_tokenizer_init and given.enable_scale_out
+    assert os.environ["VLLM_SERVER_DEV_MODE"] == "1" and "RANK" not in os.environ
+    torch.set_num_threads(1)
+    server = FakeServer(
+        Path(given.model),
+        key=os.environ["VLLM_API_KEY"],
+        dtype=given.dtype,
+        max_tokens=int(given.max_model_len),
+        port=int(given.port),
+    )
+    server.logprobs_mode = given.logprobs_mode
+    server.faults.has_no_tokenizer = True
+    file = Path(os.environ.get("FAKE_VLLM_FAULTS", "/nowhere"))
+    with suppress(FileNotFoundError):
+        faults = json.loads(file.read_text())
+        file.unlink()
+        for name, value in faults.items():
+            setattr(server.faults, name, set(value) if isinstance(value, list) else value)
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()
