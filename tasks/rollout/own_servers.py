@@ -146,7 +146,7 @@ class OwnServer:
                     f"server {self._number} of rollout.servers did not answer within {START_SECONDS:g} s; its log ends with: "
                     f"{self._last_words()}"
                 )
-            progress.phase("starting servers", 0, 0)
+            progress.phase("waiting for servers")
             time.sleep(0.2)
         if not self._has_answered:
             raise ServerRefused(

@@ -145,6 +145,7 @@ class RemoteEngine(SamplesWhenAsked):
             ready = self._some_ready(version)
             failed = {server for server, _ in faults}
             engine_record.note_sampled(digest=digest_of(version.own), gap=self._gap)
+            progress.phase("sampling", len(found), len(rollout.rows))
             new = Round(self._sampled, rollout, found, listener)
             new.draw([server for server in ready if server not in failed] or ready)
             faults = new.faults
@@ -184,7 +185,7 @@ class RemoteEngine(SamplesWhenAsked):
                 raise EngineUnavailable(
                     f"no server of {self._place} could sample for {PATIENCE_SECONDS:g} s: {'; '.join(faults)}"
                 )
-            progress.phase("waiting for servers", 0, 0)
+            progress.phase("waiting for servers")
             time.sleep(PAUSE_SECONDS)
 
     def _ready(self, version: _Version) -> tuple[list[VllmServer], list[str]]:

@@ -1,6 +1,8 @@
 """Sampling with servers of vLLM, by a server that speaks the same protocol and fails on request."""
 
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,6 +24,7 @@ from vantage.tasks.rollout.engine import load_engine
 from vantage.tasks.rollout.held_weights import WeightsDiffer
 from vantage.tasks.rollout.remote_engine import EngineUnavailable, RemoteEngine
 from vantage.tasks.rollout.vllm_server import ServerRefused
+from vantage.tasks.training import preemption
 from vantage.tasks.training.engine_record import engine_metrics
 from vantage.tasks.training.seeds import derive_seed
 
@@ -335,6 +338,27 @@ def test_weights_go_through_the_folder_that_the_recipe_names(
     assert not os.listdir(tmp_path), "they are removed when the servers have them"
     with pytest.raises(ValueError, match=r"weights_folder=.*missing is no folder of this machine"):
         engine_of(policy, codec, servers, weights_folder=str(tmp_path / "missing"))
+
+
+def test_a_request_to_stop_is_heard_at_once_while_servers_sample(
+    pipeline: Any, servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, codec, prompts = parts(pipeline)
+    engine = engine_of(policy, codec, servers)
+    engine.take_weights(policy.causal_lm.named_parameters())
+    servers[0].faults.hanging, servers[1].faults.hanging = {0}, {0}
+    monkeypatch.setattr(preemption, "_signals_received", 0)
+    before = signal.getsignal(signal.SIGTERM)
+    preemption.listen()
+    asked = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM))
+    try:
+        asked.start()
+        with pytest.raises(preemption.Requested), preemption.at_once():
+            engine.generate(prompts, count=2, seed=1)
+    finally:
+        asked.join()
+        signal.signal(signal.SIGTERM, before)
+    assert_alike(engine.generate(prompts, count=2, seed=1), by_hand(policy, codec, prompts, count=2, seed=1))
 
 
 @pytest.mark.slow
