@@ -55,7 +55,7 @@ OF_RANKS = ("RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "GROUP_", "ROLE_", "TORCH
 
 @dataclass(frozen=True)
 class Settings:
-    """What the servers are started with."""
+    """Settings of a start of a server."""
 
     precision: Precision
     max_tokens: int

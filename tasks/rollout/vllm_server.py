@@ -49,7 +49,7 @@ class EngineUnavailable(RuntimeError):
 
 @dataclass(frozen=True)
 class Described:
-    """What a server serves."""
+    """Model of a server, and its settings."""
 
     name: str
     """The model's name there."""

@@ -9,7 +9,7 @@ from vantage.tasks.training import ranks
 
 @dataclass
 class _Step:
-    """What was recorded since the last call of ``engine_metrics``."""
+    """Records since the last call of ``engine_metrics``."""
 
     digest: str | None = None
     gap: float = 0.0

@@ -53,7 +53,7 @@ class Faults:
 
 @dataclass
 class Seen:
-    """What was asked for."""
+    """Requests that came."""
 
     seeds: list[int] = field(default_factory=list)
     """Seed of each sampled request, in order."""

@@ -164,7 +164,7 @@ def test_a_server_that_keeps_old_weights_is_found(
 
 
 def test_weights_that_were_pushed_by_hand_are_found(pipeline: Any, servers: list[FakeServer]) -> None:
-    """With another version they are replaced; under the version of the policy's they end the stage."""
+    """Weights of another version are replaced; under the version of the policy's, they end the stage."""
     policy, codec, prompts = parts(pipeline)
     engine = engine_of(policy, codec, servers)
     expected = engine.generate(prompts, count=1, seed=1)
