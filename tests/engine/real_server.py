@@ -142,8 +142,8 @@ def test_every_update_reaches_a_real_server(name: str, tmp_path: Path) -> None:
         )
         loop = load_engine(policy, stopped, limits=PassLimits())
         rollout = Sampling(engine="vllm", url=(url,), api_key_variable="ENGINE_KEY")
-        engine = load_engine(policy, stopped, limits=PassLimits(), rollout=rollout)
-        ours, theirs = (each.generate(PROMPTS, count=1, seed=1, greedy=True) for each in (loop, engine))
+        other_engine = load_engine(policy, stopped, limits=PassLimits(), rollout=rollout)
+        ours, theirs = (each.generate(PROMPTS, count=1, seed=1, greedy=True) for each in (loop, other_engine))
         assert theirs.responses == ours.responses and theirs.ended == ours.ended
         assert all(len(ids) <= 24 for ids in ours.responses) and min(map(len, ours.responses)) < 24
 
