@@ -259,9 +259,7 @@ _of_this_process: dict[tuple[object, ...], OwnServers] = {}
 """The servers that run: engines of one model share them, and give them their weights in turns."""
 
 
-def own_servers(
-    policy: PolicyModel, folder: Path, *, count: int, key: str, settings: Settings
-) -> OwnServers:
+def own_servers(policy: PolicyModel, folder: Path, *, count: int, key: str, settings: Settings) -> OwnServers:
     """Return servers of this process for a model of the policy's shape; those for other models end.
 
     Args:

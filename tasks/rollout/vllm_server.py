@@ -103,19 +103,21 @@ class VllmServer:
             ServerRefused: it was started without what a stage needs.
         """
         self._call("GET", "/health")
-        [model, *_] = self._call("GET", "/v1/models")["data"]
+        models = self._call("GET", "/v1/models")
         try:
             found = self._rpc("vantage_describe", seconds=ANSWER_SECONDS)[0]
         except (ServerFailed, ServerRefused) as error:
             self._call("GET", "/health")  # a dead server has another fault
             raise ServerRefused(f"rollout.url: {error}; {HOW_TO_SERVE}") from error
-        return Described(
-            name=str(model.get("root") or model["id"]),
-            config=found["config"],
-            dtype=found["dtype"],
-            logprobs_mode=found["logprobs_mode"],
-            max_tokens=found["max_model_len"],
-        )
+        with self._reading("/collective_rpc"):
+            model = models["data"][0]
+            return Described(
+                name=str(model.get("root") or model["id"]),
+                config=found["config"],
+                dtype=found["dtype"],
+                logprobs_mode=found["logprobs_mode"],
+                max_tokens=found["max_model_len"],
+            )
 
     def tokenized(self, text: str) -> list[int] | None:
         """Return the ids of a text by the server's tokenizer, without special tokens; None: it has loaded none."""
@@ -123,11 +125,14 @@ class VllmServer:
             found = self._call("POST", "/tokenize", {"prompt": text, "add_special_tokens": False})
         except ServerRefused:
             return None
-        return list(found["tokens"])
+        with self._reading("/tokenize"):
+            return list(found["tokens"])
 
     def version(self) -> str:
         """Return the version of the weights that the server holds."""
-        return str(self._call("GET", "/weight_info")["weight_version"])
+        found = self._call("GET", "/weight_info")
+        with self._reading("/weight_info"):
+            return str(found["weight_version"])
 
     def take_weights(self, folder: Path, *, version: str) -> None:
         """Replace the server's weights by the files in ``folder``, and forget what old ones computed; running requests end.
@@ -139,7 +144,7 @@ class VllmServer:
         try:
             self._call("POST", "/update_weight_version", {"new_version": UPDATING})
             self._rpc("vantage_take_weights", {"folder": str(folder)}, seconds=self._seconds)
-            if not self._call("POST", "/reset_prefix_cache")["success"]:
+            if not self._call("POST", "/reset_prefix_cache").get("success"):
                 raise ServerFailed(f"{self.url} still holds prefixes that the old weights computed")
             self._call("POST", "/update_weight_version", {"new_version": version})
         finally:
@@ -228,7 +233,9 @@ class VllmServer:
 
     def _rpc(self, method: str, arguments: Mapping[str, str] | None = None, *, seconds: float) -> list[Any]:
         body = {"method": method, "kwargs": dict(arguments or {})}
-        return list(self._call("POST", "/collective_rpc", body, seconds=seconds)["results"])
+        found = self._call("POST", "/collective_rpc", body, seconds=seconds)
+        with self._reading("/collective_rpc"):
+            return list(found["results"])
 
     def _call(
         self,
@@ -259,6 +266,8 @@ class VllmServer:
                 raise ServerRefused(
                     f"{message}; put the server's API key into the variable of rollout.api_key_variable"
                 )
+            if response.status_code == httpx.codes.NOT_FOUND:
+                raise ServerRefused(f"{message}; {HOW_TO_SERVE}")
             is_temporary = response.is_server_error or response.status_code == httpx.codes.TOO_MANY_REQUESTS
             raise ServerFailed(message) if is_temporary else ServerRefused(message)
         with self._reading(path):

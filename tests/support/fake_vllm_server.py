@@ -49,6 +49,10 @@ class Faults:
     has_no_worker: bool = False
     """Whether the server was started without the methods of ``vllm_worker``."""
     has_no_tokenizer: bool = False
+    unknown: set[str] = field(default_factory=set)
+    """Paths that the server does not know: those of another program, or of vLLM without its switches."""
+    speaks_otherwise: bool = False
+    """Whether every answer is an empty object, as of another program."""
 
 
 @dataclass
@@ -243,7 +247,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _route(self, path: str, body: dict[str, Any], query: dict[str, list[str]]) -> None:
         served = self.server_of
-        if path == "/v1/models":
+        if path in served.faults.unknown:
+            self._answer(404, {"detail": "Not Found"})
+        elif served.faults.speaks_otherwise:
+            self._answer(200, {})
+        elif path == "/v1/models":
             name = str(served._folder)
             self._answer(200, {"data": [{"id": "served", "root": name, "max_model_len": served.max_tokens}]})
         elif path == "/health":

@@ -306,6 +306,27 @@ def test_another_model_tokenizer_or_setting_is_refused_before_weights_are_replac
     )
 
 
+@pytest.mark.parametrize("path", ["/weight_info", "/inference/v1/generate"])
+def test_a_server_without_its_switches_is_refused_with_how_to_start_it(
+    path: str, pipeline: Any, servers: list[FakeServer]
+) -> None:
+    policy, codec, prompts = parts(pipeline)
+    servers[0].faults.unknown = {path}
+    with pytest.raises(
+        ServerRefused, match=rf"answered {path} with 404.*VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --enable"
+    ):
+        engine_of(policy, codec, servers).generate(prompts, count=1, seed=1)
+
+
+def test_another_program_is_no_server(pipeline: Any, servers: list[FakeServer]) -> None:
+    policy, codec, prompts = parts(pipeline)
+    servers[0].faults.speaks_otherwise = True
+    with pytest.raises(
+        EngineUnavailable, match="answered /weight_info with something else than was asked for"
+    ):
+        engine_of(policy, codec, servers[:1]).generate(prompts, count=1, seed=1)
+
+
 def test_a_server_without_a_tokenizer_is_used(pipeline: Any, servers: list[FakeServer]) -> None:
     policy, codec, prompts = parts(pipeline)
     for server in servers:
