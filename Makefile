@@ -47,7 +47,7 @@ test-all: setup $(SMOLLM2)
 
 # The real vLLM on a CPU, in an environment of its own (3.5 GB): its fastapi is another than ours (docs/rollouts.md).
 test-engine: $(ENGINE)
-	PYTHONPATH=. OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false .venv-engine/bin/python -m pytest --confcutdir tests/engine tests/engine/real_vllm.py
+	PYTHONPATH=. OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false .venv-engine/bin/python -m pytest --confcutdir tests/engine tests/engine/real_vllm.py tests/engine/real_server.py
 
 # Without torchvision and its like: transformers imports them where they are, and they do not fit a torch for CPUs alone.
 $(ENGINE): tests/engine/requirements.txt tests/engine/constraints.txt

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from vantage.schemas.checks.engines import engine_of
+from vantage.schemas.checks.engines import runs_vllm, sampling_of
 from vantage.schemas.recipe.evaluations import BenchmarkEvaluation
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.stage import Resources, Stage, Training
@@ -21,12 +21,15 @@ from vantage.tasks.training.control_groups import whole_cpus
 
 
 def num_ranks(work: Work, share: Share | None) -> int:
-    """Most processes that do the work: as many as the recipe asks for, else one for each GPU, at least one on each node."""
+    """Most processes that do the work: as many as the recipe asks for, else one for each GPU that no server of the stage has, at least
+    one on each node."""
     if not isinstance(work, Stage):
         return 1
     resources = work.resources
     gpus = len(share.gpus) if share and resources.nodes is None else resources.gpus or 0
-    return num_nodes(work) * (resources.distributed.ranks or max(1, gpus))
+    sampling = sampling_of(work)
+    servers = 0 if sampling is None else sampling.servers or 0
+    return num_nodes(work) * (resources.distributed.ranks or max(1, gpus - servers))
 
 
 def num_nodes(work: Work) -> int:
@@ -149,7 +152,7 @@ def check_extras(recipe: ResolvedRecipe) -> None:
             raise ValueError(
                 f"stages.{name}: {stage.kind} needs the package lm_eval; install it: pip install 'vantage-rlhf[lm-eval]'"
             )
-        if engine_of(stage) == "vllm" and importlib.util.find_spec("vllm") is None:
+        if runs_vllm(stage) and importlib.util.find_spec("vllm") is None:
             raise ValueError(
                 f"stages.{name}.rollout.engine=vllm needs the package vllm, which is not installed; install it as docs/rollouts.md "
                 "describes, or use engine: loop"

@@ -13,7 +13,9 @@ TIMES = (*(f"seconds_{phase}" for phase in PHASES), "seconds_beside", "waiting_s
 """Metrics of where the seconds of such an iteration go."""
 GRAPHS = ("graphs_captured", "graph_replays", "graph_fallbacks")
 """Metrics of the sampler on a GPU."""
-SAMPLING = ("prompt_reads", "ended_rows_share", *GRAPHS, *TIMES)
+ENGINE = ("sampled_weights", "engine_gap", "stale_responses", "engine_failures")
+"""Metrics of an engine that holds a copy of the policy's weights."""
+SAMPLING = ("prompt_reads", "ended_rows_share", *GRAPHS, *ENGINE, *TIMES)
 SPEED = ("tokens_per_second", "peak_memory")
 OF_MACHINE = (*SPEED, *TIMES)
 """Metrics that depend on the machine, and differ between runs that are otherwise equal."""

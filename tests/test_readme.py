@@ -203,13 +203,15 @@ def test_the_two_tiers_are_all_tests() -> None:
     """What `make test` leaves out is what `make test-slow` runs."""
     makefile = (README_FILE.parent / "Makefile").read_text(encoding="utf-8")
     recipes = dict(re.findall(r"^(test[a-z-]*):.*\n((?:\t.*\n)+)", makefile, re.MULTILINE))
-    elsewhere = {"test-engine": "engine/real_vllm.py", "test-gpu": "gpu/on_a_gpu.py"}
+    elsewhere = {
+        "test-engine": ("engine", {"real_vllm.py", "real_server.py"}),
+        "test-gpu": ("gpu", {"on_a_gpu.py"}),
+    }
     assert recipes.keys() == {"test", "test-slow", "test-all", *elsewhere}
     # These need another machine or environment, and their files another name
-    for name, file in elsewhere.items():
-        assert re.findall(r"tests/(\S+\.py)", recipes.pop(name)) == [file]
-        folder = README_FILE.parent / "tests" / Path(file).parent
-        assert [path.name for path in folder.glob("*.py")] == [Path(file).name]
+    for name, (folder, files) in elsewhere.items():
+        assert set(re.findall(rf"tests/{folder}/(\S+\.py)", recipes.pop(name))) == files
+        assert {path.name for path in (README_FILE.parent / "tests" / folder).glob("*.py")} == files
     selected = {name: re.findall(r"\$\(PYTEST\)(.*)", recipe) for name, recipe in recipes.items()}
     assert selected == {"test": [' -m "not slow"'], "test-slow": [" -m slow"], "test-all": [""]}
     needs = "tests.support.needs"

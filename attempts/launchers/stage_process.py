@@ -175,6 +175,13 @@ def explain(error: BaseException) -> Failure:
             message=message,
             remedy="lower the stage's learning_rate, or look at the batch that the message names",
         )
+    if kind == "EngineUnavailable":
+        return Failure(
+            exit_code=ExitCode.RESUME,
+            cause="engine",
+            message=message,
+            remedy="look at the servers of rollout.url, and run the same command again to go on from the last checkpoint",
+        )
     if kind == "GuardFired":
         return Failure(
             exit_code=ExitCode.GATE_CLOSED,

@@ -6,6 +6,7 @@ from vantage.schemas.checks.adapters import lora_of
 from vantage.schemas.problems import Problem
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
 from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.rollout import Sampling
 from vantage.schemas.recipe.stage import Stage
 from vantage.schemas.recipe.stages import (
     BestOfN,
@@ -19,11 +20,17 @@ _FIXED = ("policy", "candidate", "baseline")
 """Fields that name a policy which a stage samples from and does not train."""
 
 
-def engine_of(stage: Stage) -> str | None:
-    """Return the name of what samples the stage's responses; None: it samples none."""
+def sampling_of(stage: Stage) -> Sampling | None:
+    """Return the settings of what samples the stage's responses; None: it samples none."""
     if isinstance(stage, Rollouts | RolloutCollection | PreferenceCollection | PolicyEvaluation):
-        return stage.rollout.engine
+        return stage.rollout
     return None
+
+
+def runs_vllm(stage: Stage) -> bool:
+    """Return whether vLLM runs where the stage does, in its process or beside it."""
+    sampling = sampling_of(stage)
+    return sampling is not None and sampling.engine == "vllm" and sampling.url is None
 
 
 def engine_problems(recipe: Recipe) -> Iterator[Problem]:
@@ -33,7 +40,8 @@ def engine_problems(recipe: Recipe) -> Iterator[Problem]:
         recipe: inherited adapters are filled in.
     """
     for name, stage in recipe.stages.items():
-        if engine_of(stage) != "vllm":
+        sampling = sampling_of(stage)
+        if sampling is None or sampling.engine != "vllm":
             continue
         path = ("stages", name, "rollout", "engine")
         if recipe.model.quantization is not None:
@@ -47,11 +55,17 @@ def engine_problems(recipe: Recipe) -> Iterator[Problem]:
 
 
 def engine_warnings(name: str, stage: Stage) -> Iterator[str]:
-    """Yield a warning where the same recipe may give other responses."""
-    if engine_of(stage) == "vllm":
+    """Yield a warning where the same recipe may give other responses; it names the place where the engine samples."""
+    sampling = sampling_of(stage)
+    if sampling is not None and sampling.engine == "vllm":
+        place = "in the stage's process"
+        if sampling.servers is not None:
+            place = f"on servers that the stage starts: {sampling.servers}"
+        elif sampling.url is not None:
+            place = f"on {', '.join(sampling.url)}"
         yield (
             f"stages.{name}.rollout.engine: vllm is not bitwise reproducible: batches and machines change the last bits of its "
-            "log-probabilities, and so some responses; engine: loop is"
+            f"log-probabilities, and so some responses; engine: loop is. It samples {place}"
         )
 
 

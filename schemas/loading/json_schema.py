@@ -61,7 +61,7 @@ BY_ONE_FIELD = {
     "Members": ("count", "The number of members alone."),
 }
 """Class that may be written as one of its fields alone → the field, and what it then is."""
-ONE_OR_LIST = ("gate", "measure", "guards")
+ONE_OR_LIST = ("gate", "measure", "guards", "url")
 """Lists that may be written without brackets when they have one item."""
 
 

@@ -1,25 +1,83 @@
 """Settings of sampling in a stage: by what, how many responses side by side, and whether while a policy is updated."""
 
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints, field_validator
 
 from vantage.schemas.frozen import Frozen, rule
-from vantage.schemas.recipe.fields import Count, Positive, is_default, is_unset
+from vantage.schemas.recipe.fields import MAX_NAMED, Count, Positive, is_default, is_unset
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.stage import Resources
+
+ServerUrl = Annotated[
+    str, StringConstraints(pattern=r"^https?://[A-Za-z0-9._\-\[\]:]+(/[A-Za-z0-9._~/\-]*)?$", max_length=512)
+]
+"""Address of a server, without a login."""
 
 
 class Sampling(Frozen):
     """Choice of the engine that samples a stage's responses, and limit of those that are sampled side by side."""
 
     engine: Literal["loop", "vllm"] = Field("loop", exclude_if=is_default("loop"))
-    """``loop``: Vantage's own sampler, whose responses are the same bits every time. ``vllm``: the inference engine of that name in the
-    stage's process; it needs the package vllm, and the same seed may give other responses on another machine (docs/rollouts.md)."""
+    """``loop``: Vantage's own sampler, whose responses are the same bits every time. ``vllm``: the inference engine of that name, in the
+    stage's process or behind ``url``; the same seed may give other responses on another machine (docs/rollouts.md)."""
+    url: Annotated[tuple[ServerUrl, ...], Field(min_length=1, max_length=MAX_NAMED)] | None = Field(
+        None, exclude_if=is_unset
+    )
+    """Address of a server of vLLM that samples, or a list of such servers of one model, which share the prompts. None: vLLM runs in the
+    stage's process, or ``servers`` do. In no stage key."""
+    servers: Annotated[int, Field(ge=1, le=MAX_NAMED, strict=True)] | None = Field(None, exclude_if=is_unset)
+    """Servers of vLLM that the stage starts for itself, each on one of its GPUs (``resources.gpus``), beside those that train; without
+    GPUs, on its CPUs. In no stage key."""
+    api_key_variable: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")] | None = (
+        Field(None, exclude_if=is_unset)
+    )
+    """Environment variable that holds the servers' API key. None: they ask for none. In no stage key."""
+    weights_folder: Annotated[str, StringConstraints(pattern=r"^/", max_length=4096)] | None = Field(
+        None, exclude_if=is_unset
+    )
+    """Absolute path of a folder for the weights, which stage and servers reach under this path. None: the stage's scratch folder, for
+    servers on the same machine. In no stage key."""
+    request_seconds: Positive = Field(600.0, exclude_if=is_default(600.0))
+    """Most seconds of one response of a server; another server samples it then. In no stage key."""
     max_rows: Count | None = Field(None, exclude_if=is_unset)
     """Most responses that are sampled side by side. It changes memory and speed, and no response. None: in a stage that trains on a
     GPU without ``microbatch_tokens``, as many as memory has room for, found before the first step; else ``microbatch_size``."""
+
+    @field_validator("url", mode="before")
+    @classmethod
+    def _one_server_is_a_list_of_one(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @rule
+    def _vllm_is_served(self) -> None:
+        if self.url is not None and self.engine != "vllm":
+            raise ValueError(
+                f"url names servers of vllm, and engine={self.engine} samples in the stage's process; add engine: vllm"
+            )
+        given = [
+            name
+            for name in ("api_key_variable", "weights_folder", "request_seconds")
+            if name in self.model_fields_set
+        ]
+        if self.servers is not None and (self.engine != "vllm" or self.url is not None):
+            raise ValueError(
+                f"servers={self.servers} are of vllm, and started for this stage; add engine: vllm, and leave url out"
+            )
+        if self.servers is not None and self.api_key_variable is not None:
+            raise ValueError(
+                "api_key_variable is read only with url; servers of the stage have a key of their own"
+            )
+        if not self.is_served and given:
+            raise ValueError(f"{given[0]} is read only with url or servers; add one, or leave {given[0]} out")
+        if self.url is not None and len(set(self.url)) < len(self.url):
+            raise ValueError("url names a server twice; name each once")
+
+    @property
+    def is_served(self) -> bool:
+        """Return whether servers sample, and not the stage's process."""
+        return self.url is not None or self.servers is not None
 
     def limits(self, passes: PassLimits) -> PassLimits:
         """Return the bounds of sampling if no larger ones are found; ``passes``: bounds of the stage's other passes."""
@@ -52,9 +110,25 @@ class Ahead(SampledAhead):
 
 
 def refuse_several_processes(rollout: Sampling, resources: Resources) -> None:
-    """Refuse an engine in the stage's process where several processes do the stage."""
-    if rollout.engine == "vllm" and not resources.is_one_process:
+    """Refuse an engine in the stage's process where several processes do the stage, and servers where these cut the weights."""
+    if rollout.engine == "vllm" and not rollout.is_served and not resources.is_one_process:
         raise ValueError(
             "rollout.engine=vllm samples in one process, on one device; leave resources.nodes out, and set resources.gpus and "
-            "resources.distributed.ranks to 1 at most, or use engine: loop"
+            "resources.distributed.ranks to 1 at most, or use engine: loop, or servers (rollout.url)"
+        )
+    if rollout.servers is not None and resources.nodes is not None:
+        raise ValueError(
+            f"rollout.servers={rollout.servers} are started on one machine, and resources.nodes asks for several; name servers with "
+            "rollout.url, or leave resources.nodes out"
+        )
+    if rollout.servers is not None and resources.gpus and resources.gpus <= rollout.servers:
+        raise ValueError(
+            f"rollout.servers={rollout.servers} take as many of resources.gpus={resources.gpus}, and none is left to train; set "
+            f"resources.gpus: {rollout.servers + 1} or more"
+        )
+    if rollout.is_served and resources.cuts_weights:
+        field = "url" if rollout.servers is None else "servers"
+        raise ValueError(
+            f"rollout.{field} gives servers whole weights, and resources.distributed.strategy=fsdp2 cuts them; use strategy: ddp, or "
+            "engine: loop"
         )

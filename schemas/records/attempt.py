@@ -33,6 +33,7 @@ Cause = Literal[
     "killed",
     "cancelled",
     "hung",
+    "engine",
     "internal",
 ]
 

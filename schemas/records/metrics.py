@@ -128,6 +128,23 @@ METRICS: tuple[Metric, ...] = (
         "log says why. Only on a GPU.",
     ),
     Metric(
+        "sampled_weights", "1",
+        "Digest of the weights that sampled the step's rollout: the first 48 bits of the sha256 of the policy's log-probabilities of "
+        "fixed rows. Steps with the same number were sampled by the same weights. Only with `engine: vllm`.",
+    ),
+    Metric(
+        "engine_gap", "nats/token",
+        "Mean |Δ| of the engine's log-probabilities of the fixed rows to the policy's, before the rollout. Only with `engine: vllm`.",
+    ),
+    Metric(
+        "stale_responses", "responses",
+        "Responses that other weights had sampled; they were dropped, and sampled again. Only with `engine: vllm`.",
+    ),
+    Metric(
+        "engine_failures", "times",
+        "How often the engine broke, or a server did not answer, while it sampled. Only with `engine: vllm`.",
+    ),
+    Metric(
         "graphs_compiled", "graphs",
         "Graphs that torch.compile made in the step; those of all expected shapes are made before the first one, so that more than "
         "0 is time lost. Only with `compile: true`.",

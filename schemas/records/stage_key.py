@@ -64,10 +64,15 @@ NOT_IN_KEY = frozenset(
         "compile",
         "packing",
         "rollout.max_rows",
+        "rollout.url",
+        "rollout.servers",
+        "rollout.api_key_variable",
+        "rollout.weights_folder",
+        "rollout.request_seconds",
         "member",
     }
 )
-"""Fields that never change a stage's numbers, or (kind, seed) are elsewhere in the key; ``rollout.max_rows`` is one of a field."""
+"""Fields that never change a stage's numbers, or (kind, seed) are elsewhere in the key; ``rollout.…`` are those of a field."""
 
 _ABSENT = object()
 _DIGEST_LENGTH_SHOWN = 12

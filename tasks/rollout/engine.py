@@ -73,18 +73,13 @@ class RolloutEngine(Protocol):
         """Restore the responses in ``tensors``."""
 
 
-@dataclass(frozen=True)
-class LocalEngine:
-    """Samples in this process, only when asked, from the tensors that train or from a copy of them."""
+class SamplesWhenAsked:
+    """Base of engines that never sample ahead of what they are asked for: the part of ``RolloutEngine`` that does nothing."""
 
-    policy: PolicyModel
-    codec: Codec
-    limits: PassLimits
-    """Limits of the responses that are sampled side by side."""
-    precision: Precision
-    """Precision of the computation; it is that of training if the policy learns from the responses."""
-    is_beside_another: bool = False
-    """Whether another thread uses the device while this one samples."""
+    @property
+    def took_begun(self) -> bool:
+        """See ``RolloutEngine``; nothing is ever begun."""
+        return False
 
     def __enter__(self) -> Self:
         return self
@@ -92,12 +87,7 @@ class LocalEngine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        return None
-
-    @property
-    def took_begun(self) -> bool:
-        """See ``RolloutEngine``; nothing is ever begun."""
-        return False
+        """See ``RolloutEngine``; there is nothing to stop."""
 
     def begin(self, prompts: Sequence[list[int]], *, count: int, seed: int) -> None:
         """See ``RolloutEngine``; does nothing."""
@@ -108,6 +98,20 @@ class LocalEngine:
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """See ``RolloutEngine``; ``tensors`` is empty."""
+
+
+@dataclass(frozen=True)
+class LocalEngine(SamplesWhenAsked):
+    """Samples in this process, only when asked, from the tensors that train or from a copy of them."""
+
+    policy: PolicyModel
+    codec: Codec
+    limits: PassLimits
+    """Limits of the responses that are sampled side by side."""
+    precision: Precision
+    """Precision of the computation; it is that of training if the policy learns from the responses."""
+    is_beside_another: bool = False
+    """Whether another thread uses the device while this one samples."""
 
     def generate(
         self,
@@ -231,6 +235,10 @@ def load_engine(
     rollout: Sampling = LOOP,
 ) -> RolloutEngine:
     """Return the engine that samples from ``policy``; it must receive the weights whenever they have changed."""
+    if rollout.is_served:
+        from vantage.tasks.rollout.remote_engine import RemoteEngine  # which knows this port
+
+        return RemoteEngine(policy, codec, rollout=rollout, limits=limits, precision=precision)
     if rollout.engine == "vllm":
         from vantage.tasks.rollout.vllm_engine import VllmEngine  # which knows this port
 

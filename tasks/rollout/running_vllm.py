@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from vantage.models.policy import PolicyModel
+from vantage.tasks.rollout.vllm_worker import pack_again
 from vantage.tasks.training.optimization import Precision
 
 GPU_MEMORY_SHARE = 0.3
@@ -72,7 +73,7 @@ class RunningVllm:
         """
         self.is_closed = False
         self._device_type = policy.device.type
-        _write_config(policy, folder)
+        write_config(policy, folder)
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         is_on_cpu = self._device_type == "cpu"
@@ -102,7 +103,7 @@ class RunningVllm:
         with self._calling("could not take the weights"):
             pairs = iter([(name, weight.detach()) for name, weight in weights.items()])
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": pairs})
-            self._llm.apply_model(_pack_again)
+            self._llm.apply_model(pack_again)
             if not self._llm.reset_prefix_cache():
                 raise RuntimeError("its cache still holds prefixes that the old weights computed")
 
@@ -225,26 +226,12 @@ def _complete_length(
     return next((end for end in range(seen + 1, len(ids) + 1) if is_complete(ids[:end])), None)
 
 
-def _write_config(policy: PolicyModel, folder: Path) -> None:
+def write_config(policy: PolicyModel, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     config = policy.causal_lm.config
     if not config.architectures:
         config.architectures = [type(policy.causal_lm).__name__]
     config.save_pretrained(folder)
-
-
-def _pack_again(model: Any) -> None:
-    """Pack matrices again that vLLM packs on a CPU when it starts: reloading leaves those of a tied output head as they were."""
-    layers = [layer for layer in model.modules() if hasattr(layer, "cpu_linear")]
-    if not layers:
-        return
-    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
-
-    for layer in layers:
-        if (
-            layer.weight.ndim == 2 and layer.weight.numel()
-        ):  # those without a weight were packed by the reload
-            dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
 
 
 @contextlib.contextmanager

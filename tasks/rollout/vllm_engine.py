@@ -5,26 +5,22 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-import torch
 from torch import Tensor
 
-from vantage.models.adapters import has_adapters
 from vantage.models.partial_responses import Response
-from vantage.models.pass_counts import count_prompts, count_sampled
+from vantage.models.pass_counts import count_prompts
 from vantage.models.policy import PolicyModel
-from vantage.models.sampling import Samples, batches, check_lengths, samples_of
-from vantage.models.sequences import collate
+from vantage.models.sampling import Samples, samples_of
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rollout import Sampling
 from vantage.tasks.data.examples import Codec
-from vantage.tasks.rollout.engine import Listener
-from vantage.tasks.rollout.held_weights import TOKENS, Proof, check_held, fixed_rows, logprobs_of_policy
+from vantage.tasks.rollout.engine import Listener, SamplesWhenAsked
+from vantage.tasks.rollout.held_weights import Proof
 from vantage.tasks.rollout.running_vllm import Asked, Limits, RunningVllm, VllmFailed
-from vantage.tasks.training import progress, ranks
-from vantage.tasks.training.optimization import Precision, autocast
+from vantage.tasks.rollout.sampled_policy import BadResponse, SampledPolicy
+from vantage.tasks.training import engine_record, progress, ranks
+from vantage.tasks.training.optimization import Precision
 from vantage.tasks.training.seeds import derive_seed
 
 log = logging.getLogger(__name__)
@@ -36,11 +32,8 @@ _running: RunningVllm | None = None
 """The vLLM that runs: one in a process, since each takes memory for its cache."""
 
 
-class VllmEngine:
+class VllmEngine(SamplesWhenAsked):
     """Samples with vLLM, which starts when the first responses are asked for; another engine's vLLM ends then."""
-
-    took_begun = False
-    """See ``RolloutEngine``; nothing is ever begun."""
 
     def __init__(
         self,
@@ -61,39 +54,17 @@ class VllmEngine:
                 "rollout.engine=vllm needs the package vllm, which is not installed; install it as docs/rollouts.md describes, or use "
                 "engine: loop"
             )
-        if has_adapters(policy.causal_lm):
-            raise ValueError(
-                "rollout.engine=vllm samples from whole weights, and this policy has adapters; use engine: loop, or lora: false"
-            )
+        self._sampled = SampledPolicy(policy, codec, limits=limits, precision=precision)
         if ranks.world_size() > 1:
             raise ValueError(
                 f"rollout.engine=vllm samples in one process, and {ranks.world_size()} ranks do this stage; use engine: loop, or one rank"
             )
         self._policy, self._codec, self._rollout = policy, codec, rollout
-        self._limits, self._precision = limits, precision
         self._weights: dict[str, Tensor] = dict(policy.causal_lm.named_parameters())
         self._vllm: RunningVllm | None = None
         self._proof: Proof | None = None
         self._num_asked = 0
         self._has_started = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Keep vLLM running: the best policy is sampled from once more after the loop."""
-
-    def begin(self, prompts: Sequence[list[int]], *, count: int, seed: int) -> None:
-        """See ``RolloutEngine``; does nothing."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """See ``RolloutEngine``; nothing is ever begun."""
-        return {}
-
-    def restore(self, tensors: dict[str, Tensor]) -> None:
-        """See ``RolloutEngine``; ``tensors`` is empty."""
 
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See ``RolloutEngine``; a running vLLM has them, and has proved it, when this returns. One that breaks is started again later.
@@ -102,10 +73,7 @@ class VllmEngine:
             KeyError: the model has no weight of this name.
             WeightsDiffer: it does not hold the policy's weights afterwards.
         """
-        self._weights = dict(weights)
-        known = dict(self._policy.causal_lm.named_parameters())
-        for name in self._weights:
-            known[name]
+        self._weights = self._sampled.named(weights)
         if self._vllm is None or self._vllm.is_closed:
             return
         try:
@@ -130,14 +98,7 @@ class VllmEngine:
             VllmFailed: vLLM failed more than ``MAX_RESTARTS`` times.
             WeightsDiffer: vLLM does not hold the policy's weights; nothing was sampled.
         """
-        repeated = [prompt for prompt in prompts for _ in range(count)]
-        generation = self._codec.generation
-        check_lengths(
-            self._policy.causal_lm,
-            repeated,
-            max_new_tokens=generation.max_response_tokens,
-            temperature=generation.temperature,
-        )
+        repeated = self._sampled.repeated(prompts, count)
         found: dict[int, Response] = {}
         failures = 0
         while len(found) < len(repeated):
@@ -145,6 +106,7 @@ class VllmEngine:
                 self._sample_missing(repeated, found, seed=seed, greedy=greedy, listener=listener)
             except VllmFailed as error:
                 failures += 1
+                engine_record.note_failure()
                 self.close()
                 done = f"{len(found)} of {len(repeated)} responses are there"
                 if failures > MAX_RESTARTS or not self._has_started:
@@ -154,8 +116,8 @@ class VllmEngine:
                     ) from error
                 log.warning("%s; %s; starting vLLM again (%d of %d)", error, done, failures, MAX_RESTARTS)
         samples = samples_of([found[row] for row in range(len(repeated))])
-        if greedy and generation.temperature != 1.0:  # vLLM's are those of temperature 1
-            return self._at_temperature(repeated, samples)
+        if greedy and self._codec.generation.temperature != 1.0:  # vLLM's are those of temperature 1
+            return self._sampled.at_temperature(repeated, samples)
         return samples
 
     def close(self) -> None:
@@ -174,31 +136,23 @@ class VllmEngine:
                 self._vllm = RunningVllm(
                     self._policy,
                     Path(folder),
-                    precision=self._precision,
-                    limits=Limits(self._most_tokens(), self._rollout.max_rows),
+                    precision=self._sampled.precision,
+                    limits=Limits(self._sampled.most_tokens, self._rollout.max_rows),
                 )
             _running, self._has_started = self._vllm, True
             self._vllm.push(self._weights)
-        self._prove(self._vllm)
+        proof = self._prove(self._vllm)
+        engine_record.note_sampled(digest=proof.digest, gap=proof.gap)
         return self._vllm
 
-    def _most_tokens(self) -> int:
-        """Return the tokens that a prompt and its response have room for; the fixed rows have it too."""
-        generation = self._codec.generation
-        wanted = max(generation.max_prompt_tokens + generation.max_response_tokens, TOKENS + 1)
-        positions = getattr(self._policy.causal_lm.config.get_text_config(), "max_position_embeddings", None)
-        return wanted if positions is None else min(wanted, positions)
-
-    def _prove(self, vllm: RunningVllm) -> None:
-        """Compare the log-probabilities of the fixed rows, and remember the policy's."""
-        vocab_size = self._policy.causal_lm.config.get_text_config().vocab_size
-        rows = fixed_rows(vocab_size, most=self._most_tokens() - 1)
-        policy = logprobs_of_policy(
-            self._policy, rows, precision=self._precision, pad_token_id=self._codec.pad_token_id
+    def _prove(self, vllm: RunningVllm) -> Proof:
+        logprobs = self._sampled.logprobs()
+        self._proof = self._sampled.prove(vllm.logprobs(self._sampled.fixed_rows), logprobs)
+        log.info(
+            "vLLM holds the policy's weights %s: mean |Δ| %.2g nats per token",
+            *(self._proof.digest, self._proof.gap),
         )
-        before = None if self._proof is None else self._proof.logprobs
-        self._proof = check_held(vllm.logprobs(rows), policy, before, precision=self._precision)
-        log.info("vLLM holds the policy's weights: mean |Δ| %.2g nats per token", self._proof.gap)
+        return self._proof
 
     def _sample_missing(
         self,
@@ -240,34 +194,7 @@ class VllmEngine:
             raise VllmFailed(f"vLLM returned {len(asked) - missing} of {len(asked)} responses")
 
     def _response(self, ids: list[int], logprobs: list[float]) -> Response:
-        """Return a response, with whether it ended.
-
-        Raises:
-            VllmFailed: it is shorter than it should be.
-        """
-        codec = self._codec
-        strings = codec.stop_strings
-        ended = bool(ids) and (
-            ids[-1] in codec.stop_token_ids or (strings is not None and strings.complete(ids))
-        )
-        if not ids or not (ended or len(ids) == codec.generation.max_response_tokens):
-            raise VllmFailed(f"vLLM ended a response after {len(ids)} tokens without one that ends it")
-        count_sampled(len(ids), ended=0)
-        return ids, ended, logprobs
-
-    @torch.no_grad()
-    def _at_temperature(self, prompts: list[list[int]], samples: Samples) -> Samples:
-        """Return the same responses with the policy's log-probabilities at the recipe's temperature."""
-        generation, logprobs = self._codec.generation, dict[int, list[float]]()
-        limit = generation.max_response_tokens
-        for places in batches(list(map(len, prompts)), self._limits, max_new_tokens=limit):
-            read = collate(
-                [prompts[place] for place in places],
-                [samples.responses[place] for place in places],
-                pad_token_id=self._codec.pad_token_id,
-            ).to(self._policy.device)
-            with autocast(self._precision, self._policy.device):
-                found = self._policy.logprobs(read, temperature=generation.temperature).logprobs.tolist()
-            for place, row in zip(places, found, strict=True):
-                logprobs[place] = row[: len(samples.responses[place])]
-        return Samples(samples.responses, samples.ended, [logprobs[place] for place in range(len(prompts))])
+        try:
+            return self._sampled.response(ids, logprobs)
+        except BadResponse as error:
+            raise VllmFailed(str(error)) from error

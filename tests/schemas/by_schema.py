@@ -65,6 +65,7 @@ RULES = {
     "PolicyOptimization._what_is_sampled_ahead_is_corrected": "values of other parts of the stage",
     "ValuePretraining._what_is_sampled_ahead_is_sampled_here": "values of other parts of the stage",
     "SampledAhead._vllm_samples_when_it_is_asked": "one value of a field against another's",
+    "Sampling._vllm_is_served": "one value of a field against another's",
     "Rollouts._one_process_samples_with_vllm": "fields of two parts of the stage",
     "RolloutCollection._one_process_samples_with_vllm": "fields of two parts of the stage",
     "PreferenceCollection._one_process_samples_with_vllm": "fields of two parts of the stage",

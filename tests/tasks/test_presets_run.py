@@ -16,6 +16,7 @@ from vantage.schemas.kinds import resolve_work
 from vantage.schemas.metric_names import (
     COMPILED,
     DEMONSTRATED,
+    ENGINE,
     ENSEMBLE,
     GRAPHS,
     IMPORTANCE,
@@ -162,6 +163,7 @@ def expected_metrics(case: Case, *, reward_term: str) -> set[str]:
         "positive_nll": switches.positive_nll_coef > 0,
         **dict.fromkeys((*DEMONSTRATED, *REWARD_DATA), False),  # tests/tasks/test_monitors.py
         **dict.fromkeys(IMPORTANCE, False),  # tests/tasks/test_ahead.py, test_rollout_correction.py
+        **dict.fromkeys(ENGINE, False),  # tests/tasks/rollout/test_vllm_engine.py
         **dict.fromkeys(GRAPHS, False),  # tests/tasks/test_replayed_stage.py
         **dict.fromkeys(ENSEMBLE, False),  # tests/tasks/test_reward_ensemble.py
         **dict.fromkeys(WATCHED, False),  # tests/tasks/test_watched_policy.py

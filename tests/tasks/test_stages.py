@@ -11,6 +11,7 @@ from vantage.ledger.journal import read
 from vantage.schemas.metric_names import (
     COMPILED,
     DEMONSTRATED,
+    ENGINE,
     ENSEMBLE,
     GRAPHS,
     IMPORTANCE,
@@ -148,7 +149,7 @@ def test_a_stage_reports_exactly_the_metrics_of_the_page(name: str, pipeline: An
         written |= {"positive_nll", *OF_OTHER_SWITCHES}  # no response may have been held to be right
     named = {metric.replace("score_mean_reward", "score_mean_TERM") for metric in written}
     assert named == curve_metric_names(kind) - {
-        *(*GRAPHS, *COMPILED, *NONFINITE, *WATCHED, *ENSEMBLE),
+        *(*GRAPHS, *ENGINE, *COMPILED, *NONFINITE, *WATCHED, *ENSEMBLE),
         "seconds_beside",
     }, "a GPU's, and those of other switches"
 

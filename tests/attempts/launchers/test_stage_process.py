@@ -4,9 +4,10 @@ import errno
 
 import pytest
 
-from vantage.attempts.exit_codes import ExitCode
+from vantage.attempts.exit_codes import ExitCode, may_be_retried
 from vantage.attempts.launchers.stage_process import _import_function, explain
 from vantage.schemas.records.job import StageResult
+from vantage.tasks.rollout.remote_engine import EngineUnavailable
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training.nonfinite import TrainingDiverged
 from vantage.tasks.training.preemption import Preempted
@@ -57,6 +58,12 @@ def test_divergence_is_told_from_a_refused_recipe() -> None:
     assert (failure.exit_code, failure.cause) == (ExitCode.BAD_INPUT, "diverged")
     assert failure.message == "the gradient's norm is nan at step 7"
     assert "learning_rate" in failure.remedy
+
+
+def test_an_engine_that_does_not_answer_is_a_temporary_failure() -> None:
+    failure = explain(EngineUnavailable("no server of rollout.url could sample for 120 s"))
+    assert (failure.exit_code, failure.cause) == (ExitCode.RESUME, "engine")
+    assert may_be_retried(failure.exit_code) and "rollout.url" in failure.remedy
 
 
 def test_a_missing_file_and_a_model_that_does_not_validate_are_refused() -> None:

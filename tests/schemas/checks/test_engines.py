@@ -101,6 +101,82 @@ def test_adapters_that_are_merged_first_and_those_of_a_critic_are_not_refused() 
     recipe(value=VLLM + LORA, sft="")
 
 
+SERVED = ", rollout: {engine: vllm, url: %s}"
+ONE, TWO = "http://sampler-1:8000", "https://sampler-2/vllm"
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_where_servers_are_and_how_they_are_reached_is_in_no_key(name: str) -> None:
+    def key(rollout: str) -> str:
+        resolved = resolve_rates(recipe(**{name: rollout}))[0]
+        digests = {role: f"{len(role):064x}" for role in dependencies(resolved)[name]}
+        return stage_key(key_parts_of(resolved, name, digests))
+
+    more = "{engine: vllm, url: [%s, %s], api_key_variable: KEY, weights_folder: /shared, request_seconds: 30.0, max_rows: 8}"
+    keys = {
+        key(each)
+        for each in (
+            VLLM,
+            ", rollout: {engine: vllm, servers: 2}",
+            SERVED % ONE,
+            SERVED % f"[{TWO}]",
+            f", rollout: {more % (ONE, TWO)}",
+        )
+    }
+    assert len(keys) == 1
+
+
+def test_a_recipes_file_keeps_the_servers() -> None:
+    stage: Any = recipe(best=SERVED % ONE).stages["best"]
+    assert stage.rollout.url == (ONE,)
+    assert stage.rollout.model_dump(mode="json") == {"engine": "vllm", "url": [ONE]}
+
+
+@pytest.mark.parametrize(
+    "rollout, message",
+    [
+        (
+            f"{{url: {ONE}}}",
+            "url names servers of vllm, and engine=loop samples in the stage's process; add engine: vllm",
+        ),
+        ("{engine: vllm, api_key_variable: KEY}", "api_key_variable is read only with url or servers"),
+        ("{servers: 1}", "servers=1 are of vllm, and started for this stage; add engine: vllm"),
+        (f"{{engine: vllm, servers: 1, url: {ONE}}}", "servers=1 are of vllm, and started for this stage"),
+        ("{engine: vllm, servers: 1, api_key_variable: KEY}", "api_key_variable is read only with url"),
+        ("{engine: vllm, request_seconds: 5.0}", "request_seconds is read only with url or servers; add one"),
+        (f"{{engine: vllm, url: [{ONE}, {ONE}]}}", "url names a server twice; name each once"),
+        ("{engine: vllm, url: 'http://me:secret@host:1'}", "rollout.url"),
+        ("{engine: vllm, url: []}", "rollout.url"),
+        (f"{{engine: vllm, url: {ONE}, weights_folder: here}}", "rollout.weights_folder"),
+    ],
+)
+def test_servers_that_cannot_be_are_refused(rollout: str, message: str) -> None:
+    assert message in refused(best=f", rollout: {rollout}")
+
+
+def test_servers_of_the_stage_take_some_of_its_gpus() -> None:
+    own = ", rollout: {engine: vllm, servers: 2}"
+    recipe(policy=f"{own}, resources: {{gpus: 8}}")
+    recipe(policy=own)
+    message = refused(policy=f"{own}, resources: {{gpus: 2}}")
+    assert "rollout.servers=2 take as many of resources.gpus=2, and none is left to train" in message
+    assert "set resources.gpus: 3 or more" in message
+    message = refused(policy=f"{own}, resources: {{nodes: 2}}")
+    assert "rollout.servers=2 are started on one machine, and resources.nodes asks for several" in message
+    message = refused(policy=f"{own}, resources: {{gpus: 4, distributed: {{strategy: fsdp2}}}}")
+    assert "rollout.servers gives servers whole weights" in message
+
+
+def test_servers_sample_for_several_processes_unless_these_cut_the_weights() -> None:
+    recipe(policy=f"{SERVED % ONE}, resources: {{distributed: {{ranks: 2}}}}")
+    message = refused(policy=f"{SERVED % ONE}, resources: {{gpus: 2, distributed: {{strategy: fsdp2}}}}")
+    assert (
+        "rollout.url gives servers whole weights, and resources.distributed.strategy=fsdp2 cuts them"
+        in message
+    )
+    assert "use strategy: ddp, or engine: loop" in message
+
+
 def test_rounded_weights_are_refused() -> None:
     message = refused(model=", lora: {}, quantization: nf4", pairs=VLLM)
     assert "model.quantization=nf4 rounds them; use engine: loop, or leave quantization out" in message
@@ -114,6 +190,11 @@ def test_the_author_is_warned_that_responses_may_differ() -> None:
     assert said() == []
     (warning,) = said(best=VLLM)
     assert warning.startswith("stages.best.rollout.engine: vllm is not bitwise reproducible")
+    assert warning.endswith("It samples in the stage's process")
+    (warning,) = said(best=SERVED % f"[{ONE}, {TWO}]")
+    assert warning.endswith(f"It samples on {ONE}, {TWO}")
+    (warning,) = said(best=", rollout: {engine: vllm, servers: 2}")
+    assert warning.endswith("It samples on servers that the stage starts: 2")
 
 
 def test_a_missing_package_is_refused_before_any_stage_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,5 +210,8 @@ def test_a_missing_package_is_refused_before_any_stage_starts(monkeypatch: pytes
     ):
         check_extras(resolved(best=VLLM))
     check_extras(resolved(best=VLLM + ", resources: {pool: gpus}"))
+    check_extras(resolved(best=SERVED % ONE))
+    with pytest.raises(ValueError, match="needs the package vllm"):
+        check_extras(resolved(best=", rollout: {engine: vllm, servers: 1}"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: "there")
     check_extras(resolved(best=VLLM))

@@ -13,8 +13,10 @@ from tests.support import fake_vllm
 from tests.support.fake_vllm import Faults
 from tests.tasks.rollout.test_engine import best_of_n_job
 from tests.tasks.small_models import load
+from vantage.ledger.journal import read
 from vantage.models.policy import PolicyModel
 from vantage.models.sampling import sample
+from vantage.schemas.metric_names import ENGINE
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rollout import Ahead, Sampling
 from vantage.schemas.records.job import StageJob
@@ -24,6 +26,8 @@ from vantage.tasks.rollout.held_weights import WeightsDiffer
 from vantage.tasks.rollout.running_vllm import VllmFailed
 from vantage.tasks.rollout.vllm_engine import VllmEngine
 from vantage.tasks.stages import run_stage
+from vantage.tasks.training.engine_record import engine_metrics
+from vantage.tasks.training.scratch import JOURNAL
 from vantage.tasks.training.seeds import derive_seed
 
 VLLM = Sampling(engine="vllm")
@@ -248,3 +252,22 @@ def test_whole_stages_sample_with_it(kind: str, pipeline: Any, faults: Faults, t
     assert faults.asked
     if kind in ("policy", "best_of_n"):
         assert faults.starts == 1 and faults.updates > job.work.iterations
+        weights = [entry.metrics["sampled_weights"] for entry in read(job.scratch / JOURNAL)]
+        assert len(weights) == job.work.iterations == len(set(weights)), "each rollout had weights of its own"
+
+
+def test_a_rollout_records_which_weights_sampled_it(pipeline: Any, faults: Faults) -> None:
+    """What is sampled in the same step after an update, as in validation, does not replace it."""
+    policy, codec, prompts = parts(pipeline)
+    engine = engine_of(policy, codec)
+    engine_metrics()
+    engine.generate(prompts, count=1, seed=1)
+    moved(policy, 0.01)
+    engine.take_weights(policy.causal_lm.named_parameters())
+    engine.generate(prompts, count=1, seed=2)
+    first = engine_metrics()
+    engine.generate(prompts, count=1, seed=3)
+    second = engine_metrics()
+    assert first["sampled_weights"] != second["sampled_weights"]
+    assert {*first} == {*ENGINE} and first["engine_gap"] < 1e-5 and first["engine_failures"] == 0
+    assert engine_metrics() == {}, "nothing was sampled"

@@ -1,0 +1,331 @@
+"""Sampling with servers of vLLM: a `RolloutEngine` that gives them its weights, has them proved, and shares the prompts out."""
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from torch import Tensor
+
+from vantage.models.partial_responses import Response
+from vantage.models.pass_counts import count_prompts
+from vantage.models.policy import PolicyModel
+from vantage.models.sampling import Samples, samples_of
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.recipe.rollout import Sampling
+from vantage.tasks.data.examples import Codec
+from vantage.tasks.rollout.engine import Listener, SamplesWhenAsked, of_all_ranks
+from vantage.tasks.rollout.held_weights import DIGITS, digest_of
+from vantage.tasks.rollout.own_servers import OwnServers, Settings, own_servers
+from vantage.tasks.rollout.remote_round import Rollout, Round
+from vantage.tasks.rollout.sampled_policy import SampledPolicy
+from vantage.tasks.rollout.vllm_server import (
+    EngineUnavailable,
+    ServerFailed,
+    ServerRefused,
+    ServerTimedOut,
+    VllmServer,
+)
+from vantage.tasks.rollout.weight_files import weight_files
+from vantage.tasks.training import engine_record, progress, ranks
+from vantage.tasks.training.optimization import Precision
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+MAX_FAILED_ROUNDS = 5
+"""How often responses that did not come are asked for again within one call of ``generate``."""
+PATIENCE_SECONDS = 120.0
+"""Seconds for which a stage waits until one of its servers answers."""
+PAUSE_SECONDS = 2.0
+"""Seconds between two looks at servers of which none answers."""
+AT_ONCE = 256
+"""Responses that a server draws at once without ``rollout.max_rows``."""
+
+TEXT = "What is 17 + 25? Answer: 42."
+"""Text that the server's tokenizer and the stage's must read alike."""
+
+_OWN_TO_A_FILE = frozenset({"transformers_version", "architectures", "dtype", "torch_dtype", "use_cache"})
+"""Fields of a configuration that do not change what the model computes."""
+
+
+@dataclass(frozen=True)
+class _Version:
+    """The weights that the servers must hold."""
+
+    name: str
+    own: Tensor
+    """The policy's log-probabilities of the fixed rows."""
+
+
+class RemoteEngine(SamplesWhenAsked):
+    """Samples with servers, named or its own; the first rank gives them weights, and each rank asks for its own responses."""
+
+    def __init__(
+        self,
+        policy: PolicyModel,
+        codec: Codec,
+        *,
+        rollout: Sampling,
+        limits: PassLimits,
+        precision: Precision,
+    ) -> None:
+        """Prepare to sample from the policy; no server is called yet.
+
+        Raises:
+            ValueError: the policy has adapters or cut weights, there is no folder for weights, or no API key.
+        """
+        self._sampled = SampledPolicy(policy, codec, limits=limits, precision=precision)
+        self._place = "rollout.url" if rollout.servers is None else "rollout.servers"
+        if ranks.are_sharded():
+            raise ValueError(
+                f"{self._place} gives servers whole weights, and fsdp2 cuts them; use strategy: ddp, or engine: loop"
+            )
+        self._codec = codec
+        self._token = ranks.agreed(int.from_bytes(os.urandom(7), "big"))
+        self._folder = _weights_folder(rollout, codec)
+        self._own: OwnServers | None = None
+        if rollout.servers is not None:
+            settings = Settings(
+                precision, self._sampled.most_tokens, rollout.max_rows, rollout.request_seconds
+            )
+            key = hashlib.sha256(f"{self._token:014x}".encode()).hexdigest()
+            folder = (codec.scratch or self._folder) / "servers"
+            self._own = own_servers(policy, folder, count=rollout.servers, key=key, settings=settings)
+        self._servers = [] if rollout.url is None else _named_servers(rollout)
+        self._at_once = rollout.max_rows or AT_ONCE
+        self._weights: dict[str, Tensor] = dict(policy.causal_lm.named_parameters())
+        self._num_updates = 0
+        self._gap = 0.0
+
+    def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """See ``RolloutEngine``; servers that answer have them, and have proved it, when this returns; others get them later.
+
+        Raises:
+            KeyError: the model has no weight of this name.
+            WeightsDiffer: a server does not hold the policy's weights afterwards.
+            ServerRefused: a server serves another model, or cannot be used.
+        """
+        self._weights = self._sampled.named(weights)
+        self._num_updates += 1
+        self._ready(self._version())
+
+    def generate(
+        self,
+        prompts: Sequence[list[int]],
+        *,
+        count: int,
+        seed: int,
+        greedy: bool = False,
+        listener: Listener | None = None,
+    ) -> Samples:
+        """See ``RolloutEngine``; a response's seed is derived from ``seed`` and its place.
+
+        Raises:
+            EngineUnavailable: no server answers, or responses do not come.
+            WeightsDiffer: a server does not hold the policy's weights.
+            ServerRefused: a server serves another model, or cannot be used.
+        """
+        repeated = self._sampled.repeated(prompts, count)
+        own = ranks.own(len(repeated))
+        version = self._version()
+        rollout = Rollout(repeated, range(len(repeated))[own], seed, greedy, version.name, self._at_once)
+        found: dict[int, Response] = {}
+        faults: list[tuple[VllmServer, ServerFailed]] = []
+        count_prompts(*[sum(len(each) for each in set(map(tuple, repeated[own])))] * 2)
+        for _ in range(1 + MAX_FAILED_ROUNDS):
+            ready = self._some_ready(version)
+            failed = {server for server, _ in faults}
+            engine_record.note_sampled(digest=digest_of(version.own), gap=self._gap)
+            progress.phase("sampling", len(found), len(rollout.rows))
+            new = Round(self._sampled, rollout, found, listener)
+            new.draw([server for server in ready if server not in failed] or ready)
+            faults = new.faults
+            self._end_hung(faults)
+            if not ranks.any_rank(bool(rollout.missing(found))):
+                break
+            time.sleep(PAUSE_SECONDS)
+        else:
+            raise EngineUnavailable(
+                f"{len(found)} of {len(rollout.rows)} responses are there after {1 + MAX_FAILED_ROUNDS} rounds; "
+                f"{faults[-1][1] if faults else 'another rank misses some'}"
+            )
+        samples = samples_of([found[row] for row in rollout.rows])
+        if greedy and self._codec.generation.temperature != 1.0:  # vLLM's are those of temperature 1
+            samples = self._sampled.at_temperature(repeated[own], samples)
+        limit = self._codec.generation.max_response_tokens
+        return of_all_ranks(samples, own, count=len(repeated), max_length=limit)
+
+    def _version(self) -> _Version:
+        """Return the version of the policy's present weights, the same on all ranks."""
+        own = self._sampled.logprobs()
+        digest = ranks.agreed(int(digest_of(own), 16))
+        return _Version(f"{self._num_updates}-{digest:0{DIGITS}x}-{self._token % 2**32:08x}", own)
+
+    def _some_ready(self, version: _Version) -> list[VllmServer]:
+        """Wait until a server is ready, and return those that are.
+
+        Raises:
+            EngineUnavailable: none is within ``PATIENCE_SECONDS``.
+        """
+        began = time.monotonic()
+        while True:
+            ready, faults = self._ready(version)
+            if not ranks.any_rank(not ready):
+                return ready
+            if ranks.any_rank(time.monotonic() - began >= PATIENCE_SECONDS):
+                raise EngineUnavailable(
+                    f"no server of {self._place} could sample for {PATIENCE_SECONDS:g} s: {'; '.join(faults)}"
+                )
+            progress.phase("waiting for servers")
+            time.sleep(PAUSE_SECONDS)
+
+    def _ready(self, version: _Version) -> tuple[list[VllmServer], list[str]]:
+        """Return the servers that hold the weights, and why others do not; the first rank gives and proves them."""
+        if self._own is not None:
+            self._servers = self._own.running()
+        ready, faults = self._given(version) if ranks.rank() == 0 else ([], [])
+        ranks.wait()
+        if ranks.rank() != 0:
+            held, faults = _answers(self._servers, VllmServer.version)
+            ready = [server for server, found in held.items() if found == version.name]
+        return ready, faults
+
+    def _end_hung(self, faults: Sequence[tuple[VllmServer, ServerFailed]]) -> None:
+        """End servers of this stage's that took too long, so that they are started again."""
+        for server in {server for server, error in faults if isinstance(error, ServerTimedOut)}:
+            if self._own is not None:
+                self._own.kill(server)
+
+    def _given(self, version: _Version) -> tuple[list[VllmServer], list[str]]:
+        held, faults = _answers(self._servers, VllmServer.version)
+        others = [server for server, found in held.items() if found != version.name]
+        given: dict[VllmServer, None] = {}
+        if others:
+            ours = self._codec.tokenizer.encode(TEXT, add_special_tokens=False)
+            checked, new_faults = _answers(others, partial(self._check, ours=ours))
+            faults += new_faults
+            if checked:
+                with weight_files(self._weights, self._folder, precision=self._sampled.precision) as folder:
+                    give = partial(VllmServer.take_weights, folder=folder, version=version.name)
+                    given, new_faults = _answers(list(checked), give)
+                faults += new_faults
+        holding = [server for server in held if server not in others or server in given]
+        rows = self._sampled.fixed_rows
+        read, new_faults = _answers(holding, lambda server: server.logprobs(rows))
+        gaps = [self._sampled.prove(logprobs, version.own).gap for logprobs in read.values()]
+        if gaps:
+            self._gap = max(gaps)
+            log.info(
+                "%d of %d servers hold the policy's weights %s: mean |Δ| at most %.2g nats per token",
+                *(len(gaps), len(self._servers), version.name, self._gap),
+            )
+        for fault in faults + new_faults:
+            engine_record.note_failure()
+            log.warning("%s", fault)
+        return list(read), faults + new_faults
+
+    def _check(self, server: VllmServer, *, ours: list[int]) -> None:
+        """Compare the server's model and tokenizer with the policy's, before its weights are replaced.
+
+        Args:
+            ours: ids of ``TEXT`` by the policy's tokenizer.
+
+        Raises:
+            ServerRefused: it serves another model, or computes otherwise.
+        """
+        described = server.describe()
+        who = f"{self._place}: {server.url} serves {described.name}"
+        differences = _differences(self._config(), described.config)
+        if differences:
+            raise ServerRefused(
+                f"{who}, which is another model than the policy: {', '.join(differences)}; name a server of the policy's model"
+            )
+        for field, found, wanted, option in (
+            ("dtype", described.dtype, self._sampled.precision, "--dtype"),
+            ("logprobs_mode", described.logprobs_mode, "processed_logprobs", "--logprobs-mode"),
+        ):
+            if found != wanted:
+                raise ServerRefused(
+                    f"{who} with {field}={found}, and this stage needs {wanted}; start it with {option} {wanted}"
+                )
+        if described.max_tokens < self._sampled.most_tokens:
+            raise ServerRefused(
+                f"{who} with at most {described.max_tokens} tokens of a prompt and its response, and this stage needs "
+                f"{self._sampled.most_tokens}; start it with --max-model-len {self._sampled.most_tokens}"
+            )
+        theirs = server.tokenized(TEXT)
+        if theirs is not None and theirs != ours:
+            raise ServerRefused(
+                f"{who} with another tokenizer than the policy's: it reads {TEXT!r} as {theirs}, and the policy's as {ours}"
+            )
+        log.info("%s; its weights are replaced by the policy's", who)
+
+    def _config(self) -> dict[str, Any]:
+        return dict(json.loads(self._sampled.model.causal_lm.config.to_json_string(use_diff=False)))
+
+
+def _named_servers(rollout: Sampling) -> list[VllmServer]:
+    """Return the servers that somebody else runs.
+
+    Raises:
+        ValueError: the variable of their key is not set.
+    """
+    key = None
+    if rollout.api_key_variable is not None and not (key := os.environ.get(rollout.api_key_variable)):
+        raise ValueError(
+            f"rollout.api_key_variable={rollout.api_key_variable} names a variable that is not set; set it to the servers' API key"
+        )
+    return [VllmServer(url, key=key, seconds=rollout.request_seconds) for url in rollout.url or ()]
+
+
+def _answers(
+    servers: Sequence[VllmServer], ask: Callable[[VllmServer], Answer]
+) -> tuple[dict[VllmServer, Answer], list[str]]:
+    """Ask several servers at once, and return the answers by server, and the faults of those that failed."""
+
+    def answer(server: VllmServer) -> tuple[Answer | None, str | None]:
+        try:
+            return ask(server), None
+        except ServerFailed as error:
+            return None, str(error)
+
+    if not servers:
+        return {}, []
+    with ThreadPoolExecutor(len(servers)) as threads:
+        found = dict(zip(servers, threads.map(answer, servers), strict=True))
+    answers = {server: cast(Answer, each) for server, (each, fault) in found.items() if fault is None}
+    return answers, [fault for _, fault in found.values() if fault is not None]
+
+
+def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """Return the fields of two configurations that both have, and that differ; versions of transformers add fields."""
+    common = (ours.keys() & theirs.keys()) - _OWN_TO_A_FILE
+    different = sorted(name for name in common if not name.startswith("_") and ours[name] != theirs[name])
+    return [f"{name} is {theirs[name]} there and {ours[name]} here" for name in different]
+
+
+def _weights_folder(rollout: Sampling, codec: Codec) -> Path:
+    """Return the folder for weights; one that others use too gets a folder for each stage, the same in all of its attempts.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if rollout.weights_folder is None:
+        if codec.scratch is None:
+            raise ValueError("servers need a folder for weights; set rollout.weights_folder")
+        return codec.scratch / "weights"
+    shared = Path(rollout.weights_folder)
+    if not shared.is_dir():
+        raise ValueError(
+            f"rollout.weights_folder={shared} is no folder of this machine; make it, or leave it out"
+        )
+    return shared / f"vantage-{hashlib.sha256(str(codec.scratch).encode()).hexdigest()[:16]}"

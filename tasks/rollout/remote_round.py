@@ -1,0 +1,183 @@
+"""One round of a rollout by servers: each missing response is asked for once, and what does not come is left for another round."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from vantage.models.partial_responses import Response
+from vantage.tasks.rollout.engine import Listener
+from vantage.tasks.rollout.sampled_policy import BadResponse, SampledPolicy
+from vantage.tasks.rollout.vllm_server import ServerFailed, ServerTimedOut, VllmServer
+from vantage.tasks.training import engine_record, progress
+from vantage.tasks.training.seeds import derive_seed
+
+log = logging.getLogger(__name__)
+
+FAILED_REQUESTS = 3
+"""Failed requests after which a server gets no more of the round."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """The responses that one rank asks for."""
+
+    prompts: Sequence[list[int]]
+    """The prompt of each response of all ranks."""
+    rows: Sequence[int]
+    """Which of them are this rank's."""
+    seed: int
+    greedy: bool
+    version: str
+    """Version of the weights that sample."""
+    at_once: int
+    """Most responses that one server draws at once."""
+
+    def missing(self, found: dict[int, Response]) -> list[int]:
+        """Return the rows without a response."""
+        return [row for row in self.rows if row not in found]
+
+
+class Round:
+    """Asks servers for the responses that are missing, and puts each into ``found`` when it has come."""
+
+    def __init__(
+        self,
+        sampled: SampledPolicy,
+        rollout: Rollout,
+        found: dict[int, Response],
+        listener: Listener | None,
+    ) -> None:
+        self._sampled, self._rollout, self._found, self._listener = sampled, rollout, found, listener
+        self.faults: list[tuple[VllmServer, ServerFailed]] = []
+        """Servers that failed, and how."""
+
+    def draw(self, servers: Sequence[VllmServer]) -> None:
+        """Draw what is missing.
+
+        Raises:
+            ServerRefused: a server refuses a request.
+        """
+        asyncio.run(self._draw(servers))
+
+    async def _draw(self, servers: Sequence[VllmServer]) -> None:
+        shares: dict[VllmServer, list[int]] = {server: [] for server in servers}
+        places: dict[tuple[int, ...], int] = {}
+        for row in self._rollout.missing(self._found):  # those of one prompt together: it is read once
+            place = places.setdefault(tuple(self._rollout.prompts[row]), len(places))
+            shares[servers[place % len(servers)]].append(row)
+        await _all_or_none([self._draw_on(server, rows) for server, rows in shares.items() if rows])
+
+    async def _draw_on(self, server: VllmServer, rows: Sequence[int]) -> None:
+        """Draw these responses; after a time-out or some failed requests, the server gets no more of them."""
+        num_failed = 0
+        unconfirmed: dict[int, Response] = {}
+        turn = asyncio.Semaphore(self._rollout.at_once)
+        async with server.asynchronous(at_once=self._rollout.at_once) as client:
+            tasks = [
+                asyncio.create_task(self._draw_row(server, client, row, turn, unconfirmed)) for row in rows
+            ]
+            try:
+                for ended in asyncio.as_completed(tasks):
+                    try:
+                        await ended
+                    except (ServerFailed, BadResponse) as error:
+                        self._note(server, error)
+                        num_failed += 1
+                        if num_failed == FAILED_REQUESTS or isinstance(error, ServerTimedOut):
+                            break
+            finally:
+                await _cancelled(tasks)
+        if unconfirmed:
+            self._confirm(server, unconfirmed)
+
+    async def _draw_row(
+        self,
+        server: VllmServer,
+        client: httpx.AsyncClient,
+        row: int,
+        turn: asyncio.Semaphore,
+        unconfirmed: dict[int, Response],
+    ) -> None:
+        strings = self._sampled.codec.stop_strings
+        async with turn:
+            drawn = await server.draw(
+                client,
+                self._rollout.prompts[row],
+                self._sampling(row),
+                is_complete=None if strings is None else strings.complete,
+            )
+        response = self._sampled.response(drawn.ids, drawn.logprobs)
+        if drawn.versions is None:
+            unconfirmed[row] = response
+        elif drawn.versions == {self._rollout.version}:
+            self._keep({row: response})
+        else:
+            self._drop(server, 1, sorted(drawn.versions))
+
+    def _confirm(self, server: VllmServer, responses: dict[int, Response]) -> None:
+        """Keep responses that were cut at a stop string if the server has the same weights still."""
+        try:
+            version = server.version()
+        except ServerFailed as error:
+            self._note(server, error)
+            return
+        if version == self._rollout.version:
+            self._keep(responses)
+        else:
+            self._drop(server, len(responses), [version])
+
+    def _keep(self, responses: dict[int, Response]) -> None:
+        self._found |= responses
+        progress.phase("sampling", len(self._found), len(self._rollout.rows))
+        if self._listener is not None:
+            self._listener.keep_up()
+            if len(self._found) < len(self._rollout.rows):
+                self._listener.sampled(list(responses), [ids for ids, _, _ in responses.values()])
+
+    def _drop(self, server: VllmServer, count: int, versions: Sequence[str]) -> None:
+        engine_record.note_stale(count)
+        fault = ServerFailed(
+            f"{server.url} sampled with weights {', '.join(versions)} in place of {self._rollout.version}"
+        )
+        self.faults.append((server, fault))
+        log.warning("%s; %d response(s) dropped", fault, count)
+
+    def _note(self, server: VllmServer, error: ServerFailed | BadResponse) -> None:
+        engine_record.note_failure()
+        fault = error if isinstance(error, ServerFailed) else ServerFailed(f"{server.url}: {error}")
+        self.faults.append((server, fault))
+        log.warning("%s", fault)
+
+    def _sampling(self, row: int) -> dict[str, Any]:
+        codec = self._sampled.codec
+        return {
+            "temperature": 0.0 if self._rollout.greedy else codec.generation.temperature,
+            "top_p": 1.0,
+            "top_k": -1,
+            "seed": derive_seed(self._rollout.seed, "response", row),
+            "max_tokens": codec.generation.max_response_tokens,
+            "stop_token_ids": list(codec.stop_token_ids),
+            "ignore_eos": True,  # the end tokens are those of the recipe alone
+            "logprobs": 0,
+            "detokenize": False,
+        }
+
+
+async def _all_or_none(coroutines: Sequence[Any]) -> None:
+    """Wait for all; the first error cancels the others and is raised, also one that is no ``Exception``."""
+    tasks = [asyncio.create_task(each) for each in coroutines]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        await _cancelled(tasks)
+
+
+async def _cancelled(tasks: Sequence["asyncio.Task[Any]"]) -> None:
+    """Cancel the tasks that have not ended, and wait until all have."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,302 @@
+"""One server of vLLM, by its HTTP interface: what it serves, which weights it holds, its log-probabilities, and its responses.
+
+All endpoints are vLLM's own (tried with vllm 0.32), those for weights under ``VLLM_SERVER_DEV_MODE=1``; the methods that
+``/collective_rpc`` calls are ``vantage.tasks.rollout.vllm_worker``'s.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+from torch import Tensor
+
+CONNECT_SECONDS = 10.0
+"""Most seconds until a connection is made."""
+ANSWER_SECONDS = 60.0
+"""Most seconds of an answer for which the server computes nothing."""
+
+GENERATE = "/inference/v1/generate"
+WORKER = "vantage.tasks.rollout.vllm_worker.VantageWorker"
+UPDATING = "updating"
+"""Version that a server has while its weights change, and keeps if that breaks off."""
+
+HOW_TO_SERVE = (
+    "start it as docs/rollouts.md describes: VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --enable-scale-out "
+    f"--logprobs-mode processed_logprobs --worker-extension-cls {WORKER}"
+)
+
+
+class ServerFailed(RuntimeError):
+    """A server did not answer, or answered with an error of its own; another attempt may succeed."""
+
+
+class ServerTimedOut(ServerFailed):
+    """A server took too long."""
+
+
+class ServerRefused(ValueError):
+    """A server is not one that this stage can sample with; the same request would be refused again."""
+
+
+class EngineUnavailable(RuntimeError):
+    """No server of the engine answers; the stage goes on from its last checkpoint when one does."""
+
+
+@dataclass(frozen=True)
+class Described:
+    """Model of a server, and its settings."""
+
+    name: str
+    """The model's name there."""
+    config: Mapping[str, Any]
+    """Configuration of the model, as transformers writes it."""
+    dtype: str
+    logprobs_mode: str
+    max_tokens: int
+    """Most tokens of a prompt and its response."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A response as a server returned it."""
+
+    ids: list[int]
+    logprobs: list[float]
+    versions: frozenset[str] | None
+    """Versions of the weights that drew its tokens; None: it was cut before the server reported them."""
+
+
+class VllmServer:
+    """A server at ``url``; all calls are bounded in time."""
+
+    def __init__(self, url: str, *, key: str | None, seconds: float) -> None:
+        """Prepare to call the server.
+
+        Args:
+            key: API key; None: none is sent.
+            seconds: most seconds of one response, and of taking weights.
+        """
+        self.url = url.rstrip("/")
+        self._seconds = seconds
+        self._settings: dict[str, Any] = {
+            "base_url": self.url,
+            "headers": {} if key is None else {"Authorization": f"Bearer {key}"},
+            "trust_env": False,  # a proxy for the internet is none for these servers
+        }
+        self._client = httpx.Client(timeout=self._timeout(ANSWER_SECONDS), **self._settings)
+
+    def asynchronous(self, *, at_once: int) -> httpx.AsyncClient:
+        """Return a client for ``draw`` with as many connections as responses are drawn at once."""
+        limits = httpx.Limits(max_connections=at_once, max_keepalive_connections=at_once)
+        return httpx.AsyncClient(timeout=self._timeout(self._seconds), limits=limits, **self._settings)
+
+    def describe(self) -> Described:
+        """Return what the server serves.
+
+        Raises:
+            ServerFailed: it does not answer.
+            ServerRefused: it was started without what a stage needs.
+        """
+        self._call("GET", "/health")
+        models = self._call("GET", "/v1/models")
+        try:
+            found = self._rpc("vantage_describe", seconds=ANSWER_SECONDS)[0]
+        except (ServerFailed, ServerRefused) as error:
+            self._call("GET", "/health")  # a dead server has another fault
+            raise ServerRefused(f"rollout.url: {error}; {HOW_TO_SERVE}") from error
+        with self._reading("/collective_rpc"):
+            model = models["data"][0]
+            return Described(
+                name=str(model.get("root") or model["id"]),
+                config=found["config"],
+                dtype=found["dtype"],
+                logprobs_mode=found["logprobs_mode"],
+                max_tokens=found["max_model_len"],
+            )
+
+    def tokenized(self, text: str) -> list[int] | None:
+        """Return the ids of a text by the server's tokenizer, without special tokens; None: it has loaded none."""
+        try:
+            found = self._call("POST", "/tokenize", {"prompt": text, "add_special_tokens": False})
+        except ServerRefused:
+            return None
+        with self._reading("/tokenize"):
+            return list(found["tokens"])
+
+    def version(self) -> str:
+        """Return the version of the weights that the server holds."""
+        found = self._call("GET", "/weight_info")
+        with self._reading("/weight_info"):
+            return str(found["weight_version"])
+
+    def take_weights(self, folder: Path, *, version: str) -> None:
+        """Replace the server's weights by the files in ``folder``, and forget what old ones computed; running requests end.
+
+        Raises:
+            ServerFailed: it does not have them; its version is then none that a stage gives.
+        """
+        self._call("POST", "/pause", params={"mode": "abort"})
+        try:
+            self._call("POST", "/update_weight_version", {"new_version": UPDATING})
+            self._rpc("vantage_take_weights", {"folder": str(folder)}, seconds=self._seconds)
+            if not self._call("POST", "/reset_prefix_cache").get("success"):
+                raise ServerFailed(f"{self.url} still holds prefixes that the old weights computed")
+            self._call("POST", "/update_weight_version", {"new_version": version})
+        finally:
+            self._call("POST", "/resume")
+
+    def logprobs(self, rows: Sequence[list[int]]) -> Tensor:
+        """Return the log-probability of each id but the first of rows of one length, at temperature 1, float64."""
+        sampling = {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
+        read = [
+            self._call(
+                "POST", GENERATE, {"token_ids": row, "sampling_params": sampling}, seconds=self._seconds
+            )
+            for row in rows
+        ]
+        with self._reading(GENERATE):
+            return torch.tensor(
+                [
+                    [
+                        at[str(token)]["logprob"]
+                        for at, token in zip(each["prompt_logprobs"][1:], row[1:], strict=True)
+                    ]
+                    for each, row in zip(read, rows, strict=True)
+                ],
+                dtype=torch.float64,
+            )
+
+    async def draw(
+        self,
+        client: httpx.AsyncClient,
+        prompt: Sequence[int],
+        sampling: Mapping[str, Any],
+        *,
+        is_complete: Callable[[Sequence[int]], bool] | None,
+    ) -> Drawn:
+        """Draw one response.
+
+        Args:
+            client: of this server.
+            sampling: vLLM's ``SamplingParams``.
+            is_complete: whether these ids of a response end it; asked for after each id; None: token ids alone end it.
+
+        Raises:
+            ServerFailed, ServerRefused: it cannot be drawn.
+        """
+        body = {"token_ids": list(prompt), "sampling_params": dict(sampling)}
+        with self._answering(GENERATE):
+            if is_complete is None:
+                response = await client.post(GENERATE, json=body)
+                return self._drawn([self._content(response, GENERATE)])
+            async with client.stream("POST", GENERATE, json={**body, "stream": True}) as response:
+                if response.is_error:
+                    await response.aread()
+                    self._content(response, GENERATE)
+                return await self._streamed(response, is_complete)
+
+    async def _streamed(
+        self, response: httpx.Response, is_complete: Callable[[Sequence[int]], bool]
+    ) -> Drawn:
+        """Return a response that comes token by token; the server stops when the connection is closed."""
+        ids: list[int] = []
+        chunks: list[dict[str, Any]] = []
+        async for line in response.aiter_lines():
+            text = line.removeprefix("data: ")
+            if not text or text == "[DONE]":
+                continue
+            with self._reading(GENERATE):
+                chunks.append(json.loads(text))
+                new = chunks[-1]["choices"][0]["token_ids"]
+            for token in new:
+                ids.append(token)
+                if is_complete(ids):
+                    whole = self._drawn(chunks)
+                    return Drawn(ids, whole.logprobs[: len(ids)], whole.versions)
+        return self._drawn(chunks)
+
+    def _drawn(self, chunks: Sequence[Mapping[str, Any]]) -> Drawn:
+        with self._reading(GENERATE):
+            choices = [chunk["choices"][0] for chunk in chunks]
+            contents = [content for each in choices for content in each["logprobs"]["content"]]
+            spans = choices[-1]["weight_versions"]
+            return Drawn(
+                ids=[token for each in choices for token in each["token_ids"]],
+                logprobs=[content["logprob"] for content in contents],
+                versions=None if spans is None else frozenset(each["version"] for each in spans),
+            )
+
+    def _rpc(self, method: str, arguments: Mapping[str, str] | None = None, *, seconds: float) -> list[Any]:
+        body = {"method": method, "kwargs": dict(arguments or {})}
+        found = self._call("POST", "/collective_rpc", body, seconds=seconds)
+        with self._reading("/collective_rpc"):
+            return list(found["results"])
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        params: Mapping[str, str] | None = None,
+        seconds: float = ANSWER_SECONDS,
+    ) -> Any:
+        with self._answering(path):
+            response = self._client.request(
+                method, path, json=body, params=params, timeout=self._timeout(seconds)
+            )
+        return self._content(response, path) if response.content or response.is_error else {}
+
+    def _content(self, response: httpx.Response, path: str) -> Any:
+        """Return the JSON of an answer.
+
+        Raises:
+            ServerFailed: it is an error of the server, or no JSON.
+            ServerRefused: the server refuses the request.
+        """
+        if response.is_error:
+            reason = " ".join(response.text.split())[:400]
+            message = f"{self.url} answered {path} with {response.status_code}: {reason}"
+            if response.status_code == httpx.codes.UNAUTHORIZED:
+                raise ServerRefused(
+                    f"{message}; put the server's API key into the variable of rollout.api_key_variable"
+                )
+            if response.status_code == httpx.codes.NOT_FOUND:
+                raise ServerRefused(f"{message}; {HOW_TO_SERVE}")
+            is_temporary = response.is_server_error or response.status_code == httpx.codes.TOO_MANY_REQUESTS
+            raise ServerFailed(message) if is_temporary else ServerRefused(message)
+        with self._reading(path):
+            return response.json()
+
+    @contextmanager
+    def _answering(self, path: str) -> Iterator[None]:
+        """Hold this around requests: errors of the connection become ``ServerFailed``."""
+        try:
+            yield
+        except httpx.TimeoutException as error:
+            raise ServerTimedOut(
+                f"{self.url} did not answer {path} in time ({type(error).__name__})"
+            ) from error
+        except httpx.HTTPError as error:
+            raise ServerFailed(
+                f"{self.url} did not answer {path}: {error or type(error).__name__}"
+            ) from error
+
+    @contextmanager
+    def _reading(self, path: str) -> Iterator[None]:
+        """Hold this around what reads an answer: one without what it should have becomes ``ServerFailed``."""
+        try:
+            yield
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            raise ServerFailed(
+                f"{self.url} answered {path} with something else than was asked for ({type(error).__name__}: {error})"
+            ) from error
+
+    @staticmethod
+    def _timeout(seconds: float) -> httpx.Timeout:
+        return httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds))

@@ -1,0 +1,58 @@
+"""Methods that a server of vLLM needs in its workers so that a stage can give it weights.
+
+    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --enable-scale-out --logprobs-mode processed_logprobs \\
+        --worker-extension-cls vantage.tasks.rollout.vllm_worker.VantageWorker
+
+vLLM imports this file in the server's processes, where the rest of Vantage may be missing: it imports nothing but vLLM and what that brings, and those late.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+class VantageWorker:
+    """Base class that vLLM adds to its workers; ``/collective_rpc`` calls these methods by name."""
+
+    vllm_config: Any
+    reload_weights: Any
+    get_model: Any
+
+    def vantage_describe(self) -> dict[str, Any]:
+        """Return the model's configuration, and the settings that a stage depends on."""
+        model = self.vllm_config.model_config
+        return {
+            "config": json.loads(model.hf_config.to_json_string(use_diff=False)),
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "logprobs_mode": str(getattr(model.logprobs_mode, "value", model.logprobs_mode)),
+            "max_model_len": int(model.max_model_len),
+        }
+
+    def vantage_take_weights(self, folder: str) -> None:
+        """Replace all weights by those of the safetensors files in ``folder``, whatever the server was started with."""
+        self.reload_weights(weights_iterator=_weights(folder))
+        pack_again(self.get_model())
+
+
+def _weights(folder: str) -> Iterator[tuple[str, Any]]:
+    from safetensors import safe_open
+
+    for file in sorted(Path(folder).glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            names = opened.keys()
+            yield from ((name, opened.get_tensor(name)) for name in names)
+
+
+def pack_again(model: Any) -> None:
+    """Pack matrices again that vLLM packs on a CPU when it starts: reloading leaves those of a tied output head as they were."""
+    layers = [layer for layer in model.modules() if hasattr(layer, "cpu_linear")]
+    if not layers:
+        return
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+    for layer in layers:
+        if (
+            layer.weight.ndim == 2 and layer.weight.numel()
+        ):  # those without a weight were packed by the reload
+            dispatch_cpu_unquantized_gemm(layer, remove_weight=False)

@@ -1,0 +1,407 @@
+"""A small HTTP server for tests with the endpoints of ``vllm serve`` that Vantage calls: a model of transformers behind them, and
+faults on request. As a program it takes the arguments of vLLM's own, and faults from the file that ``FAKE_VLLM_FAULTS`` names, once."""
+
+import argparse
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from vantage.models.sampling import sample
+
+GENERATE = "/inference/v1/generate"
+
+
+@dataclass
+class Faults:
+    """Failures that the server is asked for; numbers count the sampled requests from 0, over all starts."""
+
+    hanging: set[int] = field(default_factory=set)
+    """Requests that are never answered."""
+    failing: set[int] = field(default_factory=set)
+    """Requests that are answered with 500."""
+    dropped: set[int] = field(default_factory=set)
+    """Requests whose connection is closed."""
+    aborted: set[int] = field(default_factory=set)
+    """Responses that end after one token, as after ``/abort_requests``."""
+    stale: set[int] = field(default_factory=set)
+    """Responses that report another version of the weights."""
+    stops_at: int | None = None
+    """The request at which the server ends, as if it were killed."""
+    keeps_old_weights: bool = False
+    """Whether updates after the first change nothing but the version."""
+    failing_updates: set[int] = field(default_factory=set)
+    """Updates, from 1, that end with 500 after the weights have changed."""
+    overtaken: set[int] = field(default_factory=set)
+    """Requests after which another client gives the server other weights."""
+    has_no_worker: bool = False
+    """Whether the server was started without the methods of ``vllm_worker``."""
+    has_no_tokenizer: bool = False
+    unknown: set[str] = field(default_factory=set)
+    """Paths that the server does not know: those of another program, or of vLLM without its switches."""
+    speaks_otherwise: bool = False
+    """Whether every answer is an empty object, as of another program."""
+
+
+@dataclass
+class Seen:
+    """Requests that came."""
+
+    seeds: list[int] = field(default_factory=list)
+    """Seed of each sampled request, in order."""
+    prompts: list[list[int]] = field(default_factory=list)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    versions: list[str] = field(default_factory=list)
+    """Versions of the weights that it was given."""
+    dtypes: set[torch.dtype] = field(default_factory=set)
+    """Types of the weights in the files that it read."""
+    folders: set[str] = field(default_factory=set)
+    paths: list[str] = field(default_factory=list)
+    disconnected: int = 0
+    """Streams that the client closed before their end."""
+
+
+class FakeServer:
+    """A server on a port of this machine; ``start`` after ``stop`` uses the same port."""
+
+    def __init__(
+        self,
+        model: Path,
+        *,
+        key: str | None = None,
+        dtype: str = "float32",
+        max_tokens: int = 512,
+        port: int = 0,
+    ) -> None:
+        self.faults, self.seen = Faults(), Seen()
+        self._folder, self._key = model, key
+        self.dtype, self.max_tokens, self.logprobs_mode = dtype, max_tokens, "processed_logprobs"
+        self._port = port
+        self.is_program = port > 0
+        self._lock = threading.Lock()
+        self._num_updates = 0
+        self._released = threading.Event()
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        """Serve with other weights than any policy's."""
+        torch.manual_seed(99)
+        self.config = AutoConfig.from_pretrained(self._folder)
+        self.model = AutoModelForCausalLM.from_config(self.config).eval()
+        if not self.is_program:
+            self.tokenizer = AutoTokenizer.from_pretrained(self._folder)
+        self.version, self.is_paused, self._was_loaded = "default", False, False
+        served = self
+
+        class Handler(_Handler):
+            server_of = served
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", self._port), Handler)
+        self._http.daemon_threads, self._http.block_on_close = True, False
+        self._port = self._http.server_address[1]
+        self._open: set[Any] = set()
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the server and its connections."""
+        self._released.set()
+        self._http.shutdown()
+        self._http.server_close()
+        for connection in list(self._open):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    @torch.no_grad()
+    def take(self, folder: str) -> None:
+        """Load the weights of the files in a folder."""
+        self._num_updates += 1
+        weights: dict[str, torch.Tensor] = {}
+        for file in sorted(Path(folder).glob("*.safetensors")):
+            weights |= load_file(file)
+        assert weights
+        self.seen.folders.add(folder)
+        self.seen.dtypes |= {weight.dtype for weight in weights.values()}
+        own = dict(self.model.named_parameters())
+        assert own.keys() == weights.keys()
+        if not (self.faults.keeps_old_weights and self._was_loaded):
+            for name, weight in weights.items():
+                own[name].copy_(weight)
+        self._was_loaded = True
+        if self._num_updates in self.faults.failing_updates:
+            raise RuntimeError(f"update {self._num_updates} is broken")
+
+    def drawn(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Return the number of the request, and its choice."""
+        sampling = body["sampling_params"]
+        assert sampling["ignore_eos"] and not sampling["detokenize"] and sampling["logprobs"] == 0
+        with self._lock:
+            assert not self.is_paused
+            number = len(self.seen.seeds)
+            self.seen.seeds.append(sampling["seed"])
+            self.seen.prompts.append(body["token_ids"])
+            self.seen.bodies.append(body)
+            found = sample(
+                self.model,
+                [body["token_ids"]],
+                max_new_tokens=sampling["max_tokens"],
+                temperature=sampling["temperature"] or 1.0,
+                eos_token_ids=sampling["stop_token_ids"],
+                pad_token_id=0,
+                seed=sampling["seed"],
+                greedy=sampling["temperature"] == 0,
+            )
+            version = "1-another" if number in self.faults.stale else self.version
+            if number in self.faults.overtaken:
+                self.overtake()
+        ids, logprobs = found.responses[0], found.logprobs[0]
+        reason = "stop" if found.ended[0] else "length"
+        if number in self.faults.aborted:
+            ids, logprobs, reason = ids[:1], logprobs[:1], "abort"
+        return number, choice(ids, logprobs, reason, version)
+
+    @torch.no_grad()
+    def read(self, ids: list[int]) -> list[Any]:
+        """Log-probabilities of the prompt's own ids."""
+        with self._lock:
+            logprobs = self.model(torch.tensor([ids])).logits[0].log_softmax(dim=-1)
+        own = [
+            {str(token): {"logprob": logprobs[at, token].item(), "rank": 1, "decoded_token": None}}
+            for at, token in enumerate(ids[1:])
+        ]
+        return [None, *own]
+
+    def overtake(self) -> None:
+        """Change weights and version, as another client would."""
+        with torch.no_grad():
+            for weight in self.model.parameters():
+                weight.add_(0.01)
+        self.version = "1-of-another"
+
+
+def choice(ids: list[int], logprobs: list[float], reason: str | None, version: str | None) -> dict[str, Any]:
+    """Return one choice as vLLM writes it."""
+    content = [{"token_id": id, "logprob": logprob} for id, logprob in zip(ids, logprobs, strict=True)]
+    spans = None if version is None else [{"version": version, "start": 0, "end": len(ids)}]
+    return {
+        "index": 0,
+        "finish_reason": reason,
+        "token_ids": ids,
+        "logprobs": {"content": content},
+        "weight_versions": spans,
+    }
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server_of: FakeServer
+    protocol_version = "HTTP/1.1"
+
+    def setup(self) -> None:
+        super().setup()
+        self.server_of._open.add(self.connection)
+
+    def finish(self) -> None:
+        self.server_of._open.discard(self.connection)
+        with suppress(OSError, ValueError):
+            super().finish()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Write nothing."""
+
+    def do_GET(self) -> None:
+        self._serve(None)
+
+    def do_POST(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        self._serve(json.loads(self.rfile.read(length)) if length else {})
+
+    def _serve(self, body: dict[str, Any] | None) -> None:
+        served, url = self.server_of, urlsplit(self.path)
+        served.seen.paths.append(url.path)
+        guarded = url.path.startswith(("/v1", "/inference"))
+        if guarded and served._key and self.headers.get("Authorization") != f"Bearer {served._key}":
+            return self._answer(401, {"error": "Unauthorized"})
+        try:
+            self._route(url.path, body or {}, parse_qs(url.query))
+        except (BrokenPipeError, ConnectionError):
+            self.close_connection = True
+        except Exception as error:
+            self._answer(500, {"error": {"message": str(error)}})
+        return None
+
+    def _route(self, path: str, body: dict[str, Any], query: dict[str, list[str]]) -> None:
+        served = self.server_of
+        if path in served.faults.unknown:
+            self._answer(404, {"detail": "Not Found"})
+        elif served.faults.speaks_otherwise:
+            self._answer(200, {})
+        elif path == "/v1/models":
+            name = str(served._folder)
+            self._answer(200, {"data": [{"id": "served", "root": name, "max_model_len": served.max_tokens}]})
+        elif path == "/health":
+            self._answer(200, None)
+        elif path == "/weight_info":
+            self._answer(200, {"weight_version": served.version})
+        elif path == "/update_weight_version":
+            served.version = body["new_version"]
+            served.seen.versions.append(body["new_version"])
+            self._answer(200, {"success": True})
+        elif path == "/pause":
+            assert query == {"mode": ["abort"]}
+            served.is_paused = True
+            self._answer(200, {"status": "paused"})
+        elif path == "/resume":
+            served.is_paused = False
+            self._answer(200, {"status": "resumed"})
+        elif path == "/reset_prefix_cache":
+            assert served.is_paused
+            self._answer(200, {"success": True})
+        elif path == "/collective_rpc":
+            self._answer(200, {"results": [self._rpc(body["method"], body["kwargs"])]})
+        elif path == "/tokenize":
+            self._tokenize(body)
+        elif path == GENERATE:
+            self._generate(body)
+        else:
+            self._answer(404, {"detail": "Not Found"})
+
+    def _rpc(self, method: str, arguments: dict[str, str]) -> Any:
+        served = self.server_of
+        if served.faults.has_no_worker:
+            raise RuntimeError(f"Method {method!r} is not implemented")
+        if method == "vantage_describe":
+            return {
+                "config": json.loads(served.config.to_json_string(use_diff=False)),
+                "dtype": served.dtype,
+                "logprobs_mode": served.logprobs_mode,
+                "max_model_len": served.max_tokens,
+            }
+        assert method == "vantage_take_weights" and served.is_paused
+        with served._lock:
+            return served.take(**arguments)
+
+    def _tokenize(self, body: dict[str, Any]) -> None:
+        if self.server_of.faults.has_no_tokenizer:
+            self._answer(400, {"error": {"message": "no tokenizer"}})
+        else:
+            ids = self.server_of.tokenizer.encode(body["prompt"], add_special_tokens=False)
+            self._answer(200, {"count": len(ids), "tokens": ids})
+
+    def _generate(self, body: dict[str, Any]) -> None:
+        served = self.server_of
+        if "prompt_logprobs" in body["sampling_params"]:
+            vocab_size = served.config.vocab_size
+            if max(body["token_ids"]) >= vocab_size:
+                return self._answer(400, {"error": {"message": "out of vocabulary"}})
+            drawn = choice([0], [0.0], "length", served.version)
+            return self._answer(200, {"choices": [drawn], "prompt_logprobs": served.read(body["token_ids"])})
+        number, drawn = served.drawn(body)
+        faults = served.faults
+        if number == faults.stops_at and served.is_program:
+            os._exit(1)
+        if number == faults.stops_at:
+            threading.Thread(target=served.stop, daemon=True).start()
+            time.sleep(0.1)
+            raise ConnectionError
+        if number in faults.hanging:
+            served._released.wait(60)
+            raise ConnectionError
+        if number in faults.dropped:
+            self.connection.close()
+            raise ConnectionError
+        if number in faults.failing:
+            return self._answer(500, {"error": {"message": f"request {number} is broken"}})
+        if body.get("stream"):
+            self._stream(drawn)
+        else:
+            self._answer(200, {"choices": [drawn], "prompt_logprobs": None})
+        return None
+
+    def _stream(self, drawn: dict[str, Any]) -> None:
+        """Send a chunk for each token; the last one has the versions."""
+        self.send_response(200)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        logprobs = [each["logprob"] for each in drawn["logprobs"]["content"]]
+        ids = drawn["token_ids"]
+        try:
+            for at, (token, logprob) in enumerate(zip(ids, logprobs, strict=True)):
+                is_last = at + 1 == len(ids)
+                version = drawn["weight_versions"][0]["version"] if is_last else None
+                part = choice([token], [logprob], drawn["finish_reason"] if is_last else None, version)
+                self.wfile.write(f"data: {json.dumps({'choices': [part]})}\n\n".encode())
+                time.sleep(0.001)
+            self.wfile.write(b"data: [DONE]\n\n")
+        except OSError:
+            self.server_of.seen.disconnected += 1
+
+    def _answer(self, status: int, content: Any) -> None:
+        data = b"" if content is None else json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@contextmanager
+def serving(model: Path, *, replicas: int = 1, **settings: Any) -> Iterator[list[FakeServer]]:
+    """Run servers of the model's shape inside the block."""
+    servers = [FakeServer(model, **settings) for _ in range(replicas)]
+    try:
+        yield servers
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def main() -> None:
+    """Serve until the process is killed."""
+    arguments = argparse.ArgumentParser()
+    for name in ("model", "host", "port", "load-format", "dtype", "max-model-len", "logprobs-mode"):
+        arguments.add_argument(f"--{name}", required=True)
+    for name in ("generation-config", "worker-extension-cls", "max-num-seqs"):
+        arguments.add_argument(f"--{name}")
+    for name in ("enable-scale-out", "skip-tokenizer-init", "enforce-eager"):
+        arguments.add_argument(f"--{name}", action="store_true")
+    given = arguments.parse_args()
+    assert given.load_format == "dummy" and given.skip_tokenizer_init and given.enable_scale_out
+    assert os.environ["VLLM_SERVER_DEV_MODE"] == "1" and "RANK" not in os.environ
+    torch.set_num_threads(1)
+    server = FakeServer(
+        Path(given.model),
+        key=os.environ["VLLM_API_KEY"],
+        dtype=given.dtype,
+        max_tokens=int(given.max_model_len),
+        port=int(given.port),
+    )
+    server.logprobs_mode = given.logprobs_mode
+    server.faults.has_no_tokenizer = True
+    file = Path(os.environ.get("FAKE_VLLM_FAULTS", "/nowhere"))
+    with suppress(FileNotFoundError):
+        faults = json.loads(file.read_text())
+        file.unlink()
+        for name, value in faults.items():
+            setattr(server.faults, name, set(value) if isinstance(value, list) else value)
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

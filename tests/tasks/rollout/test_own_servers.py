@@ -1,0 +1,181 @@
+"""Servers that a stage starts for itself: they sample, are started again, and end with the stage. Each is a small program that
+takes vLLM's arguments."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.tasks.rollout.test_remote_engine import assert_alike, by_hand
+from tests.tasks.rollout.test_vllm_engine import moved, parts
+from vantage.attempts.machine import num_ranks
+from vantage.ledger.journal import read
+from vantage.models.policy import PolicyModel
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.recipe.rollout import Sampling
+from vantage.schemas.recipe.stage import Resources
+from vantage.schemas.recipe.stages import RolloutCollection
+from vantage.schemas.records.attempt import Share
+from vantage.tasks.data.examples import Codec
+from vantage.tasks.rollout import own_servers
+from vantage.tasks.rollout.engine import load_engine
+from vantage.tasks.rollout.remote_engine import RemoteEngine
+from vantage.tasks.rollout.vllm_server import EngineUnavailable, ServerRefused
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training.scratch import JOURNAL
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Start the small program in place of vLLM, which is not installed here."""
+    monkeypatch.setattr(own_servers, "PROGRAM", (sys.executable, "-m", "tests.support.fake_vllm_server"))
+    monkeypatch.setattr(own_servers, "find_spec", lambda name: "there")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("RANK", "0")
+    yield
+    own_servers.close_own_servers()
+
+
+def engine_of(policy: PolicyModel, codec: Codec, servers: int, **settings: Any) -> RemoteEngine:
+    rollout = Sampling(engine="vllm", servers=servers, **settings)
+    engine = load_engine(policy, codec, limits=PassLimits(), rollout=rollout)
+    assert isinstance(engine, RemoteEngine)
+    return engine
+
+
+def programs() -> list[psutil.Process]:
+    """The servers that this process has started and that run, with the processes that guard them."""
+    return [
+        each
+        for each in psutil.Process().children(recursive=True)
+        if each.status() != psutil.STATUS_ZOMBIE and "fake_vllm_server" in " ".join(each.cmdline())
+    ]
+
+
+@pytest.mark.slow
+def test_a_server_of_the_stage_samples_and_ends_with_it(pipeline: Any, tmp_path: Path) -> None:
+    policy, codec, prompts = parts(pipeline)
+    engine = engine_of(policy, codec, 1)
+    for seed in (1, 2):
+        found = engine.generate(prompts, count=2, seed=seed)
+        assert_alike(found, by_hand(policy, codec, prompts, count=2, seed=seed))
+        moved(policy, 0.05)
+        engine.take_weights(policy.causal_lm.named_parameters())
+    assert len(programs()) == 2, "the server and what guards it, started once"
+    own_servers.close_own_servers()
+    assert programs() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("faults", [{"stops_at": 3}, {"hanging": [2]}])
+def test_a_server_that_dies_or_hangs_is_started_again(
+    faults: dict[str, Any], pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "faults.json").write_text(json.dumps(faults))
+    monkeypatch.setenv("FAKE_VLLM_FAULTS", str(tmp_path / "faults.json"))
+    policy, codec, prompts = parts(pipeline)
+    engine = engine_of(policy, codec, 1, request_seconds=20.0 if "stops_at" in faults else 3.0)
+    found = engine.generate(prompts, count=2, seed=1)
+    assert_alike(found, by_hand(policy, codec, prompts, count=2, seed=1))
+    assert len(programs()) == 2
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_between_rollouts_is_started_again_until_it_was_too_often(
+    pipeline: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_servers, "MAX_RESTARTS", 1)
+    policy, codec, prompts = parts(pipeline)
+    engine = engine_of(policy, codec, 1)
+    expected = engine.generate(prompts, count=1, seed=1)
+    for is_last in (False, True):
+        for each in programs():
+            each.kill()
+        if not is_last:
+            assert engine.generate(prompts, count=1, seed=1) == expected
+    with pytest.raises(EngineUnavailable, match=r"server 0 of rollout.servers ended 2 times"):
+        engine.generate(prompts, count=1, seed=1)
+
+
+def test_a_server_that_cannot_start_is_refused_with_the_end_of_its_log(
+    pipeline: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = "import sys; sys.exit('no kernel for this model')"
+    monkeypatch.setattr(own_servers, "PROGRAM", (sys.executable, "-c", failing))
+    policy, codec, prompts = parts(pipeline)
+    with pytest.raises(
+        ServerRefused, match=r"server 0 did not start; its log ends with: .*no kernel for this model"
+    ):
+        engine_of(policy, codec, 1).generate(prompts, count=1, seed=1)
+
+
+@pytest.mark.slow
+def test_a_whole_stage_samples_with_two_servers_of_its_own(pipeline: Any, tmp_path: Path) -> None:
+    job = pipeline.job("policy", folder=tmp_path)
+    rollout = job.work.rollout.model_copy(update={"engine": "vllm", "servers": 2})
+    run_stage(job.model_copy(update={"work": job.work.model_copy(update={"rollout": rollout})}))
+    digests = [entry.metrics["sampled_weights"] for entry in read(job.scratch / JOURNAL)]
+    assert len(set(digests)) == len(digests) == job.work.iterations
+    assert len(programs()) == 4
+
+
+WANTING = """
+import os, subprocess, sys, time
+guarded, guard = os.pipe()
+guarding = [sys.executable, "-m", "vantage.tasks.rollout.guarded_process", str(guarded)]
+program = [sys.executable, "-c", "import time; time.sleep(600)", "guarded"]
+started = subprocess.Popen([*guarding, *program], pass_fds=(guarded,), process_group=0)
+os.close(guarded)
+print(started.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_a_killed_stage_has_started_ends(tmp_path: Path) -> None:
+    wanting = subprocess.Popen([sys.executable, "-c", WANTING], stdout=subprocess.PIPE, text=True)
+    assert wanting.stdout is not None
+    guarding = psutil.Process(int(wanting.stdout.readline()))
+    deadline = time.monotonic() + 30
+    while not guarding.children() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    started = [guarding, *guarding.children()]
+    assert len(started) == 2
+    os.kill(wanting.pid, signal.SIGKILL)
+    wanting.wait()
+    _, alive = psutil.wait_procs(started, timeout=30)
+    assert [each for each in alive if each.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_the_gpus_of_servers_have_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ranks_of(gpus: int | None, servers: int | None, on: tuple[str, ...]) -> int:
+        work = RolloutCollection(
+            kind="rollout_collection",
+            policy="sft",
+            prompts="prompts",
+            reward="main",
+            resources=Resources(gpus=gpus),
+            rollout=Sampling(engine="vllm", servers=servers) if servers else Sampling(),
+        )
+        return num_ranks(work, Share(cpus=1, gpus=on))
+
+    eight = tuple(map(str, range(8)))
+    assert ranks_of(8, 2, eight) == 6 and ranks_of(8, None, eight) == 8
+    assert ranks_of(None, 1, ()) == 1, "on CPUs the servers run beside one process"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    assert own_servers._gpus_beside(2) == ["5", "6"]
+    with pytest.raises(
+        ValueError,
+        match="rollout.servers=3 needs as many GPUs beside those of 1 rank.*set resources.gpus to 4",
+    ):
+        own_servers._gpus_beside(3)

@@ -1,0 +1,132 @@
+"""Whole stages that sample with servers of vLLM: every kind, killed and resumed stages, servers that die, and several ranks."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.fake_vllm_server import FakeServer, serving
+from tests.tasks.alike import ADAM_EPS, assert_alike, assert_alike_weights, run_to_compare
+from tests.tasks.kills import same_bytes_after_a_kill
+from tests.tasks.rollout.test_engine import best_of_n_job
+from tests.tasks.test_stages_on_ranks import moved, result_of, start
+from vantage.ledger.journal import read
+from vantage.schemas.kinds import resolve_work
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.rollout import remote_engine
+from vantage.tasks.rollout.remote_engine import EngineUnavailable
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training.scratch import JOURNAL
+
+pytestmark = pytest.mark.slow
+
+Contents = Callable[[Path], dict[str, bytes]]
+
+
+@pytest.fixture
+def servers(pipeline: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeServer]]:
+    """Two servers of one model."""
+    monkeypatch.setattr(remote_engine, "PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(remote_engine, "PATIENCE_SECONDS", 0.5)
+    with serving(pipeline.folder("model"), replicas=2) as started:
+        yield started
+
+
+def served(job: StageJob, servers: list[FakeServer], **changes: Any) -> StageJob:
+    """The job, sampling with these servers."""
+    before: Any = job.work
+    url = tuple(server.url for server in servers)
+    rollout = before.rollout.model_copy(update={"engine": "vllm", "url": url})
+    return job.model_copy(update={"work": before.model_copy(update={"rollout": rollout, **changes})})
+
+
+def metrics_of(job: StageJob) -> list[dict[str, float]]:
+    return [entry.metrics for entry in read(job.scratch / JOURNAL)]
+
+
+@pytest.mark.parametrize("kind", ["policy", "best_of_n", "collected", "evaluation", "value"])
+def test_whole_stages_sample_with_servers(
+    kind: str, pipeline: Any, servers: list[FakeServer], tmp_path: Path
+) -> None:
+    """The trainer's log-probabilities are the servers', after every update; each rollout was sampled by the newest weights."""
+    job = best_of_n_job(pipeline, tmp_path) if kind == "best_of_n" else pipeline.job(kind, folder=tmp_path)
+    job = served(job, servers)
+    run_stage(job)
+    assert all(server.seen.seeds for server in servers)
+    assert not (job.scratch / "weights").exists()
+    if kind in ("policy", "best_of_n"):
+        digests = [metrics["sampled_weights"] for metrics in metrics_of(job)]
+        assert len(set(digests)) == len(digests) == job.work.iterations
+        for server in servers:
+            given = [version for version in server.seen.versions if version != "updating"]
+            assert [int(version.split("-")[1], 16) for version in given[: len(digests)]] == digests
+
+
+def test_a_killed_stage_gives_its_servers_the_checkpoints_weights(
+    pipeline: Any,
+    servers: list[FakeServer],
+    tmp_path: Path,
+    contents: Contents,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The servers hold the killed attempt's weights, which are newer than the checkpoint's."""
+
+    def job_in(folder: Path) -> StageJob:
+        return served(pipeline.job("policy", folder=folder, iterations=4, checkpoint_every=2), servers)
+
+    same_bytes_after_a_kill(run_stage, job_in, tmp_path, step=3, contents=contents, monkeypatch=monkeypatch)
+
+
+def test_a_stage_goes_on_when_its_servers_are_back(
+    pipeline: Any, servers: list[FakeServer], tmp_path: Path, contents: Contents
+) -> None:
+    """One server dies, and the other takes over; then that one dies too, and the stage ends; both return without weights."""
+
+    def job_in(folder: Path) -> StageJob:
+        return served(pipeline.job("policy", folder=folder, iterations=4, checkpoint_every=1), servers)
+
+    whole, cut = job_in(tmp_path / "whole"), job_in(tmp_path / "cut")
+    expected = run_stage(whole)
+    asked = [len(server.seen.seeds) for server in servers]
+    servers[0].faults.stops_at, servers[1].faults.stops_at = asked[0] + 20, asked[1] + 60
+    with pytest.raises(EngineUnavailable, match="no server of rollout.url could sample"):
+        run_stage(cut)
+    done = len(metrics_of(cut))
+    assert 1 <= done < 4
+    for server in servers:
+        server.start()
+        server.faults.stops_at = None
+    assert run_stage(cut) == expected
+    assert contents(cut.output) == contents(whole.output)
+    steps = [entry.step for entry in read(cut.scratch / JOURNAL)]
+    assert steps == [1, 2, 3, 4]
+    whole_curves, cut_curves = (
+        [{name: metrics[name] for name in ("sampled_weights", "score_mean")} for metrics in metrics_of(job)]
+        for job in (whole, cut)
+    )
+    assert cut_curves == whole_curves
+    assert sum(metrics["engine_failures"] for metrics in metrics_of(cut)) > 0
+
+
+def test_two_ranks_ask_for_their_own_responses(
+    pipeline: Any, servers: list[FakeServer], tmp_path: Path
+) -> None:
+    """The same weights and metrics as one process has; each response is asked for once, and one rank gives the weights."""
+
+    def job_in(folder: Path) -> StageJob:
+        folder.mkdir()
+        job: StageJob = pipeline.job("policy", folder=folder, iterations=3)
+        return served(job.model_copy(update={"work": resolve_work(job.work)}), servers)
+
+    alone, together = job_in(tmp_path / "alone"), job_in(tmp_path / "together")
+    expected = run_to_compare(alone)
+    before = {seed for server in servers for seed in server.seen.seeds}
+    num_before = sum(len(server.seen.seeds) for server in servers)
+    start(2, tmp_path / "jobs", [together], eps=ADAM_EPS)
+    seeds = [seed for server in servers for seed in server.seen.seeds][:]
+    assert set(seeds) == before and len(seeds) == 2 * num_before
+    assert_alike_weights(moved(together), moved(alone), learning_rate=alone.work.learning_rate)
+    results = [result_of(together, rank) for rank in range(2)]
+    assert results[0].metrics == results[1].metrics
+    assert_alike(results[0].metrics, expected.metrics, rel=2e-3, abs=2e-4)
