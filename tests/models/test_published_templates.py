@@ -130,11 +130,12 @@ def test_a_template_that_closes_no_turn_gets_eos_behind_the_words(tokenizer: Pre
         (CHANNELS, said("", tool_calls=[call(a=2), call(a=3)]), "leaves out 'add'"),
         (CHANNELS, said("a", tool_calls=[call(a=2)]), "leaves out 'a'"),
         (NAME_ALONE, said("", tool_calls=[call(a=2)]), "leaves out 'a=2'"),
+        (CHANNELS.replace("<|call|>", ""), said("", tool_calls=[call(a=2)]), "does not close the turn"),
         (CHATML.replace("['content']", "['content'] + message.seed"), said("Two."), "refuses it"),
         (CHATML.replace("['content']", "['content'] + 1"), said("Two."), "refuses it: TypeError"),
     ],
     ids=["name in the text", "thought in the text", "same call twice", "second call", "text beside a call",
-         "arguments", "undefined", "type"],
+         "arguments", "nothing closes it", "undefined", "type"],
 )  # fmt: skip
 def test_a_part_that_the_template_does_not_write_is_found_out_though_its_text_is_elsewhere(
     tokenizer: PreTrainedTokenizerFast, template: str, response: Message, reason: str
