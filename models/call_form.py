@@ -52,7 +52,8 @@ def form_of_calls(tokenizer: PreTrainedTokenizerBase, render: Callable[..., str]
         forms = [CallForm(is_null=null, is_text=text) for text, null in product((False, True), repeat=2)]
         found = next((form for form in forms if _is_written(tokenizer, form, render)), CallForm())
         known = tokenizer.call_form = (tokenizer.chat_template, found)
-    return known[1]  # type: ignore[no-any-return]
+    form: CallForm = known[1]
+    return form
 
 
 def _is_written(tokenizer: PreTrainedTokenizerBase, form: CallForm, render: Callable[..., str]) -> bool:

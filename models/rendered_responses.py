@@ -143,7 +143,7 @@ class ResponseRenderer:
             return [*ids, end]
         for ends in ({end}, self._special_ids):
             last = next((place for place in reversed(range(len(ids))) if ids[place] in ends), None)
-            if last is not None and not self._tokenizer.decode(ids[last + 1 :]).strip():
+            if last is not None and not str(self._tokenizer.decode(ids[last + 1 :])).strip():
                 return ids[: last + 1]
         return UnrenderedRow(f"the chat template does not close the turn {words.text[-80:]!r}")
 
