@@ -142,7 +142,7 @@ def interval_of(
     if uncertainty.n < 2 or error is None:
         return None
     method = method_of(metric, measured, uncertainty)
-    t = student(confidence, max((uncertainty.equal_prompts or uncertainty.n) - 1, 1.0))
+    t = _quantile(uncertainty, confidence)
     if method == "resampled":
         enough = (each for each in uncertainty.intervals if each[0] >= confidence)
         return next(((low, high) for _, low, high in enough if low < high), None)
@@ -169,8 +169,12 @@ def gate_interval_of_share(
     """Return the interval by which a gate judges a share: that of the method ``share``; None for one prompt."""
     if uncertainty.n < 2 or uncertainty.standard_error is None:
         return None
-    t = student(confidence, max((uncertainty.equal_prompts or uncertainty.n) - 1, 1.0))
+    t = _quantile(uncertainty, confidence)
     return share_of_gate(measured, effective_rows(measured, uncertainty), t, confidence)
+
+
+def _quantile(uncertainty: Uncertainty, confidence: float) -> float:
+    return student(confidence, max((uncertainty.equal_prompts or uncertainty.n) - 1, 1.0))
 
 
 def effective_rows(share: float, uncertainty: Uncertainty) -> float:
