@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
@@ -66,6 +67,9 @@ def _message(error: Exception, code: int) -> str:
         url = os.environ.get("PREFECT_API_URL")
         where = "the Prefect server" if url is None else f"PREFECT_API_URL={without_secrets(url)}"
         return f"{where} does not answer ({error}); start that server, or correct the address"
+    settings = _refused_settings(error)
+    if settings:
+        return settings
     if _is_no_path(error):
         what = getattr(error, "strerror", None) or "its links lead to one another"
         named = str(getattr(error, "filename", None) or str(error).rpartition("from ")[2].strip("'"))
@@ -73,6 +77,26 @@ def _message(error: Exception, code: int) -> str:
     if code != ExitCode.INTERNAL:
         return str(error)
     return f"{type(error).__name__}: {error} (this should not happen; -v shows the traceback)"
+
+
+def _refused_settings(error: Exception) -> str | None:
+    """Return the message for settings that Prefect refuses, with the variables that have them; None: another error."""
+    kind, title = type(error).__name__, str(getattr(error, "title", ""))
+    if kind == "SettingsError":  # a value that is no JSON, where it has to be
+        field = re.search(r'field "(\w+)"', str(error))
+        faults = {field[1]: "it is no valid value"} if field else {}
+    elif kind == "ValidationError" and title.endswith("Settings"):
+        refused = error.errors()  # type: ignore[attr-defined]
+        faults = {str(each["loc"][-1]): str(each["msg"]) for each in refused if each.get("loc")}
+    else:
+        return None
+    found = [
+        f"{name}={safe_text(value)!r}: {safe_text(reason)}"
+        for field_name, reason in faults.items()
+        for name, value in os.environ.items()
+        if name.startswith("PREFECT_") and name.lower().endswith(f"_{field_name.lower()}")
+    ]
+    return f"Prefect refuses {'; '.join(found)}; correct or unset it" if found else None
 
 
 def _code_of(error: Exception) -> ExitCode:

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jinja2
 from transformers import PreTrainedTokenizerBase
 
+from vantage.models.call_form import form_of_calls, with_reasoning
 from vantage.models.pinned_date import template_arguments
 from vantage.schemas.conversations import Message, Prompt, extras_of
 
@@ -41,13 +43,31 @@ def render_turns(
         turns.append(
             {"role": "assistant", "content": response} if isinstance(response, str) else _fields(response)
         )
-    text = tokenizer.apply_chat_template(
-        turns,
-        tools=tools,
-        tokenize=False,
-        add_generation_prompt=response is None,
-        **template_arguments(tokenizer),
-    )
+    turns = [with_reasoning(tokenizer, turn) for turn in turns]
+    if any(turn.get("tool_calls") for turn in turns):
+        form = form_of_calls(tokenizer, _render)
+        turns = [form.of(turn) for turn in turns]
+    return _render(tokenizer, turns, tools=tools, add_generation_prompt=response is None)
+
+
+def _render(
+    tokenizer: PreTrainedTokenizerBase,
+    turns: list[dict[str, Any]],
+    *,
+    tools: list[Any] | None = None,
+    add_generation_prompt: bool = False,
+) -> str:
+    try:
+        text = tokenizer.apply_chat_template(
+            turns,
+            tools=tools,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            **template_arguments(tokenizer),
+        )
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # A template is a program: one that adds a text and an object fails as Python does
+        raise jinja2.TemplateError(f"{type(error).__name__}: {error}") from error
     return str(text)
 
 

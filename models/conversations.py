@@ -12,8 +12,20 @@ from dataclasses import dataclass
 import jinja2
 from transformers import PreTrainedTokenizerBase
 
-from vantage.models.chat_template import around_words, render_plain, render_turns, uses_chat
-from vantage.models.tokenising import continuations, tokenise, with_one_bos, without_trailing_eos
+from vantage.models.chat_template import (
+    around_words,
+    render_plain,
+    render_turns,
+    uses_chat,
+)
+from vantage.models.rendered_responses import tokens_in_words
+from vantage.models.tokenising import (
+    continuations,
+    mixed_continuations,
+    tokenise,
+    with_one_bos,
+    without_trailing_eos,
+)
 from vantage.models.turn_end import end_token_id
 from vantage.schemas.conversations import Message, extras_of
 
@@ -56,7 +68,10 @@ def encode_conversations(
 
     first = _encode_beginnings(tokenizer, [row[0] for row in pieces], is_chat)
     rest = iter(continuations(tokenizer, [piece for row in pieces for piece in row[1:]], as_text=False))
-    spoken = iter(continuations(tokenizer, [opening + text for row in words for text in row]))
+    texts = [opening + text for row in words for text in row]
+    tokens = tokens_in_words(tokenizer) if is_chat and texts else ()
+    are_markup = [any(token in text for token in tokens) for text in texts]
+    spoken = iter(mixed_continuations(tokenizer, texts, are_markup))
     end = end_token_id(tokenizer, chat=chat)
     encoded = []
     for beginning, row in zip(first, words, strict=True):

@@ -6,7 +6,7 @@ the prompt has opened already. So the ids of prompt and response are those of th
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,11 +14,14 @@ import jinja2
 from transformers import PreTrainedTokenizerBase
 
 from vantage.models.chat_template import around_words, render_turns, uses_chat
-from vantage.models.tokenising import continuations
+from vantage.models.response_parts import altered
+from vantage.models.tokenising import mixed_continuations, tokenise
 from vantage.models.turn_end import end_token_id
 from vantage.schemas.conversations import AS_SAMPLED, Message, Prompt, extras_of
 
-_END_OF_THINKING = "</think>"
+_END_OF_THINKING = re.compile(r"</[\w:]+>|\[/\w+\]|<\|END_\w+\|>")
+"""Tags that close a thought: `</think>`, `</seed:think>`, `[/THINK]`, `<|END_THINKING|>`."""
+_BEGIN_OF_THINKING = re.compile(r"\s*(<[\w:]+>|\[\w+\]|<\|START_\w+\|>)\s*")
 _SHOWN = 300
 
 
@@ -28,11 +31,13 @@ class UnrenderedRow(ValueError):
 
 @dataclass(frozen=True)
 class Words:
-    """Text that the model has to write after a prompt, without the token that closes it."""
+    """Text that the model has to write after a prompt."""
 
     text: str
     is_markup: bool
-    """Whether the template wrote a part of it; then special tokens in it are encoded as tokens."""
+    """Whether special tokens in it are encoded as tokens: the template wrote a part of it, or reads such a token in it."""
+    is_closed: bool = False
+    """Whether it contains the token that closes the turn."""
 
 
 class ResponseRenderer:
@@ -48,18 +53,13 @@ class ResponseRenderer:
         """Return the ids of each response after its prompt, with its closing token; for a row that cannot be rendered,
         the fault."""
         found = [self._try(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
-        texts = iter(self._tokenised(found, is_markup=False))
-        markup = iter(self._tokenised(found, is_markup=True))
-        end = end_token_id(self._tokenizer, chat=self._chat)
-        rows: list[list[int] | UnrenderedRow] = []
-        for each in found:
-            if isinstance(each, UnrenderedRow):
-                rows.append(each)
-            elif each.is_markup:
-                rows.append(self._closed(next(markup), each))
-            else:
-                rows.append([*next(texts), end])
-        return rows
+        known = [each for each in found if isinstance(each, Words)]
+        ids = iter(
+            mixed_continuations(
+                self._tokenizer, [each.text for each in known], [each.is_markup for each in known]
+            )
+        )
+        return [each if isinstance(each, UnrenderedRow) else self._ended(next(ids), each) for each in found]
 
     def words(self, prompt: Prompt, response: Message) -> Words:
         """Return the text that the model has to write after ``prompt``.
@@ -78,6 +78,11 @@ class ResponseRenderer:
             return Words(self._around[0] + response["content"], is_markup=False)
         begin, whole = self._rendered(prompt, None), self._rendered(prompt, response)
         if whole.startswith(begin):
+            unread = self._unread(prompt, response, whole) if response["extra"] else None
+            if unread is not None:
+                raise _differs(
+                    f"the chat template leaves out {unread[:80]!r}", begin + response["content"], whole
+                )
             return self._after(whole[len(begin) :], whole, begin, response)
         opened = self._opened(prompt, begin)
         content = response["content"]
@@ -85,9 +90,9 @@ class ResponseRenderer:
             rest = (
                 content.removeprefix(opened) if content.startswith(opened) else content[len(opened.strip()) :]
             )
-            return Words(rest, is_markup=False)
+            return Words(rest, is_markup=self._has_tokens(rest))
         if opened and not response["extra"] and _goes_on(opened, content):
-            return Words(content, is_markup=False)
+            return Words(content, is_markup=self._has_tokens(content))
         raise _differs("the chat template does not begin this response as its prompt ends", begin, whole)
 
     def writes_as_it_stands(self, prompt: Prompt, text: str) -> bool:
@@ -101,33 +106,53 @@ class ResponseRenderer:
         """Return the response that the template wrote after ``begin``."""
         opening, closing = self._around
         content = response["content"]
-        if tail == opening + content + closing and not response["extra"]:
+        is_markup = self._has_tokens(content) or self._writes_tokens(tail.removesuffix(closing), content)
+        if tail == opening + content + closing and not response["extra"] and not is_markup:
             return Words(opening + content, is_markup=False)
         is_closed = bool(closing) and tail.endswith(closing)
         words = tail.removesuffix(closing) if is_closed else tail
-        without_thinking = content.rpartition(_END_OF_THINKING)[2]
-        is_past = without_thinking != content and _squeezed(words) == _squeezed(without_thinking)
-        if is_past and not response["extra"]:
-            return Words(opening + content, is_markup=False)  # the template's date is that of past turns
+        answers = [content[tag.end() :] for tag in _END_OF_THINKING.finditer(content)]
+        if not response["extra"] and any(_squeezed(words) == _squeezed(answer) for answer in answers):
+            # the template's date is that of past turns
+            return Words(opening + content, is_markup=self._has_tokens(content))
         shown = _squeezed(begin[-_SHOWN:] + words)
         missing = [part for part in _parts(response) if _squeezed(part) not in shown]
         if missing:
             raise _differs(f"the chat template leaves out {missing[0][:80]!r}", begin + content, whole)
-        if tail != opening + content + closing and (response["extra"] or not is_closed):
-            return Words(tail, is_markup=True)
+        if not self._closes_turns:
+            return Words(words, is_markup=is_markup)
+        if is_markup or response["extra"] or not is_closed:
+            return Words(tail, is_markup=True, is_closed=True)
         return Words(words, is_markup=False)
 
-    def _closed(self, ids: list[int], words: Words) -> list[int] | UnrenderedRow:
-        """Return the ids up to the last token that closes a turn."""
-        for ends in ({end_token_id(self._tokenizer, chat=self._chat)}, self._special_ids):
+    def _unread(self, prompt: Prompt, response: Message, whole: str) -> str | None:
+        """Return the first part of a response that the template does not write."""
+        for part, other in altered(response):
+            try:
+                text = render_turns(self._tokenizer, prompt, other)
+            except jinja2.TemplateError:
+                continue  # the template refuses this value, so it reads the part
+            if text == whole:
+                return part
+        return None
+
+    def _ended(self, ids: list[int], words: Words) -> list[int] | UnrenderedRow:
+        """Return the ids with the token that closes the turn as their last."""
+        end = end_token_id(self._tokenizer, chat=self._chat)
+        if not words.is_closed:
+            return [*ids, end]
+        for ends in ({end}, self._special_ids):
             last = next((place for place in reversed(range(len(ids))) if ids[place] in ends), None)
-            if last is not None:
+            if last is not None and not str(self._tokenizer.decode(ids[last + 1 :])).strip():
                 return ids[: last + 1]
         return UnrenderedRow(f"the chat template does not close the turn {words.text[-80:]!r}")
 
-    def _tokenised(self, found: Sequence[Words | UnrenderedRow], *, is_markup: bool) -> Iterator[list[int]]:
-        texts = [each.text for each in found if isinstance(each, Words) and each.is_markup == is_markup]
-        return iter(continuations(self._tokenizer, texts, as_text=not is_markup))
+    def _has_tokens(self, text: str) -> bool:
+        return any(token in text for token in self._in_words)
+
+    def _writes_tokens(self, rendered: str, content: str) -> bool:
+        """Return whether the template adds a special token to a response of this text."""
+        return any(rendered.count(token) > content.count(token) for token in self._special)
 
     def _try(self, prompt: Prompt, response: Message) -> Words | UnrenderedRow:
         try:
@@ -153,6 +178,20 @@ class ResponseRenderer:
         return around_words(self._tokenizer)
 
     @cached_property
+    def _in_words(self) -> tuple[str, ...]:
+        return tokens_in_words(self._tokenizer)
+
+    @cached_property
+    def _special(self) -> tuple[str, ...]:
+        return special_tokens(self._tokenizer)
+
+    @cached_property
+    def _closes_turns(self) -> bool:
+        """Whether the template closes the assistant's turns with a token; else EOS is put after them."""
+        ids = tokenise(self._tokenizer, [self._around[1]], add_special_tokens=False)[0]
+        return end_token_id(self._tokenizer, chat=self._chat) in ids
+
+    @cached_property
     def _special_ids(self) -> set[int]:
         return {i for i, token in self._tokenizer.added_tokens_decoder.items() if token.special}
 
@@ -171,6 +210,14 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase, *, chat: bool | None) -> 
     return tuple(dict.fromkeys(token for token in named if token and len(token.strip()) > 2))
 
 
+def tokens_in_words(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """Return the special tokens that are tokens in the assistant's words: the chat template names them, and does not write
+    them around turns. An example are `[THINK]` and `[/THINK]`."""
+    template = str(tokenizer.chat_template or "")
+    around = set(control_tokens(tokenizer, chat=True)) if template else set()
+    return tuple(token for token in special_tokens(tokenizer) if token in template and token not in around)
+
+
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
     """Return all special tokens of three characters or more; a shorter one may occur in any text."""
     special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
@@ -186,25 +233,21 @@ def spelled(tokens: Sequence[str], texts: Sequence[str]) -> list[str]:
 
 
 def _parts(response: Message) -> list[str]:
-    """Return the parts that a rendering has to contain: text, reasoning, and the names of the called tools."""
-    extras = extras_of(response)
-    reasoning, _, answer = response["content"].rpartition(_END_OF_THINKING)
-    calls = extras.get("tool_calls") or []
-    names = [str((call.get("function") or call).get("name", "")) for call in calls]
-    said = [
-        answer,
-        reasoning.strip().removeprefix("<think>"),
-        str(extras.get("reasoning_content") or ""),
-        *names,
-    ]
+    """Return the texts that a rendering has to contain: each thought without its tags, the answer, and the reasoning."""
+    said = [_BEGIN_OF_THINKING.sub("", part, count=1) for part in _END_OF_THINKING.split(response["content"])]
+    said.append(str(extras_of(response).get("reasoning_content") or ""))
     return [part for part in said if part.strip()]
 
 
 def _goes_on(opened: str, content: str) -> bool:
     """Return whether a response continues what its prompt has opened: it closes the tag, and does not open it before."""
-    tag = re.fullmatch(r"<(\w+)>", opened.strip())
-    before, closing, _ = content.partition(f"</{tag[1]}>") if tag else ("", "", "")
-    return bool(closing) and tag is not None and tag[0] not in before
+    tag = _BEGIN_OF_THINKING.fullmatch(opened)
+    if tag is None:
+        return False
+    opening = opened.strip()
+    closing = opening.replace("START_", "END_") if opening.startswith("<|") else f"{opening[0]}/{opening[1:]}"
+    before, found, _ = content.partition(closing)
+    return bool(found) and opening not in before
 
 
 def _squeezed(text: str) -> str:

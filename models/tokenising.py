@@ -61,6 +61,23 @@ def continuations(
     return [rows[i] for i in range(len(texts))]
 
 
+def mixed_continuations(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], are_markup: Sequence[bool]
+) -> list[list[int]]:
+    """Return ids of texts that follow other text; special tokens are tokens in markup, and text elsewhere."""
+    rows = {
+        markup: iter(
+            continuations(
+                tokenizer,
+                [text for text, is_markup in zip(texts, are_markup, strict=True) if is_markup == markup],
+                as_text=not markup,
+            )
+        )
+        for markup in (False, True)
+    }
+    return [next(rows[is_markup]) for is_markup in are_markup]
+
+
 def prefixes_space(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Return whether the tokenizer puts a space before a text, so that ids of ":" and "a" together are those of ": a"."""
     colon, letter = tokenise(tokenizer, [":", "a"], add_special_tokens=False)

@@ -15,7 +15,7 @@ def end_token_id(tokenizer: PreTrainedTokenizerBase, *, chat: bool | None) -> in
     """Return the token that closes a response.
 
     Without a chat it is EOS. In a chat it is what the template puts after the assistant's words: of the tokens that
-    follow them in the middle of a conversation and at its end alike, the first special one, else the first that was
+    follow them in the middle of a conversation and at its end alike, EOS, else the first special one, else the first that was
     added to the vocabulary (its flag `special` may be missing), else a word that is one token. Only then the tokens at
     the end of a conversation count, in the same order, and last EOS. So `<end_of_turn>` closes Gemma's turns, whose EOS
     is another token, and `<|end|>` those of a template that writes EOS after the last turn.
@@ -30,6 +30,7 @@ def end_token_id(tokenizer: PreTrainedTokenizerBase, *, chat: bool | None) -> in
     added = set(tokenizer.added_tokens_decoder)
     word = _only_token_of_a_word(tokenizer, closing)
     for candidates, place in (
+        ({eos}, of_turn),
         (special, of_turn),
         (added, of_turn),
         (word, of_turn),

@@ -9,7 +9,12 @@ from vantage.runs.record import SUCCEEDED, RunRecord, StageRecord
 from vantage.schemas.kind import MODELS
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
-from vantage.schemas.records.uncertainty import Uncertainty, bracketed, interval_among
+from vantage.schemas.records.uncertainty import (
+    Uncertainty,
+    bracketed,
+    gate_interval_of_share,
+    interval_among,
+)
 from vantage.schemas.records.verdicts import DEFAULT_CONFIDENCE, Verdict
 from vantage.storage.storage import Storage
 
@@ -52,8 +57,14 @@ def printed_intervals(
 ) -> dict[str, tuple[float, float]]:
     """Return the intervals at 95 % of the metrics that are printed in a stage's line."""
     names = dict.fromkeys((*_COMPARED, *headline_metrics(metrics, verdicts)))
+    shares = {
+        verdict.metric for verdict in verdicts if verdict.method == "share"
+    }  # printed as they were judged
     found = {
-        name: interval_among(name, metrics, uncertainty, confidence=DEFAULT_CONFIDENCE) for name in names
+        name: gate_interval_of_share(metrics[name] or 0.0, uncertainty[name], confidence=DEFAULT_CONFIDENCE)
+        if name in shares
+        else interval_among(name, metrics, uncertainty, confidence=DEFAULT_CONFIDENCE)
+        for name in names
     }
     return {name: interval for name, interval in found.items() if interval is not None}
 

@@ -91,7 +91,7 @@ _TABLE = (
         work=PrepareData,
         module="vantage.tasks.prepare_data",
         makes="dataset",
-        revision=5,
+        revision=6,
         imports="data",
         numbers=(
             *ROWS,

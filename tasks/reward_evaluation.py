@@ -1,6 +1,7 @@
 """Evaluate a reward model on test pairs: its accuracy, its weak spots, and the calibration of its probabilities."""
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 
@@ -53,7 +54,7 @@ def run(job: StageJob[RewardEvaluation]) -> StageResult:
 
     # 2. Accuracy, calibration, and accuracy by length
     measured = measure_pairs(*both)
-    gaps = partial(calibration_gaps, torch.cat((margins, -margins)))  # then with the opposite outcome
+    gaps = gaps_of_outcomes(margins)
     means = {
         "pair_accuracy": measured.correct,
         "score_gap": measured.score_gap,
@@ -71,8 +72,7 @@ def run(job: StageJob[RewardEvaluation]) -> StageResult:
 
     # 3. By the data's own subgroups
     subgroups = accuracy_by_subgroup(pairs, correct, clusters)
-    large = [each.value for each in subgroups.values() if each.num_clusters >= ENOUGH_PROMPTS]
-    numbers = {"num_subgroups": len(subgroups), "worst_subgroup_accuracy": min(large, default=None)}
+    numbers = {"num_subgroups": len(subgroups), "worst_subgroup_accuracy": worst_accuracy(subgroups)}
 
     table = [{name: defined(value) for name, value in asdict(each).items()} for each in reliability(margins)]
     _write(job, CALIBRATION_FILE, table)
@@ -118,6 +118,17 @@ def accuracy_by_subgroup(pairs: Completions, correct: Tensor, clusters: Tensor) 
     return {
         name: _mean_of(correct, clusters, torch.tensor([each == name for each in names])) for name in found
     }
+
+
+def worst_accuracy(subgroups: Mapping[str, Estimate]) -> float | None:
+    """Return the lowest accuracy of the subgroups with ``ENOUGH_PROMPTS``; None: none has as many."""
+    large = [each.value for each in subgroups.values() if each.num_clusters >= ENOUGH_PROMPTS]
+    return min(large, default=None)
+
+
+def gaps_of_outcomes(margins: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return a function from weights (R,2N) to calibration gaps: weights of the pairs, then of each with the opposite outcome."""
+    return partial(calibration_gaps, torch.cat((margins, -margins)))
 
 
 def subgroup_table(subgroups: dict[str, Estimate]) -> list[dict[str, object]]:

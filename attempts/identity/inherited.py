@@ -39,8 +39,10 @@ OF_PREFECT = (
 )
 OF_PREFECT_PREFIXES = (
     *("PREFECT_RESULTS_", "PREFECT_TASKS_", "PREFECT_FLOWS_DEFAULT_", "PREFECT_DEPLOYMENTS_", "PREFECT__"),
+    *("PREFECT_SERVER_DATABASE_", "PREFECT_API_DATABASE_"),
 )
-"""How another project's flows retry and keep results: Vantage's stages retry by its own rules, and Prefect keeps no results of them."""
+"""How another project's flows retry and keep results: Vantage's stages retry by its own rules, and Prefect keeps no results of them.
+And the database of another server: that of our own is in the workspace, where `resume` looks for its flow runs."""
 
 NAMES = frozenset({*OF_LAUNCHERS, *CHANGING_RESULTS, *OF_PREFECT})
 PREFIXES = (*OF_LAUNCHERS_PREFIXES, *CHANGING_RESULTS_PREFIXES, *OF_PREFECT_PREFIXES)

@@ -374,15 +374,18 @@ FORKSERVER_LOST = 255
 """Errors that multiprocessing raises for a child whose fork server ended before it."""
 
 
-def last_line(log: Path) -> str:
-    """Return the last nonblank line in the last 8 KiB of a log."""
+def last_line(log: Path, *, begin: int = 0) -> str:
+    """Return the last nonblank line in the last 8 KiB of a log, of what follows its first ``begin`` bytes."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
+            file.seek(max(begin, file.seek(0, os.SEEK_END) - 8192))
             lines = file.read().decode("utf-8", errors="replace").split("\n")
     except FileNotFoundError:
         return "(the log was never written)"
-    return next((line.strip() for line in reversed(lines) if line.strip()), "(the log is empty)")
+    return next(
+        (line.strip() for line in reversed(lines) if line.strip()),
+        "(it wrote nothing)" if begin else "(the log is empty)",
+    )
 
 
 def _make_folder_of_sockets() -> None:

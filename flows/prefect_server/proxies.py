@@ -1,18 +1,25 @@
-"""Proxies of the environment that Prefect's client cannot use, and which would end every command in an error of its HTTP library."""
+"""Proxies and certificates of the environment that Prefect's client cannot use, and which would end every command in an error of
+its HTTP library."""
 
 import os
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from vantage.schemas.safe_text import safe_text
 
-NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+_REMEDIES = {
+    CERTIFICATES: "name a file of certificates that exists, in PEM, or unset the variable",
+    PROXIES: "name an http:// proxy, install what it names, or unset the variable",
+}
 
 
 def check_proxies(*, elsewhere: bool) -> None:
-    """Remove proxies that Prefect's client cannot use, if only this machine is asked; else refuse them.
+    """Remove proxies and certificates that Prefect's client cannot use, if only this machine is asked; else refuse them.
 
     A SOCKS proxy needs a package that Prefect does not bring. To ask a server of another machine without the proxy might
-    be what its user wants to prevent.
+    be what its user wants to prevent. A client fails without its file of certificates even for addresses that need none.
 
     Args:
         elsewhere: the storage is on another machine.
@@ -20,32 +27,43 @@ def check_proxies(*, elsewhere: bool) -> None:
     Raises:
         ValueError: a variable cannot be used, and a server is on another machine; the message names both.
     """
-    named = [name for name in os.environ if name.upper() in NAMES and os.environ[name]]
-    if not named or (problem := _problem()) is None:
-        return
-    remote = [
-        f"{variable}={safe_text(os.environ[variable])}"
-        for variable in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")
-        if _is_remote(os.environ.get(variable, ""))
-    ]
-    if remote or elsewhere:
-        proxies = ", ".join(f"{name}={safe_text(os.environ[name])}" for name in named)
-        raise ValueError(
-            f"{proxies}: Prefect's client cannot use this ({problem}), and {remote[0] if remote else 'the bucket'} is "
-            "on another machine; name an http:// proxy, install what it names, or unset the variable"
-        )
-    for name in named:
-        del os.environ[name]
+    for names, remedy in 2 * list(_REMEDIES.items()):  # either's fault may hide the other's
+        named = [name for name in os.environ if name.upper() in names and os.environ[name]]
+        if not named:
+            continue
+        problem = _problem()
+        if problem is None or problem == _problem(without=named):
+            continue
+        remote = [
+            f"{variable}={safe_text(os.environ[variable])}"
+            for variable in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")
+            if _is_remote(os.environ.get(variable, ""))
+        ]
+        if remote or elsewhere:
+            shown = ", ".join(f"{name}={safe_text(os.environ[name])}" for name in named)
+            raise ValueError(
+                f"{shown}: Prefect's client cannot use this ({problem}), and {remote[0] if remote else 'the bucket'} is "
+                f"on another machine; {remedy}"
+            )
+        for name in named:
+            del os.environ[name]
 
 
-def _problem() -> str | None:
-    """Return the reason why Prefect's HTTP library cannot make a client in this environment; None: it can."""
+def _problem(*, without: Sequence[str] = ()) -> str | None:
+    """Return the reason why Prefect's HTTP library cannot make a client in this environment; None: it can.
+
+    Args:
+        without: variables that are left out of the environment.
+    """
     import httpx
 
+    hidden = {name: os.environ.pop(name) for name in without}
     try:
         httpx.Client().close()
     except Exception as error:  # of its own, of the address's parser, or of the import of what SOCKS needs
         return safe_text(str(error).splitlines()[0] if str(error) else type(error).__name__)
+    finally:
+        os.environ.update(hidden)
     return None
 
 

@@ -154,6 +154,7 @@ class PrefectServer:
     def _start_on_a_free_port(self) -> str:
         for _ in range(3):
             port = free_port()
+            begin = self.log.stat().st_size if self.log.exists() else 0  # earlier servers wrote to it, too
             self._process = _server_process(self.home, port, self.log)
             if self._answers(f"http://{LOOPBACK}:{port}/api"):
                 return f"http://{LOOPBACK}:{port}/api"
@@ -161,7 +162,7 @@ class PrefectServer:
             if "already in use" not in self.log.read_text(errors="replace")[-4096:]:
                 break
         raise ServerUnavailable(
-            f"the Prefect server that vantage starts did not come up: {last_line(self.log)} ({self.log}); "
+            f"the Prefect server that vantage starts did not come up: {last_line(self.log, begin=begin)} ({self.log}); "
             "or name a running server in PREFECT_API_URL"
         )
 

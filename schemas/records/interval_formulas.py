@@ -22,6 +22,26 @@ def wilson(share: float, rows: float, t: float) -> tuple[float, float]:
     return max(centre - half, 0.0), min(centre + half, 1.0)
 
 
+def exact_share(share: float, rows: float, confidence: float) -> tuple[float, float]:
+    """Return the exact interval (Clopper and Pearson, 1934) of a share of `rows` independent rows, which need not be whole."""
+    from scipy.special import betaincinv  # lazily, as above
+
+    right, tail = share * rows, (1 - confidence) / 2
+    low = float(betaincinv(right, rows - right + 1, tail)) if right > 0 else 0.0
+    high = float(betaincinv(right + 1, rows - right, 1 - tail)) if right < rows else 1.0
+    return low, high
+
+
+def share_of_gate(share: float, rows: float, t: float, confidence: float) -> tuple[float, float]:
+    """Return Wilson's interval; its end on the side of the rarer outcome is the exact one if that is wider.
+
+    Of n rows, one right answer puts Wilson's lower end at 0.18/n, and a share of 0.18/n gives one or more in 16 % of cases.
+    """
+    low, high = wilson(share, rows, t)
+    exact = exact_share(share, rows, confidence)
+    return (min(low, exact[0]) if share < 0.5 else low, max(high, exact[1]) if share > 0.5 else high)
+
+
 def paired_score(difference: float, differing: float, rows: float, t: float) -> tuple[float, float]:
     """Return the score interval of a difference of two paired shares (Tango, Statistics in Medicine 17, 1998, 891-908).
 

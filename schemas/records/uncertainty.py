@@ -18,6 +18,7 @@ from vantage.schemas.records.interval_formulas import (
     around_zero_to_infinity,
     bounded_score,
     paired_shares,
+    share_of_gate,
     student,
     wilson,
 )
@@ -86,8 +87,9 @@ class Uncertainty(Frozen):
     (Kish, 1965). None: prompts have one size, or an earlier version or a training stage measured it."""
 
 
-IntervalMethod = Literal["t", "wilson", "paired", "logarithmic", "bounded", "resampled", "explained"]
-"""``t``: mean ± t·standard error. ``wilson``: Wilson's, for a share. ``paired``: for a difference of paired shares, the
+IntervalMethod = Literal["t", "wilson", "share", "paired", "logarithmic", "bounded", "resampled", "explained"]
+"""``t``: mean ± t·standard error. ``wilson``: Wilson's, for a share. ``share``: for a share at a gate, the wider of
+Wilson's and the exact end on the side of the rarer outcome. ``paired``: for a difference of paired shares, the
 wider of Tango's and Bonett and Price's. ``logarithmic``: t on the logarithm. ``bounded``: a score interval of a mean
 between bounds. ``resampled``: kept percentiles. ``explained``: t on the logarithm of the part that is not explained; no
 interval where too few prompts carry it."""
@@ -140,7 +142,7 @@ def interval_of(
     if uncertainty.n < 2 or error is None:
         return None
     method = method_of(metric, measured, uncertainty)
-    t = student(confidence, max((uncertainty.equal_prompts or uncertainty.n) - 1, 1.0))
+    t = _quantile(uncertainty, confidence)
     if method == "resampled":
         enough = (each for each in uncertainty.intervals if each[0] >= confidence)
         return next(((low, high) for _, low, high in enough if low < high), None)
@@ -159,6 +161,20 @@ def interval_of(
     if method == "explained":
         return _explained(metric, measured, error, t, carrying)
     return measured - t * error, measured + t * error
+
+
+def gate_interval_of_share(
+    measured: float, uncertainty: Uncertainty, *, confidence: float
+) -> tuple[float, float] | None:
+    """Return the interval by which a gate judges a share: that of the method ``share``; None for one prompt."""
+    if uncertainty.n < 2 or uncertainty.standard_error is None:
+        return None
+    t = _quantile(uncertainty, confidence)
+    return share_of_gate(measured, effective_rows(measured, uncertainty), t, confidence)
+
+
+def _quantile(uncertainty: Uncertainty, confidence: float) -> float:
+    return student(confidence, max((uncertainty.equal_prompts or uncertainty.n) - 1, 1.0))
 
 
 def effective_rows(share: float, uncertainty: Uncertainty) -> float:
@@ -272,7 +288,7 @@ def smallest_conclusive_share(threshold: float, n: int, *, confidence: float = 0
     """Return the lowest share of n prompts whose interval lies above the threshold; None if even 1 does not."""
     t = student(confidence, n - 1) if n > 1 else math.inf
     for right in range(math.ceil(threshold * n), n + 1):
-        if math.isfinite(t) and wilson(right / n, float(n), t)[0] > threshold:
+        if math.isfinite(t) and share_of_gate(right / n, float(n), t, confidence)[0] > threshold:
             return right / n
     return None
 

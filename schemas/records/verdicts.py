@@ -18,6 +18,7 @@ from vantage.schemas.records.uncertainty import (
     Uncertainty,
     carried,
     decimals_of,
+    gate_interval_of_share,
     interval_among,
     method_of,
 )
@@ -142,8 +143,10 @@ def check_gate(
     known = uncertainty or {}
     measured, metric_uncertainty = evidence[gate.metric], known.get(gate.metric)
     confidence = DEFAULT_CONFIDENCE if gate.confidence is None else gate.confidence
-    judge = _judge_as_before if _is_of_earlier_method(like, metric_uncertainty) else _judge
-    found = judge(gate.metric, evidence, known, confidence)
+    if _is_of_earlier_method(like, metric_uncertainty):
+        found = _judge_as_before(gate.metric, evidence, known, confidence)
+    else:
+        found = _judge(gate.metric, evidence, known, confidence, like)
     interval = found.interval
     judged = (measured, measured) if gate.confidence is None else interval or (None, None)
     reason = equal if gate.metric in COMPARISONS else None
@@ -194,7 +197,11 @@ def _is_of_earlier_method(like: Verdict | None, uncertainty: Uncertainty | None)
 
 
 def _judge(
-    metric: str, evidence: Metrics, uncertainty: Mapping[str, Uncertainty], confidence: float
+    metric: str,
+    evidence: Metrics,
+    uncertainty: Mapping[str, Uncertainty],
+    confidence: float,
+    like: Verdict | None,
 ) -> _Judged:
     measured, own = evidence[metric], uncertainty.get(metric)
     if measured is None or own is None:
@@ -207,8 +214,10 @@ def _judge(
     critic = carried(metric, evidence, uncertainty)
     if critic is not None:
         counts["carrying_prompts"] = critic.prompts
-    interval = interval_among(metric, evidence, uncertainty, confidence=confidence)
-    return _Judged(interval, method_of(metric, measured, own), counts)
+    method = method_of(metric, measured, own)
+    if method == "wilson" and (like is None or like.method != method):  # else an earlier version judged
+        return _Judged(gate_interval_of_share(measured, own, confidence=confidence), "share", counts)
+    return _Judged(interval_among(metric, evidence, uncertainty, confidence=confidence), method, counts)
 
 
 def _judge_as_before(

@@ -205,7 +205,7 @@ def _with_tools(turns: list[Message], tools: list[Any] | None) -> list[Message]:
     first = Message(
         role=turns[0]["role"],
         content=turns[0]["content"],
-        extra=json.dumps(extra, ensure_ascii=False, sort_keys=True),
+        extra=json.dumps(extra, ensure_ascii=False),
     )
     return [first, *turns[1:]]
 

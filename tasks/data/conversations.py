@@ -34,6 +34,7 @@ _TEXTS = ("content", "value", "text", "message")
 _LISTS = ("messages", "conversation", "conversations")
 _KEPT = ("tool_calls", "name", "tool_call_id", "reasoning_content")
 """Other fields of a message that chat templates read."""
+_UNREAD_REASONING = ("reasoning_details", "reasoning", "thinking", "thinking_blocks", "reasoning_content")
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 """Names of a turn's reasoning; templates use the first of these."""
 _ROUNDS = (("human", "assistant"), ("user", "assistant"), ("input", "output"))
@@ -184,8 +185,15 @@ def _message(turn: Mapping[str, Any]) -> Message:
     reasoning = next((turn[key] for key in _REASONING if isinstance(turn.get(key), str) and turn[key]), None)
     if reasoning is not None and role == "assistant":
         extra["reasoning_content"] = reasoning
+    if isinstance(turn.get("function_call"), Mapping):  # OpenAI's former interface
+        call = {"type": "function", "function": without_nulls(turn["function_call"])}
+        extra.setdefault("tool_calls", [call])
     if "tool_calls" in extra:
         extra["tool_calls"] = _calls(extra["tool_calls"])
+        if not extra["tool_calls"]:
+            del extra["tool_calls"]
+    if role == "assistant":
+        _refuse_unread(turn, extra)
     if role == "assistant" and turn.get("weight") == 0:  # OpenAI's: it is not learnt
         extra["weight"] = 0
     if author == "function_call" and isinstance(content, str):
@@ -195,8 +203,17 @@ def _message(turn: Mapping[str, Any]) -> Message:
     return Message(
         role=role,
         content=_text(content, turn),
-        extra=json.dumps(extra, ensure_ascii=False, sort_keys=True) if extra else None,
+        extra=json.dumps(extra, ensure_ascii=False) if extra else None,
     )
+
+
+def _refuse_unread(turn: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
+    """Refuse a turn whose reasoning is in a field that is not read, since it would be learnt without it."""
+    unread = [key for key in _UNREAD_REASONING if turn.get(key) and not isinstance(turn[key], bool)]
+    if unread and "reasoning_content" not in extra:
+        raise ValueError(
+            f"a message has its reasoning in {unread[0]}, which is not read; write it as a text in reasoning_content"
+        )
 
 
 def _text(content: Any, turn: Mapping[str, Any]) -> str:
@@ -232,6 +249,8 @@ def _with_object(call: dict[str, Any]) -> dict[str, Any]:
     inner = call.get("function")
     if isinstance(inner, dict):
         return {**call, "function": _with_object(inner)}
+    if not (isinstance(call.get("name"), str) and call["name"]):
+        raise ValueError("a call of a tool that has no name")
     if not isinstance(call.get("arguments"), str):
         return call
     try:

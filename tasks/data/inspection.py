@@ -165,7 +165,10 @@ def _unknown(path: Path, first: Sequence[SourceRow], content: Content | None, en
     if not rows:
         fault = next((row for row in first if isinstance(row, Fault)), None)
         said = "it has no rows" if fault is None else f"none of its first {len(first)} rows can be read"
-        return f"{path}: {said}" + ("" if fault is None else f"; the first is {fault.reason}: {fault.shown}")
+        if fault is None:
+            return f"{path}: {said}"
+        hint = "; .jsonl has an object on each line" if ending.startswith(".jsonl") else ""
+        return f"{path}: {said}; the first is {fault.reason}: {fault.shown}{hint}"
     names = ", ".join(map(str, rows[0]))
     if {"parent_id", "text", "role"} <= set(rows[0]):  # OASST's
         return (
@@ -182,8 +185,29 @@ def _unknown(path: Path, first: Sequence[SourceRow], content: Content | None, en
         f"{path}: rows with the columns {names} are in no known format"
         + (f" of {content}" if content else "")
         + "; map them in the recipe under data.NAME.columns (`vantage schema` describes it)"
-        + (f". Nearest are{near}" if near else "")
+        + (
+            f". Nearest are{near}"
+            if near
+            else "".join(f"\n  {name} {_held(rows[0][name])}" for name in rows[0])
+        )
     )
+
+
+def _held(value: object) -> str:
+    """Return in words what a column holds whose name belongs to no format."""
+    if isinstance(value, Mapping):
+        return (
+            f"holds objects with {', '.join(map(str, value))}; `columns` names a field of them as NAME.FIELD"
+        )
+    kinds = {
+        str: "text",
+        bool: "true or false",
+        int: "numbers",
+        float: "numbers",
+        list: "lists",
+        bytes: "bytes",
+    }
+    return f"holds {kinds.get(type(value), 'nothing' if value is None else type(value).__name__)}"
 
 
 def _inspect(

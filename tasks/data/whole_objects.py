@@ -20,8 +20,15 @@ def whole_object(path: Path, ending: str, limit: SizeLimit) -> str | None:
         found = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
         return None
+    if ending == ".jsonl" and isinstance(found, list):
+        return "it is one JSON list, and .jsonl has an object on each line; rename it to .json"
     if not isinstance(found, Mapping) or not found:
         return None
+    if len(found) > 1 and _are_rows(list(found.values())):
+        return (
+            "it holds one object, with a row under each of its keys; write the rows as a list: "
+            f"jq '[.[]]' {shlex.quote(path.name)} > rows.json"
+        )
     for name, value in found.items():
         if _are_rows(value):
             return (

@@ -36,6 +36,12 @@ def test_the_error_by_hand() -> None:
     assert brier_scores(margins).tolist() == pytest.approx([0.37**2, 0.63**2, 0.07**2, 0.25])
 
 
+def test_a_confidence_at_the_edge_of_two_bins_belongs_to_the_lower_one() -> None:
+    margins = torch.tensor([math.log(3)], dtype=torch.float64)
+    assert preferred_probabilities(margins).item() == 0.75, "a number that float64 has"
+    assert [each.weight for each in reliability(margins, num_bins=2)] == [1, 0]
+
+
 def test_it_is_what_scikit_learn_counts() -> None:
     """Bins of width 0.05 from 0.5 on are the upper ten of twenty over the whole range."""
     rng = np.random.default_rng(1)

@@ -37,3 +37,24 @@ def test_a_prefect_server_that_does_not_answer_is_named(command: list[str]) -> N
     assert done.returncode == ExitCode.UNAVAILABLE, done.stderr
     assert "PREFECT_API_URL=http://127.0.0.1:1/api does not answer" in done.stderr
     assert "should not happen" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("PREFECT_LOGGING_LEVEL", "verbose", "Input should be 'DEBUG'"),
+        ("PREFECT_CLIENT_CUSTOM_HEADERS", "junk", "it is no valid value"),
+    ],
+)
+def test_settings_that_prefect_refuses_are_named_by_their_variable(
+    name: str, value: str, reason: str
+) -> None:
+    code = (
+        "from vantage.cli.output import explained\n"
+        "with explained(False):\n"
+        "    from prefect.settings import get_current_settings; get_current_settings()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, name: value}, capture_output=True, text=True
+    )
+    assert f"vantage: Prefect refuses {name}='{value}': {reason}" in done.stderr

@@ -3,12 +3,14 @@
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from tests.tasks.conftest import SHARES
+from vantage.algorithms.uncertainty import Estimate
 from vantage.models.heads import load_scalar, scores
 from vantage.schemas.recipe.evaluations import RewardEvaluation
 from vantage.schemas.recipe.inputs import Data
@@ -17,7 +19,15 @@ from vantage.schemas.records.job import StageJob, StageResult
 from vantage.schemas.records.metrics import estimated_metric_names, headline_metric_names
 from vantage.tasks.data.examples import codec_of, read_completions
 from vantage.tasks.data.rows import read_rows
-from vantage.tasks.reward_evaluation import SIDES, length_groups
+from vantage.tasks.reward_evaluation import (
+    ENOUGH_PROMPTS,
+    SIDES,
+    accuracy_by_subgroup,
+    gaps_of_outcomes,
+    length_differences,
+    length_groups,
+    worst_accuracy,
+)
 from vantage.tasks.stages import run_stage
 
 WORK = RewardEvaluation(kind="reward_evaluation", reward_model="reward", data="pairs", microbatch_size=5)
@@ -134,3 +144,33 @@ def test_groups_by_length_by_hand() -> None:
     assert quarters == [[1, 4, 8], [2, 6], [3, 5], [0, 7]]
     equal = length_groups(torch.zeros(5, dtype=torch.int64))
     assert [int(equal[f"length_quarter_{quarter}"].sum()) for quarter in (1, 2, 3, 4)] == [5, 0, 0, 0]
+
+
+def test_a_difference_of_lengths_is_the_chosen_one_s_less_the_rejected_one_s() -> None:
+    pairs: Any = SimpleNamespace(response_ids={"chosen": [[1, 2, 3], [1]], "rejected": [[1], [1, 2]]})
+    assert length_differences(pairs).tolist() == [2, -1]
+
+
+def test_a_subgroup_is_as_sure_as_its_prompts() -> None:
+    """Four prompts of two equal pairs each, right in 1, 1, 1 and 0: the mean is 3/4 and its error √(3/16/3) = 1/4."""
+    correct = torch.tensor([1, 1, 1, 1, 1, 1, 0, 0, 0, 0], dtype=torch.float64)
+    clusters = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 4, 5])
+    pairs: Any = SimpleNamespace(subgroups=["a"] * 8 + [None, "b"])
+    found = accuracy_by_subgroup(pairs, correct, clusters)
+    assert list(found) == ["a", "b"], "a pair without a subgroup is in none"
+    assert (found["a"].value, found["a"].num_clusters, found["a"].num_rows) == (0.75, 4, 8)
+    assert found["a"].standard_error == pytest.approx(0.25)
+
+
+def test_the_worst_subgroup_has_enough_prompts_and_not_only_pairs() -> None:
+    few = Estimate(0.1, 0.1, num_clusters=ENOUGH_PROMPTS - 1, num_rows=100)
+    large = [Estimate(value, 0.1, num_clusters=ENOUGH_PROMPTS, num_rows=20) for value in (0.8, 0.6)]
+    assert worst_accuracy({"few": few, "good": large[0], "bad": large[1]}) == 0.6
+    assert worst_accuracy({"few": few}) is None
+
+
+def test_a_pair_with_the_opposite_outcome_is_as_sure_and_wrong() -> None:
+    """Two pairs of confidence 0.9, right: each alone has a gap of 0.1; with the second turned, (0.1 − 0.9)/2."""
+    gaps = gaps_of_outcomes(torch.full((2,), math.log(9), dtype=torch.float64))
+    weights = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 1]], dtype=torch.float64)
+    assert gaps(weights).sum(dim=1).tolist() == pytest.approx([0.1, -0.4])

@@ -549,3 +549,10 @@ class TestLastLine:
         assert last_line(tmp_path / "log") == "(the log was never written)"
         (tmp_path / "log").touch()
         assert last_line(tmp_path / "log") == "(the log is empty)"
+
+    def test_of_an_earlier_process_is_left_out(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        log.write_text("boom\n")
+        assert last_line(log, begin=5) == "(it wrote nothing)"
+        log.write_text("boom\nbang\n")
+        assert last_line(log, begin=5) == "bang"

@@ -1,8 +1,11 @@
-"""Proxies that Prefect's client cannot use: cleared where all is on this machine, refused by name where it is not."""
+"""Proxies and certificates that Prefect's client cannot use: cleared where all is on this machine, refused by name where it is not."""
 
 import importlib.util
 import os
+from pathlib import Path
 
+import certifi
+import httpx
 import pytest
 
 from vantage.flows.prefect_server.proxies import check_proxies
@@ -19,7 +22,11 @@ if importlib.util.find_spec("socksio") is None:
 @pytest.fixture(autouse=True)
 def no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [*os.environ]:
-        if name.upper().endswith("_PROXY") or name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI"):
+        if (
+            name.upper().endswith("_PROXY")
+            or name.startswith("SSL_CERT_")
+            or name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")
+        ):
             monkeypatch.delenv(name)
 
 
@@ -64,3 +71,38 @@ def test_a_proxy_that_can_be_used_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example.org:3128")
     check_proxies(elsewhere=True)
     assert os.environ["HTTPS_PROXY"] == "http://proxy.example.org:3128"
+
+
+def test_certificates_that_are_not_there_are_cleared_or_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """httpx reads the file for every client, also for one that asks an address without TLS."""
+    text = tmp_path / "none.pem"
+    text.write_text("no certificate")
+    for name, value in (("SSL_CERT_FILE", tmp_path / "missing.pem"), ("SSL_CERT_FILE", text)):
+        monkeypatch.setenv(name, str(value))
+        monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example.org:3128")
+        with pytest.raises(
+            ValueError, match=rf"^{name}={value}: .* the bucket is .*; name a file of certificates"
+        ):
+            check_proxies(elsewhere=True)
+        check_proxies(elsewhere=False)
+        assert name not in os.environ
+        assert os.environ["HTTPS_PROXY"], "the proxy is usable, and stays"
+        httpx.Client().close()
+
+
+@pytest.mark.parametrize(("name", "value"), UNUSABLE)
+def test_of_unusable_certificates_and_an_unusable_proxy_both_are_cleared(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "missing.pem"))
+    monkeypatch.setenv(name, value)
+    check_proxies(elsewhere=False)
+    assert not {"SSL_CERT_FILE", name} & set(os.environ)
+
+
+def test_certificates_that_can_be_read_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", certifi.where())
+    check_proxies(elsewhere=True)
+    assert os.environ["SSL_CERT_FILE"] == certifi.where()

@@ -31,7 +31,7 @@ def made(row: dict[str, Any], content: Content = "demonstrations") -> dict[str, 
 
 
 def extra(**fields: Any) -> str:
-    return json.dumps(fields, sort_keys=True, ensure_ascii=False)
+    return json.dumps(fields, ensure_ascii=False)
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
@@ -43,6 +43,57 @@ def test_reasoning_of_a_last_turn_is_kept_by_one_name(name: str) -> None:
 def test_a_last_turn_that_only_calls_tools_is_a_demonstration() -> None:
     row = made({"messages": [ASKED, calling()]})
     assert (row["response"], row["response_extra"]) == ("", extra(tool_calls=[CALL]))
+
+
+def test_fields_of_calls_and_tools_keep_the_order_of_the_file() -> None:
+    """Templates write objects as JSON in their order, and a server is given that of OpenAI's interface."""
+    function = {"name": "add", "description": "adds", "arguments": {"b": 1, "a": {"z": 1, "y": 2}}}
+    tools = [{"type": "function", "function": {"name": "add", "description": "adds", "parameters": {}}}]
+    call = {"id": "c1", "type": "function", "function": function}
+    for form in (function["arguments"], json.dumps(function["arguments"])):
+        called = {**call, "function": {**function, "arguments": form}}
+        row = made({"messages": [ASKED, calling(tool_calls=[called])], "tools": tools})
+        assert row["response_extra"] == extra(tool_calls=[call])
+        assert row["messages"][0]["extra"] == extra(tools=tools)
+
+
+@pytest.mark.parametrize("content", [None, "I add."])
+def test_a_call_in_the_form_of_the_former_interface_is_kept(content: str | None) -> None:
+    call = {"name": "add", "arguments": '{"a": 2}'}
+    row = made(
+        {
+            "messages": [
+                ASKED,
+                {"role": "assistant", "content": content, "function_call": call, "tool_calls": []},
+            ]
+        }
+    )
+    expected = extra(tool_calls=[{"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}])
+    assert (row["response"], row["response_extra"]) == (content or "", expected)
+
+
+@pytest.mark.parametrize("empty", [[], "[]", None])
+def test_no_calls_are_no_field(empty: Any) -> None:
+    row = made({"messages": [ASKED, {"role": "assistant", "content": "2", "tool_calls": empty}]})
+    assert row.get("response_extra") is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"reasoning_details": [{"text": "Count."}]}, "reasoning in reasoning_details, which is not read"),
+        ({"thinking": [{"text": "Count."}]}, "reasoning in thinking, which is not read"),
+        ({"tool_calls": [{"function": {"arguments": {}}}]}, "a call of a tool that has no name"),
+    ],
+)
+def test_what_would_be_lost_is_refused(fields: dict[str, Any], reason: str) -> None:
+    reader = RowReader(
+        Data(source="rows.jsonl"),
+        "demonstrations",
+        [{"messages": [ASKED, {"role": "assistant", "content": "2"}]}] * 3,
+    )
+    found = reader.read({"messages": [ASKED, {"role": "assistant", "content": "2", **fields}]})
+    assert isinstance(found, Fault) and reason in str(found)
 
 
 @pytest.mark.parametrize("side", ["chosen", "rejected"])

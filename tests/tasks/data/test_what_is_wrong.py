@@ -81,6 +81,10 @@ def test_the_reason_is_said_also_of_a_single_column(
             {"prompt": ["a", "b"], "response": ["c", "d"]},
             r"it is laid out by columns, a list for each; write it by rows",
         ),
+        (
+            {"1": {"prompt": "a", "response": "b"}, "2": {"prompt": "c", "response": "d"}},
+            r"a row under each of its keys; write the rows as a list: jq '\[\.\[\]\]' whole.json > rows.json",
+        ),
     ],
 )  # fmt: skip
 def test_rows_within_one_object_are_named(
@@ -105,7 +109,31 @@ def test_rows_that_cannot_be_read_are_shown_in_words(tmp_path: Path, text: str, 
     path.write_text(text)
     with pytest.raises(UnknownData) as refused:
         inspect_file(path, None)
-    assert str(refused.value) == f"{path}: none of its first 1 rows can be read; the first is {said}"
+    hint = ".jsonl has an object on each line"
+    assert str(refused.value) == f"{path}: none of its first 1 rows can be read; the first is {said}; {hint}"
+
+
+def test_a_list_of_rows_under_the_wrong_ending_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps([{"prompt": "a", "response": "b"}] * 2))
+    with pytest.raises(
+        UnknownData, match="one JSON list, and .jsonl has an object on each line; rename it to .json"
+    ):
+        inspect_file(path, None)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"row": {"asked": "a", "given": "b"}}, "row holds objects with asked, given; `columns` names a field of them as NAME.FIELD"),
+        ({"a": "x", "b": 3}, "a holds text\n  b holds numbers"),
+        ({"a": None, "b": [1]}, "a holds nothing\n  b holds lists"),
+    ],
+)  # fmt: skip
+def test_columns_of_no_known_name_are_described(tmp_path: Path, row: dict[str, Any], said: str) -> None:
+    with pytest.raises(UnknownData) as refused:
+        inspect_file(_lines(tmp_path / "rows.jsonl", [row] * 3), None)
+    assert str(refused.value).endswith(f"\n  {said}")
 
 
 def test_a_file_without_rows_says_so(tmp_path: Path) -> None:

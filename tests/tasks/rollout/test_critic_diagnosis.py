@@ -160,6 +160,19 @@ def test_there_is_always_a_file_and_never_a_nan(change: Any, tmp_path: Path) -> 
     assert all(each is None or math.isfinite(each) for each in diagnosis_metrics(diagnosis).values())
 
 
+def test_a_critic_stands_beside_the_batch_s_mean_and_that_of_the_other_responses() -> None:
+    """Two prompts of two responses of one token; returns 1, 3 and 10, 14, and a critic that is wrong by 2.
+
+    The mean is 7, so 36, 16, 9 and 49 are left, 27.5 in the mean; the other response leaves 4, 4, 16 and 16, 10.
+    """
+    returns = torch.tensor([[1.0], [3.0], [10.0], [14.0]])
+    mask = torch.ones(4, 1, dtype=torch.bool)
+    found = diagnosed(returns + 2, returns, mask, ["a", "a", "b", "b"]).advantages
+    assert found.others_mean is not None and found.ratio is not None
+    measured = (found.critic, found.batch_mean, found.others_mean, found.ratio)
+    assert [each.value for each in measured] == pytest.approx([4, 27.5, 10, 4 / 27.5])
+
+
 def test_equal_returns_and_single_responses_leave_numbers_undefined() -> None:
     values, returns, mask, prompts = batch()
     equal = diagnosis_metrics(diagnosed(values, torch.full_like(returns, 0.1), mask, prompts))

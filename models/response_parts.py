@@ -1,0 +1,44 @@
+"""Alter one part of a response at a time: a template that writes the same text for both does not write that part."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from vantage.schemas.conversations import Message, extras_of
+
+_OTHER = "Q0other"  # no row's own text has it
+
+
+def altered(response: Message) -> Iterator[tuple[str, Message]]:
+    """Yield the name of each part of a response, and the response with another value there.
+
+    The parts are the text, the reasoning, and of each call of a tool the name and every argument. Of two calls of one
+    tool, each is altered alone, so a template that writes the first call only is found out.
+    """
+    extras = extras_of(response)
+    if response["content"].strip():
+        yield response["content"], Message(role="assistant", content=_OTHER, extra=response["extra"])
+    if extras.get("reasoning_content"):
+        yield str(extras["reasoning_content"]), _with(response, reasoning_content=_OTHER)
+    calls: list[Any] = list(extras.get("tool_calls") or [])
+    for place, call in enumerate(calls):
+        for name, other in _altered_calls(call):
+            yield name, _with(response, tool_calls=[*calls[:place], other, *calls[place + 1 :]])
+
+
+def _altered_calls(call: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    if "function" in call:
+        for name, function in _altered_calls(call["function"]):
+            yield name, {**call, "function": function}
+        return
+    yield str(call.get("name", "")), {**call, "name": _OTHER}
+    arguments = call.get("arguments")
+    if isinstance(arguments, dict):
+        for key, value in arguments.items():
+            other = {**call, "arguments": {**arguments, key: _OTHER}}
+            yield f"{key}={json.dumps(value, ensure_ascii=False)}", other
+
+
+def _with(response: Message, **fields: Any) -> Message:
+    extra = json.dumps({**extras_of(response), **fields}, ensure_ascii=False)
+    return Message(role=response["role"], content=response["content"], extra=extra)
