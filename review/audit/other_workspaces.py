@@ -1,12 +1,15 @@
 """Find runs of other workspaces in the same MLflow: what they have changed there is in no record of this workspace."""
 
 import json
+import re
 from collections.abc import Mapping
 
 from vantage.review.audit.evidence import Evidence
 from vantage.runs.view import Missing
 
 _RUN_ID = "vantage.run_id"
+_POSSIBLE_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
+"""MLflow is asked for nothing else: an odd text could make it refuse the question, and with it all later ones."""
 
 
 def is_elsewhere(evidence: Evidence, run_id: str) -> bool:
@@ -20,7 +23,8 @@ def mover_elsewhere(evidence: Evidence, tag: str | None) -> str:
         run_id = json.loads(tag or "")["run_id"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return ""
-    return run_id if isinstance(run_id, str) and is_elsewhere(evidence, run_id) else ""
+    is_possible = isinstance(run_id, str) and _POSSIBLE_ID.fullmatch(run_id) is not None
+    return run_id if is_possible and is_elsewhere(evidence, run_id) else ""
 
 
 def publishers_elsewhere(evidence: Evidence, digest: str) -> list[str]:

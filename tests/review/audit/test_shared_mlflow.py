@@ -25,7 +25,7 @@ def run_elsewhere(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch, *ov
     return Case(Workspace(folder / "workspace"), record, case.original)
 
 
-def change_mover(case: Case, run_id: str) -> None:
+def change_mover(case: Case, run_id: object) -> None:
     """Name another run as the one that moved the alias, in MLflow alone."""
     chosen = "SELECT value FROM registered_model_tags WHERE name = 'fake' AND key = ?"
     value = json.loads(case.select(chosen, TAG)) | {"run_id": run_id}
@@ -49,11 +49,12 @@ def test_runs_of_two_workspaces_contradict_nobody(
     assert (report.exit_code, found(report), found(report, "unchecked")) == (0, [], [])
 
 
-def test_a_mover_whom_mlflow_does_not_have_either_is_wrong(case: Case) -> None:
-    change_mover(case, "0009-fake-abcdef")
+@pytest.mark.parametrize("mover", ["0009-fake-abcdef", "a' OR '1' = '1", "\ud800", "", ["0001"]], ids=ascii)
+def test_a_mover_whom_mlflow_does_not_have_either_is_wrong(case: Case, mover: object) -> None:
+    change_mover(case, mover)
     report = case.audit()
     assert report.exit_code == 1
-    assert any("alias fake@champion" in each and "0009-fake-abcdef" in each for each in found(report))
+    assert any("alias fake@champion" in each and "and the outbox" in each for each in found(report))
 
 
 def test_a_card_that_no_run_elsewhere_wrote_is_wrong(case: Case) -> None:
