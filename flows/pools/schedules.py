@@ -1,7 +1,7 @@
 """Check when a deployment is to be started, before Prefect gets it: its server works out the next dates of all schedules in one loop.
 
-A date beyond the year 9999, a time that never comes, or a rule whose next date takes long to find would fail or stop that loop,
-for everybody.
+A rule whose next date takes long to find blocks that loop, and with it the server, for everybody. A time that never comes, or one
+beyond the year 9999, starts nothing and fills the server's log with tracebacks.
 """
 
 import datetime
