@@ -10,7 +10,7 @@ import subprocess
 import sys
 from typing import Any
 
-from prefect._vendor.croniter import CroniterError, croniter
+from prefect._vendor.croniter.croniter import CroniterError, croniter
 from prefect.client.schemas.schedules import SCHEDULE_TYPES, CronSchedule, construct_schedule
 from pydantic import ValidationError
 
@@ -73,8 +73,9 @@ def _check_interval(seconds: float) -> None:
 
 
 def _check_cron(cron: str) -> None:
+    library: Any = croniter  # it has no types
     try:
-        croniter(cron, datetime.datetime.now(datetime.UTC)).get_next(datetime.datetime)
+        library(cron, datetime.datetime.now(datetime.UTC)).get_next(datetime.datetime)
     except CroniterError as error:
         raise ValueError(f"--cron={cron!r} is never due ({error}); name a day that there is") from None
 

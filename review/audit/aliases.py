@@ -36,7 +36,7 @@ def alias_check(evidence: Evidence, version: "MlflowVersion", alias: str) -> Che
     digest = version.tags.get("vantage.digest")
     told = version.registered.get(f"{ALIAS}{alias}")
     if mover := mover_elsewhere(evidence, told):
-        return Check(subject=subject, outcome="unchecked", detail=moved_elsewhere(evidence, mover))
+        return Check(subject=subject, outcome="unchecked", detail=_moved_elsewhere(evidence, mover))
     if not moves or moves[-1].digest != digest:
         return _not_moved_here(evidence, version, alias, moves)
     last = moves[-1]
@@ -59,7 +59,7 @@ def alias_check(evidence: Evidence, version: "MlflowVersion", alias: str) -> Che
     return Check(subject=subject, detail=f"{by}{why}{_after(last)}")
 
 
-def moved_elsewhere(evidence: Evidence, mover: str) -> str:
+def _moved_elsewhere(evidence: Evidence, mover: str) -> str:
     """Return the message about an alias that a run of another workspace moved last."""
     return (
         f"run {mover} was the last to move it, by its tag in MLflow; that run is not in {evidence.workspace.address}: audit it in "
@@ -108,7 +108,7 @@ def moved_away(evidence: Evidence, run_id: str) -> Iterator[Check]:
             )
             yield Check(subject=subject, outcome="wrong", detail=said)
         elif mover := mover_elsewhere(evidence, present.registered.get(f"{ALIAS}{alias}")):
-            yield Check(subject=subject, outcome="unchecked", detail=moved_elsewhere(evidence, mover))
+            yield Check(subject=subject, outcome="unchecked", detail=_moved_elsewhere(evidence, mover))
         elif present.tags.get("vantage.digest") != digest:
             said = f"this run was the last to move it, to {digest[:12]}, and it points to version {present.version}, by nobody's record"
             yield Check(subject=subject, outcome="wrong", detail=said)
