@@ -1,29 +1,32 @@
-"""Give the loader (and the import of models) as many inputs made at random as one likes, and count what escapes.
+"""Give each loader as many inputs made at random as one likes, and count what escapes.
 
-    python benchmarks/hostile_inputs.py --recipes 100000 --models 2000 --files 100000 [--first 0]
+    python benchmarks/hostile_inputs.py --recipes 100000 --models 2000 --files 100000 --records 100000 [--first 0] [--seconds 600]
 
-Numbers below 600 (recipes) and 80 (models) are those that the tests try. What escapes is told with its number, which makes the
-same input again. Takes about 10 ms a recipe and 60 ms a model on one core.
+Numbers below 600 (recipes), 80 (models), 40 (files) and 60 (records) are those that the tests try. What escapes is printed with its
+number, which makes the same input again. Takes about 10 ms a recipe and 60 ms a model on one core.
 """
 
 import argparse
+import math
 import shutil
 import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from tests.runs.damaged_records import Finished, finished_run, trial
 from tests.schemas.at_random import try_one
 from tests.tasks.data.damaged_files import ENDINGS
 from tests.tasks.data.test_damaged_files import outcome
+from vantage.runs.workspace import Workspace
 
 SLOW = 5.0
-"""Seconds of processor time above which an input is told too."""
+"""Seconds of processor time above which an input is printed too."""
 
 
 def main() -> None:
@@ -34,19 +37,35 @@ def main() -> None:
     parser.add_argument("--recipes", type=int, default=100_000)
     parser.add_argument("--models", type=int, default=0)
     parser.add_argument("--files", type=int, default=0, help="of each kind of data file")
+    parser.add_argument("--records", type=int, default=0, help="of each kind of record")
+    parser.add_argument("--endings", nargs="*", default=ENDINGS, help="kinds of data files")
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="after which each loader ends early")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        escaped = _count(
-            "recipes", chosen.first, chosen.recipes, lambda number: try_one(number, Path(folder))
+        escaped = sum(
+            _count(what, chosen.first, number, run, chosen.seconds)
+            for what, number, run in _loaders(chosen, Path(folder))
         )
-        if chosen.models:
-            escaped += _count("models", chosen.first, chosen.models, _model_trial(Path(folder)))
-        for ending in ENDINGS if chosen.files else ():
-            escaped += _count(
-                f"{ending} files", chosen.first, chosen.files, _file_trial(ending, Path(folder))
-            )
     sys.exit(1 if escaped else 0)
+
+
+def _loaders(chosen: argparse.Namespace, folder: Path) -> Iterator[tuple[str, int, Callable[[int], str]]]:
+    """Yield the name of each loader, how many inputs it is given, and what gives it the input of a number."""
+    if chosen.recipes:
+        yield "recipes", chosen.recipes, lambda number: try_one(number, folder)
+    if chosen.models:
+        yield "models", chosen.models, _model_trial(folder)
+    for ending in chosen.endings if chosen.files else ():
+        yield f"{ending} files", chosen.files, _file_trial(ending, folder)
+    if chosen.records:
+        run = finished_run(Workspace(folder / "workspace"), folder)
+        for kind in run.files():
+            yield kind, chosen.records, _record_trial(kind, run)
+
+
+def _record_trial(kind: str, finished: Finished) -> Callable[[int], str]:
+    return lambda number: trial(number, kind, finished)
 
 
 def _file_trial(ending: str, folder: Path) -> Callable[[int], str]:
@@ -82,11 +101,14 @@ def _model_trial(folder: Path) -> Callable[[int], str]:
     return run
 
 
-def _count(what: str, first: int, number: int, run: Callable[[int], str]) -> int:
-    """Run a range of numbers; how many escaped."""
+def _count(what: str, first: int, number: int, run: Callable[[int], str], seconds: float) -> int:
+    """Run a range of numbers, or as many as there is time for; return how many escaped."""
     ends: Counter[str] = Counter()
     started = time.monotonic()
     for case in range(first, first + number):
+        if time.monotonic() - started > seconds:
+            print(f"{what}: time is over before {case}", flush=True)
+            break
         begun = time.process_time()
         try:
             ends[run(case)] += 1

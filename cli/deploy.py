@@ -37,7 +37,10 @@ def deploy(
         str | None, typer.Option("--timezone", metavar="Europe/Berlin", help="Of the schedule. Default: UTC.")
     ] = None,
     concurrency: Annotated[
-        int, typer.Option("--concurrency", min=1, help="How many of its runs may be under way at once.")
+        int,
+        typer.Option(
+            "--concurrency", min=1, max=10_000, help="How many of its runs may be under way at once."
+        ),
     ] = 1,
     on_overlap: Annotated[
         str,

@@ -28,7 +28,12 @@ def worker(
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option("--limit", min=1, help="Attempts at once. Default: one for each GPU; one without GPUs."),
+        typer.Option(
+            "--limit",
+            min=1,
+            max=10_000,
+            help="Attempts at once. Default: one for each GPU; one without GPUs.",
+        ),
     ] = None,
     name: Annotated[
         str | None, typer.Option("--name", help="Its name in Prefect. Default: that of the machine.")

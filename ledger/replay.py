@@ -32,6 +32,8 @@ class OutboxLine:
     entry: RunEntry
     end: int
     """Byte offset of the end of its line."""
+    is_chained: bool = False
+    """Whether it has the sha256 of earlier lines: this version wrote it, or a later one."""
 
 
 @dataclass(frozen=True)
@@ -118,13 +120,13 @@ def read_replay(data: bytes, *, run_id: str) -> Replay:
         end += len(line)
         try:
             value = json.loads(line)
-            chain.add(number, line, value)
+            is_chained = chain.add(number, line, value)
             operation = from_json(value)
             entry = apply_operation(entry, operation)
         except (ValueError, RecursionError) as error:
             first = (str(error).splitlines() or [type(error).__name__])[0]
             raise DamagedOutbox(f"line {number} of the outbox is no operation ({first})") from error
-        lines.append(OutboxLine(operation, entry, end))
+        lines.append(OutboxLine(operation, entry, end, is_chained))
     if not lines:
         raise DamagedOutbox("the outbox is empty")
     if lines[-1].entry.run_id != run_id:
@@ -140,8 +142,9 @@ class _Chain:
         self.is_begun = False
         self._so_far = hashlib.sha256()
 
-    def add(self, number: int, line: bytes, value: object) -> None:
-        """Compare the sha256 in a line with the lines before it; the field is taken out of its value."""
+    def add(self, number: int, line: bytes, value: object) -> bool:
+        """Compare the sha256 in a line with the lines before it; return whether it has one. The field is taken out of its
+        value."""
         before = value.pop(BEFORE, None) if isinstance(value, dict) else None
         if before is None and self.is_begun:
             self._change(f"line {number} has no {BEFORE}, and a line before it has")
@@ -149,6 +152,7 @@ class _Chain:
             self._change(f"the lines before line {number} are not those that were there when it was written")
         self.is_begun = self.is_begun or before is not None
         self._so_far.update(line)
+        return before is not None
 
     def _change(self, said: str) -> None:
         self.changed = self.changed or f"{said}: a line was changed, swapped, added or taken out"

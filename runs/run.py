@@ -294,7 +294,7 @@ def damaged_runs(workspace: Workspace) -> list[str]:
 
 def run_ids(workspace: Workspace) -> list[str]:
     """Return the ids of all runs, readable or not, the oldest first."""
-    return sorted(workspace.records.ids(), key=lambda run_id: (_number(run_id), run_id))
+    return sorted(workspace.records.ids(), key=lambda run_id: (number_in(run_id), run_id))
 
 
 def _read_all(workspace: Workspace) -> tuple[list[RunRecord], list[str]]:
@@ -352,7 +352,7 @@ def _acquire_unfinished(workspace: Workspace, digests: Collection[str]) -> Run |
 def _create(
     workspace: Workspace, recipe: ResolvedRecipe, digest: str, source: str, overrides: tuple[str, ...]
 ) -> Run:
-    number = max((_number(run_id) for run_id in workspace.records.ids()), default=0) + 1
+    number = max((number_in(run_id) for run_id in workspace.records.ids()), default=0) + 1
     run_id = f"{number:04d}-{recipe.recipe}-{secrets.token_hex(3)}"
     record = RunRecord(
         run_id=run_id,
@@ -376,6 +376,6 @@ def _acquire(workspace: Workspace, record: RunRecord) -> Run | None:
     return None if lock is None else Run(workspace, read_run(workspace, record.run_id), lock)
 
 
-def _number(run_id: str) -> int:
+def number_in(run_id: str) -> int:
     """Return the number that a run id begins with."""
     return int(run_id.partition("-")[0])

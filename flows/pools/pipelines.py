@@ -1,6 +1,7 @@
 """A recipe as a Prefect deployment, which schedules, people and automations start."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,16 +15,16 @@ from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
 from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions, StateType
 from prefect.client.schemas.responses import DeploymentResponse
-from prefect.client.schemas.schedules import SCHEDULE_TYPES, construct_schedule
+from prefect.client.schemas.schedules import SCHEDULE_TYPES
 from prefect.events.actions import ChangeFlowRunState, RunDeployment
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectNotFound
 from prefect.utilities.callables import parameter_schema
-from pydantic import ValidationError
 
 from vantage.flows.pools.deployments import require_pool
 from vantage.flows.pools.job_variables import ENVIRONMENT
+from vantage.flows.pools.schedules import schedule_of
 from vantage.flows.prefect_server.flow_runs import STATES
 from vantage.flows.prefect_server.overlaps import CANCELS_EARLIER
 from vantage.runs.resolving import load_resolved, load_resolved_text
@@ -38,6 +39,8 @@ ENTRYPOINT = "vantage.flows.pipeline.pipeline"
 TAG = "vantage-pipeline"
 OnOverlap = Literal["wait", "skip", "cancel"]
 """``wait``: until an earlier run has ended. ``skip``: the new run is cancelled at once. ``cancel``: the earlier ones save and end."""
+_NAME = re.compile(r"[^/%&<>\x00-\x1f\x7f-\x9f]{1,200}")
+"""Names that Prefect and its database take."""
 HEARTBEAT_SECONDS = 30
 """Seconds between the heartbeats of a pipeline's process; Prefect's smallest value."""
 LOST_SECONDS = 90.0
@@ -134,6 +137,10 @@ def pipeline_of(
     Raises:
         ValueError: the recipe or the schedule is invalid.
     """
+    if name is not None and not _NAME.fullmatch(name):
+        raise ValueError(
+            f"--name={name[:100]!r} is no name of a deployment: 1 to 200 printable characters without / % & < >"
+        )
     resolved, _ = load_resolved(source, overrides)
     overrides = _with_full_paths(overrides, resolved)
     text = (
@@ -141,7 +148,7 @@ def pipeline_of(
     )
     if text != source and load_resolved_text(text, overrides)[0] != resolved:
         raise ValueError(f"{source}: its text alone is another recipe; name its sources by full paths")
-    schedule = _schedule(cron=cron, interval=interval, rrule=rrule, timezone=timezone)
+    schedule = schedule_of(cron=cron, interval=interval, rrule=rrule, timezone=timezone)
     return Pipeline(
         name=name or resolved.recipe,
         recipe=text,
@@ -156,25 +163,6 @@ def pipeline_of(
         paused=paused,
         stage_pools=frozenset(named for step in resolved.stages if (named := pool_of(resolved, step))),
     )
-
-
-def _schedule(**given: Any) -> SCHEDULE_TYPES | None:
-    """Return the schedule that the options describe; None if they give no time."""
-    timezone = given["timezone"]
-    named = {name: value for name, value in given.items() if value is not None and name != "timezone"}
-    if not named:
-        if timezone:
-            raise ValueError(
-                f"--timezone {timezone} is that of a schedule; add --cron, --interval or --rrule"
-            )
-        return None
-    if len(named) > 1:
-        raise ValueError(f"{', '.join(f'--{name}' for name in named)} exclude each other; give one of them")
-    try:
-        return construct_schedule(**given)
-    except ValidationError as error:
-        reasons = "; ".join(str(each["msg"]).removeprefix("Value error, ") for each in error.errors())
-        raise ValueError(f"the schedule is refused: {reasons}") from None
 
 
 def _text_of(source: str, overrides: Sequence[str]) -> str:

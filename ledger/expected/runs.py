@@ -41,7 +41,7 @@ class ExpectedRun:
     datasets: dict[str, dict[str, str]] = field(default_factory=dict)
     """Content digest → tags of the dataset's input."""
     optional_datasets: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Tags of a source file's input; a run that an earlier version recorded has none."""
+    """Tags of a source file's input, if an earlier version sent the run: one that was older still has sent none."""
     dataset_fields: dict[str, list[dict[str, str]]] = field(default_factory=dict)
     """Content digest → MLflow's own fields of the dataset, one entry for each step that made it."""
     model: ExpectedModel | None = None
@@ -95,12 +95,12 @@ class _Expected:
         if self._opening is None and isinstance(line.operation, OpenRun):
             self._opening = line.operation
         for change in changes(line.entry, line.operation):
-            self._add(change)
+            self._add(change, is_chained=line.is_chained)
 
-    def _add(self, change: Change) -> None:
+    def _add(self, change: Change, *, is_chained: bool) -> None:
         match change:
             case RunChange():
-                self._change(self._run(change.stage, change.time), change)
+                self._change(self._run(change.stage, change.time), change, is_chained=is_chained)
             case Closing() if change.is_own:
                 self._close(change)
             case VersionChange() | AliasChange():
@@ -116,12 +116,12 @@ class _Expected:
             self.runs[stage] = ExpectedRun(own_tags(self._opening, stage), started=time)
         return self.runs[stage]
 
-    def _change(self, run: ExpectedRun, change: RunChange) -> None:
+    def _change(self, run: ExpectedRun, change: RunChange, *, is_chained: bool) -> None:
         run.tags |= change.tags
         run.params |= change.params
         _add_rows(run, change.rows)
         for dataset in change.datasets:
-            _add_dataset(run, dataset)
+            _add_dataset(run, dataset, is_optional=dataset.is_source and not is_chained)
         if change.shown is not None:
             _add_artifact(run, change.shown)
         if change.status is not None:
@@ -140,8 +140,8 @@ def _add_rows(run: ExpectedRun, rows: Iterable[MetricRow]) -> None:
         place.add(row_of(name, value, time, step))
 
 
-def _add_dataset(run: ExpectedRun, dataset: ExpectedDataset) -> None:
-    place = run.optional_datasets if dataset.is_source else run.datasets
+def _add_dataset(run: ExpectedRun, dataset: ExpectedDataset, *, is_optional: bool) -> None:
+    place = run.optional_datasets if is_optional else run.datasets
     place[dataset.digest] = {name: value for name, value in dataset.tags.items() if name != ROLE}
     run.dataset_fields.setdefault(dataset.digest, []).append(dict(dataset.fields))
 

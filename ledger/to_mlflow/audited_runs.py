@@ -30,7 +30,13 @@ from vantage.ledger.to_mlflow.audited_entries import (
 )
 from vantage.ledger.to_mlflow.logged_models import model_in
 from vantage.ledger.to_mlflow.mlflow_runs import search
-from vantage.ledger.to_mlflow.served_files import address_of_version, files_at, followed, local_folder
+from vantage.ledger.to_mlflow.served_files import (
+    UnboundedFiles,
+    address_of_version,
+    files_at,
+    followed,
+    local_folder,
+)
 from vantage.ledger.to_mlflow.server import EXPERIMENT_TAG, is_database
 from vantage.ledger.tracking import is_missing_database, without_login, without_password
 
@@ -108,6 +114,12 @@ class AuditedServer:
         with self._answers() as client:
             run = _active_run(client, mlflow_run_id)
         return None if run is None else dict(run.data.tags)
+
+    def tags_with(self, tag: str, value: str) -> list[Mapping[str, str]]:
+        """Return the tags of every run, of whatever experiment and workspace, that has this tag."""
+        with self._answers() as client:
+            places = [each.experiment_id for each in client.search_experiments()]
+            return [dict(each.data.tags) for each in search(client, places, tag, value)]
 
     def model(self, model_id: str) -> LoggedModel | None:
         """Return a logged model; None: there is none."""
@@ -309,6 +321,12 @@ class AuditedServer:
             self._why_not = (
                 f"MLflow at {self.address} does not answer ({without_login(first, self._address)})"
             )
+            raise Unanswered(self._why_not) from error
+        except UnboundedFiles:
+            raise
+        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            # A database takes any value in any column; MLflow's entities, and ours, do not.
+            self._why_not = f"MLflow at {self.address} has a value that cannot be read ({type(error).__name__}: {str(error)[:200]})"
             raise Unanswered(self._why_not) from error
 
     def _connect(self) -> MlflowClient:

@@ -9,6 +9,7 @@ from vantage.ledger.operations import Input, MoveAlias
 from vantage.ledger.replay import Replay
 from vantage.review.audit.evidence import Evidence, check_of
 from vantage.review.audit.judging import differs, is_unchanged, judge_again
+from vantage.review.audit.other_workspaces import mover_elsewhere
 from vantage.review.audit.publications import (
     Recorded,
     gone,
@@ -33,6 +34,9 @@ def alias_check(evidence: Evidence, version: "MlflowVersion", alias: str) -> Che
     subject = f"alias {version.name}@{alias}"
     moves = movements(evidence, version.name, alias)
     digest = version.tags.get("vantage.digest")
+    told = version.registered.get(f"{ALIAS}{alias}")
+    if mover := mover_elsewhere(evidence, told):
+        return Check(subject=subject, outcome="unchecked", detail=_moved_elsewhere(evidence, mover))
     if not moves or moves[-1].digest != digest:
         return _not_moved_here(evidence, version, alias, moves)
     last = moves[-1]
@@ -42,7 +46,6 @@ def alias_check(evidence: Evidence, version: "MlflowVersion", alias: str) -> Che
     by = f"moved by {last.by}"
     if wrong:
         return Check(subject=subject, outcome="wrong", detail=f"{by}, and {'; '.join(wrong)}")
-    told = version.registered.get(f"{ALIAS}{alias}")
     if told is None and last.has_tag:
         missing.append(Missing("MLflow does not record any longer who moved it, and why"))
     elif told is not None and (said := _otherwise_said(version, alias, last, told)):
@@ -54,6 +57,14 @@ def alias_check(evidence: Evidence, version: "MlflowVersion", alias: str) -> Che
         said = "only the outbox records it: MLflow has no tag that names who moved it"
         return Check(subject=subject, outcome="note", detail=f"{by}{_after(last)}; {said}")
     return Check(subject=subject, detail=f"{by}{why}{_after(last)}")
+
+
+def _moved_elsewhere(evidence: Evidence, mover: str) -> str:
+    """Return the message about an alias that a run of another workspace moved last."""
+    return (
+        f"run {mover} was the last to move it, by its tag in MLflow; that run is not in {evidence.workspace.address}: audit it in "
+        "the workspace where it is"
+    )
 
 
 def _otherwise_said(version: "MlflowVersion", alias: str, last: Recorded, told: str) -> str:
@@ -96,6 +107,8 @@ def moved_away(evidence: Evidence, run_id: str) -> Iterator[Check]:
                 f"this run was the last to move it, to {digest[:12]}, and MLflow has no such alias any longer"
             )
             yield Check(subject=subject, outcome="wrong", detail=said)
+        elif mover := mover_elsewhere(evidence, present.registered.get(f"{ALIAS}{alias}")):
+            yield Check(subject=subject, outcome="unchecked", detail=_moved_elsewhere(evidence, mover))
         elif present.tags.get("vantage.digest") != digest:
             said = f"this run was the last to move it, to {digest[:12]}, and it points to version {present.version}, by nobody's record"
             yield Check(subject=subject, outcome="wrong", detail=said)

@@ -1,16 +1,15 @@
 """Compare MLflow's entry of a run or a stage with the run's outbox."""
 
-import json
 from collections.abc import Iterator, Mapping, Set
 from typing import TYPE_CHECKING
 
-from vantage.ledger.expected.artifact_fields import ROLE
 from vantage.ledger.expected.changes import GUARD_TAGS, guard_tags
 from vantage.ledger.expected.runs import ExpectedRun, Row
+from vantage.review.audit.dataset_inputs import dataset_problems
 from vantage.review.audit.evidence import Evidence, check_of
 from vantage.review.audit.logged_models import model_problems, read_model_problems
 from vantage.review.audit.mlflow_states import link_problems, state_problems
-from vantage.review.audit.mlflow_tags import PREFIX, differing, is_pointer, other_tags, shown, tag_problems
+from vantage.review.audit.mlflow_tags import differing, is_pointer, other_tags, shown, tag_problems
 from vantage.review.audit.sent import SentTo, expected_of, sent_to
 from vantage.runs.record import RunRecord
 from vantage.runs.view import Broken, Missing
@@ -18,7 +17,7 @@ from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.audit import Check
 
 if TYPE_CHECKING:
-    from vantage.ledger.to_mlflow.audited_entries import DatasetInput, MlflowRun
+    from vantage.ledger.to_mlflow.audited_entries import MlflowRun
 
 _SUBJECT = "MLflow"
 _SHOWN = 3
@@ -43,7 +42,7 @@ def mlflow_check(evidence: Evidence, run_id: str, stage: str | None) -> Check:
     found = runs.get(stage, [])
     if not found:
         return _absent(sent, required, stage)
-    problems = [*_problems(required, allowed, found[0]), *_latest_problems(found[0])]
+    problems = [*_problems(evidence, required, allowed, found[0]), *_latest_problems(found[0])]
     problems += _pointers(evidence, found[0], runs.get(None, []), stage)
     problems += state_problems(evidence, run_id, stage, required, allowed, found[0])
     problems += link_problems(evidence, replay, stage, required, found[0])
@@ -51,7 +50,7 @@ def mlflow_check(evidence: Evidence, run_id: str, stage: str | None) -> Check:
     headline = artifact.metrics if artifact is not None and replay.is_chained and not sent.remark else {}
     problems += model_problems(evidence, found[0], allowed, headline=headline, is_pending=bool(sent.remark))
     for double in found[1:]:
-        contradicting = [*_problems(ExpectedRun(), allowed, double), *other_tags(allowed, double)]
+        contradicting = [*_problems(evidence, ExpectedRun(), allowed, double), *other_tags(allowed, double)]
         problems += [
             f"a second run of MLflow ({double.run_id[:8]}) says it is this one: {each}"
             for each in contradicting
@@ -116,11 +115,13 @@ def _absent(sent: SentTo, required: ExpectedRun, stage: str | None) -> Check:
     return Check(subject=_SUBJECT, outcome="wrong", detail=said)
 
 
-def _problems(required: ExpectedRun, allowed: ExpectedRun, found: "MlflowRun") -> Iterator[str]:
+def _problems(
+    evidence: Evidence, required: ExpectedRun, allowed: ExpectedRun, found: "MlflowRun"
+) -> Iterator[str]:
     yield from tag_problems(required, allowed, found)
     yield from _named_problems("param", required.params, allowed.params, found.params)
     yield from _row_problems(required.rows, allowed.rows | allowed.optional_rows, found.rows)
-    yield from _dataset_problems(required, allowed, found)
+    yield from dataset_problems(evidence, required, allowed, found)
 
 
 def _named_problems(
@@ -163,72 +164,6 @@ def _latest_problems(found: "MlflowRun") -> Iterator[str]:
             yield f"metric {name} is shown as {value:g}, and has no row"
         elif value not in values[name]:
             yield f"metric {name} is shown as {value!r}, and its newest row is {values[name][0]!r}"
-
-
-def _dataset_problems(required: ExpectedRun, allowed: ExpectedRun, found: "MlflowRun") -> Iterator[str]:
-    given = {each.tags.get("vantage.digest", ""): each for each in found.datasets}
-    known = allowed.datasets | allowed.optional_datasets
-    optional = {digest: tags for digest, tags in required.optional_datasets.items() if digest in given}
-    for digest, tags in (required.datasets | optional).items():
-        if digest not in given:
-            yield f"dataset input {digest[:12]} is missing"
-            continue
-        dataset = given[digest]
-        for name, value in tags.items():
-            if dataset.tags.get(name) not in (value, known[digest].get(name)):
-                yield f"dataset input {digest[:12]}: {name} is {shown(dataset.tags.get(name))}, and was sent as {shown(value)}"
-        yield from _dataset_field_problems(dataset, allowed.dataset_fields[digest])
-    for dataset in found.datasets:
-        digest = dataset.tags.get("vantage.digest", "")
-        what = f"dataset input {digest[:12] or 'without our digest'}"
-        if digest not in known:
-            yield f"{what}: nobody sent it"
-            continue
-        if dataset is not given[digest]:
-            yield f"{what}: there are two, and one was sent"
-        for name in sorted(dataset.tags.keys() - known[digest].keys() - {ROLE}):
-            if name.startswith(PREFIX):
-                yield f"{what}: {name} is {shown(dataset.tags[name])}, which nobody sent"
-
-
-def _dataset_field_problems(dataset: "DatasetInput", sent: list[dict[str, str]]) -> Iterator[str]:
-    """MLflow's own fields. One dataset that came from two sources has the first of them there, and both in the tags."""
-    described = f"dataset input {sent[0]['digest'][:12]}"
-    if dataset.digest != sent[0]["digest"]:
-        yield f"{described} has the digest {dataset.digest[:12]} in MLflow's own field"
-    if dataset.name not in {fields["name"] for fields in sent}:
-        yield f"{described} has the name {shown(dataset.name)}, and was sent as {shown(sent[0]['name'])}"
-    if dataset.source_type != "vantage" or dataset.schema:
-        yield f"{described} is of the type {shown(dataset.source_type)} with the schema {shown(dataset.schema)}, and was sent without a schema"
-    sources = {_source_digest(fields.get("source", "")) for fields in sent}
-    if _source_digest(dataset.source) not in sources | {None}:
-        yield f"{described} has a source of another sha256 ({shown(dataset.source)}) than was sent"
-    for field in sent[0].keys() & {"source", "profile"}:
-        told, ours = _parsed(getattr(dataset, field)), _parsed(sent[0][field])
-        if told != ours:
-            yield f"{described} has the {field} {shown(str(told))}, and was sent as {shown(str(ours))}"
-
-
-def _source_digest(text: str) -> object:
-    """Return the sha256 of the file that a dataset was prepared from; None: none is named."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return value.get("source_sha256") if isinstance(value, dict) else None
-
-
-def _parsed(text: str) -> object:
-    """Return a field of a dataset, without the parts that may differ."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return (
-        {name: each for name, each in value.items() if name != "source_sha256"}
-        if isinstance(value, dict)
-        else value
-    )
 
 
 def _pointers(

@@ -120,7 +120,7 @@ def num_destinations(evidence: Evidence, run_id: str) -> int:
 
 def _ends(evidence: Evidence, run_id: str) -> dict[str, int]:
     """Return destination → byte offset up to which the outbox was sent to it; empty if nothing is recorded."""
-    data = evidence.workspace.records.read_ledger_file(run_id, "sent.json")
+    data = _ledger_file(evidence, run_id, "sent.json")
     try:
         ends = json.loads(data or b"{}")
     except (ValueError, RecursionError):
@@ -132,12 +132,20 @@ def _ends(evidence: Evidence, run_id: str) -> dict[str, int]:
 
 def _refused(evidence: Evidence, run_id: str, destination: str) -> list[dict[str, Any]]:
     """Return the operations that the server refused for good."""
-    data = evidence.workspace.records.read_ledger_file(run_id, "refused.jsonl")
+    data = _ledger_file(evidence, run_id, "refused.jsonl")
     return [
         line["operation"]
         for line in _lines(data)
         if line.get("destination") == destination and isinstance(line.get("operation"), dict)
     ]
+
+
+def _ledger_file(evidence: Evidence, run_id: str, name: str) -> bytes | None:
+    """Return a file beside the outbox; None: it is missing, or cannot be read (a folder, a pipe)."""
+    try:
+        return evidence.workspace.records.read_ledger_file(run_id, name)
+    except OSError:
+        return None
 
 
 def _lines(data: bytes | None) -> Iterator[dict[str, Any]]:

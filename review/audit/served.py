@@ -34,6 +34,8 @@ def copy_check(evidence: Evidence, version: "MlflowVersion") -> Check:
     subject = f"copy {version.name}/{version.version}"
     problems = list(_address_problems(evidence, version))
     digest = version.tags["vantage.digest"]
+    if not version.location:
+        return Check(subject=subject, outcome="wrong", detail="; ".join(problems))
     if problems and not _is_local(version.location):
         return Check(subject=subject, outcome="wrong", detail=f"{'; '.join(problems)}; it was not fetched")
     served = _read(evidence, version.location, digest, version.tags, is_expected=not problems)

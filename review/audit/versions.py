@@ -9,6 +9,7 @@ from vantage.review.audit.aliases import alias_check
 from vantage.review.audit.cards import version_card_checks
 from vantage.review.audit.evidence import Evidence
 from vantage.review.audit.mlflow_tags import PREFIX, shown
+from vantage.review.audit.other_workspaces import mover_elsewhere, publishers_elsewhere
 from vantage.review.audit.publications import Recorded, gone, movements, publications
 from vantage.review.audit.served import copy_check
 from vantage.runs.view import Missing
@@ -42,10 +43,17 @@ def version_checks(evidence: Evidence, version: "MlflowVersion") -> Iterator[Che
         yield Check(subject=subject, outcome="wrong", detail="; ".join(problems))
     elif not ours:
         yield _unknown_publication(evidence, version, subject)
+    elif facts := list(_fact_problems(version, ours)):
+        yield _published_elsewhere(evidence, version, subject, "; ".join(facts))
     else:
         yield Check(subject=subject, detail=f"published by run {ours[-1].run_id}")
     yield copy_check(evidence, version)
-    yield from version_card_checks(evidence, version)
+    for card in version_card_checks(evidence, version):
+        yield (
+            _published_elsewhere(evidence, version, card.subject, card.detail)
+            if card.outcome == "wrong"
+            else card
+        )
     for alias in version.aliases:
         yield alias_check(evidence, version, alias)
 
@@ -72,7 +80,17 @@ def _tag_problems(evidence: Evidence, version: "MlflowVersion", told: list[Recor
     )
     if numbers and int(version.version) != min(numbers):
         yield f"version {min(numbers)} holds the artifact already, and no run makes a second one"
-    facts = [each.facts for each in told if each.digest == digest and each.facts is not None]
+    if not any(each.digest == digest and each.facts is not None for each in told):
+        return
+    for name in sorted(tags):
+        if name.startswith("vantage.") and not name.startswith(_FACTS) and name not in _OWN_TAGS:
+            yield f"tag {name} is “{tags[name]}”, which no run sent"
+
+
+def _fact_problems(version: "MlflowVersion", ours: list[Recorded]) -> Iterator[str]:
+    """Yield gates and measurements that are not those that the publications sent."""
+    tags = version.tags
+    facts = [each.facts for each in ours if each.facts is not None]
     if not facts:
         return
     for name, value in tags.items():
@@ -81,9 +99,15 @@ def _tag_problems(evidence: Evidence, version: "MlflowVersion", told: list[Recor
     for name, value in facts[-1].items():
         if name not in tags:
             yield f"tag {name} is absent, and was sent as “{value}”"
-    for name in sorted(tags):
-        if name.startswith("vantage.") and not name.startswith(_FACTS) and name not in _OWN_TAGS:
-            yield f"tag {name} is “{tags[name]}”, which no run sent"
+
+
+def _published_elsewhere(evidence: Evidence, version: "MlflowVersion", subject: str, problems: str) -> Check:
+    """Return the check of a version whose text or tags differ: a run of another workspace may have written them."""
+    others = publishers_elsewhere(evidence, version.tags["vantage.digest"])
+    if not others:
+        return Check(subject=subject, outcome="wrong", detail=problems)
+    said = f"run {others[-1]}, which is not in {evidence.workspace.address}, has published it too: audit it where that run is"
+    return Check(subject=subject, outcome="unchecked", detail=f"{said}; {problems}")
 
 
 def _field_problems(version: "MlflowVersion") -> Iterator[str]:
@@ -106,7 +130,11 @@ def _registered_problems(evidence: Evidence, version: "MlflowVersion") -> Iterat
             continue
         if not name.startswith(ALIAS):
             yield f"tag {name} of the registered model is {shown(value)}, which no run sent"
-        elif is_whole and not movements(evidence, version.name, name.removeprefix(ALIAS)):
+        elif (
+            is_whole
+            and not movements(evidence, version.name, name.removeprefix(ALIAS))
+            and not mover_elsewhere(evidence, value)
+        ):
             yield f"tag {name} of the registered model is {shown(value)}, and no run moved that alias"
 
 

@@ -16,7 +16,7 @@ from vantage.review.audit.run_claims import ENDED
 from vantage.review.audit.run_states import answer_checks, status_checks
 from vantage.review.audit.sent import expected_of, order_checks
 from vantage.runs.record import REMOVED, RunRecord
-from vantage.runs.run import recipe_digest
+from vantage.runs.run import number_in, recipe_digest
 from vantage.runs.view import Broken, Missing
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.sources import Registered
@@ -59,6 +59,8 @@ def _record_problems(record: RunRecord) -> Iterator[str]:
         yield (
             f"its recipe hashes to {recipe_digest(record.recipe)[:12]}, recipe_digest is {record.recipe_digest[:12]}"
         )
+    if record.number != number_in(record.run_id):
+        yield f"its number is {record.number}, and its id begins with {number_in(record.run_id)}"
     closed = sorted(step for step, stage in record.stages.items() if stage.status == "gate_closed")
     waiting = [step for step, stage in record.stages.items() if stage.status == "waiting_approval"]
     if record.status == "completed" and waiting:

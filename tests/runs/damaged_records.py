@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.models.damage import _value as change_value
+from tests.support.fixtures import RECIPE
+from tests.support.orchestrated import attempt_all, orchestrated
 from tests.tasks.data.damaged_files import damaged
 from vantage.ledger.outbox import Outbox
 from vantage.runs.run import read_run
@@ -40,6 +42,25 @@ class Finished(NamedTuple):
             "outbox": (folder / "ledger" / "outbox.jsonl", lambda: list(Outbox(folder / "ledger").read())),
             "policy": (self.workspace.root / FILE, lambda: read_policy(self.workspace)),
         }
+
+
+def finished_run(workspace: Workspace, folder: Path) -> Finished:
+    """Return a workspace with a finished run of fake stages, an outbox with some lines, and a policy.
+
+    Args:
+        folder: gets the recipe.
+    """
+    recipe = folder / "fake.yaml"
+    recipe.write_text(RECIPE)
+    with orchestrated(workspace, recipe, in_process=True) as orchestrator:
+        attempt_all(orchestrator)
+        orchestrator.run.update(status="completed")
+    run_id = orchestrator.run.record.run_id
+    outbox = Outbox(workspace.root / "runs" / run_id / "ledger")
+    for number in range(3):
+        outbox.append({"kind": "metric", "values": {"loss": number / 3}, "step": number})
+    (workspace.root / FILE).write_text(POLICY)
+    return Finished(workspace, run_id)
 
 
 def trial(number: int, kind: str, finished: Finished) -> str:

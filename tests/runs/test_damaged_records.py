@@ -5,26 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.damaged_records import POLICY, Finished, trial
-from tests.support.orchestrated import attempt_all, orchestrated
-from vantage.ledger.outbox import Outbox
+from tests.runs.damaged_records import Finished, finished_run, trial
 from vantage.runs.workspace import Workspace
-from vantage.signing.policy import FILE
 
 INPUTS = 60
 
 
 @pytest.fixture
-def finished(workspace: Workspace, recipe_file: Path) -> Finished:
-    with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
-        attempt_all(orchestrator)
-        orchestrator.run.update(status="completed")
-    run_id = orchestrator.run.record.run_id
-    outbox = Outbox(workspace.root / "runs" / run_id / "ledger")
-    for number in range(3):
-        outbox.append({"kind": "metric", "values": {"loss": number / 3}, "step": number})
-    (workspace.root / FILE).write_text(POLICY)
-    return Finished(workspace, run_id)
+def finished(workspace: Workspace, tmp_path: Path) -> Finished:
+    return finished_run(workspace, tmp_path)
 
 
 def test_damage_at_random_is_read_or_refused(finished: Finished) -> None:

@@ -104,6 +104,12 @@ def test_a_schedule_that_is_none_is_refused(recipe_file: Path, options: dict[str
         pipeline(recipe_file, **options)
 
 
+@pytest.mark.parametrize("name", ["a/b", "a\0b", "", "a" * 201, "50 %"])
+def test_a_name_that_prefect_does_not_take_is_refused(recipe_file: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="is no name of a deployment: 1 to 200 printable characters"):
+        pipeline(recipe_file, name=name)
+
+
 def test_a_pool_that_waits_for_itself_is_warned_of(recipe_file: Path) -> None:
     assert pipeline(recipe_file, "workers=gpu").warnings == []
     [warning] = pipeline(recipe_file, "stages.sft.resources.pool=orders").warnings

@@ -56,6 +56,11 @@ class Case:
             database.commit()
         assert changed > 0, statement
 
+    def select(self, statement: str, *values: str) -> str:
+        """Return the first column of the first row that MLflow's database has."""
+        with closing(sqlite3.connect(self.workspace.root / "mlflow.db")) as database:
+            return str(database.execute(statement, values).fetchone()[0])
+
     def mlflow_run(self, step: str) -> str:
         """MLflow's id of a step's run."""
         with closing(sqlite3.connect(self.workspace.root / "mlflow.db")) as database:

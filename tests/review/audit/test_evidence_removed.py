@@ -1,5 +1,6 @@
 """Each source of evidence is taken away in turn: a check that can no longer be made is never silently passed over."""
 
+import os
 import re
 from fnmatch import fnmatch
 from pathlib import Path
@@ -57,3 +58,11 @@ def test_a_run_whose_record_of_what_was_sent_is_emptied_is_not_checked(case: Cas
         report = case.audit()
         assert (report.exit_code, found(report)) == (2, []), content
         assert any("ledger/sent.json has no entry" in each for each in found(report, "unchecked"))
+
+
+def test_a_pipe_in_place_of_a_record_is_not_checked_and_never_waited_for(case: Case) -> None:
+    sent = case.outbox.with_name("sent.json")
+    sent.unlink()
+    os.mkfifo(sent)
+    report = case.audit()
+    assert (report.exit_code, found(report)) == (2, [])

@@ -90,3 +90,19 @@ def test_a_version_that_no_longer_says_what_it_holds(case: Case) -> None:
     report = case.audit("fake/1")
     assert report.exit_code == 1
     assert "version fake/1: version 1 has no tag vantage.digest" in found(report)[0]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE metrics SET value = 'abc' WHERE key = 'loss'",
+        "UPDATE latest_metrics SET value = 'abc' WHERE key = 'loss'",
+        "UPDATE runs SET start_time = NULL",
+    ],
+)
+def test_a_value_that_no_column_should_have_is_not_checked(case: Case, statement: str) -> None:
+    """SQLite takes any value in any column; a traceback would hide what else is wrong."""
+    case.sql(statement)
+    report = case.audit()
+    assert report.exit_code in (1, 2)
+    assert any("cannot be read" in each or "does not answer" in each for each in found(report, "unchecked"))

@@ -28,6 +28,11 @@ def stage_that_was_made_is_reused_in_no_time(case: Case) -> None:
     edit_json(case.run_json, lambda run: run["stages"]["policy"].update(status="reused", seconds=0.0))
 
 
+def run_with_another_number(case: Case) -> None:
+    """Then ``vantage audit 1`` and ``latest`` lead to another run."""
+    edit_json(case.run_json, lambda run: run.update(number=2))
+
+
 def run_that_ended_is_failed(case: Case) -> None:
     edit_json(case.run_json, lambda run: run.update(status="failed"))
 
@@ -106,6 +111,7 @@ def reason_of_the_same_length(case: Case) -> None:
 CASES: dict[Callable[[Case], None], tuple[str, str]] = {
     stage_that_was_made_is_reused: ("run ", "that policy was found in the store, and that it took"),
     stage_that_was_made_is_reused_in_no_time: ("run ", "the outbox records that policy was made, run.json that it was found"),
+    run_with_another_number: ("run ", "its number is 2, and its id begins with 1"),
     run_that_ended_is_failed: ("run ", "run.json has the status failed, and by its stages the run is completed"),
     foreign_tag_of_a_run: ("policy: MLflow", "tag vantage.reviewed_by is “ada”, which nobody sent"),
     foreign_pointer_of_a_run: ("policy: MLflow", "tag vantage.parent.safety.run is"),

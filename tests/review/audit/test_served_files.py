@@ -135,6 +135,14 @@ def test_versions_that_lead_to_one_another_end(case: Case) -> None:
     assert_wrong(case.audit("fake/1"), "copy fake/1: ", "leads from one model to another")
 
 
+def test_of_an_address_that_leads_to_no_model_no_folder_is_read(case: Case) -> None:
+    """An empty path is this process's own folder."""
+    nobody = f"models:/m-{'0' * 32}"
+    case.sql("UPDATE model_versions SET storage_location = ? WHERE name = 'fake'", nobody)
+    [check] = [each for each in found(case.audit("fake/1")) if "copy fake/1" in each]
+    assert check.endswith("copy fake/1: MLflow finds no files of it")
+
+
 def test_a_remote_address_that_no_run_recorded_is_not_fetched(
     case: Case, served: Callable[[], tuple[str, list[str]]]
 ) -> None:
