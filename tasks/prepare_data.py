@@ -39,10 +39,10 @@ from vantage.tasks.data.contamination import (
     held_out_elsewhere,
     positions_of,
 )
-from vantage.tasks.data.formats import Format
 from vantage.tasks.data.hub_datasets import load_rows
 from vantage.tasks.data.hub_files import UnreachableHub, source_files
 from vantage.tasks.data.near_duplicates import near_duplicates
+from vantage.tasks.data.published_formats import Format
 from vantage.tasks.data.row_faults import SourceRow, UnreadableFile
 from vantage.tasks.data.row_reader import RowReader, reader_of
 from vantage.tasks.data.rows import Row, SpooledRows, spool, write_marked
