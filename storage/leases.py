@@ -18,8 +18,8 @@ from obstore.store import ObjectStore as Remote
 from pydantic import ValidationError
 
 from vantage.schemas.frozen import Frozen
+from vantage.storage.key_locks import Locked
 from vantage.storage.records import Conflict, Version, read_record, replace_record
-from vantage.storage.store import Locked
 
 LEASE_SECONDS = 30.0
 """Seconds that a holder may be silent before another process takes the lease over."""
