@@ -174,11 +174,11 @@ class _Attempt:
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Hold the stage key; _Stopped if a stop is requested while another process holds it."""
-        told: set[str] = set()
+        reported: set[str] = set()
 
         def tell(holder: str) -> None:
-            if holder not in told:
-                told.add(holder)
+            if holder not in reported:
+                reported.add(holder)
                 self.observer.waits(holder)
 
         key, holder = self.request.stage_key, f"run {self.request.run_id}"

@@ -39,10 +39,10 @@ def plan(
         steps = plan_steps(resolved, place.existing_storage, read_runs(place), approvals=approvals)
         warnings = [*plan_warnings(resolved, steps), *signing_warnings(resolved, place)]
         if as_json:
-            told = [step.as_json() for step in steps]
+            listed = [step.as_json() for step in steps]
             shown = {
                 "recipe": resolved.recipe,
-                "steps": told,
+                "steps": listed,
                 "warnings": warnings,
                 "chosen": chosen,
             }

@@ -297,11 +297,11 @@ def set_apart(
             "name another source"
         )
     sides = sides_of(positions, leaks, job.work)
-    told: dict[str, Any] = {}
+    counts: dict[str, Any] = {}
     if job.work.test_sets:
         first = islice((text for text, leak in zip(texts(), leaks, strict=True) if leak), SHOWN_ROWS)
-        told = {"contaminated": int(leaks.sum()), "first_contaminated": list(first)}
-    return sides, {**told, **leave_out_near_duplicates(texts, sides, job)}
+        counts = {"contaminated": int(leaks.sum()), "first_contaminated": list(first)}
+    return sides, {**counts, **leave_out_near_duplicates(texts, sides, job)}
 
 
 def sides_of(positions: Sequence[float], leaks: Any, work: PrepareData) -> list[str | None]:

@@ -332,8 +332,8 @@ def _publication_of(
 ) -> Publication:
     """Return the publication of this version by the run, with the alias that is to move."""
     run_id = ended.run.record.run_id
-    told = [each.stage for each in history if (each.run_id, each.digest) == (run_id, target.digest)]
-    stage = told[-1] if told else target.stage
+    stages = [each.stage for each in history if (each.run_id, each.digest) == (run_id, target.digest)]
+    stage = stages[-1] if stages else target.stage
     fitting = [
         each
         for each in ended.recipe.publish

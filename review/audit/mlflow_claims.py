@@ -110,7 +110,9 @@ def _absent(sent: SentTo, required: ExpectedRun, stage: str | None) -> Check:
     what = "the run" if stage is None else f"stage {stage}"
     if not required.tags:
         return Check(
-            subject=_SUBJECT, outcome="unchecked", detail=sent.remark or f"MLflow was told nothing of {what}"
+            subject=_SUBJECT,
+            outcome="unchecked",
+            detail=sent.remark or f"nothing about {what} was sent to MLflow",
         )
     said = f"MLflow has no run of {what} any longer: it was deleted, or its vantage.run_id or vantage.stage was edited"
     return Check(subject=_SUBJECT, outcome="wrong", detail=said)
@@ -137,8 +139,8 @@ def _row_problems(required: Set[Row], allowed: Set[Row], found: Set[Row]) -> Ite
     missing, added = sorted(required - found, key=_place), sorted(found - allowed, key=_place)
     instead = {(name, step): value for name, _, step, value in added}
     for name, _, step, value in missing[:_SHOWN]:
-        told = instead.get((name, step))
-        said = "is missing" if told is None else f"is {told:g}"
+        other = instead.get((name, step))
+        said = "is missing" if other is None else f"is {other:g}"
         yield f"metric {name} at step {step} {said}, and was sent as {value!r}"
     lost = {(name, step) for name, _, step, _ in missing}
     strange = [row for row in added if (row[0], row[2]) not in lost]
@@ -204,9 +206,9 @@ def _dataset_field_problems(dataset: "DatasetInput", sent: list[dict[str, str]])
     if _source_digest(dataset.source) not in sources | {None}:
         yield f"{described} has a source of another sha256 ({shown(dataset.source)}) than was sent"
     for field in sent[0].keys() & {"source", "profile"}:
-        told, ours = _parsed(getattr(dataset, field)), _parsed(sent[0][field])
-        if told != ours:
-            yield f"{described} has the {field} {shown(str(told))}, and was sent as {shown(str(ours))}"
+        stored, ours = _parsed(getattr(dataset, field)), _parsed(sent[0][field])
+        if stored != ours:
+            yield f"{described} has the {field} {shown(str(stored))}, and was sent as {shown(str(ours))}"
 
 
 def _source_digest(text: str) -> object:
@@ -252,11 +254,11 @@ def _pointers(
 def _points_to(
     evidence: Evidence, name: str, mlflow_run_id: str, expected: Mapping[str, str | None]
 ) -> Iterator[str]:
-    told = evidence.ask(lambda server: server.tags_of(mlflow_run_id))
-    if told is None:
+    tags = evidence.ask(lambda server: server.tags_of(mlflow_run_id))
+    if tags is None:
         yield f"tag {name} is {mlflow_run_id}, and MLflow has no such run"
-    elif not isinstance(told, Missing):
-        yield from differing(f"tag {name} points to a run whose tag", told, expected)
+    elif not isinstance(tags, Missing):
+        yield from differing(f"tag {name} points to a run whose tag", tags, expected)
 
 
 def _place(row: Row) -> tuple[str, int, int]:

@@ -176,8 +176,8 @@ class Walk:
         if found.ref is not None:
             return found.ref.artifact
         replay = self.evidence.replay(found.run_id) if found.run_id else None
-        told = replay.artifact_of(found.step) if isinstance(replay, Replay) else None
-        return told if told is not None and told.digest == found.digest else None
+        claimed = replay.artifact_of(found.step) if isinstance(replay, Replay) else None
+        return claimed if claimed is not None and claimed.digest == found.digest else None
 
     def _parents(self, found: Found) -> dict[str, str]:
         artifact = self._artifact(found)
@@ -240,7 +240,7 @@ class Walk:
         if own is not None:
             record, step, shorter = own
             checks += shorter_checks(self.evidence, record, step, shorter, found.ref)
-        for run_id, step in self._told_by(found):
+        for run_id, step in self._recorded_by(found):
             checks += self._claims(found, run_id, step, artifact)
         if found.ref is not None and not is_state(found.ref):
             checks += self._source(found, found.ref)
@@ -262,7 +262,7 @@ class Walk:
             parents=tuple(self._edge(found, role, parent) for role, parent in found.parents.items()),
         )
 
-    def _told_by(self, found: Found) -> list[tuple[str, str]]:
+    def _recorded_by(self, found: Found) -> list[tuple[str, str]]:
         """Return the runs whose records have the artifact, each with its step: the one that made it first."""
         if is_state(found.ref):
             return []  # the stage that has left it is a parent of its own

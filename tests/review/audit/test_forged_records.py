@@ -132,9 +132,9 @@ CASES: dict[Callable[[Case], None], tuple[str, str]] = {
         "run ",
         "the outbox has the status completed, run.json waiting approval",
     ),
-    copy_that_nobody_made: ("run ", "was published as other, of which it told nothing"),
-    told_params: ("policy: outbox", "it told of other params than the recipe has: invented"),
-    told_input: ("policy ← critic", "as policy read it, metrics.explained_variance was told as 0.99"),
+    copy_that_nobody_made: ("run ", "was published as other, and the outbox does not"),
+    told_params: ("policy: outbox", "the outbox has other params than the recipe: invented"),
+    told_input: ("policy ← critic", "as policy read it, metrics.explained_variance was recorded as 0.99"),
     publication_taken_out: ("reward: version fake-reward/1", "no run published it"),
     outbox_deleted: ("policy: alias fake@champion", "no run moved it there"),
     alias_that_the_recipe_does_not_name: (
