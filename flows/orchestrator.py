@@ -83,7 +83,7 @@ class Orchestrator:
             ended: called with each step that is over.
             stage_function: dotted name of the function ``StageJob -> StageResult``.
             launcher: of the computations; None: child processes on this machine.
-            makes_report: make the run's report at its end, unless ``VANTAGE_REPORT`` says otherwise.
+            makes_report: make the run's report at its end, unless ``VANTAGE_REPORT`` is 0.
         """
         self.run = run
         self.recipe = run.record.recipe

@@ -70,9 +70,9 @@ def _unfit(model: PreTrainedModel, *, is_beside_another: bool) -> str | None:
     if is_beside_another:
         return "another thread uses the GPU meanwhile (rollout.ahead), and a capture would disturb it"
     if not getattr(model, "_can_compile_fullgraph", False):
-        return f"transformers says of {name} that its forward pass cannot be compiled as a whole"
+        return f"transformers marks {name} as one whose forward pass cannot be compiled as a whole"
     if not takes_positions(model):
-        return f"{name} is not told the positions of its tokens"
+        return f"{name} does not take the positions of its tokens"
     attention = attention_of(configs_of(model))
     return None if attention == SDPA else f"{name} attends by {attention}, and {SDPA} is needed"
 

@@ -293,7 +293,7 @@ def set_apart(
     if len(leaks) and leaks.all():
         names = ", ".join(f"data.{name}" for name in job.work.test_sets)
         raise UnusableData(
-            f"{job.name}: every prompt stands in a test set ({names}), so that no row can be trained on; "
+            f"{job.name}: every prompt occurs in a test set ({names}), so that no row can be trained on; "
             "name another source"
         )
     sides = sides_of(positions, leaks, job.work)

@@ -316,7 +316,7 @@ def automations_of(name: str, deployment: UUID) -> list[AutomationCore]:
     return [
         AutomationCore(
             name=f"{FLOW}/{name}: lost",
-            description="A pipeline whose process tells nothing any more counts as crashed.",
+            description="A pipeline whose process no longer reports counts as crashed.",
             trigger=lost,
             actions=[
                 ChangeFlowRunState(

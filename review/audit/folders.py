@@ -68,7 +68,7 @@ def add_folder(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Ch
             f"{path} is a workspace; name what to audit in it: vantage audit latest --workspace {path}"
         )
     raise RunError(
-        f"{path} has neither {MANIFEST} nor {PROVENANCE_FILE}, so nothing says what it must hold; name an artifact's folder, an "
+        f"{path} has neither {MANIFEST} nor {PROVENANCE_FILE}, so there is no list of what it must hold; name an artifact's folder, an "
         "exported one, or a run"
     )
 

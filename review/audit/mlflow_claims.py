@@ -53,7 +53,7 @@ def mlflow_check(evidence: Evidence, run_id: str, stage: str | None) -> Check:
     for double in found[1:]:
         contradicting = [*_problems(ExpectedRun(), allowed, double), *other_tags(allowed, double)]
         problems += [
-            f"a second run of MLflow ({double.run_id[:8]}) says it is this one: {each}"
+            f"a second run of MLflow ({double.run_id[:8]}) claims to be this one: {each}"
             for each in contradicting
         ]
     if problems:
@@ -64,7 +64,7 @@ def mlflow_check(evidence: Evidence, run_id: str, stage: str | None) -> Check:
         return Check(
             subject=_SUBJECT,
             outcome="note",
-            detail=f"MLflow has {len(found)} runs that say they are this one",
+            detail=f"MLflow has {len(found)} runs that claim to be this one",
         )
     return Check(subject=_SUBJECT, detail=_counts(found[0]))
 

@@ -119,11 +119,11 @@ def edge_problems(
         stage = None if read is None else record.stages.get(read)
         if read is None and role in PREVIOUS_ROLES:
             if not record.stages[step].shorter:
-                yield f"run.json does not say that {step} goes on from a shorter stage"
+                yield f"run.json does not record that {step} goes on from a shorter stage"
         elif read is None and not role.endswith(BASE_SUFFIX):
             yield f"the recipe in run.json gives {step} no {role}"
         if stage is not None and stage.digest != digest:
-            yield f"run.json says that {read} made {str(stage.digest)[:12]}"
+            yield f"by run.json {read} made {str(stage.digest)[:12]}"
         if stage is not None and stage.status in ("gate_closed", "waiting_approval"):
             yield f"{read} is {stage.status.replace('_', ' ')}, so nothing could be made of it"
     if isinstance(replay, Replay) and step in replay.entry.stages:
@@ -131,7 +131,7 @@ def edge_problems(
         if given is None and not role.endswith(BASE_SUFFIX) and role not in PREVIOUS_ROLES:
             yield f"the outbox names no {role}"
         elif given is not None and given.artifact.digest != digest:
-            yield f"the outbox says {given.artifact.digest[:12]}"
+            yield f"the outbox has {given.artifact.digest[:12]}"
         elif given is not None and parent is not None:
             for problem in _artifact_differences(given.artifact, parent.artifact):
                 yield f"as {step} read it, {problem}"
@@ -172,7 +172,7 @@ def _against_ref(stage: StageRecord, digest: str, ref: Ref | None) -> Iterator[s
     if stage.firings != ref.artifact.firings:
         yield f"it has {len(stage.firings)} firings of guards, and the ref has {len(ref.artifact.firings)} or others"
     if stage.provenance != ref.provenance:
-        yield _provenance_said("it says", stage.provenance, ref.provenance)
+        yield _provenance_said("run.json has", stage.provenance, ref.provenance)
 
 
 def _against_files(evidence: Evidence, stage: StageRecord, digest: str) -> Iterator[str]:

@@ -184,7 +184,7 @@ def _is_its_entry(evidence: Evidence, run_id: str, step: str, mlflow_run_id: str
     entries = [] if isinstance(runs, Missing) else runs.get(step or None, [])
     if entries and entries[0].run_id == mlflow_run_id:
         return [Check(subject="MLflow's run", detail=f"the entry of {step or 'the run'}")]
-    said = f"it says that it is {step or 'the run'}, whose own entry is another"
+    said = f"it claims to be {step or 'the run'}, whose own entry is another"
     return [Check(subject="MLflow's run", outcome="wrong", detail=said)]
 
 

@@ -160,7 +160,9 @@ class Walk:
             said += f", since run {ref.run_id} has made it again with other bits"
             return Check(subject="ref", outcome="unchecked", detail=said)
         return Check(
-            subject="ref", outcome="wrong", detail=f"{said}, which run {ref.run_id} does not say it made"
+            subject="ref",
+            outcome="wrong",
+            detail=f"{said}, which the record of run {ref.run_id} does not confirm",
         )
 
     def _step_of(self, found: Found) -> str:
@@ -338,7 +340,7 @@ class Walk:
             adapters = found.parents.get(role.removesuffix(BASE_SUFFIX))
             base = getattr(adapters.ref.artifact, "base", None) if adapters and adapters.ref else None
             if base is not None and base != parent.digest:
-                problems.append(f"the adapters stand on {base[:12]}")
+                problems.append(f"the adapters belong to the base {base[:12]}")
         return Edge(
             role=role,
             digest=parent.digest,

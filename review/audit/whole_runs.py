@@ -62,11 +62,11 @@ def _record_problems(record: RunRecord) -> Iterator[str]:
     closed = sorted(step for step, stage in record.stages.items() if stage.status == "gate_closed")
     waiting = [step for step, stage in record.stages.items() if stage.status == "waiting_approval"]
     if record.status == "completed" and waiting:
-        yield f"it says completed, and {', '.join(waiting)} waits for approval"
+        yield f"its status is completed, and {', '.join(waiting)} waits for approval"
     if record.status == "completed" and closed:
-        yield f"it says completed, and the gate of {', '.join(closed)} is closed"
+        yield f"its status is completed, and the gate of {', '.join(closed)} is closed"
     if record.status == "gate_closed" and not closed:
-        yield "it says gate closed, and no gate of it is"
+        yield "its status is gate closed, and no gate of it is"
 
 
 def _strange_stages(evidence: Evidence, run_id: str, replay: Replay) -> Iterator[Check]:

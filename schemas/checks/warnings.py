@@ -80,7 +80,7 @@ def _unrelated_gates(publish: Sequence[Publication], inputs: Inputs) -> Iterator
     for i, publication in enumerate(publish):
         after, stage = publication.after, publication.stage
         if after is not None and after != stage and stage not in upstream[after]:
-            yield f"publish.{i}.after: '{after}' does not read '{stage}', so its gate says nothing about it"
+            yield f"publish.{i}.after: '{after}' does not read '{stage}', so its gate does not judge it"
 
 
 def _upstream(inputs: Inputs) -> dict[str, set[str]]:

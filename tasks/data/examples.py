@@ -265,7 +265,7 @@ def read_completions(
     Args:
         enough: as many usable rows as are needed; when they are there, the rest of the file is not read. None: read all.
         train_on: of demonstrations that are conversations: with `all_responses` the assistant's earlier turns are a part
-            of the response, in which what others say is not learnt.
+            of the response, in which the messages of others are not learnt.
         half: read the rows of one half of the prompts (``vantage.tasks.data.halves``); None: of all prompts.
     """
     there = column_names(folder, split)

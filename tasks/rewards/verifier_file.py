@@ -1,7 +1,7 @@
 """Load a user's verifier from its file as a function; its faults are described in terms of the file.
 
-The file is run under a private name and from where it lies in the store, so that what it is called, and what stands
-beside it, has no effect. Stages do that in a process of its own (``vantage.tasks.rewards.verifier_process``).
+The file is run under a private name and from where it lies in the store, so that its name and the files
+beside it have no effect. Stages do that in a process of its own (``vantage.tasks.rewards.verifier_process``).
 """
 
 import inspect
@@ -127,5 +127,7 @@ def _cut(text: str) -> str:
 
 def _instead_of(verdict: object) -> str:
     if isinstance(verdict, float | numpy.floating):
-        return "a verifier says right or wrong: return True or False; a graded score is for a reward, {model: STAGE}"
+        return (
+            "a verifier returns True (right) or False (wrong); a graded score is for a reward, {model: STAGE}"
+        )
     return "return True or False"

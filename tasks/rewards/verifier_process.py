@@ -1,8 +1,8 @@
 """Run a recipe's own verifier in a process of its own, kept for all batches of a stage.
 
 Whatever the code does there (a loop without end, a crash in C, ``os._exit``, prints without end) ends that process and
-nothing else, and is reported as the verifier's, with the line where it stood. It is not told the logins of the stage's
-environment (``PASSED``). That is no sandbox: the code runs as the same user.
+nothing else, and is reported as the verifier's, with the line that ran. It does not get the logins of the stage's
+environment, only the variables in ``PASSED``. That is no sandbox: the code runs as the same user.
 """
 
 import json

@@ -83,7 +83,7 @@ PLAIN: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
     ),
     "bloom": (
         lambda: BloomForCausalLM(BloomConfig(**SMALL_GPT, hidden_size=32)),
-        "BloomForCausalLM is not told the positions",
+        "BloomForCausalLM does not take the positions",
     ),
     "gpt_neo": (
         lambda: GPTNeoForCausalLM(

@@ -125,9 +125,9 @@ CASES: dict[Callable[[Case], None], tuple[str, str]] = {
         "a reward_model step makes a reward_model, and the ref says value_model",
     ),
     evidence_of_a_verdict: ("evaluation: gate accuracy_gain", "(evidence differ)"),
-    digest_of_a_parent: ("policy ← critic", "run.json says that value made"),
+    digest_of_a_parent: ("policy ← critic", "by run.json value made"),
     closed_gate: ("policy ← critic", "value is gate closed, so nothing could be made of it"),
-    closed_gate_of_a_completed_run: ("run ", "it says completed, and the gate of value is closed"),
+    closed_gate_of_a_completed_run: ("run ", "its status is completed, and the gate of value is closed"),
     status_of_one_that_waits: (
         "run ",
         "the outbox has the status completed, run.json waiting approval",

@@ -547,7 +547,7 @@ CASES: dict[Callable[[Case], None], tuple[str, str]] = {
     missing_parent: ("data.preferences: files", "missing: the store has no artifact"),
     parent_in_the_ref: ("policy: ref", "parents.init is"),
     metrics_in_the_ref: ("evaluation: ref", "metrics.accuracy_gain is 0.9"),
-    ref_of_another_artifact: ("policy: ref", "does not say it made"),
+    ref_of_another_artifact: ("policy: ref", "does not confirm"),
     ref_of_another_recipe: ("policy: ref", "holds the ref of another stage key"),
     provenance_in_the_ref: ("policy: run record", "provenance differs from the ref's"),
     attempt_in_the_ref: (
@@ -567,7 +567,7 @@ CASES: dict[Callable[[Case], None], tuple[str, str]] = {
         "its recipe makes another stage key: configuration.learning_rate",
     ),
     recorded_gate: ("run ", "recipe_digest is"),
-    recorded_status: ("run ", "it says gate closed, and no gate of it is"),
+    recorded_status: ("run ", "its status is gate closed, and no gate of it is"),
     recorded_key_parts: ("sft: run record", "key_parts differ from the ref's: seed: 17 → 99"),
     told_metric_rows: ("policy: MLflow", "metric loss at step 1 is 1, which nobody sent"),
     told_artifact: ("value: outbox", "metrics.explained_variance was recorded as 0.99"),
@@ -588,7 +588,7 @@ CASES: dict[Callable[[Case], None], tuple[str, str]] = {
         "metric accuracy_gain is shown as 0.9, and its newest row is 0.1",
     ),
     mlflow_shown_metric_added: ("policy: MLflow", "metric safety is shown as 1, and has no row"),
-    mlflow_stage_added: ("run ", "MLflow has a run that says it is stage safety of this run"),
+    mlflow_stage_added: ("run ", "MLflow has a run that claims to be stage safety of this run"),
     mlflow_remark: ("policy: MLflow", "tag vantage.remark is “seen by ada”, which nobody sent"),
     mlflow_dataset_name: ("sft: MLflow", "has the name “clean”, and was sent as “demonstrations”"),
     mlflow_dataset_source: ("sft: MLflow", "has the source “{}”, and was sent as"),
@@ -760,5 +760,5 @@ def test_a_second_version_and_a_second_run_that_say_they_are_ours(case: Case) ->
     assert any("evaluation: MLflow: a second run of MLflow" in each for each in wrong), wrong
     said = found(case.audit(double.info.run_id))
     assert any(
-        "MLflow's run: it says that it is evaluation, whose own entry is another" in each for each in said
+        "MLflow's run: it claims to be evaluation, whose own entry is another" in each for each in said
     )
