@@ -278,7 +278,7 @@ class _Run:
             self._end_by(self._spoken.next())
 
     def _end_by(self, spoken: Tensor | None) -> None:
-        """End the rows whose stop string is completed by these tokens (b,), the oldest that have not been read."""
+        """End the rows whose stop string is completed by these tokens (b,): the oldest of those that were drawn and not looked at yet."""
         if spoken is None:
             return
         drawn, rows = self._batch.drawn - self._unread + 1, self._rows

@@ -166,7 +166,7 @@ class LocalProcess:
 
 
 def attempt_folder(job: StageJob) -> Path:
-    """Folder of one attempt's job, result and failure."""
+    """Return the folder of one attempt's job, result and failure."""
     return _attempt_folder(job.scratch, job.attempt)
 
 

@@ -25,7 +25,7 @@ _SHOWN = 3
 
 
 def mlflow_check(evidence: Evidence, run_id: str, stage: str | None) -> Check:
-    """Tags, params, metric rows and dataset inputs of a stage's run (None: of the parent run), and the entries that they
+    """Check tags, params, metric rows and dataset inputs of a stage's run (None: of the parent run), and the entries that they
     point to."""
     replay = evidence.replay(run_id)
     if isinstance(replay, Missing | Broken):
@@ -152,7 +152,7 @@ def _row_problems(required: Set[Row], allowed: Set[Row], found: Set[Row]) -> Ite
 
 
 def _latest_problems(found: "MlflowRun") -> Iterator[str]:
-    """MLflow stores the newest value of each metric a second time, and shows that one in its tables."""
+    """Yield problems of the newest value of each metric, which MLflow stores a second time and shows in its tables."""
     newest: dict[str, tuple[int, int]] = {}
     for name, time, step, _ in found.rows:
         newest[name] = max(newest.get(name, (step, time)), (step, time))
@@ -194,7 +194,7 @@ def _dataset_problems(required: ExpectedRun, allowed: ExpectedRun, found: "Mlflo
 
 
 def _dataset_field_problems(dataset: "DatasetInput", sent: list[dict[str, str]]) -> Iterator[str]:
-    """MLflow's own fields. One dataset that came from two sources has the first of them there, and both in the tags."""
+    """Yield problems of MLflow's own fields of a dataset. One that came from two sources has the first of them there, and both in the tags."""
     described = f"dataset input {sent[0]['digest'][:12]}"
     if dataset.digest != sent[0]["digest"]:
         yield f"{described} has the digest {dataset.digest[:12]} in MLflow's own field"

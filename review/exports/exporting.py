@@ -179,7 +179,7 @@ def check_adapters(model: NamedModel) -> None:
 
 
 def _manifest(model: NamedModel, folder: Path) -> dict[str, str]:
-    """Path → sha256 of the artifact's files."""
+    """Return path → sha256 of the artifact's files."""
     assert model.origin is not None, "made by a run"
     try:
         records = read_manifest(folder, digest=model.origin.digest)

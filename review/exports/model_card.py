@@ -32,7 +32,7 @@ def model_card(
     entry: RunEntry | None = None,
     made_by: MadeBy | None = None,
 ) -> str:
-    """Markdown with the front matter of a model card.
+    """Return Markdown with the front matter of a model card.
 
     Args:
         opened: how a policy is asked; None: a reward model.

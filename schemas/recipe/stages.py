@@ -332,7 +332,7 @@ def _reader_of_kl_to_old(algorithm: Algorithm) -> str | None:
 
 
 def threads_for_each(work: object, cpus: int) -> int:
-    """Threads for each of what a stage computes side by side on its CPUs: half of them where it samples beside its training."""
+    """Return the threads of each part that a stage computes side by side on its CPUs: half of them where it samples beside its training."""
     return max(1, cpus // 2) if samples_ahead(work) else max(1, cpus)
 
 
