@@ -97,7 +97,7 @@ PLAIN: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
                 max_position_embeddings=128,
             )
         ),
-        "transformers says of GPTNeoForCausalLM that its forward pass cannot be compiled",
+        "transformers marks GPTNeoForCausalLM as one whose forward pass cannot be compiled",
     ),
 }
 PROMPTS = [[1, *range(10, 10 + length)] for length in (7, 1, 12, 3, 3, 9, 5, 2)] * 2
