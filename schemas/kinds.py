@@ -58,16 +58,13 @@ from vantage.schemas.recipe.resolved import (
     ResolvedValuePretraining,
 )
 from vantage.schemas.recipe.stage import Stage
-from vantage.schemas.recipe.stages import (
-    BestOfN,
+from vantage.schemas.recipe.stages import BestOfN, PolicyOptimization, ValuePretraining
+from vantage.schemas.recipe.stages_on_data import (
     DirectPreferenceOptimization,
-    PolicyOptimization,
-    PreferenceCollection,
     RewardModelling,
-    RolloutCollection,
     SupervisedFineTuning,
-    ValuePretraining,
 )
+from vantage.schemas.recipe.stages_that_collect import PreferenceCollection, RolloutCollection
 from vantage.schemas.recipe.work import Work
 
 _TABLE = (

@@ -55,7 +55,7 @@ from vantage.schemas.recipe.fields import (
 from vantage.schemas.recipe.members import member_seed
 from vantage.schemas.recipe.recipe import Recipe
 from vantage.schemas.recipe.stage import Stage
-from vantage.schemas.recipe.stages import RewardModelling
+from vantage.schemas.recipe.stages_on_data import RewardModelling
 from vantage.schemas.records.metric import settings_of
 from vantage.schemas.records.metrics import headline_metric_names, one_of_each_family
 from vantage.schemas.records.stage_key import NOT_IN_KEY, dumped

@@ -6,11 +6,8 @@ from vantage.schemas.checks.algorithm_warnings import algorithm_warnings
 from vantage.schemas.checks.engines import engine_warnings
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
 from vantage.schemas.recipe.recipe import Publication, Recipe
-from vantage.schemas.recipe.stages import (
-    DirectPreferenceOptimization,
-    PolicyOptimization,
-    ValuePretraining,
-)
+from vantage.schemas.recipe.stages import PolicyOptimization, ValuePretraining
+from vantage.schemas.recipe.stages_on_data import DirectPreferenceOptimization
 from vantage.schemas.steps import Inputs, in_order, rewards_read, sources_of
 
 

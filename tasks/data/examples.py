@@ -20,7 +20,7 @@ from vantage.models.stop_strings import StopStrings, before_stop, special_stops
 from vantage.models.turn_end import without_end
 from vantage.schemas.conversations import Message
 from vantage.schemas.recipe.inputs import Generation
-from vantage.schemas.recipe.stages import TrainOn
+from vantage.schemas.recipe.stages_on_data import TrainOn
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.data.encoded_rows import encode_rows
 from vantage.tasks.data.encoding_counts import NOT_COUNTED, EncodingCounts

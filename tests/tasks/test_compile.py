@@ -13,7 +13,7 @@ import pytest
 from tests.tasks.alike import assert_alike
 from vantage.ledger.journal import read
 from vantage.models.compiled_layers import CannotCompile, compile_layers
-from vantage.schemas.recipe.stages import SupervisedFineTuning
+from vantage.schemas.recipe.stages_on_data import SupervisedFineTuning
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.schemas.records.metric_warnings import warnings_of
 from vantage.tasks.stages import run_stage
