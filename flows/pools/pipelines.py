@@ -69,7 +69,7 @@ class Pipeline:
 
     @property
     def strategy(self) -> ConcurrencyOptions | None:
-        """Return Prefect's rule for one run too many; None: Prefect starts it, and the flow cancels earlier ones."""
+        """Return Prefect's rule for a run beyond the limit; None: Prefect starts it, and the flow cancels earlier ones."""
         if self.on_overlap == "cancel":
             return None
         waits = self.on_overlap == "wait"
