@@ -31,13 +31,7 @@ from vantage.runs.run import Run, dead_runs, read_runs
 from vantage.runs.watching import Watcher
 from vantage.schemas.recipe.extending import length_in_words, length_of, unit_of
 from vantage.schemas.records.artifacts import Artifact
-from vantage.schemas.records.attempt import (
-    RUN_STAGE,
-    AttemptOutcome,
-    AttemptRequest,
-    Failure,
-    Share,
-)
+from vantage.schemas.records.attempt import RUN_STAGE, AttemptOutcome, AttemptRequest, Failure, Share
 from vantage.schemas.safe_text import without_secrets
 from vantage.storage.durable_files import make_folder
 from vantage.storage.storage import Storage
