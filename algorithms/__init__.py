@@ -1,7 +1,7 @@
 """The maths of RLHF: tensors and floats in, tensors out; torch is the only import.
 
 Shapes are `B` sequences, `T` response tokens (right-padded) and `V` vocabulary. A mask is boolean, True on
-response tokens with the end of sequence included; what stands outside it, NaN included, changes neither value
+response tokens with the end of sequence included; values outside it, NaN included, change neither value
 nor gradient.
 
     advantages         GAE, returns to go, group and greedy baselines, length-adaptive λ, whitening

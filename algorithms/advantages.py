@@ -29,7 +29,7 @@ def gae(
 
         δ_t = r_t + γ·V_{t+1} − V_t        A_t = δ_t + γ·λ·A_{t+1}
 
-    `rewards`, `values` (B,T); V_t stands at the position whose logits chose token t, so it has seen the
+    `rewards`, `values` (B,T); V_t is the value at the position whose logits chose token t, so it has seen the
     tokens before t. `lam` is a float or one value per row (B,). → advantages (B,T) in float32 or better,
     detached, 0 outside the mask.
 

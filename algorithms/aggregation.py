@@ -54,7 +54,7 @@ def denominator_of(response_mask: Tensor, *, aggregation: Aggregation, max_lengt
 def aggregate(
     per_token: Tensor, response_mask: Tensor, *, aggregation: Aggregation, denominator: Denominator | None
 ) -> Tensor:
-    """Sum `per_token` (B,T) over the mask as `aggregation` says, divided by `denominator`: a 0-d tensor.
+    """Sum `per_token` (B,T) over the mask in the way of `aggregation`, divided by `denominator`: a 0-d tensor.
 
     With an explicit denominator an empty mask gives 0, and a gradient of 0. None means that this call holds
     the whole minibatch.

@@ -19,8 +19,7 @@ class ValueDiagnostics:
 
     `bias` is the mean of V − G, which explained variance does not see. `constant_mse` is what predicting one
     constant would get. Pooled tokens over-weigh long responses, so `explained_variance_by_position` has one
-    entry for each equal part of the response, from its first tokens to its last. NaN stands where a quantity
-    is undefined.
+    entry for each equal part of the response, from its first tokens to its last. An undefined quantity is NaN.
     """
 
     explained_variance: float

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def quantiles(scores: Tensor, shares: Sequence[float]) -> list[float]:
-    """Quantiles of `scores` (N,), interpolated linearly between order statistics.
+    """Return quantiles of `scores` (N,), interpolated linearly between order statistics.
 
     Raises ValueError for no score.
     """
@@ -16,7 +16,7 @@ def quantiles(scores: Tensor, shares: Sequence[float]) -> list[float]:
 
 
 def drift(scores: Tensor, before: Tensor) -> float:
-    """Wasserstein-1 distance of two sets of scores (N,), in standard deviations of the earlier one.
+    """Return the Wasserstein-1 distance of two sets of scores (N,), in standard deviations of the earlier one.
 
     The mean difference of the sorted scores: how far they have moved if each moves as little as it can. NaN if the earlier
     scores are all equal.
@@ -32,7 +32,7 @@ def drift(scores: Tensor, before: Tensor) -> float:
 
 
 def distance_to(scores: Tensor, others: Tensor) -> float:
-    """Wasserstein-1 distance of scores (N,) and those of other responses (M,), in standard deviations of the others.
+    """Return the Wasserstein-1 distance of scores (N,) and those of other responses (M,), in standard deviations of the others.
 
     ∫ |F(x) − G(x)| dx of the two empirical distribution functions: that of ``drift`` for sets of any size. NaN if the others
     are all equal.
@@ -48,7 +48,7 @@ def distance_to(scores: Tensor, others: Tensor) -> float:
 
 
 def pair_accuracy(scores: Tensor, is_right: Tensor) -> float:
-    """Share of all pairs of a right and a wrong row in which the right one scores higher, ties as a half; NaN without a pair.
+    """Return the share of all pairs of a right and a wrong row in which the right one scores higher, ties as a half; NaN without a pair.
 
     `scores` (N,), `is_right` (N,) booleans. The area under the ROC curve (Mann-Whitney U / number of pairs).
 

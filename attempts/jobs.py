@@ -282,7 +282,7 @@ def request_for(
 ) -> AttemptRequest:
     """Return the request of one attempt at the step; ``inputs``: role → artifact, bases of adapters among them (``with_bases``).
 
-    ``AttemptRequest`` describes the others. A base is in no key: the digest of its adapters says which it is.
+    ``AttemptRequest`` describes the others. A base is in no key: the digest of its adapters identifies it.
 
     Raises:
         OSError, ValueError: a source cannot be read, or does not match the recipe.
@@ -329,7 +329,7 @@ def with_bases(inputs: Mapping[str, Artifact], known: Iterable[Artifact]) -> dic
     for role, artifact in inputs.items():
         base = artifact.base if isinstance(artifact, StoredModel) else None
         if base is not None and base not in by_digest:
-            raise ValueError(f"{role}: no step of this run made {base}, which its adapters stand on")
+            raise ValueError(f"{role}: no step of this run made {base}, which is the base of its adapters")
         if base is not None:
             found[f"{role}{BASE_SUFFIX}"] = by_digest[base]
     return found

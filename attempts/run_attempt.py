@@ -44,9 +44,9 @@ from vantage.schemas.records.usage import Usage
 from vantage.schemas.safe_text import without_secrets
 from vantage.storage.durable_files import make_folder
 from vantage.storage.environments import keep_environment
+from vantage.storage.key_locks import Locked
 from vantage.storage.refs import Ref
 from vantage.storage.storage import Storage, open_storage
-from vantage.storage.store import Locked
 from vantage.tasks.training.scratch import REPORTS, RESUMED_FROM, forget_found, read_committed, read_found
 from vantage.tasks.training.watched import read_watched
 
@@ -174,11 +174,11 @@ class _Attempt:
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Hold the stage key; _Stopped if a stop is requested while another process holds it."""
-        told: set[str] = set()
+        reported: set[str] = set()
 
         def tell(holder: str) -> None:
-            if holder not in told:
-                told.add(holder)
+            if holder not in reported:
+                reported.add(holder)
                 self.observer.waits(holder)
 
         key, holder = self.request.stage_key, f"run {self.request.run_id}"

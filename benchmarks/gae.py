@@ -62,9 +62,9 @@ def main() -> None:
             seconds[way].append(time.perf_counter() - start)
     torch.testing.assert_close(found["gae"], found["numpy"], rtol=1e-3, atol=1e-3)
     ratios = [ours / peer for ours, peer in zip(seconds["gae"], seconds["numpy"], strict=True)]
-    told = ", ".join(f"{way} {1e3 * statistics.median(each):.1f} ms" for way, each in seconds.items())
+    shown = ", ".join(f"{way} {1e3 * statistics.median(each):.1f} ms" for way, each in seconds.items())
     print(
-        f"{shape}: {told}; {statistics.median(ratios):.2f} of the loop ({min(ratios):.2f}–{max(ratios):.2f})"
+        f"{shape}: {shown}; {statistics.median(ratios):.2f} of the loop ({min(ratios):.2f}–{max(ratios):.2f})"
     )
 
 

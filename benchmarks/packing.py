@@ -55,12 +55,12 @@ def main() -> None:
                 if repeat:  # the first warms up
                     seconds[packing].append(took)
         ratio = statistics.median(a / b for a, b in zip(seconds[False], seconds[True], strict=True))
-        told = [
+        lines = [
             f"{'packed' if packing else 'padded'} {statistics.median(seconds[packing]):.2f} s, "
             f"{tokens / statistics.median(seconds[packing]):,.0f} tokens/s, {positions(batches, packing=packing)}"
             for packing in (False, True)
         ]
-        print(f"{name}: {tokens:,} tokens; {told[0]}; {told[1]}; {ratio:.2f} times as fast")
+        print(f"{name}: {tokens:,} tokens; {lines[0]}; {lines[1]}; {ratio:.2f} times as fast")
 
 
 def rows_of(lengths: list[int]) -> Sequences:

@@ -39,8 +39,8 @@ def main() -> None:
         (place.root / MEASURED).unlink(missing_ok=True)  # of other arms
         measured = measure_stages(cell.recipe, place, source="benchmark", last=given.stage)
         found = measured.get(given.stage)
-        told = f"{found['seconds']:.1f}" if found else "in the store already"
-        print(f"| `{cell.arm}` | {told} |", flush=True)
+        shown = f"{found['seconds']:.1f}" if found else "in the store already"
+        print(f"| `{cell.arm}` | {shown} |", flush=True)
 
 
 if __name__ == "__main__":

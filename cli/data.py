@@ -218,7 +218,7 @@ def _show(console: "Console", file: Path, found: "FileInspection") -> None:
     if found.shown:
         console.print(
             Text.assemble(
-                "\nGreen is what the assistant says: the tokens that are learnt or judged.", style="dim"
+                "\nGreen is the text of the assistant: its tokens are learnt or judged.", style="dim"
             )
         )
     console.print()

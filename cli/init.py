@@ -36,7 +36,7 @@ MARKED_VERIFIER = '''\
 
 
 def verify(prompt: str, response: str, answer: str | None) -> bool:
-    """Compare what stands after the last #### of both, without commas and spaces."""
+    """Compare the texts after the last #### of both, without commas and spaces."""
     return answer is not None and "####" in response and _final(response) == _final(answer)
 
 
@@ -424,6 +424,6 @@ def _say(draft: "Draft", file: Path, *, own_verifier: bool) -> None:
         mapped = ", ".join(f"{ours} = {theirs!r}" for ours, theirs in data.columns.items())
         print(f"  data.{name}: {data.source}{f'; {mapped}' if mapped else ''}")
     if own_verifier:
-        print(f"  {file.with_name(VERIFIER_NAME)}: compares what stands after {MARK}")
+        print(f"  {file.with_name(VERIFIER_NAME)}: compares the texts after {MARK}")
     command, place = program("vantage"), shlex.quote(str(file))
     print(f"next:  {command} plan {place}\n       {command} run {place}")

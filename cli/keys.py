@@ -53,9 +53,9 @@ def show(
     with explained(verbose):
         from vantage.signing.keys import described, path_of
 
-        told = described(path_of(file))
+        facts = described(path_of(file))
         if as_json:
-            print_json(told)
+            print_json(facts)
             return
-        for name, value in told.items():
+        for name, value in facts.items():
             print(f"{name.replace('_', ' '):<10}  {value}")

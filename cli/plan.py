@@ -44,10 +44,10 @@ def plan(
             *signing_warnings(resolved, place),
         ]
         if as_json:
-            told = [step.as_json() for step in steps]
+            listed = [step.as_json() for step in steps]
             shown = {
                 "recipe": resolved.recipe,
-                "steps": told,
+                "steps": listed,
                 "warnings": warnings,
                 "chosen": chosen,
             }

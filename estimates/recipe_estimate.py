@@ -36,7 +36,7 @@ from vantage.schemas.recipe.learning_rates import with_learning_rates
 from vantage.schemas.recipe.recipe import Recipe, ResolvedRecipe
 from vantage.schemas.recipe.sources import Builtin, Registered
 from vantage.schemas.recipe.stage import Resources
-from vantage.schemas.recipe.stages import SupervisedFineTuning
+from vantage.schemas.recipe.stages_on_data import SupervisedFineTuning
 from vantage.schemas.steps import OTHER_MODEL_PREFIX, content_of, ordered_steps
 
 HOUR = 3600.0

@@ -13,7 +13,8 @@ from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.resolved import ResolvedBestOfN, ResolvedPolicyOptimization
 from vantage.schemas.recipe.rollout import Sampling as RolloutFields
 from vantage.schemas.recipe.stage import Stage, Training
-from vantage.schemas.recipe.stages import RolloutCollection, Rollouts
+from vantage.schemas.recipe.stages import Rollouts
+from vantage.schemas.recipe.stages_that_collect import RolloutCollection
 from vantage.schemas.recipe.terms import ModelTerm
 from vantage.schemas.steps import dependencies, judges_of, rewards_read
 

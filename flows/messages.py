@@ -84,7 +84,9 @@ class Messenger:
     def _say(self, problem: str) -> None:
         if not self._warned:
             self._warned = True
-            self._warn(f"notify: {problem}; the run goes on, and further problems of this kind are not told")
+            self._warn(
+                f"notify: {problem}; the run goes on, and further problems of this kind are not reported"
+            )
 
 
 def _send(message: Message, variable: str, environment: Mapping[str, str]) -> str | None:

@@ -31,13 +31,7 @@ from vantage.runs.run import Run, dead_runs, read_runs
 from vantage.runs.watching import Watcher
 from vantage.schemas.recipe.extending import length_in_words, length_of, unit_of
 from vantage.schemas.records.artifacts import Artifact
-from vantage.schemas.records.attempt import (
-    RUN_STAGE,
-    AttemptOutcome,
-    AttemptRequest,
-    Failure,
-    Share,
-)
+from vantage.schemas.records.attempt import RUN_STAGE, AttemptOutcome, AttemptRequest, Failure, Share
 from vantage.schemas.safe_text import without_secrets
 from vantage.storage.durable_files import make_folder
 from vantage.storage.storage import Storage
@@ -83,7 +77,7 @@ class Orchestrator:
             ended: called with each step that is over.
             stage_function: dotted name of the function ``StageJob -> StageResult``.
             launcher: of the computations; None: child processes on this machine.
-            makes_report: make the run's report at its end, unless ``VANTAGE_REPORT`` says otherwise.
+            makes_report: make the run's report at its end, unless ``VANTAGE_REPORT`` is 0.
         """
         self.run = run
         self.recipe = run.record.recipe

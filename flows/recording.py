@@ -30,8 +30,8 @@ from vantage.schemas.records.extensions import Shorter
 from vantage.schemas.records.metric_warnings import dropped_summary
 from vantage.schemas.records.verdicts import Verdict
 from vantage.schemas.safe_text import safe_text
+from vantage.storage.key_locks import Locked
 from vantage.storage.storage import Storage
-from vantage.storage.store import Locked
 from vantage.tasks.training.scratch import FETCHED, REPORTS, read_committed
 
 LONGEST_READING_SECONDS = 10.0

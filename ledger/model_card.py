@@ -122,9 +122,9 @@ def _measured(entry: RunEntry, name: str) -> list[str]:
             interval = interval_among(
                 metric, of.artifact.metrics, of.artifact.uncertainty, confidence=DEFAULT_CONFIDENCE
             )
-            told = f"{interval[0]:.4g} to {interval[1]:.4g}" if interval else "–"
+            shown = f"{interval[0]:.4g} to {interval[1]:.4g}" if interval else "–"
             prompts = f"{known.n:,}" if known else "–"
-            rows.append(f"| {markdown_text(of.name)} | {metric} | {value:.4g} | {told} | {prompts} |")
+            rows.append(f"| {markdown_text(of.name)} | {metric} | {value:.4g} | {shown} | {prompts} |")
     if not rows:
         return []
     more = len(rows) - _MOST_ROWS
@@ -193,12 +193,12 @@ def _data(entry: RunEntry, name: str, producers: Mapping[ArtifactKey, Link]) -> 
             continue
         page = producers.get(artifact_key(stage.artifact), Link()).run
         counts = [stage.artifact.metrics.get(split) for split in _SPLITS]
-        told = " + ".join(f"{count:,.0f}" for count in counts if count is not None) or "–"
+        shown = " + ".join(f"{count:,.0f}" for count in counts if count is not None) or "–"
         of = f" (sha256 `{stage.source_sha256[:16]}`)" if stage.source_sha256 else ""
         cells = (
             linked(step, page),
             f"{_source(stage)}{of}",
-            told,
+            shown,
             f"`{stage.artifact.digest[:16]}`",
             licence_of(entry, step),
         )

@@ -27,8 +27,8 @@ def samples_page(
     for ours, theirs in zip(candidate, baseline, strict=True):
         first.setdefault(ours["prompt"], (ours, theirs))
     pairs = sorted(first.values(), key=lambda pair: pair[0]["response"] == pair[1]["response"])[:MAX_SHOWN]
-    told = f"{len(pairs):,} of {len(first):,} prompts, the first response of each model."
-    return page(title, f"<p>{told}</p>\n" + "\n".join(pair(ours, theirs) for ours, theirs in pairs))
+    summary = f"{len(pairs):,} of {len(first):,} prompts, the first response of each model."
+    return page(title, f"<p>{summary}</p>\n" + "\n".join(pair(ours, theirs) for ours, theirs in pairs))
 
 
 def pair(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:

@@ -132,9 +132,9 @@ class CapturedSteps:
             self._compare(expected, slots)
         except Exception as error:  # the plain loop works whatever the error is
             slots.restore(saved)
-            told = str(error).strip().partition("\n")[0]
+            message = str(error).strip().partition("\n")[0]
             raise Unusable(
-                told if isinstance(error, Unusable) else f"{type(error).__name__}: {told}"
+                message if isinstance(error, Unusable) else f"{type(error).__name__}: {message}"
             ) from error
         self._steps[bucket] = replay
         count_captured()

@@ -56,8 +56,8 @@ def compile_layers(network: nn.Module, *, packs: bool = False, backend: str = "i
         # The uncompiled layers work whatever the error is
         for layer in layers:
             del layer.forward, vars(layer)[_BACKEND]
-        told = next((line for line in str(error).splitlines() if line.strip()), "no message")
-        raise CannotCompile(f"{type(error).__name__}: {told.strip()}") from error
+        message = next((line for line in str(error).splitlines() if line.strip()), "no message")
+        raise CannotCompile(f"{type(error).__name__}: {message.strip()}") from error
     return _num_graphs() - before
 
 

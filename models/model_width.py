@@ -73,7 +73,9 @@ def _hub_config(source: Hub) -> Path:
     commit = resolve_commit(source)
     try:
         return Path(hf_hub_download(source.repository, "config.json", revision=commit))
-    except Exception as error:  # one for every way in which a network can fail
+    except (
+        Exception
+    ) as error:  # the hub's client raises another type for each way in which a network can fail
         raise UnknownWidth(
             f"the hub did not give config.json of {source.repository}@{source.revision} ({type(error).__name__}: {error})"
         ) from error

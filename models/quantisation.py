@@ -46,8 +46,8 @@ def round_folder(folder: Path, output: Path) -> None:
             packed, state = _quantised(weight)
             weight.copy_(_dequantised(packed, state))
     save_policy(model, load_tokenizer(folder), output)
-    told = {"weights": "nf4", "block": BLOCK, "layers": names}
-    (output / SIDECAR).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    layout = {"weights": "nf4", "block": BLOCK, "layers": names}
+    (output / SIDECAR).write_text(json.dumps(layout, indent=2) + "\n", encoding="utf-8")
 
 
 def load_frozen(folder: Path, *, dtype: torch.dtype) -> PreTrainedModel:

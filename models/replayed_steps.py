@@ -70,9 +70,9 @@ def _unfit(model: PreTrainedModel, *, is_beside_another: bool) -> str | None:
     if is_beside_another:
         return "another thread uses the GPU meanwhile (rollout.ahead), and a capture would disturb it"
     if not getattr(model, "_can_compile_fullgraph", False):
-        return f"transformers says of {name} that its forward pass cannot be compiled as a whole"
+        return f"transformers marks {name} as one whose forward pass cannot be compiled as a whole"
     if not takes_positions(model):
-        return f"{name} is not told the positions of its tokens"
+        return f"{name} does not take the positions of its tokens"
     attention = attention_of(configs_of(model))
     return None if attention == SDPA else f"{name} attends by {attention}, and {SDPA} is needed"
 
@@ -278,7 +278,7 @@ class _Run:
             self._end_by(self._spoken.next())
 
     def _end_by(self, spoken: Tensor | None) -> None:
-        """End the rows whose stop string is completed by these tokens (b,), the oldest that have not been read."""
+        """End the rows whose stop string is completed by these tokens (b,): the oldest of those that were drawn and not looked at yet."""
         if spoken is None:
             return
         drawn, rows = self._batch.drawn - self._unread + 1, self._rows

@@ -51,7 +51,7 @@ def whole_folder(files: ModelFiles) -> Path:
     if not is_adapter(files.folder):
         return files.folder
     if files.base is None:
-        raise UnsafeModel(f"{files.folder} holds adapters alone; give the model that they stand on, too")
+        raise UnsafeModel(f"{files.folder} holds adapters alone; give the model that they belong to, too")
     return files.base
 
 

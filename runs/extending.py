@@ -233,7 +233,9 @@ def _of_other_lengths(place: Place, runs: Sequence[RunRecord]) -> list[tuple[Sho
             whole = _as_shorter(place, record.run_id, name, stage)
             made = [*stage.shorter, *([] if whole is None else [whole])]
             for number, each in enumerate(made):
-                plain = each.model_copy(update={"verdicts": ()})  # those of the gates that it had
+                plain = each.model_copy(
+                    update={"verdicts": ()}
+                )  # its verdicts are of the gates that the stage had then
                 found.setdefault(each.stage_key, (plain, tuple(made[:number])))
     asked = length_of(place.step.work)
     return sorted(

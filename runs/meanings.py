@@ -270,7 +270,7 @@ def registered(text: str) -> RegisteredNamed:
     assert isinstance(parsed, Registered), "by its beginning"
     if parsed.pin is not None:
         raise BadName(
-            f"{text}: a digest after # stands in the recipe of a run alone; give NAME@ALIAS or NAME/VERSION"
+            f"{text}: a digest after # is allowed only in a recipe; give NAME@ALIAS or NAME/VERSION"
         )
     if not parsed.name or set(parsed.name) & set("/:'\"`\\"):
         raise BadName(

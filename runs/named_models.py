@@ -300,7 +300,7 @@ def _in_folder(path: Path) -> NamedModel:
     kind: ArtifactKind = (
         "reward_model" if str(architectures[0]).endswith("ForSequenceClassification") else "policy"
     )
-    told = _json_in(path / PROVENANCE_FILE) or {}
+    exported = _json_in(path / PROVENANCE_FILE) or {}
     settings = _json_in(path / "generation_config.json") or {}
     temperature = settings.get("temperature") if settings.get("do_sample") else None
     plain = {
@@ -309,14 +309,14 @@ def _in_folder(path: Path) -> NamedModel:
         "stop": [stop] if isinstance(stop := settings.get("stop_strings") or [], str) else stop,
     }
     try:
-        generation = Generation.model_validate(told.get("generation", plain))
+        generation = Generation.model_validate(exported.get("generation", plain))
     except ValidationError as error:
         first = error.errors()[0]
         raise RunError(
             f"{path}: {'.'.join(map(str, first['loc']))} of {PROVENANCE_FILE} or generation_config.json: {first['msg']}; "
             "correct it"
         ) from None
-    chat = told.get("chat")
+    chat = exported.get("chat")
     return NamedModel(str(path), kind, path, generation, chat if isinstance(chat, bool) else None)
 
 

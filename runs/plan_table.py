@@ -57,4 +57,4 @@ def _guard_lines(steps: Sequence[PlannedStep]) -> Iterator[str]:
             defaults[step.name] = count
     if defaults:
         counted = ", ".join(f"{name} {count}" for name, count in defaults.items())
-        yield f"guards that only warn, by default: {counted} (plan --json lists them)"
+        yield f"default guards, which only warn: {counted}; vantage plan --json lists them"

@@ -123,7 +123,7 @@ def samples_heading(record: RunRecord, step: str) -> str:
 
 
 def model_folders(record: RunRecord, storage: Storage) -> dict[str, Path]:
-    """Stage → folder of its model, in the order of the recipe; without the imported model, and without those that this
+    """Return stage → folder of its model, in the order of the recipe; without the imported model, and without those that this
     machine has not fetched."""
     folders = {
         name: storage.local_folder(stage.digest)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BeforeValidator, Field
 
+from vantage.schemas.implicit_kinds import IMPLICIT_KINDS
 from vantage.schemas.kind import ArtifactKind, Kind
 from vantage.schemas.metric_names import (
     CHOSEN_POLICY,
@@ -57,98 +58,17 @@ from vantage.schemas.recipe.resolved import (
     ResolvedValuePretraining,
 )
 from vantage.schemas.recipe.stage import Stage
-from vantage.schemas.recipe.stages import (
-    BestOfN,
+from vantage.schemas.recipe.stages import BestOfN, PolicyOptimization, ValuePretraining
+from vantage.schemas.recipe.stages_on_data import (
     DirectPreferenceOptimization,
-    PolicyOptimization,
-    PreferenceCollection,
     RewardModelling,
-    RolloutCollection,
     SupervisedFineTuning,
-    ValuePretraining,
 )
-from vantage.schemas.recipe.work import (
-    CheckRows,
-    ImportBenchmark,
-    ImportModel,
-    ImportVerifier,
-    MergePolicy,
-    MergeRewardModel,
-    MixData,
-    PrepareData,
-    Work,
-)
+from vantage.schemas.recipe.stages_that_collect import PreferenceCollection, RolloutCollection
+from vantage.schemas.recipe.work import Work
 
 _TABLE = (
-    Kind(
-        work=ImportModel,
-        module="vantage.tasks.import_model",
-        makes="policy",
-        revision=2,
-        imports="model",
-    ),
-    Kind(
-        work=PrepareData,
-        module="vantage.tasks.prepare_data",
-        makes="dataset",
-        revision=6,
-        imports="data",
-        numbers=(
-            *ROWS,
-            "source_rows",
-            "dropped_rows",
-            "repeated_rows",
-            "unused_rows",
-            "contaminated_rows",
-            "near_duplicate_rows",
-        ),
-    ),
-    Kind(
-        work=MixData,
-        module="vantage.tasks.mix_data",
-        makes="dataset",
-        revision=1,
-        mixes=True,
-        numbers=(*ROWS, "unused_rows", "rows_again"),
-    ),
-    Kind(
-        work=CheckRows,
-        module="vantage.tasks.check_rows",
-        makes="row_check",
-        revision=1,
-        checks=True,
-        numbers=("checked_rows", "unusable_rows"),
-    ),
-    Kind(
-        work=ImportVerifier,
-        module="vantage.tasks.import_verifier",
-        makes="verifier",
-        revision=2,
-        imports="verifier",
-    ),
-    Kind(
-        work=ImportBenchmark,
-        module="vantage.tasks.import_benchmark",
-        makes="benchmark",
-        revision=1,
-        imports="benchmark",
-    ),
-    Kind(
-        work=MergePolicy,
-        module="vantage.tasks.merge_adapters",
-        makes="policy",
-        revision=1,
-        merges=True,
-        reads={"adapters": ("policy",)},
-    ),
-    Kind(
-        work=MergeRewardModel,
-        module="vantage.tasks.merge_adapters",
-        makes="reward_model",
-        revision=1,
-        merges=True,
-        reads={"adapters": ("reward_model",)},
-    ),
+    *IMPLICIT_KINDS,
     Kind(
         work=SupervisedFineTuning,
         resolved=ResolvedSupervisedFineTuning,

@@ -2,7 +2,7 @@
 
 ``vantage data inspect`` and the preparation of data both use them, so a row that one counts as usable is kept by the other.
 A table is checked in Arrow batches; memory holds one batch and about 20 bytes for each usable row, by which repeats are found. The rules are Arrow masks,
-because a mask says which rows break one. ``vantage.schemas.tables`` makes pandera schemas of them; stages run without pandera.
+because a mask shows which rows break one. ``vantage.schemas.tables`` makes pandera schemas of them; stages run without pandera.
 """
 
 import hashlib

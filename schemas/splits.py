@@ -73,8 +73,8 @@ def share_problems(recipe: Recipe) -> list[Problem]:
     }
     total = sum(share for [share] in shares.values())
     if total >= 1.0 and not problems:
-        told = " and ".join(f"{side} {share:g}" for side, [share] in shares.items())
-        message = f"the shares of all datasets ({told}) leave nothing to train on"
+        shown = " and ".join(f"{side} {share:g}" for side, [share] in shares.items())
+        message = f"the shares of all datasets ({shown}) leave nothing to train on"
         problems.append(Problem(("data",), message, "use shares that add up to less than 1"))
     return problems
 

@@ -55,7 +55,7 @@ from vantage.schemas.recipe.fields import (
 from vantage.schemas.recipe.members import member_seed
 from vantage.schemas.recipe.recipe import Recipe
 from vantage.schemas.recipe.stage import Stage
-from vantage.schemas.recipe.stages import RewardModelling
+from vantage.schemas.recipe.stages_on_data import RewardModelling
 from vantage.schemas.records.metric import settings_of
 from vantage.schemas.records.metrics import headline_metric_names, one_of_each_family
 from vantage.schemas.records.stage_key import NOT_IN_KEY, dumped
@@ -162,9 +162,9 @@ class SweepPlan(Generic[R]):
     @property
     def digest(self) -> str:
         """sha256 of the runs, the baseline and the measures."""
-        told = self.sweep.model_dump(mode="json", include={"seeds", "reseeds", "baseline", "measure"})
-        told["recipes"] = {arm: recipe.model_dump(mode="json") for arm, recipe in self.recipes.items()}
-        return hashlib.sha256(canonical_json(told).encode()).hexdigest()
+        content = self.sweep.model_dump(mode="json", include={"seeds", "reseeds", "baseline", "measure"})
+        content["recipes"] = {arm: recipe.model_dump(mode="json") for arm, recipe in self.recipes.items()}
+        return hashlib.sha256(canonical_json(content).encode()).hexdigest()
 
 
 def load_sweep(
@@ -283,14 +283,14 @@ def _load_arms(
     given = {**common, **dict.fromkeys(overrides, ())}
     _, shared = _load(recipe, given)
     problems = [_in_sweep_file(problem, recipe, given) for problem in shared]
-    told = {(problem.path, problem.message) for problem in shared}
+    known = {(problem.path, problem.message) for problem in shared}
     recipes: dict[str, Recipe] = {}
     for arm, own in sweep.arms.items():
         texts = {
             _as_override(key, value, sweep_file.folder): ("arms", arm, key) for key, value in own.items()
         }
         loaded, added = _load(recipe, {**texts, **given})
-        new = [problem for problem in added if (problem.path, problem.message) not in told]
+        new = [problem for problem in added if (problem.path, problem.message) not in known]
         problems += (_in_sweep_file(problem, recipe, {**texts, **given}, arm) for problem in new)
         if loaded is not None:
             recipes[arm] = loaded

@@ -126,13 +126,13 @@ def _parsed(data: bytes, name: str, folder: Path) -> Policy:
     try:
         document = plain_yaml.read(plain_yaml.decode(data, begins=_BEGINS))
     except RecipeError as error:
-        raise BadPolicy(_told(name, error.problems)) from None
+        raise BadPolicy(_listed(name, error.problems)) from None
     found = validated(PublishPolicy, document.value)
     problems = [*document.problems, *found.problems]
     if found.value is None or problems:
         lines = document.lines
         raise BadPolicy(
-            _told(name, [replace(each, line=each.line or lines.get(each.path)) for each in problems])
+            _listed(name, [replace(each, line=each.line or lines.get(each.path)) for each in problems])
         )
     for rules in found.value.models.values():
         for rule in rules.aliases.values():
@@ -160,7 +160,7 @@ def key_validity(workspace: Workspace) -> KeyValidity:
     return ALWAYS_VALID if policy is None else policy.validity
 
 
-def _told(name: str, problems: "list[Problem] | tuple[Problem, ...]") -> str:
+def _listed(name: str, problems: "list[Problem] | tuple[Problem, ...]") -> str:
     return "; ".join(str(replace(each, source=name)) for each in problems)
 
 

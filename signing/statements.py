@@ -111,7 +111,7 @@ def statement(ref: Ref, files: Mapping[str, str], judged: Judged) -> bytes:
 
 
 def files_in(manifest: bytes, *, digest: str) -> dict[str, str]:
-    """Path → sha256 of the files of a manifest.
+    """Return path → sha256 of the files of a manifest.
 
     Raises:
         ValueError: the bytes are not a manifest, or not the one with this digest.
@@ -161,7 +161,7 @@ def judged_in(said: Mapping[str, Any]) -> Judged:
 
 
 def files_of(said: Mapping[str, Any]) -> dict[str, str]:
-    """Path → sha256 of the artifact's files in a statement, without the manifest itself."""
+    """Return path → sha256 of the artifact's files in a statement, without the manifest itself."""
     return {str(each["name"]): str(each["digest"]["sha256"]) for each in said["subject"][1:]}
 
 

@@ -205,7 +205,7 @@ def _look_at(
         return _Found(
             "earlier",
             f"what it has signed is {digest_of(said)[:12]} of attempt {attempt_of(said)}, and attempt {ref.attempt} has made "
-            f"{artifact.digest[:12]} since, as the store says; look why, then sign that: `vantage sign {ref.run_id}`",
+            f"{artifact.digest[:12]} since, by the store; find out why, then sign that: `vantage sign {ref.run_id}`",
         )
     try:
         again = statement(ref, files_of(said) if files is None else files, signed)

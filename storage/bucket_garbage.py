@@ -24,8 +24,10 @@ import obstore
 from obstore.exceptions import NotFoundError
 from obstore.store import ObjectStore as Remote
 
+from vantage.storage.digests import checked_digest, is_digest
 from vantage.storage.durable_files import remove_folder
 from vantage.storage.garbage import HOLDER, Leftover, Needed, batches, bytes_in
+from vantage.storage.key_locks import Locked
 from vantage.storage.key_records import KeyRecord, KeyRecords
 from vantage.storage.leases import RemoteLeases
 from vantage.storage.measured_file import METRICS_FILE
@@ -34,7 +36,6 @@ from vantage.storage.refs import DamagedRef, Ref, check_ref, uri_of
 from vantage.storage.remote_objects import RemoteObjects
 from vantage.storage.removed import CAUSE_FILE, REMOVED_FOLDER, Cause, ref_bytes, ref_name, what_stays
 from vantage.storage.sealed_folders import MANIFEST
-from vantage.storage.store import Locked, checked_digest, is_digest
 
 _READS = 16
 """Number of records that are read at once."""

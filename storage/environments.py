@@ -8,9 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from vantage.schemas.records.environment import Environment
+from vantage.storage.digests import checked_digest
 from vantage.storage.durable_files import make_folder, replace_file
 from vantage.storage.storage import Readable, Storage
-from vantage.storage.store import Store, checked_digest
+from vantage.storage.store import Store
 
 _FOLDER = "environments"
 

@@ -9,10 +9,10 @@ from pydantic import Field, ValidationError
 
 from vantage.schemas.frozen import Frozen
 from vantage.storage.attempt_counter import SKIPPED_ATTEMPTS
+from vantage.storage.digests import checked_digest
 from vantage.storage.records import Conflict, Version, read_record, replace_record
 from vantage.storage.refs import DamagedRef, Ref
 from vantage.storage.remote_objects import copy_aside, quarantine_of
-from vantage.storage.store import checked_digest
 
 _log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from obstore.store import ObjectStore as Remote
 from pydantic import ValidationError
 
 from vantage.schemas.frozen import Frozen
+from vantage.storage.key_locks import Locked
 from vantage.storage.records import Conflict, Version, read_record, replace_record
-from vantage.storage.store import Locked
 
 LEASE_SECONDS = 30.0
 """Seconds that a holder may be silent before another process takes the lease over."""
@@ -115,7 +115,7 @@ class RemoteLeases:
         self, path: str, lease: Lease, *, on_wait: Callable[[str], None] | None, timeout: float | None
     ) -> Version:
         deadline = None if timeout is None else time.monotonic() + timeout
-        told = None
+        reported = None
         while True:
             present, version = self._read(path)
             if present is None or present.holder is None or self._is_silent(path, present, version):
@@ -124,9 +124,9 @@ class RemoteLeases:
                     self._watched.pop(path, None)
                     return taken
                 continue
-            if on_wait is not None and present.holder != told:
-                told = present.holder
-                on_wait(told)
+            if on_wait is not None and present.holder != reported:
+                reported = present.holder
+                on_wait(reported)
             if deadline is not None and time.monotonic() >= deadline:
                 raise Locked(
                     f"{path} has been held by {present.holder} for more than {timeout:g} s; wait for it, or stop it"

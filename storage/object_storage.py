@@ -26,6 +26,7 @@ from obstore.store import ObjectStore as Remote
 
 from vantage.schemas.records.artifacts import Artifact
 from vantage.storage.bucket_garbage import BucketGarbage, object_lease
+from vantage.storage.digests import checked_digest
 from vantage.storage.durable_files import make_folder, remove_folder, replace_file_unsynced
 from vantage.storage.key_records import KeyRecords, key_path
 from vantage.storage.leases import RemoteLeases
@@ -37,7 +38,7 @@ from vantage.storage.remote_objects import RemoteObjects
 from vantage.storage.removed import Cause
 from vantage.storage.scratch_copy import ScratchCopy
 from vantage.storage.sealed_folders import MANIFEST, read_manifest, read_sealed_file
-from vantage.storage.store import Fenced, checked_digest
+from vantage.storage.store import Fenced
 
 _log = logging.getLogger(__name__)
 

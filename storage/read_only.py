@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pydantic import ValidationError
 
+from vantage.storage.digests import checked_digest, is_digest
 from vantage.storage.hashed_files import Chunks, FileToHash, HashClock, chunks_of, hash_all
 from vantage.storage.measured_file import METRICS_FILE, Sealed, read_sealed
 from vantage.storage.refs import DamagedRef, Ref, check_ref
 from vantage.storage.sealed_folders import MANIFEST, find_problems, read_manifest, read_sealed_file
 from vantage.storage.storage import Readable
-from vantage.storage.store import checked_digest, is_digest
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Remote

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 from pydantic import Field, ValidationError
 
 from vantage.schemas.frozen import Frozen
+from vantage.storage.digests import checked_digest, is_digest
 from vantage.storage.durable_files import make_folder, replace_file
 from vantage.storage.measured_file import METRICS_FILE, Measured, contradictions, read_sealed
 from vantage.storage.refs import Ref, check_ref
 from vantage.storage.sealed_folders import MANIFEST, MAX_MANIFEST_BYTES, read_manifest, read_sealed_file
-from vantage.storage.store import checked_digest, is_digest
 
 if TYPE_CHECKING:
     from vantage.storage.storage import Readable

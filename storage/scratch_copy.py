@@ -1,8 +1,8 @@
 """Keep a copy of an attempt's scratch folder in the bucket, so that another machine can go on from its last checkpoint.
 
 Copied beside the computation, by the process that watches it: a checkpoint is a sealed folder that appears by a rename,
-so it is never seen half-written. Its manifest goes last; a checkpoint without one is not fetched. What stands beside the
-checkpoints (the journal, lists of finished batches) goes before them, so it reaches at least as far as they do.
+so it is never seen half-written. Its manifest goes last; a checkpoint without one is not fetched. The files beside the
+checkpoints (the journal, lists of finished batches) go before them, so it reaches at least as far as they do.
 """
 
 import logging

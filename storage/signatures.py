@@ -13,9 +13,10 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from vantage.storage.digests import checked_digest
 from vantage.storage.durable_files import locked, make_folder, replace_file
 from vantage.storage.storage import Readable, Storage
-from vantage.storage.store import Store, checked_digest
+from vantage.storage.store import Store
 
 KEY_FILE = "key.pub"
 STATEMENT = "statement.json"

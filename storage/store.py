@@ -22,13 +22,10 @@ A reader sees the old artifact or the new one, never a part of it, whenever a pr
 wall clock.
 """
 
-import fcntl
 import json
 import logging
 import os
 import re
-import socket
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -36,17 +33,17 @@ from typing import TYPE_CHECKING, Any
 
 from vantage.schemas.records.artifacts import Artifact
 from vantage.storage.attempt_counter import increment_count, read_count
+from vantage.storage.digests import checked_digest
 from vantage.storage.durable_files import (
     free_path,
     locked,
     make_folder,
     move_folder,
-    open_lock,
     remove_folder,
     replace_file,
     sync_folder,
-    try_lock,
 )
+from vantage.storage.key_locks import hold_lock, holder_of_lock
 from vantage.storage.measured_file import Sealed, contradictions, read_sealed
 from vantage.storage.refs import (
     DamagedRef,
@@ -61,17 +58,11 @@ from vantage.storage.verified_folders import VerifiedFolders
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Remote
 
-_SECONDS_BETWEEN_TRIES = 0.1
 _log = logging.getLogger(__name__)
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Fenced(RuntimeError):
     """An attempt tried to write after a newer one had started."""
-
-
-class Locked(TimeoutError):
-    """Another process holds the stage key."""
 
 
 class Store:
@@ -219,43 +210,13 @@ class Store:
         Raises:
             Locked: the timeout has passed.
         """
-        descriptor = open_lock(self._lock_path(stage_key, "lock"))
-        deadline = None if timeout is None else time.monotonic() + timeout
-        reported = None
-        try:
-            while not try_lock(descriptor):
-                present = (
-                    os.pread(descriptor, 4096, 0).decode(errors="replace") or "a holder that is just starting"
-                )
-                if on_wait is not None and present != reported:
-                    reported = present
-                    on_wait(present)
-                if deadline is not None and time.monotonic() >= deadline:
-                    raise Locked(
-                        f"stage key {stage_key[:12]} has been held by {present} for more than {timeout:g} s; "
-                        "wait for it, or stop it"
-                    )
-                time.sleep(_SECONDS_BETWEEN_TRIES)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{holder} (process {os.getpid()} on {socket.gethostname()})".encode(), 0)
+        path = self._lock_path(stage_key, "lock")
+        with hold_lock(path, f"stage key {stage_key[:12]}", holder=holder, on_wait=on_wait, timeout=timeout):
             yield
-            os.ftruncate(descriptor, 0)
-        finally:
-            os.close(descriptor)
 
     def holder_of(self, stage_key: str) -> str | None:
         """Return the holder of the key's lock; nothing is written, and the lock is tried for a moment."""
-        try:
-            descriptor = os.open(self._lock_path(stage_key, "lock"), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return os.pread(descriptor, 4096, 0).decode(errors="replace") or "a run that is just starting"
-        finally:
-            os.close(descriptor)
-        return None
+        return holder_of_lock(self._lock_path(stage_key, "lock"))
 
     def next_attempt(self, stage_key: str) -> int:
         """Return number of a new attempt, from 1; earlier attempts can no longer commit."""
@@ -458,19 +419,3 @@ class Store:
     def object_lock(self, digest: str) -> AbstractContextManager[None]:
         """Hold the lock of an object: inside the block no equal object is committed, set aside or removed by another."""
         return locked(self._locks / f"object-{checked_digest(digest)}")
-
-
-def is_digest(text: str) -> bool:
-    """Return whether the text is a sha256 in lower-case hexadecimal."""
-    return _DIGEST.fullmatch(text) is not None
-
-
-def checked_digest(digest: str) -> str:
-    """Return the digest, if it is one: it becomes part of a path.
-
-    Raises:
-        ValueError: it is not.
-    """
-    if not is_digest(digest):
-        raise ValueError(f"{digest!r} is not a sha256 in lower-case hexadecimal")
-    return digest

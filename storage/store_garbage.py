@@ -9,11 +9,13 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from vantage.storage.digests import is_digest
 from vantage.storage.durable_files import REMOVED, locked, remove_folder, sync_folder
 from vantage.storage.garbage import HOLDER, Leftover, Needed, batches, bytes_in
+from vantage.storage.key_locks import Locked
 from vantage.storage.refs import DamagedRef, Ref
 from vantage.storage.removed import REMOVED_FOLDER, Cause, RemovedFolder
-from vantage.storage.store import Locked, Store, is_digest
+from vantage.storage.store import Store
 
 
 class StoreGarbage:

@@ -81,7 +81,9 @@ def load_task(folder: Path, name: str) -> Any:
         with chdir(folder):  # where paths of data files start
             loaded = manager.load([name])
     except Exception as error:  # of a user's definition or function: anything
-        raise UnusableTasks(f"task={name!r}: lm-eval cannot build it ({_told(error)}); correct it") from error
+        raise UnusableTasks(
+            f"task={name!r}: lm-eval cannot build it ({_one_line(error)}); correct it"
+        ) from error
     if name in loaded["tasks"]:
         return loaded["tasks"][name]
     group = loaded["groups"][name]
@@ -146,7 +148,7 @@ def measure(job: StageJob[BenchmarkEvaluation], task: Any) -> Mapping[str, Any]:
             )
     except (KeyError, ValueError, TypeError, AttributeError, LookupError) as error:  # a user's definition
         raise UnusableTasks(
-            f"task={work.task!r}: lm-eval cannot run it ({_told(error)}); correct it"
+            f"task={work.task!r}: lm-eval cannot run it ({_one_line(error)}); correct it"
         ) from error
     return found
 
@@ -257,5 +259,5 @@ def _write_tables(job: StageJob[BenchmarkEvaluation], results: Mapping[str, Any]
                 file.write(line + "\n")
 
 
-def _told(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"

@@ -35,7 +35,7 @@ from vantage.tasks.updates.gathering import (
     load_source,
 )
 from vantage.tasks.updates.policy_state import PolicyState, initial_state, with_updated_kl_coefs
-from vantage.tasks.updates.policy_update import kl_to_old, read_ptx, update
+from vantage.tasks.updates.policy_update import Ptx, kl_to_old, read_ptx, update
 
 log = logging.getLogger(__name__)
 
@@ -86,22 +86,9 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
             log_critic(gathered.estimates, algorithm, was_used=state.critic_is_used)
 
             # 3. Update: policy and critic in the same steps, or the critic first
-            learn = partial(
-                update,
-                networks,
-                gathered.rollout,
-                job=job,
-                iteration=iteration,
-                kl_penalty_coef=state.kl_penalty_coef,
-                ptx=ptx,
+            gathered, metrics = learn_from(
+                source, gathered, state, iteration=iteration, policy_learns=policy_learns, ptx=ptx
             )
-            if policy_learns and not algorithm.critic_first:
-                metrics = learn(gathered.estimates)
-            else:
-                metrics = learn(gathered.estimates, learning=("critic",))
-                if policy_learns:
-                    gathered = estimated_anew(source, gathered, state)
-                    metrics |= learn(gathered.estimates, learning=("policy",))
             models.sync_engine()
             metrics |= describe(gathered, algorithm, state)
 
@@ -120,6 +107,35 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
     # 6. What the best policy is like
     measured = selection.measure(test, num_samples=work.test_samples or work.validation_samples)
     return result_of(job, networks, measured, attempt, encoding=encoding)
+
+
+def learn_from(
+    source: Source,
+    gathered: Gathered,
+    state: PolicyState,
+    *,
+    iteration: int,
+    policy_learns: bool,
+    ptx: Ptx | None,
+) -> tuple[Gathered, dict[str, float]]:
+    """Update the networks; returns the metrics, and the rollout with the estimates that the policy learned from."""
+    job, algorithm = source.job, source.job.work.algorithm
+    learn = partial(
+        update,
+        source.networks,
+        gathered.rollout,
+        job=job,
+        iteration=iteration,
+        kl_penalty_coef=state.kl_penalty_coef,
+        ptx=ptx,
+    )
+    if policy_learns and not algorithm.critic_first:
+        return gathered, learn(gathered.estimates)
+    metrics = learn(gathered.estimates, learning=("critic",))
+    if policy_learns:
+        gathered = estimated_anew(source, gathered, state)
+        metrics |= learn(gathered.estimates, learning=("policy",))
+    return gathered, metrics
 
 
 def result_of(

@@ -39,10 +39,10 @@ from vantage.tasks.data.contamination import (
     held_out_elsewhere,
     positions_of,
 )
-from vantage.tasks.data.formats import Format
 from vantage.tasks.data.hub_datasets import load_rows
 from vantage.tasks.data.hub_files import UnreachableHub, source_files
 from vantage.tasks.data.near_duplicates import near_duplicates
+from vantage.tasks.data.published_formats import Format
 from vantage.tasks.data.row_faults import SourceRow, UnreadableFile
 from vantage.tasks.data.row_reader import RowReader, reader_of
 from vantage.tasks.data.rows import Row, SpooledRows, spool, write_marked
@@ -293,15 +293,15 @@ def set_apart(
     if len(leaks) and leaks.all():
         names = ", ".join(f"data.{name}" for name in job.work.test_sets)
         raise UnusableData(
-            f"{job.name}: every prompt stands in a test set ({names}), so that no row can be trained on; "
+            f"{job.name}: every prompt occurs in a test set ({names}), so that no row can be trained on; "
             "name another source"
         )
     sides = sides_of(positions, leaks, job.work)
-    told: dict[str, Any] = {}
+    counts: dict[str, Any] = {}
     if job.work.test_sets:
         first = islice((text for text, leak in zip(texts(), leaks, strict=True) if leak), SHOWN_ROWS)
-        told = {"contaminated": int(leaks.sum()), "first_contaminated": list(first)}
-    return sides, {**told, **leave_out_near_duplicates(texts, sides, job)}
+        counts = {"contaminated": int(leaks.sum()), "first_contaminated": list(first)}
+    return sides, {**counts, **leave_out_near_duplicates(texts, sides, job)}
 
 
 def sides_of(positions: Sequence[float], leaks: Any, work: PrepareData) -> list[str | None]:

@@ -251,7 +251,7 @@ def accumulate_rankings(
 def measure_rankings(reward: ScalarModel, rankings: Rankings, *, limits: PassLimits) -> dict[str, Estimate]:
     """Return accuracy, Bradley-Terry loss (nats) and mean score gap over all untied pairs of held-out rankings.
 
-    Accuracy and gap count every pair once, so a prompt with many responses says more. The loss is weighted as in
+    Accuracy and gap count every pair once, so a prompt with many responses has more weight. The loss is weighted as in
     training: a mean over prompts of each one's mean over its pairs. All pairs of a prompt are one cluster.
     """
     of_prompts = ranking_scores(reward, rankings, limits=limits)
@@ -287,7 +287,7 @@ def ranking_scores(reward: ScalarModel, rankings: Rankings, *, limits: PassLimit
 def measure_pairs(reward: ScalarModel, pairs: Completions, *, limits: PassLimits) -> dict[str, Estimate]:
     """Return accuracy, Bradley-Terry loss (nats) and mean score gap over held-out pairs; those of a prompt are one cluster.
 
-    Margins are left out, as they only say how to learn: a pair counts as right where chosen scores above rejected, and
+    Margins are left out, since they only shape the loss: a pair counts as right where chosen scores above rejected, and
     the numbers of data with margins and without can be compared.
     """
     both = torch.zeros(len(pairs), 2)

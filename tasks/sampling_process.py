@@ -32,7 +32,7 @@ from vantage.models.stored_models import load_stored_policy
 from vantage.models.template_trial import try_chat_template
 from vantage.schemas.conversations import Message, Prompt, is_one_prompt
 from vantage.schemas.recipe.pass_limits import PassLimits
-from vantage.schemas.recipe.stages import TrainOn
+from vantage.schemas.recipe.stages_on_data import TrainOn
 from vantage.schemas.records.model_files import ModelFiles
 from vantage.schemas.records.sampling import (
     Answer,

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.stage import Resources, Stage, Training
-from vantage.schemas.recipe.stages import RolloutCollection
+from vantage.schemas.recipe.stages_that_collect import RolloutCollection
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.tasks.training import compile_outcome, preemption, progress
 from vantage.tasks.training.progress import Progress

@@ -71,7 +71,7 @@ def loaded_by(modules: list[str], forbidden: set[str]) -> dict[str, str]:
 
 
 def loaded_in_turn(*groups: tuple[list[str], set[str]]) -> list[dict[str, str]]:
-    """The same of several groups, imported one after the other in one process, which loads what they share once.
+    """Return the forbidden modules that each of several groups loads. One process imports the groups in turn, so what they share is loaded once.
 
     What an earlier group may load is not noticed in a later one, so a later one forbids no more than those before it.
     """

@@ -18,17 +18,10 @@ pytestmark = pytest.mark.slow
 OWN = (*PACKAGES, "vantage_recipes", "utils", "helpers", "config", "main", "data", "pipeline", "server")
 """Names of our packages, and names that a user's modules often have."""
 SHADOWING = (
-    "types",
-    "logging",
-    "json",
-    "random",
-    "torch",
-    "yaml",
-    "pydantic",
-    "numpy",
-    "mlflow",
-    "prefect",
-    "rich",
+    *("types", "typing", "logging", "json", "random", "copy", "queue", "email", "secrets", "signal"),
+    *("platform", "code", "token", "calendar"),
+    *("torch", "tokenizers", "datasets", "yaml", "pydantic", "numpy", "mlflow", "prefect", "rich"),
+    *("sqlalchemy", "click", "typer", "anyio"),
 )
 """Names of modules that Vantage imports from Python and from its dependencies."""
 

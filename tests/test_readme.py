@@ -217,4 +217,4 @@ def test_the_two_tiers_are_all_tests() -> None:
     needs = "tests.support.needs"
     assert [needs in recipe for recipe in recipes.values()] == [False, True, True]
     ci = (README_FILE.parent / ".ci" / "run").read_text(encoding="utf-8")
-    assert re.findall(r"make (test[a-z-]*)$", ci, re.MULTILINE) == ["test", "test-slow"]
+    assert re.findall(r"make (test[a-z-]*)$", ci, re.MULTILINE) == ["test-all"]

@@ -65,19 +65,19 @@ def _installed() -> dict[str, Installed]:
 def _described(metadata: str) -> Installed | None:
     """Return a distribution by its core metadata, of which only the headers are read; None: they have no name or version."""
     headers = metadata.partition("\n\n")[0]
-    told: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for name, value in _HEADER.findall(headers):
-        told.setdefault(name, value.strip())
-    if not told.get("Name") or not told.get("Version"):
+        fields.setdefault(name, value.strip())
+    if not fields.get("Name") or not fields.get("Version"):
         return None
-    plain = told.get("License", "")
+    plain = fields.get("License", "")
     if len(plain) > _LONGEST_LICENSE or "\n" in plain or plain.upper() == "UNKNOWN":
         plain = ""
     classified = [line.rpartition(" :: ")[2].strip() for line in _CLASSIFIER.findall(headers)]
     return Installed(
-        name=re.sub(r"[-_.]+", "-", told["Name"]).lower(),
-        version=told["Version"],
-        license=told.get("License-Expression")
+        name=re.sub(r"[-_.]+", "-", fields["Name"]).lower(),
+        version=fields["Version"],
+        license=fields.get("License-Expression")
         or plain
         or " or ".join(each for each in classified if each != _NO_LICENSE),
     )

@@ -51,7 +51,7 @@ def _found(pattern: str, path: Path, *, or_else: str = UNKNOWN) -> str:
 
 def container_image(containerenv: Path = Path("/run/.containerenv")) -> str:
     """Return the image that this process runs in, from ``VANTAGE_IMAGE`` or podman; ``unknown`` otherwise."""
-    told = os.environ.get("VANTAGE_IMAGE", "").strip()
-    if told:
-        return told
+    image = os.environ.get("VANTAGE_IMAGE", "").strip()
+    if image:
+        return image
     return _found(r'^image="(.+)"$', containerenv)

@@ -19,7 +19,7 @@ def identity() -> dict[str, str]:
     """
     commit, dirty = revision()
     installed = environment()
-    told = {
+    parts = {
         "version": package_version(),
         "package": package_digest(),
         "revision": commit,
@@ -30,4 +30,4 @@ def identity() -> dict[str, str]:
         "image": container_image(),
         **hardware(),
     }
-    return {part: " ".join(safe_text(text).split())[:_LONGEST] for part, text in told.items()}
+    return {part: " ".join(safe_text(text).split())[:_LONGEST] for part, text in parts.items()}

@@ -57,7 +57,7 @@ def by_git(checkout: Path) -> Revision | None:
     folders = [folder.name for folder in (package_folder(), *packages())]
     command = [git, "-c", "core.fsmonitor=false", "-C", str(checkout), "status", "--porcelain=v2", "--branch"]
     try:
-        told = subprocess.run(
+        answer = subprocess.run(
             [*command, "--untracked-files=all", "--ignore-submodules", "--", *folders],
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -67,9 +67,9 @@ def by_git(checkout: Path) -> Revision | None:
         )
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
-    lines = told.stdout.splitlines()
+    lines = answer.stdout.splitlines()
     commit = next((line.split()[-1] for line in lines if line.startswith("# branch.oid ")), "")
-    if told.returncode or not _COMMIT.fullmatch(commit):
+    if answer.returncode or not _COMMIT.fullmatch(commit):
         return None
     return Revision(commit, "yes" if any(not line.startswith("#") for line in lines) else "no")
 

@@ -12,18 +12,18 @@ def describe(provenance: Mapping[str, str]) -> str:
     """
     if "package" not in provenance:
         return ""
-    told = {part: provenance.get(part, "unknown") for part in _PARTS}
-    code = [f"vantage {told['version']}"]
-    if told["revision"] == "unknown":
-        code.append(f"package {told['package'][:_DIGITS]}")
+    known = {part: provenance.get(part, "unknown") for part in _PARTS}
+    code = [f"vantage {known['version']}"]
+    if known["revision"] == "unknown":
+        code.append(f"package {known['package'][:_DIGITS]}")
     else:
-        changed = {"yes": " with changes", "no": ""}.get(told["dirty"], " (changes unknown)")
-        code.append(f"revision {told['revision'][:_DIGITS]}{changed}")
-    code += [f"Python {told['python']}", f"torch {told['torch']}"]
-    gpus = [] if told["gpus"] == "none" else [told["gpus"]]
-    machine = [*gpus, f"{told['cpus']} CPUs {told['cpu']}", told["memory"]]
-    parts = [", ".join(code), ", ".join(machine), told["system"]]
-    image = [] if told["image"] == "unknown" else [f"image {told['image']}"]
+        changed = {"yes": " with changes", "no": ""}.get(known["dirty"], " (changes unknown)")
+        code.append(f"revision {known['revision'][:_DIGITS]}{changed}")
+    code += [f"Python {known['python']}", f"torch {known['torch']}"]
+    gpus = [] if known["gpus"] == "none" else [known["gpus"]]
+    machine = [*gpus, f"{known['cpus']} CPUs {known['cpu']}", known["memory"]]
+    parts = [", ".join(code), ", ".join(machine), known["system"]]
+    image = [] if known["image"] == "unknown" else [f"image {known['image']}"]
     ranks = [f"ranks: {provenance['ranks']}"] if "ranks" in provenance else []
     return " · ".join([*parts, *ranks, *image])
 

@@ -38,7 +38,7 @@ def end_descendants(ancestor: int, *, keep: Collection[int] = ()) -> None:
 
 
 def _living_descendants(ancestor: int, keep: Collection[int]) -> list[int]:
-    """Living descendants, also those below zombies."""
+    """Return the living descendants, also those below zombies."""
     children: dict[int, list[int]] = {}
     ended = set()
     for entry in os.scandir("/proc"):

@@ -50,7 +50,7 @@ with quick_imports():
 
 
 def _end() -> None:
-    """After the orchestrator ends, kill stages and their descendants at once, without torch's exit handlers."""
+    """Kill stages and their descendants at once when the orchestrator has ended, without torch's exit handlers."""
     end_descendants(os.getpid())
     os._exit(0)
 

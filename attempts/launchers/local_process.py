@@ -165,7 +165,7 @@ class LocalProcess:
 
 
 def attempt_folder(job: StageJob) -> Path:
-    """Folder of one attempt's job, result and failure."""
+    """Return the folder of one attempt's job, result and failure."""
     return _attempt_folder(job.scratch, job.attempt)
 
 
@@ -263,7 +263,7 @@ def _write_stacks(process: ForkServerProcess, log: Path, why: str) -> None:
     """Have faulthandler write the stacks of the process's threads; it is in C and takes no lock."""
     with suppress(OSError):  # a full disk, or the process has just ended: it is killed anyway
         with log.open("a") as file:
-            file.write(f"vantage: {why}; where its threads stand:\n")
+            file.write(f"vantage: {why}; stacks of its threads:\n")
         before = size = log.stat().st_size
         os.kill(_pid(process), signal.SIGCONT)  # one that is stopped writes nothing
         os.kill(_pid(process), signal.SIGUSR1)

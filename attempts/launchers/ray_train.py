@@ -286,5 +286,5 @@ def _work(job_file: Path) -> Stage:
 
 
 def _threads(work: Stage, *, nodes: int, num_ranks: int) -> int:
-    """CPU threads of torch on each rank."""
+    """Return the CPU threads of torch on each rank."""
     return threads_for_each(work, (work.resources.cpus or 0) * nodes // num_ranks)

@@ -25,7 +25,7 @@ class SafeStream:
             self.write(line)
 
     def isatty(self) -> bool:
-        """False, so that callers write no control codes."""
+        """Return False, so that callers write no control codes."""
         return False
 
     def __getattr__(self, name: str) -> Any:

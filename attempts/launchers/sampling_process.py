@@ -96,16 +96,16 @@ class SamplingProcess:
         if not line:
             status = self._process.wait()
             how = f"signal {-status}" if status < 0 else f"exit code {status}"
-            raise SamplingFailed(f"the process that holds the model has ended ({how})\n{self._told()}")
+            raise SamplingFailed(f"the process that holds the model has ended ({how})\n{self._last_lines()}")
         try:
             return expected.model_validate_json(line)
         except ValidationError:
             refused = Refused.model_validate_json(line)
         if refused.is_ours:
-            raise SamplingFailed(f"{refused.refused}\n{self._told()}")
+            raise SamplingFailed(f"{refused.refused}\n{self._last_lines()}")
         raise ValueError(refused.refused)
 
-    def _told(self) -> str:
+    def _last_lines(self) -> str:
         """Return the last lines of the process's output."""
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").splitlines()

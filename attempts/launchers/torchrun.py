@@ -80,7 +80,7 @@ def _pass_on(number: int) -> None:
 
 
 def _print_stacks(job_file: Path, num_ranks: int) -> None:
-    """Rank by rank. Each writes into a file of its own: in one file they would write into each other's lines."""
+    """Print the stacks of all ranks, one rank after the other. Each writes into a file of its own, since in one file they would write into each other's lines."""
     files = [_stacks_file(job_file, rank) for rank in range(num_ranks)]
     before = sizes = _sizes(files)
     _pass_on(signal.SIGUSR1)
@@ -151,7 +151,7 @@ def _resources(job_file: Path) -> Resources:
 
 
 def _wait_to_be_ended() -> None:
-    """Another rank has ended, and the agent ends this one; its error must not hide the other's."""
+    """Wait until the agent ends this rank because another one has ended; an error of this rank must not hide the other's."""
     deadline = time.monotonic() + SECONDS_FOR_THE_CAUSE
     while time.monotonic() < deadline:
         if preemption.requested():

@@ -76,15 +76,15 @@ def measure(
     if device.type == "cuda":
         without = {"sampling": iteration.sample_plainly}
         plain = time_parts(without, device, warmup=0, measured=1, with_waits=False)["sampling"]
-    told_of_graphs = graphs_line(counts, plain, sampling=found[0])
-    print("\n".join([HEADER, *map(line, found), told_of_graphs]), flush=True)
-    told = as_json(size.name, found, known, fits, counts, plain)
+    line_of_graphs = graphs_line(counts, plain, sampling=found[0])
+    print("\n".join([HEADER, *map(line, found), line_of_graphs]), flush=True)
+    found_json = as_json(size.name, found, known, fits, counts, plain)
     del iteration
     if device.type == "cuda":
         torch.cuda.empty_cache()
     if options.peers_python:
-        told["trl_seconds"] = beside_trl(size, rollout, found[-1].seconds, options)
-    return told
+        found_json["trl_seconds"] = beside_trl(size, rollout, found[-1].seconds, options)
+    return found_json
 
 
 def beside_trl(size: Size, rollout: Rollout, ours: float, options: argparse.Namespace) -> float | None:
@@ -116,9 +116,9 @@ def print_floors(name: str, sizes: Sequence[Size], rollout: Rollout, *, iteratio
             continue
         parts = works(size, rollout, sampled_rows=at_once)
         seconds = {part: iterations * work.seconds(rates) for part, work in parts.items()}
-        told = ", ".join(f"{part} {each:.3g}" for part, each in seconds.items())
+        shown = ", ".join(f"{part} {each:.3g}" for part, each in seconds.items())
         responses = iterations * rollout.responses
-        print(f"{size.name}, {responses:,} responses: {sum(seconds.values()):.4g} s ({told})")
+        print(f"{size.name}, {responses:,} responses: {sum(seconds.values()):.4g} s ({shown})")
 
 
 def _parser() -> argparse.ArgumentParser:

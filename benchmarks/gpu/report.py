@@ -103,28 +103,28 @@ def line(row: Row) -> str:
 
 def graphs_line(counts: PassCounts, plain: Timed | None, *, sampling: Row) -> str:
     """Return what the sampler captured and replayed (docs/decisions/0037), and what sampling takes without it."""
-    told = (
+    lines = (
         f"CUDA graphs while sampling: {counts.graphs_captured} captured, {counts.graph_replays} replays, "
         f"{counts.graph_fallbacks} times without"
     )
     if plain is None:
-        return told
+        return lines
     return (
-        f"{told}; switched off: {plain.seconds:.3g} s, {plain.seconds / sampling.seconds:.2f} times as long"
+        f"{lines}; switched off: {plain.seconds:.3g} s, {plain.seconds / sampling.seconds:.2f} times as long"
     )
 
 
 def heading(size: str, rollout: Rollout, fit: Fit, facts: Facts, *, precision: str) -> str:
     """Return what was measured, on what."""
-    peak = "" if facts.peak is None else f", data sheet {_told(facts.peak)}"
+    peak = "" if facts.peak is None else f", data sheet {_rates_line(facts.peak)}"
     return (
-        f"{size}, {precision}, {facts.name} (measured {_told(facts.measured)}{peak}): {rollout.prompts} × {rollout.samples} "
+        f"{size}, {precision}, {facts.name} (measured {_rates_line(facts.measured)}{peak}): {rollout.prompts} × {rollout.samples} "
         f"responses of {rollout.response_tokens} tokens to prompts of {rollout.prompt_tokens}, {rollout.minibatches} steps; "
         f"{fit.sampled_rows} sampled at once, passes of {fit.pass_tokens:,} positions"
     )
 
 
-def _told(rates: Rates) -> str:
+def _rates_line(rates: Rates) -> str:
     return f"{rates.flops / 1e12:.3g} TFLOP/s, {rates.bandwidth / 1e9:.4g} GB/s"
 
 

@@ -67,17 +67,17 @@ def row(workload: Workload, pairs: Sequence[Pair]) -> str:
     first = pairs[0]
     cells = (
         workload.name,
-        told(spread([pair.ours.seconds for pair in pairs])),
-        told(spread([pair.peer.seconds for pair in pairs])),
-        told(spread([pair.ratio for pair in pairs])),
-        told(spread([pair.cpu_ratio for pair in pairs])),
+        shown(spread([pair.ours.seconds for pair in pairs])),
+        shown(spread([pair.peer.seconds for pair in pairs])),
+        shown(spread([pair.ratio for pair in pairs])),
+        shown(spread([pair.cpu_ratio for pair in pairs])),
         f"{first.ours.trained_positions:,} / {first.peer.trained_positions:,}",
         f"{first.ours.read_positions:,} / {first.peer.read_positions:,}",
     )
     return f"| {' | '.join(cells)} |"
 
 
-def told(found: Spread) -> str:
+def shown(found: Spread) -> str:
     """Return the measurement as a cell of the table."""
     return f"{found.median:.2f} ({found.lowest:.2f}–{found.highest:.2f})"
 

@@ -16,7 +16,7 @@ from deploy.servers.lifecycle import say
 
 
 def main() -> int:
-    """Returns the exit code: 69 if something cannot be saved or restored."""
+    """Save or restore; return the exit code: 69 if something cannot be saved or restored."""
     parser = argparse.ArgumentParser(prog="python -m deploy.backup", description=__doc__)
     parser.add_argument("action", choices=["save", "restore"])
     parser.add_argument(

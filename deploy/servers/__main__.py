@@ -21,7 +21,7 @@ from deploy.servers.watching import watch
 
 
 def main() -> int:
-    """Returns the exit code: 69 if a server cannot be started or stopped."""
+    """Start or stop the servers; return the exit code: 69 if a server cannot be started or stopped."""
     parser = argparse.ArgumentParser(prog="python -m deploy.servers", description=__doc__)
     parser.add_argument("action", choices=["up", "down", "watch"])
     parser.add_argument(

@@ -48,7 +48,7 @@ def _for_others(settings: Settings) -> list[str]:
 
 
 def auth_config_path(folder: Path) -> Path:
-    """File with the settings of MLflow's basic-auth app."""
+    """Return the file with the settings of MLflow's basic-auth app."""
     return folder / "mlflow_auth.ini"
 
 

@@ -43,7 +43,7 @@ class Settings(BaseModel):
         return self.postgres_url or own
 
     def database_url(self, database: str, driver: str) -> str:
-        """Address of a database for SQLAlchemy, with its driver (``asyncpg`` or ``psycopg``)."""
+        """Return the address of a database for SQLAlchemy, with its driver (``asyncpg`` or ``psycopg``)."""
         return f"{self.server_url.replace('postgresql://', f'postgresql+{driver}://', 1)}/{database}"
 
     def local(self, server: str) -> str:

@@ -25,9 +25,9 @@ from vantage.flows.prefect_server.flow_runs import state_of, status_of_attempt
 from vantage.flows.prefect_server.outages import errors_of_logging_are_quiet
 from vantage.runs.shown_warnings import warnings_shown
 from vantage.schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
+from vantage.storage.key_locks import Locked
 from vantage.storage.messages import Messages, messages_of
 from vantage.storage.storage import Storage, open_storage
-from vantage.storage.store import Locked
 from vantage.tasks.training.watched import ask_to_finish
 
 BEAT_SECONDS = 5.0

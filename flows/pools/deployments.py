@@ -102,7 +102,7 @@ def deployment_findings() -> Iterator[Finding]:
 def renew_entrypoints(client: SyncPrefectClient, pool: str) -> list[str]:
     """Point the deployments of a pool to this version's entrypoints; returns their names.
 
-    Flow runs that wait on the pool are imported as their deployment then says.
+    Flow runs that wait on the pool are then imported from the new entrypoint.
     """
     of_pool = [each for each in with_former_entrypoints(client) if each.work_pool_name == pool]
     for deployment in of_pool:

@@ -72,7 +72,7 @@ class Pipeline:
 
     @property
     def strategy(self) -> ConcurrencyOptions | None:
-        """Return Prefect's rule for one run too many; None: Prefect starts it, and the flow cancels earlier ones."""
+        """Return Prefect's rule for a run beyond the limit; None: Prefect starts it, and the flow cancels earlier ones."""
         if self.on_overlap == "cancel":
             return None
         waits = self.on_overlap == "wait"
@@ -304,7 +304,7 @@ def automations_of(name: str, deployment: UUID) -> list[AutomationCore]:
     return [
         AutomationCore(
             name=f"{FLOW}/{name}: lost",
-            description="A pipeline whose process tells nothing any more counts as crashed.",
+            description="A pipeline whose process no longer reports counts as crashed.",
             trigger=lost,
             actions=[
                 ChangeFlowRunState(

@@ -224,7 +224,7 @@ class _Attempt:
         self._stop = stop
         self._outages = outages
         self._begun = False
-        self._told = False
+        self._has_warned = False
         self._beat: bytes | None = None
         self._state_type: StateType | None = None
         self._started = time.monotonic()
@@ -297,8 +297,13 @@ class _Attempt:
             if self.was_moved():
                 return AttemptOutcome(status="stopped")
             self._report()
-        if not self._told and not self._begun and now - self._started >= QUEUED_SECONDS and self._is_queued():
-            self._told = True
+        if (
+            not self._has_warned
+            and not self._begun
+            and now - self._started >= QUEUED_SECONDS
+            and self._is_queued()
+        ):
+            self._has_warned = True
             self._observer.queued(self._asked.pool or self._pool)
         return None
 

@@ -98,13 +98,13 @@ async def show_run(record: RunRecord, *, ledger: Ledger, has_report: bool) -> No
     ]
     gates = gate_rows(record)
     links = links_of(record, ledger, has_report=has_report)
-    told = f"run {record.run_id}"
+    subject = f"run {record.run_id}"
     try:
         async with asyncio.timeout(TIMEOUT_SECONDS):
             if gates:
-                await acreate_table_artifact(gates, key="gates", description=f"Gates of {told}")
-            await acreate_table_artifact(stages, key="stages", description=f"Stages of {told}")
-            await acreate_markdown_artifact(links, key="links", description=f"MLflow and report of {told}")
+                await acreate_table_artifact(gates, key="gates", description=f"Gates of {subject}")
+            await acreate_table_artifact(stages, key="stages", description=f"Stages of {subject}")
+            await acreate_markdown_artifact(links, key="links", description=f"MLflow and report of {subject}")
     except Exception:  # a page of Prefect must not stop a run
         log.debug("no pages for run %s", record.run_id, exc_info=True)
 

@@ -195,7 +195,7 @@ def _publications(record: RunRecord, model: str | None, alias: str | None) -> li
         there = ", ".join(each.registered_model for each in record.recipe.publish) or "nothing"
         raise RunError(
             f"the recipe of run {record.run_id} publishes {there}{'' if model is None else f', and not {model}'}; "
-            "a model is published as `publish:` of the recipe says"
+            "name one of these, or add the model to `publish` of the recipe"
         )
     if alias is None:
         return chosen
@@ -218,7 +218,7 @@ def _for_alias(entries: Sequence[Publication], alias: str, record: RunRecord) ->
         named = ", ".join(each.alias or "no alias" for each in entries)
         raise RunError(
             f"the recipe of run {record.run_id} publishes {entries[0].registered_model} under {named}, which differ in after, "
-            f"approve or merge, and says nothing of {alias}; name one of them, or add {alias} to the recipe"
+            f"approve or merge, and has no {alias}; name one of them, or add {alias} to the recipe"
         )
     return fitting[0]
 
@@ -332,8 +332,8 @@ def _publication_of(
 ) -> Publication:
     """Return the publication of this version by the run, with the alias that is to move."""
     run_id = ended.run.record.run_id
-    told = [each.stage for each in history if (each.run_id, each.digest) == (run_id, target.digest)]
-    stage = told[-1] if told else target.stage
+    stages = [each.stage for each in history if (each.run_id, each.digest) == (run_id, target.digest)]
+    stage = stages[-1] if stages else target.stage
     fitting = [
         each
         for each in ended.recipe.publish

@@ -20,8 +20,8 @@ from vantage.schemas.records.verdicts import Verdict
 from vantage.schemas.safe_text import safe_text
 from vantage.schemas.steps import merging_step
 from vantage.signing.policy import check_publish_policy
+from vantage.storage.key_locks import Locked
 from vantage.storage.storage import Storage
-from vantage.storage.store import Locked
 
 LOCK_SECONDS = 120.0
 """Seconds that publishing waits for another run that publishes or makes the same artifact."""

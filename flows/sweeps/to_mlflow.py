@@ -44,7 +44,9 @@ class SweepLedger:
         except Exception as error:  # no error of MLflow may stop a sweep
             self._server = None
             log.warning(
-                "MLflow was not told of the sweep; %s has it all: %s", folder, str(error).split("\n")[0]
+                "the sweep could not be sent to MLflow; %s has all of it: %s",
+                folder,
+                str(error).split("\n")[0],
             )
 
     def _record(

@@ -306,7 +306,7 @@ class AuditedServer:
 
     @contextmanager
     def _answers(self) -> Iterator[MlflowClient]:
-        """Yield the client. Raises Unanswered for every way in which there is no answer."""
+        """Yield the client; raise Unanswered for each error by which MLflow gives no answer."""
         if self._why_not is not None:
             raise Unanswered(self._why_not)
         try:

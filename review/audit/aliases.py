@@ -34,8 +34,8 @@ def alias_check(evidence: Evidence, version: "MlflowVersion", alias: str) -> Che
     subject = f"alias {version.name}@{alias}"
     moves = movements(evidence, version.name, alias)
     digest = version.tags.get("vantage.digest")
-    told = version.registered.get(f"{ALIAS}{alias}")
-    if mover := mover_elsewhere(evidence, told):
+    tag = version.registered.get(f"{ALIAS}{alias}")
+    if mover := mover_elsewhere(evidence, tag):
         return Check(subject=subject, outcome="unchecked", detail=_moved_elsewhere(evidence, mover))
     if not moves or moves[-1].digest != digest:
         return _not_moved_here(evidence, version, alias, moves)
@@ -46,14 +46,14 @@ def alias_check(evidence: Evidence, version: "MlflowVersion", alias: str) -> Che
     by = f"moved by {last.by}"
     if wrong:
         return Check(subject=subject, outcome="wrong", detail=f"{by}, and {'; '.join(wrong)}")
-    if told is None and last.has_tag:
+    if tag is None and last.has_tag:
         missing.append(Missing("MLflow does not record any longer who moved it, and why"))
-    elif told is not None and (said := _otherwise_said(version, alias, last, told)):
+    elif tag is not None and (said := _otherwise_said(version, alias, last, tag)):
         return Check(subject=subject, outcome="wrong", detail=f"{by}; {said}")
     if missing:
         return Check(subject=subject, outcome="unchecked", detail=f"{by}; {'; '.join(missing)}")
     why = f", who gave as reason: {last.operation.reason}" if isinstance(last.operation, MoveAlias) else ""
-    if told is None:  # an earlier version of Vantage wrote none
+    if tag is None:  # an earlier version of Vantage wrote none
         said = "only the outbox records it: MLflow has no tag that names who moved it"
         return Check(subject=subject, outcome="note", detail=f"{by}{_after(last)}; {said}")
     return Check(subject=subject, detail=f"{by}{why}{_after(last)}")
@@ -67,7 +67,7 @@ def _moved_elsewhere(evidence: Evidence, mover: str) -> str:
     )
 
 
-def _otherwise_said(version: "MlflowVersion", alias: str, last: Recorded, told: str) -> str:
+def _otherwise_said(version: "MlflowVersion", alias: str, last: Recorded, tag: str) -> str:
     """Return the difference between the tag of the registered model and the recorded movement; empty: there is none."""
     operation = last.operation
     expected = {
@@ -78,12 +78,12 @@ def _otherwise_said(version: "MlflowVersion", alias: str, last: Recorded, told: 
         "reason": operation.reason if isinstance(operation, MoveAlias) else "",
     }
     try:
-        said = json.loads(told)
+        said = json.loads(tag)
         same = {name: said[name] for name in expected} == expected
     except (ValueError, TypeError, KeyError, RecursionError):
         same = False
     if not same:
-        return f"tag {ALIAS}{alias} of the registered model says {told[:120]}, and the outbox {json.dumps(expected)[:200]}"
+        return f"tag {ALIAS}{alias} of the registered model says {tag[:120]}, and the outbox {json.dumps(expected)[:200]}"
     if isinstance(operation, MoveAlias) and operation.to_version != version.version:
         return f"the outbox has a movement to version {operation.to_version}"
     return ""
@@ -154,13 +154,13 @@ def _closed(evidence: Evidence, recorded: Recorded) -> Iterator[str]:
 
     ``Missing`` among them: what could not be judged.
     """
-    recipe, told = recorded.recipe, recorded.operation
+    recipe, operation = recorded.recipe, recorded.operation
     if recipe is None:
         yield Missing("its recipe is of another version of Vantage, and its gates are not judged again")
         return
     named = publications_of(recipe, recorded)
     if not named:
-        yield f"its recipe publishes no {told.stage} as {told.registered_model}@{told.alias}"
+        yield f"its recipe publishes no {operation.stage} as {operation.registered_model}@{operation.alias}"
     for step in required_steps(recorded):
         entry = recorded.entry.stages.get(step)
         if entry is None or entry.artifact is None:
@@ -182,15 +182,15 @@ def _closed(evidence: Evidence, recorded: Recorded) -> Iterator[str]:
                 if not verdict.passed and not _is_approved(recorded, step, entry.artifact.digest, verdict)
             )
     # a person may move another alias than the recipe's, which waits for the same answer
-    meant = [each for each in named if each.alias == told.alias] or named
+    meant = [each for each in named if each.alias == operation.alias] or named
     if meant and all(each.approve for each in meant) and not _alias_is_approved(recorded):
         yield "nobody has approved of it, as its recipe asks"
     for other in _must_differ(recipe, recorded):
-        stage = recorded.entry.stages.get(told.stage)
+        stage = recorded.entry.stages.get(operation.stage)
         if stage is not None and stage.artifact is not None:
-            own = Input(stage=told.stage, artifact=stage.artifact)
+            own = Input(stage=operation.stage, artifact=stage.artifact)
             if is_unchanged(evidence, own, other):
-                yield f"{told.stage} holds the weights of {other.stage}"
+                yield f"{operation.stage} holds the weights of {other.stage}"
 
 
 def _is_approved(recorded: Recorded, step: str, digest: str, verdict: Verdict) -> bool:
@@ -204,8 +204,8 @@ def _is_approved(recorded: Recorded, step: str, digest: str, verdict: Verdict) -
 
 
 def _alias_is_approved(recorded: Recorded) -> bool:
-    told = recorded.operation
-    subject = f"{PUBLISH_PREFIX}{told.registered_model}@{told.alias}"
+    operation = recorded.operation
+    subject = f"{PUBLISH_PREFIX}{operation.registered_model}@{operation.alias}"
     return any(
         answer.approved and (answer.question.subject, answer.question.digest) == (subject, recorded.digest)
         for answer in recorded.entry.approvals

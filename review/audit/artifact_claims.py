@@ -70,8 +70,8 @@ def _parent_problems(ref: Ref) -> Iterator[str]:
         if role not in parents and digest in parents.values():
             continue  # a role that stands in for another, such as the reference
         if parents.get(role) != digest:
-            told = parents.get(role, "absent")
-            yield f"parents.{role} is {told[:12]}, the stage key was made with {digest[:12]}"
+            claimed = parents.get(role, "absent")
+            yield f"parents.{role} is {claimed[:12]}, the stage key was made with {digest[:12]}"
     inside = _digests({name: part for name, part in ref.key_parts.items() if name != "inputs"})
     for role, digest in parents.items():
         if role not in named and digest not in inside:
@@ -99,8 +99,8 @@ def _base_problems(evidence: Evidence, ref: Ref) -> Iterator[str]:
         data = evidence.store.read_file(artifact.digest, "base.json")
     except (ValueError, OSError):
         return  # the check of the files reports this
-    told = None if data is None else json.loads(data).get("base")
-    if told != artifact.base:
-        yield f"base is {artifact.base[:12]}, base.json of the artifact says {str(told)[:12]}"
+    claimed = None if data is None else json.loads(data).get("base")
+    if claimed != artifact.base:
+        yield f"base is {artifact.base[:12]}, base.json of the artifact says {str(claimed)[:12]}"
     if artifact.base not in artifact.parents.values():
         yield f"base {artifact.base[:12]} is none of the parents"

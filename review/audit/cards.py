@@ -55,10 +55,10 @@ def model_card_checks(evidence: Evidence, run_id: str, step: str) -> Iterator[Ch
 def version_card_checks(evidence: Evidence, version: "MlflowVersion") -> Iterator[Check]:
     """Yield the check of the card on the page of a version: the run that published it last wrote it."""
     digest = version.tags.get("vantage.digest")
-    told = [each for each in publications(evidence, version.name) if each.digest == digest]
+    published = [each for each in publications(evidence, version.name) if each.digest == digest]
     results = [
         (each, compared)
-        for each in reversed(told)
+        for each in reversed(published)
         if (compared := _against_publication(evidence, version, each)) is not None
     ]
     if not results:

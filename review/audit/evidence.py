@@ -229,7 +229,7 @@ class Evidence:
             return Missing(error)
 
     def mlflow_runs(self, experiment: str, run_id: str) -> "dict[str | None, list[MlflowRun]] | Missing":
-        """Stage → MLflow's runs of it."""
+        """Return stage → MLflow's runs of it."""
         if run_id not in self._mlflow_runs:
             self._mlflow_runs[run_id] = self.ask(lambda server: server.runs(experiment, run_id))
         return self._mlflow_runs[run_id]

@@ -28,13 +28,13 @@ _LOADED = re.compile(r"\.from_pretrained\((.+?)\)")
 
 
 def exported_card_checks(
-    evidence: Evidence, path: Path, told: Mapping[str, Any], artifact: Artifact
+    evidence: Evidence, path: Path, provenance: Mapping[str, Any], artifact: Artifact
 ) -> Iterator[Check]:
     """Yield the check of ``README.md``; none for a folder without one, which claims nothing.
 
     Args:
         path: the folder.
-        told: its ``vantage.json``.
+        provenance: its ``vantage.json``.
         artifact: the one that it holds.
     """
     try:
@@ -44,7 +44,7 @@ def exported_card_checks(
         return
     if found is None:
         return
-    run_id, step = str(told.get("run_id")), str(told.get("stage"))
+    run_id, step = str(provenance.get("run_id")), str(provenance.get("stage"))
     record = evidence.record(run_id)
     if isinstance(record, Missing | Broken):
         yield Check(subject=CARD, outcome="unchecked", detail=f"it could not be compared: {record}")
@@ -54,12 +54,12 @@ def exported_card_checks(
         said = f"{step} of run {run_id[:80]} has not made or found this artifact"
         yield Check(subject=CARD, outcome="wrong", detail=said)
         return
-    compared = _compared(evidence, found, told, path, record, step)
+    compared = _compared(evidence, found, provenance, path, record, step)
     yield Check(subject=CARD, outcome=compared.outcome, detail=compared.detail)
 
 
 def _compared(
-    evidence: Evidence, found: str, told: Mapping[str, Any], path: Path, record: RunRecord, step: str
+    evidence: Evidence, found: str, provenance: Mapping[str, Any], path: Path, record: RunRecord, step: str
 ) -> Compared:
     """Return the comparison of the card with the run's present state, else with an earlier state."""
     view = evidence.view(record.run_id)
@@ -68,7 +68,7 @@ def _compared(
     if isinstance(entry, Missing | Broken) or not isinstance(maker, Maker):
         return Compared("unchecked", "it could not be compared: the run that made the model cannot be read")
     made_by = None if maker.run.run_id == record.run_id else MadeBy(maker.run.run_id, maker.step)
-    now = _against(found, told, path, record, step, entry, made_by)
+    now = _against(found, provenance, path, record, step, entry, made_by)
     if now.outcome != "wrong":
         return now
     replay = evidence.replay(record.run_id)
@@ -76,7 +76,7 @@ def _compared(
         earlier = _as_recorded(each.entry, entry)
         if (
             step in earlier.stages
-            and _against(found, told, path, record, step, earlier, made_by).outcome == "ok"
+            and _against(found, provenance, path, record, step, earlier, made_by).outcome == "ok"
         ):
             return Compared(
                 "note", f"it is of an earlier state of the run, which has recorded more since: {now.detail}"
@@ -108,7 +108,7 @@ def _as_recorded(earlier: RunEntry, now: RunEntry) -> RunEntry:
 
 def _against(
     found: str,
-    told: Mapping[str, Any],
+    provenance: Mapping[str, Any],
     path: Path,
     record: RunRecord,
     step: str,
@@ -116,12 +116,12 @@ def _against(
     made_by: MadeBy | None,
 ) -> Compared:
     """Return the comparison with the card of one state of the run."""
-    model, folder = _model(told, record, step, entry), _place(found) or path
-    opened = _opened(found, told, model)
+    model, folder = _model(provenance, record, step, entry), _place(found) or path
+    opened = _opened(found, provenance, model)
     return compare_cards(found, model_card(model, opened, folder=folder, entry=entry, made_by=made_by))
 
 
-def _model(told: Mapping[str, Any], record: RunRecord, step: str, entry: RunEntry) -> NamedModel:
+def _model(provenance: Mapping[str, Any], record: RunRecord, step: str, entry: RunEntry) -> NamedModel:
     """Return the model in the form in which it was exported, from the run's record."""
     stage: StageRecord = record.stages[step]
     artifact = entry.stages[step].artifact
@@ -143,21 +143,21 @@ def _model(told: Mapping[str, Any], record: RunRecord, step: str, entry: RunEntr
             base=None,
             parents=artifact.parents,
             metrics=artifact.metrics,
-            provenance=stage.provenance if told.get("provenance") else {},  # MLflow's copy has none
+            provenance=stage.provenance if provenance.get("provenance") else {},  # MLflow's copy has none
         ),
     )
 
 
-def _opened(found: str, told: Mapping[str, Any], model: NamedModel) -> ModelOpened | None:
+def _opened(found: str, provenance: Mapping[str, Any], model: NamedModel) -> ModelOpened | None:
     """Return a policy's sampling settings, from ``vantage.json``; None for a reward model.
 
     Whether the template writes a date is in no record, so the card's own word is taken for it.
     """
     if model.kind != "policy":
         return None
-    tokens = told.get("stop_tokens")
+    tokens = provenance.get("stop_tokens")
     return ModelOpened(
-        uses_chat=bool(told.get("chat")),
+        uses_chat=bool(provenance.get("chat")),
         stop_token_ids=(),
         stop_tokens=tuple(str(each) for each in tokens) if isinstance(tokens, list) else (),
         writes_date=_WRITES_DATE in found,

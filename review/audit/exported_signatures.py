@@ -9,9 +9,9 @@ from vantage.schemas.records.audit import Check
 from vantage.storage.signatures import KEY_FILE, MAX_BYTES, SIGNATURE, STATEMENT
 
 
-def signature_files(told: Mapping[str, Any]) -> set[str]:
+def signature_files(provenance: Mapping[str, Any]) -> set[str]:
     """Return the files of the signatures that ``vantage.json`` names."""
-    folders = [Path(folder) for _, folder in _named(told)]
+    folders = [Path(folder) for _, folder in _named(provenance)]
     return {
         path.as_posix()
         for folder in folders
@@ -19,16 +19,16 @@ def signature_files(told: Mapping[str, Any]) -> set[str]:
     }
 
 
-def exported_signature_checks(path: Path, told: Mapping[str, Any], digest: str) -> Iterator[Check]:
+def exported_signature_checks(path: Path, provenance: Mapping[str, Any], digest: str) -> Iterator[Check]:
     """Yield a check of each signature that ``vantage.json`` names."""
-    for key_id, folder in _named(told):
+    for key_id, folder in _named(provenance):
         outcome, detail = _look_at(path / folder, key_id, digest)
         yield Check.model_validate({"subject": f"{SUBJECT} {folder}", "outcome": outcome, "detail": detail})
 
 
-def _named(told: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _named(provenance: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return (key id, folder of a statement); an entry that is no such list, or leads out of the folder, gives none."""
-    named = told.get("signatures")
+    named = provenance.get("signatures")
     return [
         (str(key_id), folder)
         for key_id, folders in (named.items() if isinstance(named, dict) else ())

@@ -68,7 +68,7 @@ def add_folder(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Ch
             f"{path} is a workspace; name what to audit in it: vantage audit latest --workspace {path}"
         )
     raise RunError(
-        f"{path} has neither {MANIFEST} nor {PROVENANCE_FILE}, so nothing says what it must hold; name an artifact's folder, an "
+        f"{path} has neither {MANIFEST} nor {PROVENANCE_FILE}, so there is no list of what it must hold; name an artifact's folder, an "
         "exported one, or a run"
     )
 
@@ -100,24 +100,31 @@ def _copy(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Check]]
 def _exported(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Check]]:
     """Check a folder that ``vantage export`` wrote: its files against its own list, and the list against the artifact."""
     try:
-        told: dict[str, Any] = json.loads((path / PROVENANCE_FILE).read_bytes())
-        files, digest, parents = dict(told["files"]), str(told["digest"]), dict(told["parents"])
+        provenance: dict[str, Any] = json.loads((path / PROVENANCE_FILE).read_bytes())
+        files, digest, parents = (
+            dict(provenance["files"]),
+            str(provenance["digest"]),
+            dict(provenance["parents"]),
+        )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunError(
             f"{path / PROVENANCE_FILE} cannot be read ({type(error).__name__}); export the model again"
         ) from None
     if not _DIGEST.fullmatch(digest):
         raise RunError(f"{path / PROVENANCE_FILE}: digest {digest!r} is no digest; export the model again")
-    problems = [*_file_problems(evidence, path, files, beside=signature_files(told)), *example_problems(path)]
+    problems = [
+        *_file_problems(evidence, path, files, beside=signature_files(provenance)),
+        *example_problems(path),
+    ]
     if (path / DESCRIPTION).exists():
         names = ("digest", "stage_key", "stage", "run_id")
-        tags = {f"vantage.{name}": str(told.get(name)) for name in names}
+        tags = {f"vantage.{name}": str(provenance.get(name)) for name in names}
         kinds = kinds_of(evidence, digest)
         problems += description_problems(path, path, tags, kinds=kinds, weights_at=".", any_params=True)
     detail = "; ".join(problems) or f"{len(files)} files as {PROVENANCE_FILE} lists them"
     checks = [Check(subject="folder", outcome="wrong" if problems else "ok", detail=detail)]
-    checks += exported_signature_checks(path, told, digest)
-    checks += _against_artifact(evidence, path, told, files, digest, parents)
+    checks += exported_signature_checks(path, provenance, digest)
+    checks += _against_artifact(evidence, path, provenance, files, digest, parents)
     return f"exported folder {path}", [*checks, *_go_on(evidence, walk, digest)]
 
 
@@ -186,7 +193,7 @@ def _is_plain(path: Path) -> bool:
 def _against_artifact(
     evidence: Evidence,
     path: Path,
-    told: Mapping[str, Any],
+    provenance: Mapping[str, Any],
     files: Mapping[str, str],
     digest: str,
     parents: Mapping[str, Any],
@@ -195,14 +202,17 @@ def _against_artifact(
     refs = evidence.refs_of.get(digest, [])
     if not refs or not evidence.has_object(digest):
         return  # the checks of the artifact itself report this
-    ref = next((each for each in refs if each.artifact.stage_key == told.get("stage_key")), None)
+    ref = next((each for each in refs if each.artifact.stage_key == provenance.get("stage_key")), None)
     if ref is None:
-        own, said = refs[0].artifact.stage_key, str(told.get("stage_key"))
+        own, said = refs[0].artifact.stage_key, str(provenance.get("stage_key"))
         detail = f"stage_key is {said[:12]}, the artifact's is {own[:12]}"
         yield Check(subject=PROVENANCE_FILE, outcome="wrong", detail=detail)
         return
-    base, merged_into = getattr(ref.artifact, "base", None), told.get("merged_into")
-    problems = [*_told_problems(told, ref, parents), *_gate_problems(evidence, told, digest)]
+    base, merged_into = getattr(ref.artifact, "base", None), provenance.get("merged_into")
+    problems = [
+        *_provenance_problems(provenance, ref, parents),
+        *_gate_problems(evidence, provenance, digest),
+    ]
     if merged_into is None:
         problems += _listed_problems(evidence, files, digest)
     elif merged_into != base:
@@ -210,7 +220,7 @@ def _against_artifact(
     else:
         said = f"its files are the artifact merged into {base[:12]}, compared with its own list alone"
         problems.append(Missing(said))
-    yield from exported_card_checks(evidence, path, told, ref.artifact)
+    yield from exported_card_checks(evidence, path, provenance, ref.artifact)
     missing = [each for each in problems if isinstance(each, Missing)]
     if wrong := [each for each in problems if not isinstance(each, Missing)]:
         yield Check(subject=PROVENANCE_FILE, outcome="wrong", detail="; ".join(wrong))
@@ -232,7 +242,7 @@ def _listed_problems(evidence: Evidence, files: Mapping[str, str], digest: str) 
         yield f"{name}: is in the artifact, and not in {PROVENANCE_FILE}"
 
 
-def _gate_problems(evidence: Evidence, told: Mapping[str, Any], digest: str) -> Iterator[str]:
+def _gate_problems(evidence: Evidence, provenance: Mapping[str, Any], digest: str) -> Iterator[str]:
     """Yield checks of the verdicts, against those of the runs that have recorded the artifact."""
     records = (evidence.record(run_id) for run_id in evidence.run_ids)
     recorded = [
@@ -242,7 +252,7 @@ def _gate_problems(evidence: Evidence, told: Mapping[str, Any], digest: str) -> 
         for stage in record.stages.values()
         if stage.digest == digest
     ]
-    gates, run_id = told.get("gates"), str(told.get("run_id"))
+    gates, run_id = provenance.get("gates"), str(provenance.get("run_id"))
     if gates in recorded:
         return
     if recorded and run_id in evidence.run_ids:
@@ -253,13 +263,15 @@ def _gate_problems(evidence: Evidence, told: Mapping[str, Any], digest: str) -> 
         )
 
 
-def _told_problems(told: Mapping[str, Any], ref: Ref, parents: Mapping[str, Any]) -> Iterator[str]:
+def _provenance_problems(
+    provenance: Mapping[str, Any], ref: Ref, parents: Mapping[str, Any]
+) -> Iterator[str]:
     expected = dict(sorted(ref.artifact.parents.items()))
     given = {role: each.get("digest") for role, each in parents.items() if isinstance(each, dict)}
     for role in dict.fromkeys((*expected, *given)):
         if expected.get(role) != given.get(role):
             yield f"parent {role} is {str(given.get(role))[:12]}, the artifact's is {str(expected.get(role))[:12]}"
-    metrics = told.get("metrics") or {}
+    metrics = provenance.get("metrics") or {}
     for name, value in metrics.items() if isinstance(metrics, dict) else ():
         if ref.artifact.metrics.get(name) != value:
             yield f"metric {name} is {value}, the artifact's is {ref.artifact.metrics.get(name)}"

@@ -83,9 +83,9 @@ def guard_checks(evidence: Evidence, run_id: str, step: str, ref: Ref) -> Iterat
     problems = _Problems()
     recorded = {"the ref": ref.artifact.firings, "run.json": stage.firings}
     replay = evidence.replay(run_id)
-    told = replay.artifact_of(step) if isinstance(replay, Replay) else None
-    if told is not None and told.digest == ref.artifact.digest:
-        recorded["the outbox"] = told.firings
+    sent = replay.artifact_of(step) if isinstance(replay, Replay) else None
+    if sent is not None and sent.digest == ref.artifact.digest:
+        recorded["the outbox"] = sent.firings
     guarding = curves.guarding(each for firings in recorded.values() for each in firings)
     for source, firings in recorded.items():
         _compare(problems, source, firings, guarding.firings, curves)

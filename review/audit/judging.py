@@ -66,10 +66,10 @@ def gate_checks(
         said = f"{by} has {len(recorded)} verdicts, the recipe has {len(judged)} gates"
         yield Check(subject="gates", outcome="wrong", detail=said)
         return
-    for told, again in zip(recorded, judged, strict=True):
+    for claimed, again in zip(recorded, judged, strict=True):
         subject = f"gate {again.metric}"
-        if differs(told, again):
-            said = f"{by} says “{told}”, judged again it is “{again}”{_hidden_difference(told, again)}"
+        if differs(claimed, again):
+            said = f"{by} says “{claimed}”, judged again it is “{again}”{_hidden_difference(claimed, again)}"
             yield Check(subject=subject, outcome="wrong", detail=said)
         else:
             outcome: Outcome = "ok" if again.passed else "note"
@@ -85,10 +85,10 @@ def is_unchanged(evidence: Evidence, one: Input | None, other: Input | None) -> 
     return (first is not None and first == second) or is_same(one.artifact, other.artifact)
 
 
-def differs(told: Verdict, again: Verdict) -> bool:
+def differs(claimed: Verdict, again: Verdict) -> bool:
     """Return whether two verdicts differ by more than rounding."""
-    return any(getattr(told, field) != getattr(again, field) for field in _EXACT) or any(
-        not is_close(getattr(told, field), getattr(again, field)) for field in _ROUNDED
+    return any(getattr(claimed, field) != getattr(again, field) for field in _EXACT) or any(
+        not is_close(getattr(claimed, field), getattr(again, field)) for field in _ROUNDED
     )
 
 
@@ -103,11 +103,13 @@ def is_close(one: object, other: object) -> bool:
     return one == other
 
 
-def _hidden_difference(told: Verdict, again: Verdict) -> str:
+def _hidden_difference(claimed: Verdict, again: Verdict) -> str:
     """Return the differing fields of two verdicts whose texts are equal."""
-    if str(told) != str(again):
+    if str(claimed) != str(again):
         return ""
     fields = [
-        field for field in (*_EXACT, *_ROUNDED) if not is_close(getattr(told, field), getattr(again, field))
+        field
+        for field in (*_EXACT, *_ROUNDED)
+        if not is_close(getattr(claimed, field), getattr(again, field))
     ]
     return f" ({', '.join(fields)} differ)"

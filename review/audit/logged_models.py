@@ -56,10 +56,10 @@ def model_problems(
         yield f"{what}: {problem}"
     if allowed.model is None:
         return
-    told, sent = _fields(model), _fields(allowed.model)
-    for name in dict.fromkeys((*sent, *told)):
-        if told.get(name) != sent.get(name):
-            yield f"{what}: {name} is {shown(told.get(name))}, and was sent as {shown(sent.get(name))}"
+    stored, sent = _fields(model), _fields(allowed.model)
+    for name in dict.fromkeys((*sent, *stored)):
+        if stored.get(name) != sent.get(name):
+            yield f"{what}: {name} is {shown(stored.get(name))}, and was sent as {shown(sent.get(name))}"
 
 
 def read_model_problems(evidence: Evidence, found: "MlflowRun", parents: dict[str, str]) -> Iterator[str]:

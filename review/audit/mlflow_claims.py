@@ -24,7 +24,7 @@ _SHOWN = 3
 
 
 def mlflow_check(evidence: Evidence, run_id: str, stage: str | None) -> Check:
-    """Tags, params, metric rows and dataset inputs of a stage's run (None: of the parent run), and the entries that they
+    """Check tags, params, metric rows and dataset inputs of a stage's run (None: of the parent run), and the entries that they
     point to."""
     replay = evidence.replay(run_id)
     if isinstance(replay, Missing | Broken):
@@ -52,7 +52,7 @@ def mlflow_check(evidence: Evidence, run_id: str, stage: str | None) -> Check:
     for double in found[1:]:
         contradicting = [*_problems(evidence, ExpectedRun(), allowed, double), *other_tags(allowed, double)]
         problems += [
-            f"a second run of MLflow ({double.run_id[:8]}) says it is this one: {each}"
+            f"a second run of MLflow ({double.run_id[:8]}) claims to be this one: {each}"
             for each in contradicting
         ]
     if problems:
@@ -63,7 +63,7 @@ def mlflow_check(evidence: Evidence, run_id: str, stage: str | None) -> Check:
         return Check(
             subject=_SUBJECT,
             outcome="note",
-            detail=f"MLflow has {len(found)} runs that say they are this one",
+            detail=f"MLflow has {len(found)} runs that claim to be this one",
         )
     return Check(subject=_SUBJECT, detail=_counts(found[0]))
 
@@ -109,7 +109,9 @@ def _absent(sent: SentTo, required: ExpectedRun, stage: str | None) -> Check:
     what = "the run" if stage is None else f"stage {stage}"
     if not required.tags:
         return Check(
-            subject=_SUBJECT, outcome="unchecked", detail=sent.remark or f"MLflow was told nothing of {what}"
+            subject=_SUBJECT,
+            outcome="unchecked",
+            detail=sent.remark or f"nothing about {what} was sent to MLflow",
         )
     said = f"MLflow has no run of {what} any longer: it was deleted, or its vantage.run_id or vantage.stage was edited"
     return Check(subject=_SUBJECT, outcome="wrong", detail=said)
@@ -138,8 +140,8 @@ def _row_problems(required: Set[Row], allowed: Set[Row], found: Set[Row]) -> Ite
     missing, added = sorted(required - found, key=_place), sorted(found - allowed, key=_place)
     instead = {(name, step): value for name, _, step, value in added}
     for name, _, step, value in missing[:_SHOWN]:
-        told = instead.get((name, step))
-        said = "is missing" if told is None else f"is {told:g}"
+        other = instead.get((name, step))
+        said = "is missing" if other is None else f"is {other:g}"
         yield f"metric {name} at step {step} {said}, and was sent as {value!r}"
     lost = {(name, step) for name, _, step, _ in missing}
     strange = [row for row in added if (row[0], row[2]) not in lost]
@@ -151,7 +153,7 @@ def _row_problems(required: Set[Row], allowed: Set[Row], found: Set[Row]) -> Ite
 
 
 def _latest_problems(found: "MlflowRun") -> Iterator[str]:
-    """MLflow stores the newest value of each metric a second time, and shows that one in its tables."""
+    """Yield problems of the newest value of each metric, which MLflow stores a second time and shows in its tables."""
     newest: dict[str, tuple[int, int]] = {}
     for name, time, step, _ in found.rows:
         newest[name] = max(newest.get(name, (step, time)), (step, time))
@@ -187,11 +189,11 @@ def _pointers(
 def _points_to(
     evidence: Evidence, name: str, mlflow_run_id: str, expected: Mapping[str, str | None]
 ) -> Iterator[str]:
-    told = evidence.ask(lambda server: server.tags_of(mlflow_run_id))
-    if told is None:
+    tags = evidence.ask(lambda server: server.tags_of(mlflow_run_id))
+    if tags is None:
         yield f"tag {name} is {mlflow_run_id}, and MLflow has no such run"
-    elif not isinstance(told, Missing):
-        yield from differing(f"tag {name} points to a run whose tag", told, expected)
+    elif not isinstance(tags, Missing):
+        yield from differing(f"tag {name} points to a run whose tag", tags, expected)
 
 
 def _place(row: Row) -> tuple[str, int, int]:

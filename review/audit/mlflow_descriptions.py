@@ -24,7 +24,7 @@ _OF_THE_WRITER = {
     "utc_time_created": r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:.]+",
 }
 """Line → text that may be in its place: it depends on when and where the copy was made."""
-_EXAMPLES_TOLD = "saved_input_example_info."
+_EXAMPLES = "saved_input_example_info."
 _BUILD, _INSTALL = ["pip", "setuptools", "wheel"], ["-r requirements.txt"]
 _SHOWN = 3
 
@@ -64,19 +64,19 @@ def description_problems(
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         yield f"{DESCRIPTION}, python_env.yaml or requirements.txt: cannot be read ({type(error).__name__})"
         return
-    told = dict(_lines(described))
+    stored = dict(_lines(described))
     if any_params:
-        told.pop("signature.params", None)
-    metadata = {name: tags.get(name) or str(told.get(f"metadata.{name}")) for name in _TAGS}
+        stored.pop("signature.params", None)
+    metadata = {name: tags.get(name) or str(stored.get(f"metadata.{name}")) for name in _TAGS}
     problems = [
-        list(_differences(told, weights, kind, metadata, weights_at=weights_at, any_params=any_params))
+        list(_differences(stored, weights, kind, metadata, weights_at=weights_at, any_params=any_params))
         for kind in kinds
     ]
     best = min(problems, key=len, default=[])
     yield from best[:_SHOWN]
     if len(best) > _SHOWN:
         yield f"{DESCRIPTION}: and {len(best) - _SHOWN} more lines"
-    yield from _environment_problems(told, environment, required, weights)
+    yield from _environment_problems(stored, environment, required, weights)
 
 
 def example_problems(folder: Path) -> Iterator[str]:
@@ -93,7 +93,7 @@ def example_problems(folder: Path) -> Iterator[str]:
 
 
 def _differences(
-    told: Mapping[str, Any],
+    stored: Mapping[str, Any],
     weights: Path,
     kind: str,
     metadata: Mapping[str, str],
@@ -110,21 +110,21 @@ def _differences(
         return
     if any_params:
         expected.pop("signature.params", None)
-    if not any(name.startswith(_EXAMPLES_TOLD) for name in told):  # written by an earlier version
-        expected = {name: value for name, value in expected.items() if not name.startswith(_EXAMPLES_TOLD)}
+    if not any(name.startswith(_EXAMPLES) for name in stored):  # written by an earlier version
+        expected = {name: value for name, value in expected.items() if not name.startswith(_EXAMPLES)}
     for name, pattern in _OF_THE_WRITER.items():
-        if name in told and re.fullmatch(pattern, str(told[name])):
-            expected[name] = told[name]
-    for name in dict.fromkeys((*expected, *told)):
-        if name not in told or name not in expected or told[name] != expected[name]:
-            said = str(told[name])[:80] if name in told else "absent"
+        if name in stored and re.fullmatch(pattern, str(stored[name])):
+            expected[name] = stored[name]
+    for name in dict.fromkeys((*expected, *stored)):
+        if name not in stored or name not in expected or stored[name] != expected[name]:
+            said = str(stored[name])[:80] if name in stored else "absent"
             must = f"must be {expected[name]}" if name in expected else "nobody published it"
             # What is in the place of a flavor or a signature is named once
             yield f"{DESCRIPTION}: {name} is {said}, {must}"
 
 
 def _environment_problems(
-    told: Mapping[str, Any], environment: Any, required: list[str], weights: Path
+    stored: Mapping[str, Any], environment: Any, required: list[str], weights: Path
 ) -> Iterator[str]:
     """Yield the packages that MLflow would install before it loads the copy, unless they are exactly those of publishing."""
     from vantage.ledger.to_mlflow.model_description import requirements_of
@@ -136,7 +136,7 @@ def _environment_problems(
             yield f"requirements.txt: {line!r}, which nobody published"
     if len(required) != len(names):
         yield f"requirements.txt: has {len(required)} packages, and {len(names)} were published"
-    python = told.get("flavors.python_function.python_version")
+    python = stored.get("flavors.python_function.python_version")
     expected = dict(_lines({"python": python, "build_dependencies": _BUILD, "dependencies": _INSTALL}))
     if python is None:  # of adapters, which MLflow does not load
         expected.pop("python")
@@ -148,8 +148,8 @@ def _environment_problems(
         ("flavors.transformers.transformers_version", "transformers"),
         ("mlflow_version", "mlflow"),
     ):
-        if line in told and f"{name}=={told[line]}" not in required:
-            yield f"requirements.txt: another {name} than {DESCRIPTION} says ({told[line]})"
+        if line in stored and f"{name}=={stored[line]}" not in required:
+            yield f"requirements.txt: another {name} than {DESCRIPTION} says ({stored[line]})"
 
 
 def _lines(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:

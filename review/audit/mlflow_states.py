@@ -52,9 +52,9 @@ def link_problems(
     """Yield tags that do not lead to the entries of MLflow that they name: producers, publications, a sweep."""
     if required.optional_tags and not found.tags.keys() & {"vantage.reused_from", "vantage.uri"}:
         yield "tag vantage.reused_from is absent, and the run does not show the artifact itself"
-    told = found.tags.get(_PUBLISHED)
-    if told is not None:
-        yield from _publication_problems(evidence, replay, stage, told)
+    tag = found.tags.get(_PUBLISHED)
+    if tag is not None:
+        yield from _publication_problems(evidence, replay, stage, tag)
     if SWEEP & found.tags.keys():
         yield from _sweep_problems(evidence, found)
 
@@ -77,22 +77,22 @@ def _closed_by_others(evidence: Evidence, run_id: str, found: "MlflowRun") -> se
 
 
 def _interruption_problems(allowed: ExpectedRun, found: "MlflowRun", closed: set[str]) -> Iterator[str]:
-    told = found.tags.get(_INTERRUPTED)
-    if told is not None and told not in closed | {allowed.interrupted}:
-        yield f"tag {_INTERRUPTED} is {shown(told)}, which nobody sent"
+    tag = found.tags.get(_INTERRUPTED)
+    if tag is not None and tag not in closed | {allowed.interrupted}:
+        yield f"tag {_INTERRUPTED} is {shown(tag)}, which nobody sent"
 
 
-def _publication_problems(evidence: Evidence, replay: Replay, stage: str | None, told: str) -> Iterator[str]:
+def _publication_problems(evidence: Evidence, replay: Replay, stage: str | None, tag: str) -> Iterator[str]:
     for each in (each.operation for each in replay.lines if isinstance(each.operation, Publish)):
         target = f"{each.registered_model}@{each.alias}" if each.alias else each.registered_model
-        number = told.removeprefix(f"{target} version ")
-        if each.stage != stage or number == told or not number.isdigit():
+        number = tag.removeprefix(f"{target} version ")
+        if each.stage != stage or number == tag or not number.isdigit():
             continue
         name, digest = each.registered_model, each.artifact.digest
         version = evidence.ask(lambda server, name=name, number=number: server.version(name, number, None))  # type: ignore[misc]
         if isinstance(version, Missing) or version is None or version.tags.get("vantage.digest") == digest:
             return  # that the version is there is a check of its own
-    yield f"tag {_PUBLISHED} is {shown(told)}, and it published no such version"
+    yield f"tag {_PUBLISHED} is {shown(tag)}, and it published no such version"
 
 
 def _sweep_problems(evidence: Evidence, found: "MlflowRun") -> Iterator[str]:

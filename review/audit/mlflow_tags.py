@@ -21,13 +21,13 @@ NOT_COMPARED = frozenset({"vantage.critic"})
 def tag_problems(required: ExpectedRun, allowed: ExpectedRun, found: "MlflowRun") -> Iterator[str]:
     """Yield tags that are missing, that have another value, or that nobody sent."""
     for name, value in required.tags.items():
-        told = found.tags.get(name)
-        if told not in (value, allowed.tags.get(name)):
-            yield f"tag {name} is {shown(told)}, and was sent as {shown(value)}"
+        stored = found.tags.get(name)
+        if stored not in (value, allowed.tags.get(name)):
+            yield f"tag {name} is {shown(stored)}, and was sent as {shown(value)}"
     for name, value in allowed.optional_tags.items():
-        told = found.tags.get(name)
-        if name not in required.tags and told not in (None, value, allowed.tags.get(name)):
-            yield f"tag {name} is {shown(told)}, and was sent as {shown(value)}"
+        stored = found.tags.get(name)
+        if name not in required.tags and stored not in (None, value, allowed.tags.get(name)):
+            yield f"tag {name} is {shown(stored)}, and was sent as {shown(value)}"
     known = allowed.tags.keys() | allowed.optional_tags.keys() | LINKS | SWEEP | NOT_COMPARED
     for name in sorted(found.tags):
         is_ours = name.startswith(PREFIX) and name not in known
@@ -42,11 +42,11 @@ def other_tags(allowed: ExpectedRun, found: "MlflowRun") -> Iterator[str]:
             yield f"tag {name} is {shown(found.tags[name])}, and was sent as {shown(value)}"
 
 
-def differing(what: str, told: Mapping[str, str], expected: Mapping[str, str | None]) -> Iterator[str]:
+def differing(what: str, stored: Mapping[str, str], expected: Mapping[str, str | None]) -> Iterator[str]:
     """Yield tags that are not as expected."""
     for tag, value in expected.items():
-        if told.get(tag) != value:
-            yield f"{what} {tag} is {shown(told.get(tag))}, and must be {shown(value)}"
+        if stored.get(tag) != value:
+            yield f"{what} {tag} is {shown(stored.get(tag))}, and must be {shown(value)}"
 
 
 _RUN = ".run"

@@ -34,8 +34,8 @@ class Recorded:
     @property
     def digest(self) -> str:
         """Content digest of the artifact that was published, or that the alias moved to."""
-        told = self.operation
-        return told.digest if isinstance(told, MoveAlias) else told.artifact.digest
+        operation = self.operation
+        return operation.digest if isinstance(operation, MoveAlias) else operation.artifact.digest
 
     @property
     def by(self) -> str:
@@ -67,19 +67,19 @@ def _read_recorded(evidence: Evidence, name: str) -> list[Recorded]:
     found = []
     for run_id in evidence.run_ids:
         replay = evidence.replay(run_id)
-        for told in replay.lines if isinstance(replay, Replay) else ():
-            operation = told.operation
+        for line in replay.lines if isinstance(replay, Replay) else ():
+            operation = line.operation
             if isinstance(operation, Publish | MoveAlias) and operation.registered_model == name:
                 assert isinstance(replay, Replay)
-                if is_taken(evidence, run_id, replay, told):
-                    facts = _facts(told)
+                if is_taken(evidence, run_id, replay, line):
+                    facts = _facts(line)
                     has_tag = replay.is_chained or isinstance(operation, MoveAlias)
-                    found.append(Recorded(run_id, operation, told.entry, _recipe(replay), facts, has_tag))
+                    found.append(Recorded(run_id, operation, line.entry, _recipe(replay), facts, has_tag))
     return sorted(found, key=lambda each: each.operation.time)
 
 
-def _facts(told: OutboxLine) -> Mapping[str, str] | None:
-    versions = (each for each in changes(told.entry, told.operation) if isinstance(each, VersionChange))
+def _facts(line: OutboxLine) -> Mapping[str, str] | None:
+    versions = (each for each in changes(line.entry, line.operation) if isinstance(each, VersionChange))
     return next((each.facts for each in versions), None)
 
 
@@ -93,12 +93,12 @@ def required_steps(recorded: Recorded) -> list[str]:
 def publications_of(recipe: ResolvedRecipe | None, recorded: Recorded) -> list[Publication]:
     """Return the entry of the recipe behind it. A run moves only its recipe's aliases, a person any alias of a published
     model."""
-    told = recorded.operation
+    operation = recorded.operation
     return [
         each
         for each in (recipe.publish if recipe is not None else ())
-        if (each.stage, each.registered_model) == (told.stage, told.registered_model)
-        and (told.by is not None or told.alias in (each.alias, None))
+        if (each.stage, each.registered_model) == (operation.stage, operation.registered_model)
+        and (operation.by is not None or operation.alias in (each.alias, None))
     ]
 
 

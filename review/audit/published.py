@@ -12,7 +12,7 @@ from vantage.schemas.records.audit import Check
 def published_checks(evidence: Evidence, run_id: str, replay: Replay) -> Iterator[Check]:
     """Yield a check for each registered model of which MLflow has no version with the artifact that the run published."""
     published = dict.fromkeys(
-        (told.registered_model, told.artifact.digest) for told, _ in replay.publications()
+        (operation.registered_model, operation.artifact.digest) for operation, _ in replay.publications()
     )
     for name, digest in published:
         if not is_published(evidence, run_id, name, digest):

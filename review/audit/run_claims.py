@@ -88,16 +88,18 @@ def outbox_check(evidence: Evidence, run_id: str, step: str, digest: str, ref: R
     if entry is None or entry.artifact is None:
         known = record.stages.get(step) if isinstance(record, RunRecord) else None
         ended = known is not None and known.status in ENDED
-        said = f"run {run_id} told of no artifact of {step}" + (", and run.json has one" if ended else "")
+        said = f"the outbox of run {run_id} has no artifact of {step}" + (
+            ", and run.json has one" if ended else ""
+        )
         return Check(subject="outbox", outcome="wrong" if ended else "unchecked", detail=said)
     problems: list[str] = []
     if entry.artifact.digest != digest:
-        problems.append(f"it told of {entry.artifact.digest[:12]}")
+        problems.append(f"the outbox has {entry.artifact.digest[:12]}")
     elif ref is not None:
         problems += _artifact_differences(entry.artifact, ref.artifact)
     problems += _input_problems(entry.inputs, entry.artifact)
     if ref is not None and ref.run_id == run_id:
-        problems += _told_making(replay, step, ref)
+        problems += _claims_of_making(replay, step, ref)
     if isinstance(record, RunRecord) and (stage := record.stages.get(step)) is not None:
         problems += _outbox_against_record(replay, record, step, stage)
     return Check(
@@ -117,11 +119,11 @@ def edge_problems(
         stage = None if read is None else record.stages.get(read)
         if read is None and role in PREVIOUS_ROLES:
             if not record.stages[step].shorter:
-                yield f"run.json does not say that {step} goes on from a shorter stage"
+                yield f"run.json does not record that {step} goes on from a shorter stage"
         elif read is None and not role.endswith(BASE_SUFFIX):
             yield f"the recipe in run.json gives {step} no {role}"
         if stage is not None and stage.digest != digest:
-            yield f"run.json says that {read} made {str(stage.digest)[:12]}"
+            yield f"by run.json {read} made {str(stage.digest)[:12]}"
         if stage is not None and stage.status in ("gate_closed", "waiting_approval"):
             yield f"{read} is {stage.status.replace('_', ' ')}, so nothing could be made of it"
     if isinstance(replay, Replay) and step in replay.entry.stages:
@@ -129,7 +131,7 @@ def edge_problems(
         if given is None and not role.endswith(BASE_SUFFIX) and role not in PREVIOUS_ROLES:
             yield f"the outbox names no {role}"
         elif given is not None and given.artifact.digest != digest:
-            yield f"the outbox says {given.artifact.digest[:12]}"
+            yield f"the outbox has {given.artifact.digest[:12]}"
         elif given is not None and parent is not None:
             for problem in _artifact_differences(given.artifact, parent.artifact):
                 yield f"as {step} read it, {problem}"
@@ -170,7 +172,7 @@ def _against_ref(stage: StageRecord, digest: str, ref: Ref | None) -> Iterator[s
     if stage.firings != ref.artifact.firings:
         yield f"it has {len(stage.firings)} firings of guards, and the ref has {len(ref.artifact.firings)} or others"
     if stage.provenance != ref.provenance:
-        yield _provenance_said("it says", stage.provenance, ref.provenance)
+        yield _provenance_said("run.json has", stage.provenance, ref.provenance)
 
 
 def _against_files(evidence: Evidence, stage: StageRecord, digest: str) -> Iterator[str]:
@@ -209,38 +211,38 @@ def _inputs(evidence: Evidence, record: RunRecord, step: str) -> dict[str, Input
     return found
 
 
-def _artifact_differences(told: Artifact, artifact: Artifact) -> Iterator[str]:
+def _artifact_differences(claimed: Artifact, artifact: Artifact) -> Iterator[str]:
     """Yield fields in which two descriptions of one artifact differ."""
-    ours, theirs = artifact.model_dump(mode="json"), told.model_dump(mode="json")
+    ours, theirs = artifact.model_dump(mode="json"), claimed.model_dump(mode="json")
     for field in dict.fromkeys((*ours, *theirs)):
         one, other = ours.get(field), theirs.get(field)
         if one == other:
             continue
         if isinstance(one, Mapping) and isinstance(other, Mapping):
             names = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
-            yield ", ".join(f"{field}.{name} was told as {other.get(name)}" for name in names)
+            yield ", ".join(f"{field}.{name} was recorded as {other.get(name)}" for name in names)
         else:
-            yield f"{field} was told as {other if other is None else str(other)[:12]}"
+            yield f"{field} was recorded as {other if other is None else str(other)[:12]}"
 
 
-def _told_making(replay: Replay, step: str, ref: Ref) -> Iterator[str]:
+def _claims_of_making(replay: Replay, step: str, ref: Ref) -> Iterator[str]:
     """Yield the run's operations that contradict the ref's claim that the run made the artifact."""
     attempt = replay.entry.stages[step].attempt
     if attempt is None:
-        yield "the ref says that this run made the artifact, and it told of having found it"
+        yield "by the ref this run made the artifact, and by the outbox the run found it"
     elif attempt != ref.attempt:
-        yield f"the ref says that attempt {ref.attempt} made the artifact, and it told of attempt {attempt}"
+        yield f"by the ref attempt {ref.attempt} made the artifact, and by the outbox attempt {attempt}"
     finished = replay.finished(step)
     if finished is None or finished.artifact is None or finished.artifact.digest != ref.artifact.digest:
         return
     if dict(ref.provenance) != finished.provenance:
-        yield _provenance_said("it told of", finished.provenance, ref.provenance)
+        yield _provenance_said("the outbox has", finished.provenance, ref.provenance)
 
 
 def _input_problems(inputs: Mapping[str, Input], artifact: Artifact) -> Iterator[str]:
     for role, given in inputs.items():
         if artifact.parents.get(role) != given.artifact.digest:
-            yield f"input {role} was told as {given.artifact.digest[:12]}, and the artifact's parent as another"
+            yield f"input {role} was recorded as {given.artifact.digest[:12]}, and the artifact's parent as another"
 
 
 def _outbox_against_record(replay: Replay, record: RunRecord, step: str, stage: StageRecord) -> Iterator[str]:
@@ -249,10 +251,10 @@ def _outbox_against_record(replay: Replay, record: RunRecord, step: str, stage: 
         yield f"its stage key is {entry.stage_key[:12]}, that in run.json {str(stage.stage_key)[:12]}"
     if stage.status in ENDED and record.status != REMOVED:
         recorded = replay.recorded_verdicts(step)
-        told = () if recorded is None else recorded.verdicts
-        if tuple(told) != tuple(stage.verdicts):
-            shown = "; ".join(map(str, told)) or "none"
-            yield f"it told of other verdicts than run.json has: {shown}"
+        claimed = () if recorded is None else recorded.verdicts
+        if tuple(claimed) != tuple(stage.verdicts):
+            shown = "; ".join(map(str, claimed)) or "none"
+            yield f"the outbox has other verdicts than run.json: {shown}"
         if stage.loosened != (() if recorded is None else recorded.loosened):
             yield "its outbox has other loosened gates than run.json"
     if record.recipe.model_dump(mode="json") != replay.opened.recipe:
@@ -269,7 +271,7 @@ def _outbox_against_record(replay: Replay, record: RunRecord, step: str, stage: 
     expected = work_of(record.recipe, step).model_dump(mode="json")
     if params is not None and params != expected:
         changed = "; ".join(key_differences(expected, params))
-        yield f"it told of other params than the recipe has: {changed}"
+        yield f"the outbox has other params than the recipe: {changed}"
 
 
 def _provenance_said(who: str, one: Mapping[str, object], other: Mapping[str, object]) -> str:

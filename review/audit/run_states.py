@@ -26,9 +26,9 @@ def status_checks(evidence: Evidence, record: RunRecord, replay: Replay) -> Iter
         return
     wrong = [*_run_problems(record), *_stage_problems(record, replay)]
     missing: list[str] = []
-    told = replay.entry.outcome
-    if record.status != told:
-        problem = _differing_status(record, told)
+    outcome = replay.entry.outcome
+    if record.status != outcome:
+        problem = _differing_status(record, outcome)
         (missing if isinstance(problem, Missing) else wrong).extend([problem] if problem else [])
     if not (wrong or missing) or evidence.workspace.records.is_active(record.run_id):
         return  # whether a process executes a run takes seconds to see in a bucket
@@ -62,10 +62,10 @@ def answer_checks(evidence: Evidence, record: RunRecord) -> Iterator[Check]:
         yield Check(subject="answers", outcome="unchecked", detail="; ".join(missing))
 
 
-def _differing_status(record: RunRecord, told: str) -> str | Missing:
+def _differing_status(record: RunRecord, outcome: str) -> str | Missing:
     """Return the meaning of two different statuses; empty: the process died in between, and another has noted it."""
-    shown, said = record.status.replace("_", " "), told.replace("_", " ")
-    if told == "running":
+    shown, said = record.status.replace("_", " "), outcome.replace("_", " ")
+    if outcome == "running":
         if record.status == "resumable":
             return ""
         return Missing(
@@ -89,19 +89,19 @@ def _run_problems(record: RunRecord) -> Iterator[str]:
 
 
 def _stage_problems(record: RunRecord, replay: Replay) -> Iterator[str]:
-    for step, told in replay.entry.stages.items():
+    for step, entry in replay.entry.stages.items():
         stage = record.stages.get(step)
-        if stage is None or stage.status not in ENDED or told.artifact is None:
+        if stage is None or stage.status not in ENDED or entry.artifact is None:
             continue
-        if stage.digest != told.artifact.digest:
+        if stage.digest != entry.artifact.digest:
             continue  # another check finds it
         if stage.status == "reused" and stage.seconds:
             yield f"run.json records that {step} was found in the store, and that it took {stage.seconds:.1f} s"
-        if stage.status == "completed" and told.outcome == "reused":
+        if stage.status == "completed" and entry.outcome == "reused":
             yield f"the outbox records that {step} was found in the store, run.json that it was made"
         if (
             stage.status == "reused"
-            and told.outcome == "completed"
+            and entry.outcome == "completed"
             and not _may_be_reused(replay, step, stage)
         ):
             yield f"the outbox records that {step} was made, run.json that it was found in the store"

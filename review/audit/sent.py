@@ -79,10 +79,10 @@ def _sent_to(evidence: Evidence, run_id: str, replay: Replay) -> SentTo | Missin
     return SentTo(taken, "; ".join(remarks))
 
 
-def is_taken(evidence: Evidence, run_id: str, replay: Replay, told: OutboxLine) -> bool:
+def is_taken(evidence: Evidence, run_id: str, replay: Replay, line: OutboxLine) -> bool:
     """Return whether the server must have applied this operation."""
     sent = sent_to(evidence, run_id, replay)
-    return isinstance(sent, SentTo) and told.end in sent.ends
+    return isinstance(sent, SentTo) and line.end in sent.ends
 
 
 def expected_of(evidence: Evidence, run_id: str, replay: Replay) -> dict[str | None, ExpectedRun]:

@@ -131,8 +131,8 @@ def _without_record(
 ) -> tuple[str, list[Check]]:
     """Audit a run whose ``run.json`` is lost or cannot be read, by the operations in its outbox."""
     replay = evidence.replay(run_id)
-    told = replay.entry.stages if isinstance(replay, Replay) else {}
-    for name, stage in told.items():
+    stages = replay.entry.stages if isinstance(replay, Replay) else {}
+    for name, stage in stages.items():
         if stage.artifact is not None and step in ("", name):
             walk.add(stage.artifact.digest, stage.stage_key, asked=(run_id, name))
     said = str(problem).partition("; ")[0]
@@ -184,7 +184,7 @@ def _is_its_entry(evidence: Evidence, run_id: str, step: str, mlflow_run_id: str
     entries = [] if isinstance(runs, Missing) else runs.get(step or None, [])
     if entries and entries[0].run_id == mlflow_run_id:
         return [Check(subject="MLflow's run", detail=f"the entry of {step or 'the run'}")]
-    said = f"it says that it is {step or 'the run'}, whose own entry is another"
+    said = f"it claims to be {step or 'the run'}, whose own entry is another"
     return [Check(subject="MLflow's run", outcome="wrong", detail=said)]
 
 
@@ -235,7 +235,7 @@ def _decisions_for(evidence: Evidence, walk: Walk, named: RegisteredNamed, diges
 
 def _loosened_for(evidence: Evidence, name: str, digest: str) -> Iterator[Check]:
     """Yield a note for each gate that was loosened in a run that published the model, for the model's inputs at any depth."""
-    told: set[str] = set()
+    reported: set[str] = set()
     for recorded in publications(evidence, name):
         record = evidence.record(recorded.run_id)
         if recorded.digest != digest or not isinstance(record, RunRecord):
@@ -243,8 +243,8 @@ def _loosened_for(evidence: Evidence, name: str, digest: str) -> Iterator[Check]
         steps = [step for step in lineage(record, *required_steps(recorded)) if step in record.stages]
         for step, gate in known_loosened(record, steps, evidence.earlier_verdicts(record)):
             detail = f"loosened in {step} of run {record.run_id}: {gate}"
-            if detail not in told:
-                told.add(detail)
+            if detail not in reported:
+                reported.add(detail)
                 yield Check(subject="gates", outcome="note", detail=detail)
 
 

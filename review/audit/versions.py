@@ -31,14 +31,14 @@ def versions_of(evidence: Evidence, digest: str) -> "list[MlflowVersion] | Missi
 
 def version_checks(evidence: Evidence, version: "MlflowVersion") -> Iterator[Check]:
     """Check a version that names an artifact: its fields and tags, its files, and every alias that points to it."""
-    told = publications(evidence, version.name)
+    published = publications(evidence, version.name)
     subject = f"version {version.name}/{version.version}"
     problems = [
-        *_tag_problems(evidence, version, told),
+        *_tag_problems(evidence, version, published),
         *_field_problems(version),
         *_registered_problems(evidence, version),
     ]
-    ours = [each for each in told if each.digest == version.tags["vantage.digest"]]
+    ours = [each for each in published if each.digest == version.tags["vantage.digest"]]
     if problems:
         yield Check(subject=subject, outcome="wrong", detail="; ".join(problems))
     elif not ours:
@@ -58,7 +58,7 @@ def version_checks(evidence: Evidence, version: "MlflowVersion") -> Iterator[Che
         yield alias_check(evidence, version, alias)
 
 
-def _tag_problems(evidence: Evidence, version: "MlflowVersion", told: list[Recorded]) -> Iterator[str]:
+def _tag_problems(evidence: Evidence, version: "MlflowVersion", published: list[Recorded]) -> Iterator[str]:
     tags, digest = version.tags, version.tags["vantage.digest"]
     refs = evidence.refs_of.get(digest, [])
     keys = {ref.artifact.stage_key for ref in refs}
@@ -80,7 +80,7 @@ def _tag_problems(evidence: Evidence, version: "MlflowVersion", told: list[Recor
     )
     if numbers and int(version.version) != min(numbers):
         yield f"version {min(numbers)} holds the artifact already, and no run makes a second one"
-    if not any(each.digest == digest and each.facts is not None for each in told):
+    if not any(each.digest == digest and each.facts is not None for each in published):
         return
     for name in sorted(tags):
         if name.startswith("vantage.") and not name.startswith(_FACTS) and name not in _OWN_TAGS:

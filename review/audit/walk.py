@@ -160,7 +160,9 @@ class Walk:
             said += f", since run {ref.run_id} has made it again with other bits"
             return Check(subject="ref", outcome="unchecked", detail=said)
         return Check(
-            subject="ref", outcome="wrong", detail=f"{said}, which run {ref.run_id} does not say it made"
+            subject="ref",
+            outcome="wrong",
+            detail=f"{said}, which the record of run {ref.run_id} does not confirm",
         )
 
     def _step_of(self, found: Found) -> str:
@@ -176,8 +178,8 @@ class Walk:
         if found.ref is not None:
             return found.ref.artifact
         replay = self.evidence.replay(found.run_id) if found.run_id else None
-        told = replay.artifact_of(found.step) if isinstance(replay, Replay) else None
-        return told if told is not None and told.digest == found.digest else None
+        claimed = replay.artifact_of(found.step) if isinstance(replay, Replay) else None
+        return claimed if claimed is not None and claimed.digest == found.digest else None
 
     def _parents(self, found: Found) -> dict[str, str]:
         artifact = self._artifact(found)
@@ -240,7 +242,7 @@ class Walk:
         if own is not None:
             record, step, shorter = own
             checks += shorter_checks(self.evidence, record, step, shorter, found.ref)
-        for run_id, step in self._told_by(found):
+        for run_id, step in self._recorded_by(found):
             checks += self._claims(found, run_id, step, artifact)
         if found.ref is not None and not is_state(found.ref):
             checks += self._source(found, found.ref)
@@ -262,7 +264,7 @@ class Walk:
             parents=tuple(self._edge(found, role, parent) for role, parent in found.parents.items()),
         )
 
-    def _told_by(self, found: Found) -> list[tuple[str, str]]:
+    def _recorded_by(self, found: Found) -> list[tuple[str, str]]:
         """Return the runs whose records have the artifact, each with its step: the one that made it first."""
         if is_state(found.ref):
             return []  # the stage that has left it is a parent of its own
@@ -338,7 +340,7 @@ class Walk:
             adapters = found.parents.get(role.removesuffix(BASE_SUFFIX))
             base = getattr(adapters.ref.artifact, "base", None) if adapters and adapters.ref else None
             if base is not None and base != parent.digest:
-                problems.append(f"the adapters stand on {base[:12]}")
+                problems.append(f"the adapters belong to the base {base[:12]}")
         return Edge(
             role=role,
             digest=parent.digest,

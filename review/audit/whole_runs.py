@@ -64,11 +64,11 @@ def _record_problems(record: RunRecord) -> Iterator[str]:
     closed = sorted(step for step, stage in record.stages.items() if stage.status == "gate_closed")
     waiting = [step for step, stage in record.stages.items() if stage.status == "waiting_approval"]
     if record.status == "completed" and waiting:
-        yield f"it says completed, and {', '.join(waiting)} waits for approval"
+        yield f"its status is completed, and {', '.join(waiting)} waits for approval"
     if record.status == "completed" and closed:
-        yield f"it says completed, and the gate of {', '.join(closed)} is closed"
+        yield f"its status is completed, and the gate of {', '.join(closed)} is closed"
     if record.status == "gate_closed" and not closed:
-        yield "it says gate closed, and no gate of it is"
+        yield "its status is gate closed, and no gate of it is"
 
 
 def _strange_stages(evidence: Evidence, run_id: str, replay: Replay) -> Iterator[Check]:
@@ -80,25 +80,27 @@ def _strange_stages(evidence: Evidence, run_id: str, replay: Replay) -> Iterator
         str(stage) for stage in runs.keys() - expected_of(evidence, run_id, replay).keys() if stage
     )
     for stage in strange:
-        said = f"MLflow has a run that says it is stage {stage} of this run, which told of no such stage"
+        said = (
+            f"MLflow has a run that claims to be stage {stage} of this run, and the outbox has no such stage"
+        )
         yield Check(subject="MLflow", outcome="wrong", detail=said)
 
 
 def _stage_problems(record: RunRecord, replay: Replay) -> Iterator[str]:
     """Yield problems of stages in the outbox, against ``run.json``: their number, their outcomes, and remarks on them."""
-    for step, told in replay.entry.stages.items():
+    for step, entry in replay.entry.stages.items():
         stage = record.stages.get(step)
-        if stage is None or (told.artifact is not None and stage.digest is None):
-            yield f"it told of {step}, which run.json does not have"
+        if stage is None or (entry.artifact is not None and stage.digest is None):
+            yield f"the outbox has {step}, which run.json does not have"
             continue
-        if told.artifact is None or stage.status not in ENDED or stage.digest != told.artifact.digest:
+        if entry.artifact is None or stage.status not in ENDED or stage.digest != entry.artifact.digest:
             continue
-        if told.attempt is not None and stage.attempt != told.attempt:
-            yield f"it told that attempt {told.attempt} made {step}, run.json says {stage.attempt}"
-        if stage.remark != (remark := remark_on(told.artifact, told.inputs)):
+        if entry.attempt is not None and stage.attempt != entry.attempt:
+            yield f"the outbox records that attempt {entry.attempt} made {step}, run.json has {stage.attempt}"
+        if stage.remark != (remark := remark_on(entry.artifact, entry.inputs)):
             yield f"run.json remarks on {step}: {stage.remark or 'nothing'}; by its metrics and files it is: {remark or 'nothing'}"
         # An earlier version recorded no intervals, and warned of no estimate.
-        warnings = warnings_about(told.artifact, of_estimates=bool(stage.intervals))
+        warnings = warnings_about(entry.artifact, of_estimates=bool(stage.intervals))
         if stage.warnings != warnings:
             shown = "; ".join(warnings) or "none"
             yield f"run.json has other warnings about {step} than its metrics give: {shown}"
@@ -107,29 +109,29 @@ def _stage_problems(record: RunRecord, replay: Replay) -> Iterator[str]:
 def _outbox_problems(record: RunRecord, replay: Replay) -> Iterator[str]:
     for opening in (each.operation for each in replay.lines if isinstance(each.operation, OpenRun)):
         try:
-            told = ResolvedRecipe.model_validate(opening.recipe)
+            sent = ResolvedRecipe.model_validate(opening.recipe)
         except ValidationError:
             continue  # of another version of Vantage
-        if told != record.recipe:
-            changed = differences(record.recipe.model_dump(mode="json"), told.model_dump(mode="json"))
-            yield f"it told of another recipe than run.json has: {'; '.join(changed)}"
+        if sent != record.recipe:
+            changed = differences(record.recipe.model_dump(mode="json"), sent.model_dump(mode="json"))
+            yield f"the outbox has another recipe than run.json: {'; '.join(changed)}"
             break
     if record.status == REMOVED:
         return
-    told_answers = [
+    sent_answers = [
         each.operation.approval for each in replay.lines if isinstance(each.operation, RecordApproval)
     ]
     is_taken_up = record.status not in ("running", "waiting_approval")
     for answer in record.approvals:
         if answer.run_id not in (None, record.run_id):
             yield f"run.json has an answer about {answer.question.subject} that was given to run {answer.run_id}"
-        if is_taken_up and answer not in told_answers:
-            yield f"run.json has an answer about {answer.question.subject} ({answer}), of which it told nothing"
-    for answer in told_answers:
+        if is_taken_up and answer not in sent_answers:
+            yield f"run.json has an answer about {answer.question.subject} ({answer}), which the outbox does not have"
+    for answer in sent_answers:
         if answer not in record.approvals:
-            yield f"it told of an answer about {answer.question.subject} ({answer}), which run.json does not have"
+            yield f"the outbox has an answer about {answer.question.subject} ({answer}), which run.json does not have"
     yield from _stage_problems(record, replay)
-    told_copies = {(each.registered_model, each.artifact.digest) for each, _ in replay.publications()}
+    sent_copies = {(each.registered_model, each.artifact.digest) for each, _ in replay.publications()}
     for name, copy in record.copies.items():
-        if (name, copy.digest) not in told_copies:
-            yield f"run.json says that {copy.digest[:12]} was published as {name}, of which it told nothing"
+        if (name, copy.digest) not in sent_copies:
+            yield f"run.json records that {copy.digest[:12]} was published as {name}, and the outbox does not"

@@ -98,8 +98,8 @@ def export(
             _write(staging / GENERATION, json.dumps(settings, indent=2, sort_keys=True) + "\n")
         _describe_for_mlflow(model, staging)
         signed = _copy_signatures(signatures, staging)
-        told = provenance(model, opened, files) | ({"signatures": signed} if signed else {})
-        _write(staging / PROVENANCE_FILE, json.dumps(told, indent=2, ensure_ascii=False) + "\n")
+        facts = provenance(model, opened, files) | ({"signatures": signed} if signed else {})
+        _write(staging / PROVENANCE_FILE, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
         _write(staging / CARD, model_card(model, opened, folder=target, entry=entry, made_by=made_by))
         for root, _, names in os.walk(staging):
             for name in names:
@@ -109,7 +109,7 @@ def export(
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
-    return told
+    return facts
 
 
 def generation_settings(stored: Mapping[str, Any], model: NamedModel, opened: ModelOpened) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def provenance(model: NamedModel, opened: ModelOpened | None, files: Mapping[str
     """
     origin = model.origin
     assert origin is not None, "made by a run"
-    told: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "kind": model.kind,
         "recipe": origin.recipe,
         "run_id": origin.run_id,
@@ -160,8 +160,8 @@ def provenance(model: NamedModel, opened: ModelOpened | None, files: Mapping[str
         "files": dict(files),
     }
     if opened is not None:
-        told["stop_tokens"] = list(opened.stop_tokens)
-    return told
+        facts["stop_tokens"] = list(opened.stop_tokens)
+    return facts
 
 
 def check_adapters(model: NamedModel) -> None:
@@ -179,7 +179,7 @@ def check_adapters(model: NamedModel) -> None:
 
 
 def _manifest(model: NamedModel, folder: Path) -> dict[str, str]:
-    """Path → sha256 of the artifact's files."""
+    """Return path → sha256 of the artifact's files."""
     assert model.origin is not None, "made by a run"
     try:
         records = read_manifest(folder, digest=model.origin.digest)

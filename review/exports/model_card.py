@@ -32,7 +32,7 @@ def model_card(
     entry: RunEntry | None = None,
     made_by: MadeBy | None = None,
 ) -> str:
-    """Markdown with the front matter of a model card.
+    """Return Markdown with the front matter of a model card.
 
     Args:
         opened: how a policy is asked; None: a reward model.
@@ -134,11 +134,11 @@ def _policy_use(model: NamedModel, opened: ModelOpened, folder: Path) -> list[st
 def _stop_strings(strings: Sequence[str]) -> list[str]:
     if not strings:
         return []
-    told = ", ".join(f"`{json.dumps(text, ensure_ascii=False)}`" for text in strings)
+    quoted = ", ".join(f"`{json.dumps(text, ensure_ascii=False)}`" for text in strings)
     return [
         "",
-        f"Responses also ended at the first of these texts, which verifiers and judges did not see: {told}. They stand in the "
-        "request (`stop`): `generation_config.json` has none, since with them transformers' `generate` and pipelines, MLflow's "
+        f"Responses also ended at the first of these texts, which verifiers and judges did not see: {quoted}. A server gets them in the "
+        "request (`stop`). `generation_config.json` has none: with them transformers' `generate` and pipelines, MLflow's "
         "among them, need a tokenizer that they are not given, and vLLM does not read them there. "
         "`model.generate(..., stop_strings=[...], tokenizer=tokenizer)` stops there too, and keeps the text.",
     ]

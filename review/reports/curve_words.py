@@ -36,7 +36,7 @@ _TITLES = {
     "chosen_nll": ("Loss on chosen responses", "negative log-likelihood"),
     "critic_weight": ("Weight of the critic", "in the advantages; 1: the critic alone"),
     "value_bias": ("Bias of the critic", "how much it expects too much; good: near 0"),
-    "policy_loss": ("Policy loss", "its size says little; watch for jumps"),
+    "policy_loss": ("Policy loss", "its size means little; watch for jumps"),
     "tied_share": ("Tied prompts", "share of prompts that gave no pair"),
     "reward_mean": ("Reward after penalties", "of the responses that were sampled, KL penalty included"),
     "positive_share": ("Positive responses", "share of the responses that were sampled"),
@@ -58,5 +58,5 @@ def title_and_note(metric: str, kind: str) -> tuple[str, str]:
     if metric == "score_mean" and row is not None and row.learns_from_samples:
         note += "; good: rises"
     if metric == "score_mean" and row is not None and row.makes == "reward_model":
-        title, note = "Mean score", "of the pairs' responses; says little"
+        title, note = "Mean score", "of the pairs' responses; means little"
     return title, note

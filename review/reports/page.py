@@ -84,7 +84,7 @@ def _lineage(report: Report) -> str:
     drawing = narrow.replace("narrow", "only", 1) if wide is None else wide + narrow
     return (
         "<p>Each box is a step of the recipe, with its status, kind, the beginning of its artifact's digest and its time. "
-        "Lines run from what is read down to what reads it. The table below says the same.</p>"
+        "Lines run from what is read down to what reads it. The table below has the same content.</p>"
         '<figure><figcaption>Lineage of the run</figcaption><div class="scroll" tabindex="0" role="region" '
         f'aria-label="Lineage, scrolls sideways">{drawing}</div></figure>{steps_table(report)}'
     )

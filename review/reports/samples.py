@@ -106,7 +106,7 @@ def _legend(comparison: Comparison) -> str:
         )
         parts.append(
             f"<p>The number after V is the token's value: how much reward the critic of <strong>{safe(comparison.critic or '')}</strong> "
-            "expects from here to the end, before it has seen the token. A value that falls says that the critic did not like "
+            "expects from here to the end, before it has seen the token. A value that falls shows that the critic did not like "
             "the token before. The fuller the bar, the higher the value among those of these samples:</p>"
             f'<div class="tokens">{values}</div>'
         )

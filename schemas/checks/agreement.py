@@ -14,12 +14,8 @@ from vantage.schemas.recipe.algorithm import Returns
 from vantage.schemas.recipe.recipe import Recipe
 from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.stage import Stage
-from vantage.schemas.recipe.stages import (
-    PolicyOptimization,
-    PreferenceCollection,
-    RolloutCollection,
-    ValuePretraining,
-)
+from vantage.schemas.recipe.stages import PolicyOptimization, ValuePretraining
+from vantage.schemas.recipe.stages_that_collect import PreferenceCollection, RolloutCollection
 from vantage.schemas.splits import share_problems, with_shares
 from vantage.schemas.steps import stage_reference
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from vantage.schemas.checks.unread_switches import unread_switches
 from vantage.schemas.recipe.algorithm import GROUPED, Algorithm
 from vantage.schemas.recipe.recipe import Recipe
-from vantage.schemas.recipe.stages import PolicyOptimization, RewardModelling, ValuePretraining
+from vantage.schemas.recipe.stages import PolicyOptimization, ValuePretraining
+from vantage.schemas.recipe.stages_on_data import RewardModelling
 
 _KL_IN_REWARD = {
     "abs": "|Δ| is no unbiased estimate of a KL divergence",

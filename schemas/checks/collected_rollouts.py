@@ -6,13 +6,9 @@ from vantage.schemas.problems import Path, Problem
 from vantage.schemas.recipe.fields import MAX_COUNT
 from vantage.schemas.recipe.recipe import Recipe
 from vantage.schemas.recipe.stage import Stage
-from vantage.schemas.recipe.stages import (
-    BestOfN,
-    DirectPreferenceOptimization,
-    PolicyOptimization,
-    RolloutCollection,
-    ValuePretraining,
-)
+from vantage.schemas.recipe.stages import BestOfN, PolicyOptimization, ValuePretraining
+from vantage.schemas.recipe.stages_on_data import DirectPreferenceOptimization
+from vantage.schemas.recipe.stages_that_collect import RolloutCollection
 from vantage.schemas.steps import stage_reference
 
 _POLICY_OF = {"reference_mean": "mean score", "optimal_value": "optimal value"}

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from vantage.schemas.metric_names import DOUBLING_TOKENS
 from vantage.schemas.problems import Path, Problem, quote
 from vantage.schemas.recipe.recipe import Recipe
-from vantage.schemas.recipe.stages import RolloutCollection, ValuePretraining
+from vantage.schemas.recipe.stages import ValuePretraining
+from vantage.schemas.recipe.stages_that_collect import RolloutCollection
 from vantage.schemas.splits import asked_test_rows
 
 _BY_TOKENS = re.compile(r"explained_variance_(?:tokens_left|length)_(\d+)(?:_\d+)?")

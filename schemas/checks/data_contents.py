@@ -63,5 +63,5 @@ def _source_problems(name: str, data: PartialData, reader: Path, content: Conten
     elif data.columns:
         missing = missing_columns(content, set(data.columns))
         if missing:
-            message = f"says nothing of {' and '.join(missing)}, which {'.'.join(map(str, reader))} reads"
+            message = f"has no {' and no '.join(missing)}, which {'.'.join(map(str, reader))} reads"
             yield Problem(("data", name, "columns"), message, f"add `{missing[0]}: COLUMN`")

@@ -8,13 +8,8 @@ from vantage.schemas.recipe.evaluations import PolicyEvaluation
 from vantage.schemas.recipe.recipe import Recipe
 from vantage.schemas.recipe.rollout import Sampling
 from vantage.schemas.recipe.stage import Stage
-from vantage.schemas.recipe.stages import (
-    BestOfN,
-    PolicyOptimization,
-    PreferenceCollection,
-    RolloutCollection,
-    Rollouts,
-)
+from vantage.schemas.recipe.stages import BestOfN, PolicyOptimization, Rollouts
+from vantage.schemas.recipe.stages_that_collect import PreferenceCollection, RolloutCollection
 
 _FIXED = ("policy", "candidate", "baseline")
 """Fields that name a policy which a stage samples from and does not train."""

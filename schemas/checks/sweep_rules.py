@@ -68,7 +68,7 @@ def draft_problems(sweep: Draft, overrides: Sequence[str]) -> Iterator[Problem]:
     for field, values in (("seeds", sweep.seeds), ("reseeds", sweep.reseeds)):
         for i, value in enumerate(values):
             if value in values[:i]:
-                yield Problem((field, i), f"{value} stands twice", "keep one of the two")
+                yield Problem((field, i), f"{value} occurs twice", "keep one of the two")
     if sweep.baseline is not None and sweep.baseline not in sweep.arms:
         message = f"{quote(sweep.baseline)} is not an arm"
         yield Problem(("baseline",), message, suggest(sweep.baseline, sweep.arms))

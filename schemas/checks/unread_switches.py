@@ -61,7 +61,7 @@ def _unread(switches: Algorithm) -> dict[str, tuple[str, str]]:
         rules = ("positive_threshold", "positive_verifier")
         found |= dict.fromkeys(rules, ("while no response is imitated", "set positive_nll_coef"))
     elif switches.positive_verifier is not None:
-        found["positive_threshold"] = ("while positive_verifier says what is right", "remove that")
+        found["positive_threshold"] = ("while positive_verifier decides what is right", "remove that")
     if not switches.kl_coef:
         found["kl_kind"] = ("while the reward has no KL penalty", "set kl_coef")
     if switches.kl_target is None:

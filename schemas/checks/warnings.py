@@ -6,11 +6,8 @@ from vantage.schemas.checks.algorithm_warnings import algorithm_warnings
 from vantage.schemas.checks.engines import engine_warnings
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
 from vantage.schemas.recipe.recipe import Publication, Recipe
-from vantage.schemas.recipe.stages import (
-    DirectPreferenceOptimization,
-    PolicyOptimization,
-    ValuePretraining,
-)
+from vantage.schemas.recipe.stages import PolicyOptimization, ValuePretraining
+from vantage.schemas.recipe.stages_on_data import DirectPreferenceOptimization
 from vantage.schemas.steps import Inputs, in_order, rewards_read, sources_of
 
 
@@ -80,7 +77,7 @@ def _unrelated_gates(publish: Sequence[Publication], inputs: Inputs) -> Iterator
     for i, publication in enumerate(publish):
         after, stage = publication.after, publication.stage
         if after is not None and after != stage and stage not in upstream[after]:
-            yield f"publish.{i}.after: '{after}' does not read '{stage}', so its gate says nothing about it"
+            yield f"publish.{i}.after: '{after}' does not read '{stage}', so its gate does not judge it"
 
 
 def _upstream(inputs: Inputs) -> dict[str, set[str]]:

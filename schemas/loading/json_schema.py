@@ -31,7 +31,8 @@ from vantage.schemas.recipe.rollout_correction import NAMED
 from vantage.schemas.recipe.signing import Signing
 from vantage.schemas.recipe.sources import Hub, HubDataset, HubFiles, Package
 from vantage.schemas.recipe.stage import Gate
-from vantage.schemas.recipe.stages import DirectPreferenceOptimization, PreferenceCollection, RewardModelling
+from vantage.schemas.recipe.stages_on_data import DirectPreferenceOptimization, RewardModelling
+from vantage.schemas.recipe.stages_that_collect import PreferenceCollection
 from vantage.schemas.sweep import Sweep
 
 Schema = dict[str, Any]

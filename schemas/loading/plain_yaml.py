@@ -185,7 +185,7 @@ def _mapping(events: Iterator[yaml.Event], path: Path, document: Document) -> di
         inner = (*path, key)
         if key in mapping:
             first = document.lines[inner]
-            document.add_problem(event, inner, f"stands twice, first in line {first}", "keep one of the two")
+            document.add_problem(event, inner, f"occurs twice, first in line {first}", "keep one of the two")
         document.lines[inner] = _line(event)
         mapping[key] = _value(next(events), events, inner, document)
     return mapping

@@ -222,7 +222,7 @@ class Labels(Frozen):
         known = [label.strip().casefold() for found in (self.first, self.second, self.tie) for label in found]
         twice = sorted({label for label in known if known.count(label) > 1})
         if twice:
-            raise ValueError(f"the label {twice[0]!r} stands twice; let it mean one of first, second and tie")
+            raise ValueError(f"the label {twice[0]!r} occurs twice; let it mean one of first, second and tie")
 
 
 class NearDuplicates(Frozen):

@@ -7,17 +7,13 @@ the same JSON and the same stage key.
 from vantage.schemas.recipe.algorithm import Returns
 from vantage.schemas.recipe.fields import Count, Name, Positive
 from vantage.schemas.recipe.stage import Training
-from vantage.schemas.recipe.stages import (
-    BestOfN,
+from vantage.schemas.recipe.stages import BestOfN, PolicyOptimization, Rollouts, ValuePretraining
+from vantage.schemas.recipe.stages_on_data import (
     DirectPreferenceOptimization,
-    PolicyOptimization,
-    PreferenceCollection,
     RewardModelling,
-    RolloutCollection,
-    Rollouts,
     SupervisedFineTuning,
-    ValuePretraining,
 )
+from vantage.schemas.recipe.stages_that_collect import PreferenceCollection, RolloutCollection
 
 
 class ResolvedTraining(Training):

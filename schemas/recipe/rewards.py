@@ -150,6 +150,8 @@ class Judge(Frozen):
             )
         missing = [field for field in PAIR_FIELDS if field not in self.template]
         if missing:
-            raise ValueError(f"template has no {' and no '.join(missing)}; write where they stand")
+            raise ValueError(
+                f"template has no {' and no '.join(missing)}; write each field where its text belongs"
+            )
         if self.answers[0] == self.answers[1]:
             raise ValueError(f"answers are {self.answers[0]!r} twice; give the two responses different ones")

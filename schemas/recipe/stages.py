@@ -1,4 +1,4 @@
-"""The kinds of stage in a recipe, with the rules within one stage."""
+"""Recipe classes of the stages that train on responses which they sample, with the rules within one stage."""
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,7 +10,6 @@ from vantage.schemas.recipe.fields import (
     MAX_COUNT,
     Count,
     Name,
-    NonNegative,
     Positive,
     Probability,
     Switch,
@@ -19,120 +18,9 @@ from vantage.schemas.recipe.fields import (
     is_unset,
 )
 from vantage.schemas.recipe.guards import OFF
-from vantage.schemas.recipe.inputs import MODEL
-from vantage.schemas.recipe.members import Member, MembersOrCount
-from vantage.schemas.recipe.rewards import Judge
 from vantage.schemas.recipe.rollout import Ahead, SampledAhead, Sampling, refuse_several_processes
-from vantage.schemas.recipe.stage import Precision, Resources, Stage, Training
+from vantage.schemas.recipe.stage import Resources, Training
 from vantage.schemas.recipe.watch import Keep, Watch
-
-TrainOn = Literal["all_responses", "last_response"]
-
-
-class SupervisedFineTuning(Training):
-    """Next-token training on demonstrations."""
-
-    kind: Literal["sft"]
-    init: Name = MODEL
-    """The policy that training starts from: a stage, or ``model``."""
-    data: Name
-    """A dataset of demonstrations."""
-    epochs: Positive = 1.0
-    """Passes over the data; may be a fraction."""
-    batch_size: Count = 64
-    """Demonstrations in one optimiser step."""
-    group_by_length: Switch = True
-    """Batches of demonstrations of like length, in random order: less padding."""
-    packing: Switch = Field(False, exclude_if=is_off)
-    """Compute several short demonstrations side by side in one row, up to the longest of the batch, in place of padding; each
-    attends to itself alone, so results are the same up to rounding. A batch has as many demonstrations as without;
-    ``microbatch_size`` counts rows. It saves time where ``group_by_length`` is false. Not for models that count positions by
-    themselves (BLOOM)."""
-    train_on: TrainOn = Field("all_responses", exclude_if=is_default("all_responses"))
-    """Turns of a conversation that are learnt: all of the assistant's, or only its last response. Turns of others are
-    never trained on. The conversation up to the last response fits ``generation.max_prompt_tokens``, or the row is left
-    out."""
-
-
-class RewardModelling(Training):
-    """Bradley-Terry training of a scalar head on preference pairs, or on rankings of several responses."""
-
-    kind: Literal["reward_model"]
-    init: Name
-    """The policy whose trunk training starts from: a stage, or ``model``."""
-    data: Name | None = None
-    """Preference pairs: a dataset, or a ``preference_collection`` stage."""
-    rankings: Name | None = None
-    """Instead of ``data``: a dataset of prompts with several ranked responses each."""
-    epochs: Positive = 1.0
-    """Passes over the data; may be a fraction."""
-    batch_size: Count = 64
-    """Pairs (prompts, of rankings) in one optimiser step."""
-    centre_coef: NonNegative = 0.0
-    """Weight of (chosen + rejected)², which keeps scores around 0 (arXiv 2312.09244)."""
-    lm_coef: NonNegative = 0.0
-    """Weight of the NLL of chosen responses, which preserves language modelling (MOSS, arXiv 2401.06080 eq. 2)."""
-    group_by_length: Switch = True
-    """Batches of pairs of like length, in random order: less padding."""
-    centre_on: Name | None = None
-    """A dataset of demonstrations; after training, scores are shifted so that their mean on it is 0."""
-    members: MembersOrCount | None = Field(None, exclude_if=is_unset)
-    """Train several reward models in place of one, for a reward with ``ensemble``: a number, or a mapping of ``count`` and ``by``. When
-    the recipe is loaded, each becomes a stage of its own (``NAME_1``, ``NAME_2`` …), and a reward's term ``{model: NAME}`` becomes a
-    term for each. None: one."""
-    half: Count | None = Field(None, exclude_if=is_unset)
-    """Train on half of the training prompts. 1 and 2 are the halves of one division of the prompts, 3 and 4 those of another, and so
-    on; the held-out rows are whole. None: all prompts."""
-    member: Member | None = Field(None, exclude_if=is_unset)
-    """Ensemble and member that this stage is, as the loader writes it for ``members``. It changes no result and is in no stage key."""
-
-    @rule
-    def _members_are_not_divided_again(self) -> None:
-        given = [name for name in ("half", "member") if getattr(self, name) is not None]
-        if self.members is not None and given:
-            raise ValueError(
-                f"{given[0]} is what members gives each of the {self.members.count} stages that it becomes; leave {given[0]} out"
-            )
-
-    @rule
-    def _pairs_or_rankings(self) -> None:
-        if (self.data is None) == (self.rankings is None):
-            raise ValueError(
-                "a reward model learns either data (pairs) or rankings; give exactly one of them"
-            )
-        if self.rankings is not None and (self.lm_coef or self.centre_coef):
-            raise ValueError(
-                f"lm_coef={self.lm_coef:g} and centre_coef={self.centre_coef:g} are about pairs; "
-                "with rankings set both to 0"
-            )
-
-
-class DirectPreferenceOptimization(Training):
-    """DPO: trains the policy on preference pairs, without a reward model (arXiv 2305.18290)."""
-
-    kind: Literal["dpo"]
-    init: Name
-    """The policy that training starts from: a stage, or ``model``."""
-    reference: Name | None = None
-    """The policy that KL is measured against; None: ``init``."""
-    data: Name | None = None
-    """Preferences: a dataset, or a ``preference_collection`` stage."""
-    rollouts: Name | None = Field(None, exclude_if=is_unset)
-    """Instead of ``data``: a ``rollout_collection`` stage, of which each prompt's best response is preferred to its worst;
-    a prompt whose responses all score the same gives no pair."""
-    beta: Positive = 0.1
-    """β: strength of the KL constraint, per nat."""
-    epochs: Positive = 1.0
-    """Passes over the data; may be a fraction."""
-    batch_size: Count = 64
-    """Pairs in one optimiser step."""
-    group_by_length: Switch = True
-    """Batches of pairs of like length, in random order: less padding."""
-
-    @rule
-    def _pairs_or_responses(self) -> None:
-        if (self.data is None) == (self.rollouts is None):
-            raise ValueError("DPO learns either data (pairs) or rollouts; give exactly one of them")
 
 
 class Rollouts(Training):
@@ -345,7 +233,7 @@ def _reader_of_kl_to_old(algorithm: Algorithm) -> str | None:
 
 
 def threads_for_each(work: object, cpus: int) -> int:
-    """Threads for each of what a stage computes side by side on its CPUs: half of them where it samples beside its training."""
+    """Return the threads of each part that a stage computes side by side on its CPUs: half of them where it samples beside its training."""
     return max(1, cpus // 2) if samples_ahead(work) else max(1, cpus)
 
 
@@ -564,83 +452,4 @@ class BestOfN(WatchedRollouts):
             raise ValueError(
                 f"batch_size={self.batch_size} keeps {kept} responses of samples_per_prompt={self.samples_per_prompt}, "
                 f"not a multiple of minibatch_size={self.minibatch_size}; use minibatch_size: {kept} or a divisor of it"
-            )
-
-
-class RolloutCollection(Stage):
-    """Responses sampled from a policy and scored once, for stages that read them instead of sampling.
-
-    Value pretraining, best-of-n, DPO and baselines that are made beforehand may read them as often as they like."""
-
-    kind: Literal["rollout_collection"]
-    policy: Name
-    """The policy to sample from: a stage, or ``model``."""
-    prompts: Name
-    """The dataset of prompts; all its splits are sampled."""
-    reward: Name
-    """The reward that scores the responses."""
-    samples_per_prompt: Count = 1
-    """Responses to each training prompt."""
-    held_out_samples_per_prompt: Count | None = None
-    """Responses to each validation or test prompt; None: as many."""
-    batch_size: Count = 256
-    """Responses in one batch; a finished batch is saved."""
-    precision: Precision = "float32"
-    """Type of the arithmetic (autocast) in sampling; also the type of the reward's models. Log-probabilities are those of
-    this arithmetic: a stage that trains on them should have the same. ``auto``: bfloat16 where ``resources.gpus`` is 1 or more,
-    else float32."""
-    rollout: Sampling = Field(Sampling(), exclude_if=is_default(Sampling()))
-    """How responses are sampled."""
-
-    @rule
-    def _one_process_samples_with_vllm(self) -> None:
-        refuse_several_processes(self.rollout, self.resources)
-
-
-class PreferenceCollection(Stage):
-    """Pairs sampled from a policy: a dataset of preferences for a reward model or DPO.
-
-    With ``prompts``: the best of the policy's responses against the worst, as ``judge`` scores them; a prompt whose
-    responses all score the same gives no pair. With ``demonstrations``: each one against the policy's own response.
-    """
-
-    kind: Literal["preference_collection"]
-    policy: Name
-    """The policy to sample from: a stage, ``model``, or another of ``models``."""
-    prompts: Name | None = None
-    """The dataset of prompts."""
-    demonstrations: Name | None = None
-    """A dataset of demonstrations, each of which is preferred to the policy's response."""
-    judge: Judge | None = None
-    """The judge of the responses. A model compares two in both orders; where the orders disagree there is no pair."""
-    samples_per_prompt: Count | None = None
-    """Responses to each prompt; None: 2 with a judge, 1 against a demonstration."""
-    batch_size: Count = 256
-    """Responses in one batch; a finished batch is saved."""
-    rollout: Sampling = Field(Sampling(), exclude_if=is_default(Sampling()))
-    """How responses are sampled."""
-
-    @rule
-    def _one_process_samples_with_vllm(self) -> None:
-        refuse_several_processes(self.rollout, self.resources)
-
-    @rule
-    def _prompts_with_judge_or_demonstrations(self) -> None:
-        if (self.prompts is None) == (self.demonstrations is None):
-            raise ValueError("pairs are made on either prompts or demonstrations; give exactly one of them")
-        if (self.prompts is None) != (self.judge is None):
-            raise ValueError(
-                "a judge chooses among responses to prompts, and is not asked about demonstrations; "
-                + ("add judge" if self.judge is None else "remove judge")
-            )
-        if self.judge is not None and self.samples_per_prompt == 1:
-            raise ValueError("samples_per_prompt=1 leaves a judge nothing to choose among; use 2 or more")
-
-    @rule
-    def _a_model_compares_two_responses(self) -> None:
-        is_model = self.judge is not None and self.judge.kind == "model"
-        if is_model and self.samples_per_prompt not in (None, 2):
-            raise ValueError(
-                f"samples_per_prompt={self.samples_per_prompt}, but a model as judge compares two responses; use 2, or name a "
-                "verifier or a reward"
             )

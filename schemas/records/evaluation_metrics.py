@@ -67,7 +67,7 @@ REWARD_METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "brier_score", "1",
-        "Mean of (1 − σ(m))² over test pairs: 0 is certain and right, 0.25 says nothing, 1 is certain and wrong.",
+        "Mean of (1 − σ(m))² over test pairs: 0 is certain and right, 0.25 is a coin's, 1 is certain and wrong.",
     ),
     *(
         Metric(

@@ -85,7 +85,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "reward_spread", at_most=0.0,
-        text="all responses got the same score; unless the task is solved, the reward says nothing",
+        text="all responses got the same score; unless the task is solved, the reward teaches nothing",
     ),
 )  # fmt: skip
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from vantage.schemas.frozen import Frozen
 from vantage.schemas.recipe.fields import Count, Positive
 from vantage.schemas.recipe.inputs import DEFAULT_DATE, Generation
-from vantage.schemas.recipe.stages import TrainOn
+from vantage.schemas.recipe.stages_on_data import TrainOn
 
 
 class Turn(Frozen):

@@ -205,7 +205,7 @@ def _take(digests: dict[str, str], role: str, kind: str) -> str:
 
 
 def _reward_names(configuration: Mapping[str, Any]) -> dict[str, str]:
-    """Field → name of each reward that a stage reads; the key contains the field, not the name."""
+    """Return field → name of each reward that a stage reads; the key contains the field, not the name."""
     judging = {field: judge.get("reward") for field, judge in _judges(configuration)}
     places = {"reward": configuration.get("reward"), **judging}
     return {place: name for place, name in places.items() if name is not None}

@@ -185,8 +185,8 @@ def check_artifact_gate(
 
 def recorded_verdict(recorded: Sequence[Verdict], place: int, gate: Gate) -> Verdict | None:
     """Return the recorded verdict of a step's gate number ``place``; None: there is none for its metric."""
-    told = recorded[place] if place < len(recorded) else None
-    return told if told is not None and told.metric == gate.metric else None
+    earlier = recorded[place] if place < len(recorded) else None
+    return earlier if earlier is not None and earlier.metric == gate.metric else None
 
 
 def _is_of_earlier_method(like: Verdict | None, uncertainty: Uncertainty | None) -> bool:

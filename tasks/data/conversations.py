@@ -8,8 +8,8 @@
 | LLaMA-Factory's ``history`` | ``["what the user said", "what the assistant said"]`` |
 | a round, of which a list has several | ``{"human": "…", "assistant": "…"}``, ``{"input": "…", "output": "…"}`` |
 
-A list may also be the value of ``messages``, ``conversation`` or ``conversations`` of an object, and stand in a text, as JSON
-or as Python prints it (cells of CSV have it so).
+A list may also be the value of ``messages``, ``conversation`` or ``conversations`` of an object, or a text: JSON, or Python's own form, as
+in cells of CSV.
 """
 
 import ast
@@ -176,7 +176,7 @@ def _message(turn: Mapping[str, Any]) -> Message:
         raise ValueError(
             f"a message is by {author!r}; it is one of {', '.join(sorted(_ROLE_OF))} in role or from"
             if author is not None
-            else f"a message says in role or from whose it is; this one has {', '.join(map(str, turn))}"
+            else f"a message names its author in role or from; this one has {', '.join(map(str, turn))}"
         )
     content = next((turn[key] for key in _TEXTS if turn.get(key) is not None), None)
     if "parts" in turn and content is None:

@@ -20,7 +20,7 @@ from vantage.models.stop_strings import StopStrings, before_stop, special_stops
 from vantage.models.turn_end import without_end
 from vantage.schemas.conversations import Message
 from vantage.schemas.recipe.inputs import Generation
-from vantage.schemas.recipe.stages import TrainOn
+from vantage.schemas.recipe.stages_on_data import TrainOn
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.data.encoded_rows import encode_rows
 from vantage.tasks.data.encoding_counts import NOT_COUNTED, EncodingCounts
@@ -265,7 +265,7 @@ def read_completions(
     Args:
         enough: as many usable rows as are needed; when they are there, the rest of the file is not read. None: read all.
         train_on: of demonstrations that are conversations: with `all_responses` the assistant's earlier turns are a part
-            of the response, in which what others say is not learnt.
+            of the response, in which the messages of others are not learnt.
         half: read the rows of one half of the prompts (``vantage.tasks.data.halves``); None: of all prompts.
     """
     there = column_names(folder, split)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from vantage.tasks.data.columns import RowMapper, WrongValue
 
 if TYPE_CHECKING:
-    from vantage.tasks.data.formats import Format
+    from vantage.tasks.data.published_formats import Format
 
 _MOST = 0.9
 """Share of the first rows that must show the fault."""

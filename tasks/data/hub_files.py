@@ -39,7 +39,9 @@ def hub_files(source: HubFiles) -> list[Path]:
             Path(huggingface_hub.hf_hub_download(repository, name, repo_type="dataset", revision=commit))
             for name in _names(source)
         ]
-    except Exception as error:  # one for every way in which a network can fail
+    except (
+        Exception
+    ) as error:  # the hub's client raises another type for each way in which a network can fail
         first_line = (str(error).splitlines() or [""])[0]
         raise UnreachableHub(
             f"source='{source}' is not in the cache and could not be fetched ({type(error).__name__}: {first_line}); check the "

@@ -26,10 +26,11 @@ from vantage.schemas.source_files import (
     saved_files,
     why_not_saved,
 )
-from vantage.tasks.data.formats import SAMPLE_ROWS, Format, nearest, recognise
+from vantage.tasks.data.formats import SAMPLE_ROWS, nearest, recognise
 from vantage.tasks.data.garbled_rows import GarbledRows
 from vantage.tasks.data.hub_datasets import load_rows
 from vantage.tasks.data.hub_files import UnreachableHub, source_files
+from vantage.tasks.data.published_formats import Format
 from vantage.tasks.data.row_faults import Fault, SourceRow, UnreadableFile
 from vantage.tasks.data.row_reader import RowReader
 from vantage.tasks.data.saved_datasets import rows_of_files

@@ -28,7 +28,7 @@ _SAID: Mapping[Side, Sequence[str]] = {
     ),
 }
 WORDS: Mapping[str, Side] = {word: side for side, words in _SAID.items() for word in words}
-"""What a label says, in small letters → which response it prefers. Numbers are in no such table: 1 is the second of two
+"""Text of a label, in small letters → the response that it prefers. Numbers are in no such table: 1 is the second of two
 that are counted from 0, and the first of two that are counted from 1."""
 
 _FROM_0 = {"first": ("0",), "second": ("1",)}

@@ -8,7 +8,7 @@ from vantage.models.conversations import encode_conversations
 from vantage.models.rendered_responses import UnrenderedRow
 from vantage.schemas.conversations import Message
 from vantage.schemas.recipe.inputs import Generation
-from vantage.schemas.recipe.stages import TrainOn
+from vantage.schemas.recipe.stages_on_data import TrainOn
 from vantage.tasks.data.encoded_rows import encode_rows
 from vantage.tasks.data.examples import Codec
 

@@ -16,7 +16,8 @@ from vantage.schemas.source_files import data_format
 from vantage.schemas.steps import CONTENT_COLUMNS, MADE_COLUMNS
 from vantage.tasks.data.assembly import Assembly
 from vantage.tasks.data.columns import MissingColumn, RowMapper, WrongValue, short
-from vantage.tasks.data.formats import MAPPED, SAMPLE_ROWS, Format, optional_columns, own_format, recognise
+from vantage.tasks.data.formats import SAMPLE_ROWS, recognise
+from vantage.tasks.data.published_formats import MAPPED, Format, optional_columns, own_format
 from vantage.tasks.data.row_faults import Fault, SourceRow
 from vantage.tasks.data.single_answers import Numbered, are_single, by_prompt, grade_of
 

@@ -197,7 +197,7 @@ def _json_row(text: bytes | None) -> SourceRow:
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     row = dict(pairs)
     if len(row) < len(pairs):
-        raise _Wrong("a key stands twice")
+        raise _Wrong("a key occurs twice")
     return row
 
 

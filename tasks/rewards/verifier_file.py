@@ -1,7 +1,7 @@
 """Load a user's verifier from its file as a function; its faults are described in terms of the file.
 
-The file is run under a private name and from where it lies in the store, so that what it is called, and what stands
-beside it, has no effect. Stages do that in a process of its own (``vantage.tasks.rewards.verifier_process``).
+The file is run under a private name and from where it lies in the store, so that its name and the files
+beside it have no effect. Stages do that in a process of its own (``vantage.tasks.rewards.verifier_process``).
 """
 
 import inspect
@@ -45,7 +45,7 @@ def load_function(file: Path, function: str, *, name: str) -> VerifierFunction:
             verdict = judge(prompt=prompt, response=response, answer=answer)
         except BaseException as error:  # a user's code may raise anything
             raise BrokenVerifier(
-                f"verifiers.{name}: {function} raised {_told(error, file)} for {shown_case(prompt, response, answer)}"
+                f"verifiers.{name}: {function} raised {_described(error, file)} for {shown_case(prompt, response, answer)}"
             ) from error
         if isinstance(verdict, bool | numpy.bool_) or (isinstance(verdict, int) and verdict in (0, 1)):
             return bool(verdict)
@@ -74,7 +74,7 @@ def _run(file: Path, *, name: str) -> ModuleType:
     except BaseException as error:
         alone = "; a verifier is one file, which may import installed packages alone"
         raise BrokenVerifier(
-            f"verifiers.{name}.source: running the file raised {_told(error, file)}"
+            f"verifiers.{name}.source: running the file raised {_described(error, file)}"
             f"{alone if isinstance(error, ImportError) else ''}"
         ) from error
     return module
@@ -99,7 +99,7 @@ def _function_in(module: ModuleType, function: str, *, name: str) -> Callable[..
     return function_found
 
 
-def _told(error: BaseException, file: Path) -> str:
+def _described(error: BaseException, file: Path) -> str:
     """Return the error in a line, with the place in the user's file that it came from."""
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     place = f" (line {lines[-1].lineno}: {lines[-1].line})" if lines else ""
@@ -127,5 +127,7 @@ def _cut(text: str) -> str:
 
 def _instead_of(verdict: object) -> str:
     if isinstance(verdict, float | numpy.floating):
-        return "a verifier says right or wrong: return True or False; a graded score is for a reward, {model: STAGE}"
+        return (
+            "a verifier returns True (right) or False (wrong); a graded score is for a reward, {model: STAGE}"
+        )
     return "return True or False"

@@ -1,8 +1,8 @@
 """Run a recipe's own verifier in a process of its own, kept for all batches of a stage.
 
 Whatever the code does there (a loop without end, a crash in C, ``os._exit``, prints without end) ends that process and
-nothing else, and is reported as the verifier's, with the line where it stood. It is not told the logins of the stage's
-environment (``PASSED``). That is no sandbox: the code runs as the same user.
+nothing else, and is reported as the verifier's, with the line that ran. It does not get the logins of the stage's
+environment, only the variables in ``PASSED``. That is no sandbox: the code runs as the same user.
 """
 
 import json
@@ -229,7 +229,7 @@ class _Running:
             self._selector.register(descriptor, selectors.EVENT_READ)
         os.set_blocking(self._requests, False)
         self._to_send = memoryview(b"")
-        self._told = b""
+        self._unread = b""
         self._tail = b""
         self._printed = self._logged = 0
         self._oom_kills = oom_kills()
@@ -247,16 +247,16 @@ class _Running:
         """Return the next line of the process, waiting for at most this time."""
         deadline = time.monotonic() + seconds
         self._printed = 0
-        while b"\n" not in self._told:
+        while b"\n" not in self._unread:
             status = self._process.poll()  # before the last read: its output before its end is read too
             self.look(min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
             if self._printed > MAX_PRINTED:
                 return _NoReply(printed=True)
-            if b"\n" not in self._told and status is not None:
+            if b"\n" not in self._unread and status is not None:
                 return _NoReply(status=status)
-            if b"\n" not in self._told and time.monotonic() >= deadline:
+            if b"\n" not in self._unread and time.monotonic() >= deadline:
                 return _NoReply()
-        line, _, self._told = self._told.partition(b"\n")
+        line, _, self._unread = self._unread.partition(b"\n")
         return line + b"\n"
 
     def place_of_hang(self) -> str:
@@ -283,7 +283,7 @@ class _Running:
             if not data:
                 self._selector.unregister(key.fd)
             elif key.fd == self._replies:
-                self._told += data
+                self._unread += data
             else:
                 self._printed += len(data)
                 self._tail = (self._tail + data)[-(2**16) :]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
 from vantage.schemas.recipe.inputs import EXACT_MATCH, Verifier
-from vantage.schemas.recipe.stages import PreferenceCollection, RolloutCollection, Rollouts
+from vantage.schemas.recipe.stages import Rollouts
+from vantage.schemas.recipe.stages_that_collect import PreferenceCollection, RolloutCollection
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.data import arithmetic
 from vantage.tasks.data.rows import count_missing

@@ -56,7 +56,7 @@ def verdicts_of_model(judge: PromptedJudge, sampled: Sampled, first: FirstRespon
 def order_disagreement(
     verdicts: SwappedVerdicts, sampled: Sampled, first: FirstResponses
 ) -> dict[str, float]:
-    """Return the share of the pairs that differ on which the judge's verdict depends on their order; nothing where none differs."""
+    """Return the share of the pairs of different responses that the judge decides by their order; empty where all pairs are equal."""
     differ = ~are_equal(sampled, first)
     return {ORDER_DISAGREEMENT: verdicts.disagree[differ].double().mean().item()} if differ.any() else {}
 

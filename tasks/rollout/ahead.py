@@ -23,7 +23,7 @@ from vantage.tasks.rollout.engine import Listener, LocalEngine, of_all_ranks
 from vantage.tasks.training import progress, ranks
 from vantage.tasks.training.phase_seconds import of_process
 
-TOLD_EVERY_SECONDS = 1.0
+SECONDS_BETWEEN_REPORTS = 1.0
 """Seconds between two reports of the thread's progress while the stage waits for it."""
 
 
@@ -173,7 +173,7 @@ class AheadEngine:
 
     def _joined(self, begun: _Begun) -> Samples:
         while begun.thread is not None and begun.thread.is_alive():
-            begun.thread.join(TOLD_EVERY_SECONDS)
+            begun.thread.join(SECONDS_BETWEEN_REPORTS)
             # A stage that waits here must not count as hanging
             progress.phase("waiting for responses", begun.ended, len(begun.prompts))
         if begun.error is not None:

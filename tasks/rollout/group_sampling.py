@@ -23,7 +23,7 @@ class Filled:
 
 
 def uniform_groups(scores: Tensor, *, samples_per_prompt: int) -> Tensor:
-    """Return which groups (B / K,) have one score: all right or all wrong, so that their scores say nothing about what to prefer.
+    """Return which groups (B / K,) have one score: all right or all wrong, so that their scores prefer none.
 
     ``scores`` (B,), those of a group adjacent, before any shaping: a length penalty would make equal answers differ.
     """

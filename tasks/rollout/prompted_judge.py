@@ -81,7 +81,7 @@ def answer_ids(
     if first[:shorter] == second[:shorter]:
         raise UnusableJudge(
             f"{field}: the judge's tokenizer reads {answers[0]!r} as {first} and {answers[1]!r} as {second}, of which one "
-            "begins like the other; name answers that it tells apart"
+            "begins like the other; name answers that begin differently"
         )
     return first, second
 

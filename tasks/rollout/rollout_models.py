@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from vantage.models.policy import PolicyModel
 from vantage.schemas.recipe.pass_limits import PassLimits
-from vantage.schemas.recipe.stages import RolloutCollection, Rollouts, samples_ahead
+from vantage.schemas.recipe.stages import Rollouts, samples_ahead
+from vantage.schemas.recipe.stages_that_collect import RolloutCollection
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.data.examples import Codec, codec_of
 from vantage.tasks.rewards.scoring import Scorer, load_scorer

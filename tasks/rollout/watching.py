@@ -41,7 +41,7 @@ class Watching:
 
     judge: Judgement | PromptedJudge
     is_verifier: bool = False
-    """Whether it says right (1) or wrong (0)."""
+    """Whether it is a verifier, which scores 1 (right) or 0 (wrong)."""
     prompts: Prompts | None = None
     """The watch's own prompts; None: those that validate the stage."""
     num_samples: int = 0

@@ -8,7 +8,11 @@ from typing import Protocol
 
 import torch
 
-from vantage.schemas.recipe.stages import DirectPreferenceOptimization, RewardModelling, SupervisedFineTuning
+from vantage.schemas.recipe.stages_on_data import (
+    DirectPreferenceOptimization,
+    RewardModelling,
+    SupervisedFineTuning,
+)
 from vantage.tasks.training.seeds import generator
 
 WINDOW_BATCHES = 16

@@ -29,7 +29,7 @@ def check_boundaries(policy: PolicyModel, examples: Completions) -> None:
     ):
         return
     raise ValueError(
-        f"packing=true, but {type(policy.causal_lm).__name__} does not keep texts apart that stand in one row: the tokens of "
+        f"packing=true, but {type(policy.causal_lm).__name__} does not keep the texts of a packed row apart: the tokens of "
         "one change the log-probabilities of the other; set packing: false"
     )
 

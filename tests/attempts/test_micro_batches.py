@@ -2,7 +2,7 @@
 
 from vantage.attempts.micro_batches import remedy_for_memory, with_limits
 from vantage.schemas.recipe.inputs import Model
-from vantage.schemas.recipe.stages import SupervisedFineTuning
+from vantage.schemas.recipe.stages_on_data import SupervisedFineTuning
 from vantage.schemas.recipe.work import ImportModel
 
 SFT = SupervisedFineTuning(kind="sft", data="d", batch_size=48, microbatch_size=16, microbatch_tokens=4096)

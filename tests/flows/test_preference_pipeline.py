@@ -84,7 +84,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def lived(
     tmp_path_factory: pytest.TempPathFactory, ledger_database: str, recipe: Path
 ) -> Iterator[tuple[Orchestrator, dict[str, StageRecord]]]:
-    """All steps of the recipe, lived once, and its models published."""
+    """Run all steps of the recipe once, and publish its models."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", ledger_database)
         patch.setenv("OMP_NUM_THREADS", "1")

@@ -11,7 +11,7 @@ Damage = Callable[[Path], None]
 
 
 def config(**changes: object) -> Damage:
-    """Fields of config.json, changed."""
+    """Change fields of config.json."""
     return lambda folder: _edit(folder / "config.json", changes)
 
 

@@ -327,7 +327,7 @@ def test_the_name_of_a_base_is_never_followed(adapter: Path, tiny: Path) -> None
     expected = logits(load_stored_policy(ModelFiles(adapter, tiny), training="nothing"))
     edited(adapter, base_model_name_or_path=None)
     assert torch.equal(logits(load_stored_policy(ModelFiles(adapter, tiny), training="nothing")), expected)
-    with pytest.raises(UnsafeModel, match="holds adapters alone; give the model that they stand on"):
+    with pytest.raises(UnsafeModel, match="holds adapters alone; give the model that they belong to"):
         load_stored_policy(ModelFiles(adapter), training="nothing")
 
 

@@ -83,7 +83,7 @@ PLAIN: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
     ),
     "bloom": (
         lambda: BloomForCausalLM(BloomConfig(**SMALL_GPT, hidden_size=32)),
-        "BloomForCausalLM is not told the positions",
+        "BloomForCausalLM does not take the positions",
     ),
     "gpt_neo": (
         lambda: GPTNeoForCausalLM(
@@ -97,7 +97,7 @@ PLAIN: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
                 max_position_embeddings=128,
             )
         ),
-        "transformers says of GPTNeoForCausalLM that its forward pass cannot be compiled",
+        "transformers marks GPTNeoForCausalLM as one whose forward pass cannot be compiled",
     ),
 }
 PROMPTS = [[1, *range(10, 10 + length)] for length in (7, 1, 12, 3, 3, 9, 5, 2)] * 2

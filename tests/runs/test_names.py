@@ -236,7 +236,7 @@ def test_a_text_has_one_meaning(
         ("org/name@main", SBOM, None, NO_MODELS, BadName, "'org/name' is no name of a registered model"),
         ("@best", SBOM, None, NO_MODELS, BadName, "'' is no name of a registered model"),
         ("models:/small/one", SBOM, None, NO_MODELS, BadName, "'one' is no version of a registered model; give a number, as in small/1"),
-        (f"models:/small/3#{DIGEST}", SBOM, None, NO_MODELS, BadName, "a digest after # stands in the recipe of a run alone"),
+        (f"models:/small/3#{DIGEST}", SBOM, None, NO_MODELS, BadName, "a digest after # is allowed only in a recipe"),
         ("registered:x'y", AUDIT, None, NO_MODELS, BadName, "is no name of a registered model"),
         ("digest:feedfeed", AUDIT, None, NO_MODELS, BadName, "has the digest feedfeed; give 8 letters or more"),
         ("folder:", AUDIT, None, NO_MODELS, BadName, "folder: names nothing; write what is meant after the colon"),

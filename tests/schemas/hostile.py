@@ -72,7 +72,7 @@ TEXTS: dict[str, tuple[bytes, str]] = {
     "a whole number beyond 64 bits": (_seed("9" * 20), "seed: 99999999999999999999 must be below 4294967296"),
     "no number": (_seed(".nan"), "seed: .nan is not a finite number"),
     "an endless number": (_seed("1e999"), "seed: '1e999' is out of range"),
-    "a key twice": (_seed("1\nseed: 2"), "seed: stands twice"),
+    "a key twice": (_seed("1\nseed: 2"), "seed: occurs twice"),
     "a key of several words": ((WHOLE + "[a]: 1\n").encode(), "a key is not a single word"),
     "a list": (b"- 1\n", "is not a mapping"),
     "a number": (b"1\n", "is not a mapping"),

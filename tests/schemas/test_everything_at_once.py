@@ -116,7 +116,7 @@ def test_everything_about_a_sweep(tmp_path: Path, text: str) -> None:
     )) == sorted([
         "x.yaml:3: set.stages.sft.epochs: -1 must be above 0",
         "x.yaml:4: seeds.2: -3 must be at least 0",
-        "x.yaml:4: seeds.1: 1 stands twice",
+        "x.yaml:4: seeds.1: 1 occurs twice",
         "x.yaml:6: baseline: 'vap' is not an arm",
         "x.yaml:7: measure.0.metric: is required",
         "x.yaml:9: arms.vapo.stages.policy.seed: the sweep itself sets the seed of 'policy'",

@@ -16,10 +16,11 @@ from vantage.flows.sweeps.report import _csv
 from vantage.ledger.to_mlflow.published_models import NoSuchModel, find_version
 from vantage.runs.workspace import RunError, Workspace
 from vantage.storage.bucket import open_bucket
+from vantage.storage.digests import checked_digest
 from vantage.storage.durable_files import open_lock
 from vantage.storage.removed import find_removed
 from vantage.storage.sealed_folders import UnsafePath, check_path
-from vantage.storage.store import Store, checked_digest
+from vantage.storage.store import Store
 
 TRAVERSALS = [
     "../x", "a/../../x", "/etc/passwd", "a//b", "./a", "a/.", "..", "", "a\\..\\b", "C:\\x", "%2e%2e/x", "a%2fb", "a\x00b",

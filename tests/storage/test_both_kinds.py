@@ -19,9 +19,10 @@ from tests.storage.stored import KEY, NEW, OLD, OTHER_PARTS, PARTS, commit, cont
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.stage_key import stage_key
 from vantage.storage import refs
+from vantage.storage.key_locks import Locked
 from vantage.storage.sealed_folders import MANIFEST, UnsafePath, find_problems, seal
 from vantage.storage.storage import Storage
-from vantage.storage.store import Fenced, Locked, Lookup
+from vantage.storage.store import Fenced, Lookup
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 

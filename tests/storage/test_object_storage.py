@@ -10,13 +10,14 @@ from tests.storage.stored import KEY, PARTS, commit, content_of, stage
 from vantage.schemas.records.artifacts import Artifact
 from vantage.storage import scratch_copy
 from vantage.storage.bucket import open_bucket
+from vantage.storage.key_locks import Locked
 from vantage.storage.key_records import KeyRecords
 from vantage.storage.object_storage import ObjectStorage
 from vantage.storage.refs import DamagedObject
 from vantage.storage.scratch_copy import ScratchCopy
 from vantage.storage.sealed_folders import MANIFEST, seal
 from vantage.storage.storage import open_storage
-from vantage.storage.store import Fenced, Locked, Store
+from vantage.storage.store import Fenced, Store
 
 
 class Machines:

@@ -15,15 +15,12 @@ from tests.storage.stored import KEY, NEW, OLD, OTHER_PARTS, PARTS, child, conte
 from vantage.schemas.records.stage_key import stage_key
 from vantage.storage import store as store_module
 from vantage.storage.durable_files import move_folder
+from vantage.storage.key_locks import Locked
 from vantage.storage.sealed_folders import (
     MANIFEST,
     find_problems,
 )
-from vantage.storage.store import (
-    Fenced,
-    Locked,
-    Store,
-)
+from vantage.storage.store import Fenced, Store
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 

@@ -21,7 +21,7 @@ from typing import cast
 
 from vantage.ledger.journal import Journal
 from vantage.schemas.recipe.pass_limits import FoundLimits
-from vantage.schemas.recipe.stages import SupervisedFineTuning
+from vantage.schemas.recipe.stages_on_data import SupervisedFineTuning
 from vantage.schemas.recipe.work import ImportVerifier
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.storage.durable_files import replace_file

@@ -25,13 +25,9 @@ from vantage.schemas.recipe.rewards import (
     Reward,
 )
 from vantage.schemas.recipe.stage import Training
-from vantage.schemas.recipe.stages import (
-    PolicyOptimization,
-    RewardModelling,
-    RolloutCollection,
-    SupervisedFineTuning,
-    ValuePretraining,
-)
+from vantage.schemas.recipe.stages import PolicyOptimization, ValuePretraining
+from vantage.schemas.recipe.stages_on_data import RewardModelling, SupervisedFineTuning
+from vantage.schemas.recipe.stages_that_collect import RolloutCollection
 from vantage.schemas.recipe.terms import ModelTerm
 from vantage.schemas.recipe.work import ImportModel, PrepareData, Work
 from vantage.schemas.records.job import StageJob, StageResult

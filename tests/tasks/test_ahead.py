@@ -332,7 +332,7 @@ def test_whoever_waits_for_the_thread_tells_how_far_it_is(
     models = models_of(job, rewarded=False)
     told: list[tuple[str, int, int]] = []
     monkeypatch.setattr(progress, "phase", lambda name, done, of, **_: told.append((name, done, of)))
-    monkeypatch.setattr(ahead_engine, "TOLD_EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(ahead_engine, "SECONDS_BETWEEN_REPORTS", 0.01)
     sample_own = LocalEngine.sample_own
 
     def slowly(self: LocalEngine, *args: Any, on_token: Callable[[int, int], None], **named: Any) -> Samples:

@@ -9,7 +9,8 @@ import pytest
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
 from vantage.schemas.recipe.inputs import Data, Split, Verifier
 from vantage.schemas.recipe.rewards import Judge, Reward
-from vantage.schemas.recipe.stages import BestOfN, PolicyOptimization, PreferenceCollection
+from vantage.schemas.recipe.stages import BestOfN, PolicyOptimization
+from vantage.schemas.recipe.stages_that_collect import PreferenceCollection
 from vantage.schemas.recipe.terms import VerifierTerm
 from vantage.schemas.recipe.work import ImportVerifier, PrepareData
 from vantage.schemas.records.job import StageJob

@@ -17,7 +17,7 @@ from vantage.ledger.journal import read
 from vantage.models.folders import load_policy
 from vantage.schemas.metric_names import COMPILED, NONFINITE, UNCOMPILED
 from vantage.schemas.recipe.inputs import Generation
-from vantage.schemas.recipe.stages import DirectPreferenceOptimization
+from vantage.schemas.recipe.stages_on_data import DirectPreferenceOptimization
 from vantage.schemas.records.job import StageJob
 from vantage.schemas.records.metrics import curve_metric_names, headline_metric_names
 from vantage.tasks.data.examples import Completions, codec_of, read_completions

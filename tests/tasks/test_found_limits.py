@@ -54,13 +54,12 @@ def test_where_all_fits_the_search_leaves_no_trace(
     name: str, pipeline: Any, tmp_path: Path, contents: Contents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No random state, weight, gradient or count of passes is another than without it."""
-    whole, searched = (pipeline.job(name, folder=tmp_path / each) for each in ("whole", "searched"))
-    expected = run_stage(whole)
+    expected, searched = pipeline.result(name), pipeline.job(name, folder=tmp_path)
     with memory(PLENTY, monkeypatch) as live:
         assert run_stage(searched) == expected
     assert live.asked == 1
-    assert contents(searched.output) == contents(whole.output)
-    assert curve(searched) == curve(whole)
+    assert contents(searched.output) == contents(pipeline.folder(name))
+    assert curve(searched.scratch) == curve(pipeline.root / name / "scratch")
 
 
 @pytest.mark.parametrize(
@@ -264,9 +263,9 @@ def assert_alike_files(found: Path, expected: Path) -> None:
             assert apart.mean() < LEARNING_RATE / 1000
 
 
-def curve(job: Any) -> list[dict[str, float]]:
+def curve(scratch: Path) -> list[dict[str, float]]:
     """What every step says of itself, but for time and memory."""
     return [
         {name: value for name, value in entry.metrics.items() if name not in OF_MACHINE}
-        for entry in read(job.scratch / JOURNAL)
+        for entry in read(scratch / JOURNAL)
     ]

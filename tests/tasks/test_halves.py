@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vantage.schemas.recipe.stages import RewardModelling
+from vantage.schemas.recipe.stages_on_data import RewardModelling
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.data.halves import EmptyHalf, is_in_half
 from vantage.tasks.data.rows import Row, read_rows, write_rows

@@ -14,7 +14,8 @@ from tests.tasks.small_models import models_of
 from vantage.algorithms.rewards import RunningMoments
 from vantage.models.sampling import Samples
 from vantage.schemas.kinds import resolve_work
-from vantage.schemas.recipe.stages import BestOfN, DirectPreferenceOptimization
+from vantage.schemas.recipe.stages import BestOfN
+from vantage.schemas.recipe.stages_on_data import DirectPreferenceOptimization
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.data.examples import NothingLeft, codec_of
 from vantage.tasks.rollout.collected import Collected, PromptNotCollected, prompt_numbers, read_collected

@@ -20,7 +20,7 @@ from vantage.schemas.metric_names import ENGINE, GRAPHS
 from vantage.schemas.recipe.inputs import Generation
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rewards import Judge, Reward
-from vantage.schemas.recipe.stages import PreferenceCollection
+from vantage.schemas.recipe.stages_that_collect import PreferenceCollection
 from vantage.schemas.recipe.terms import ModelTerm
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.schemas.records.metrics import curve_metric_names, headline_metric_names

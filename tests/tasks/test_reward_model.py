@@ -25,7 +25,7 @@ from vantage.models.logprobs import response_logprobs
 from vantage.schemas.metric_names import COMPILED, NONFINITE, UNCOMPILED
 from vantage.schemas.recipe.inputs import Data, Split
 from vantage.schemas.recipe.pass_limits import PassLimits
-from vantage.schemas.recipe.stages import RewardModelling
+from vantage.schemas.recipe.stages_on_data import RewardModelling
 from vantage.schemas.recipe.work import PrepareData
 from vantage.schemas.records.job import StageJob
 from vantage.schemas.records.metrics import curve_metric_names, headline_metric_names

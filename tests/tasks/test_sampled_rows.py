@@ -7,7 +7,8 @@ import pytest
 from vantage.models.sampling import Samples
 from vantage.schemas.kinds import resolve_work
 from vantage.schemas.recipe.rollout import Ahead, SampledAhead, Sampling
-from vantage.schemas.recipe.stages import BestOfN, PreferenceCollection
+from vantage.schemas.recipe.stages import BestOfN
+from vantage.schemas.recipe.stages_that_collect import PreferenceCollection
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.rollout.engine import LocalEngine
 from vantage.tasks.stages import run_stage

@@ -19,15 +19,13 @@ from tests.tasks.oracle_stages import Outcome
 from tests.tasks.unequal_inputs import collect, job_of, write_inputs
 from vantage.ledger.journal import read
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
-from vantage.schemas.recipe.stages import (
-    BestOfN,
+from vantage.schemas.recipe.stages import BestOfN, ValuePretraining
+from vantage.schemas.recipe.stages_on_data import (
     DirectPreferenceOptimization,
-    PreferenceCollection,
     RewardModelling,
-    RolloutCollection,
     SupervisedFineTuning,
-    ValuePretraining,
 )
+from vantage.schemas.recipe.stages_that_collect import PreferenceCollection, RolloutCollection
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training import checkpoints

@@ -24,7 +24,7 @@ from vantage.schemas.recipe.guards import Guard
 from vantage.schemas.recipe.rewards import Judge, Reward
 from vantage.schemas.recipe.rollout import Ahead
 from vantage.schemas.recipe.stage import Resources
-from vantage.schemas.recipe.stages import PreferenceCollection
+from vantage.schemas.recipe.stages_that_collect import PreferenceCollection
 from vantage.schemas.recipe.terms import ModelTerm
 from vantage.schemas.recipe.watch import Watch
 from vantage.schemas.records.job import StageJob, StageResult

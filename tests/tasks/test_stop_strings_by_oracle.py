@@ -18,7 +18,8 @@ from vantage.ledger.journal import read
 from vantage.schemas.kinds import resolve_work
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
 from vantage.schemas.recipe.inputs import Generation
-from vantage.schemas.recipe.stages import BestOfN, PolicyOptimization, PreferenceCollection, RolloutCollection
+from vantage.schemas.recipe.stages import BestOfN, PolicyOptimization
+from vantage.schemas.recipe.stages_that_collect import PreferenceCollection, RolloutCollection
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training.scratch import JOURNAL

@@ -29,7 +29,7 @@ from transformers import (
 
 from vantage.schemas.recipe.inputs import Generation, Verifier
 from vantage.schemas.recipe.rewards import MissingEos, Reward
-from vantage.schemas.recipe.stages import RolloutCollection
+from vantage.schemas.recipe.stages_that_collect import RolloutCollection
 from vantage.schemas.recipe.terms import ModelTerm, VerifierTerm
 from vantage.schemas.recipe.work import Work
 from vantage.schemas.records.job import StageJob

@@ -425,7 +425,7 @@ class TestHang:
 
         assert (failed.value.failure.exit_code, failed.value.failure.cause) == (ExitCode.HUNG, "hung")
         log = (tmp_path / "log.txt").read_text()
-        assert "vantage: no progress for 2 s; where its threads stand:" in log
+        assert "vantage: no progress for 2 s; stacks of its threads:" in log
         assert re.search(r'File ".*fake_stages\.py", line \d+ in never_listen', log)
         pids = (tmp_path / "scratch" / "working").read_text().split()
         wait_for(lambda: not any(is_alive(int(pid)) for pid in pids))

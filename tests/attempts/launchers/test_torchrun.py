@@ -20,7 +20,7 @@ from vantage.attempts.machine import Machine, num_ranks
 from vantage.schemas.kinds import resolve_work
 from vantage.schemas.recipe.inputs import Generation
 from vantage.schemas.recipe.stage import Resources
-from vantage.schemas.recipe.stages import SupervisedFineTuning
+from vantage.schemas.recipe.stages_on_data import SupervisedFineTuning
 from vantage.schemas.recipe.work import ImportVerifier, Work
 from vantage.schemas.records.attempt import Share
 from vantage.schemas.records.job import StageJob, StageResult

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.fixtures import RECIPE
 from tests.support.orchestrated import attempt_all, orchestrated
 from tests.support.pool_workers import (
     ON_POOL,
@@ -31,11 +32,16 @@ from vantage.runs.workspace import Workspace
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def digests(workspace: Workspace, recipe_file: Path) -> dict[str, str | None]:
-    """What one process makes of the recipe."""
-    with orchestrated(workspace, recipe_file) as orchestrator:
-        return {step: stage.digest for step, stage in attempt_all(orchestrator).items()}
+@pytest.fixture(scope="module")
+def digests(tmp_path_factory: pytest.TempPathFactory, ledger_database: str) -> dict[str, str | None]:
+    """Return what one process makes of the recipe."""
+    folder = tmp_path_factory.mktemp("one-process")
+    recipe = folder / "fake.yaml"
+    recipe.write_text(RECIPE)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("MLFLOW_TRACKING_URI", ledger_database)
+        with orchestrated(Workspace(folder / "workspace"), recipe) as orchestrator:
+            return {step: stage.digest for step, stage in attempt_all(orchestrator).items()}
 
 
 def test_a_stage_on_a_worker_is_made_once_for_two_runs_and_is_what_one_process_makes(

@@ -121,7 +121,7 @@ def test_from_waiting_to_an_alias_that_people_let_move(place: Place) -> None:
     assert any("by its verdicts and the answers to them it is waiting approval" in each for each in said), (
         said
     )
-    assert any("it told of an answer about sft" in each for each in said), said
+    assert any("the outbox has an answer about sft" in each for each in said), said
     path.write_bytes(whole)
 
     def forge(run: dict[str, object]) -> None:

@@ -547,12 +547,12 @@ CASES: dict[Callable[[Case], None], tuple[str, str]] = {
     missing_parent: ("data.preferences: files", "missing: the store has no artifact"),
     parent_in_the_ref: ("policy: ref", "parents.init is"),
     metrics_in_the_ref: ("evaluation: ref", "metrics.accuracy_gain is 0.9"),
-    ref_of_another_artifact: ("policy: ref", "does not say it made"),
+    ref_of_another_artifact: ("policy: ref", "does not confirm"),
     ref_of_another_recipe: ("policy: ref", "holds the ref of another stage key"),
     provenance_in_the_ref: ("policy: run record", "provenance differs from the ref's"),
     attempt_in_the_ref: (
         "policy: outbox",
-        "the ref says that attempt 7 made the artifact, and it told of attempt 1",
+        "by the ref attempt 7 made the artifact, and by the outbox attempt 1",
     ),
     unreadable_ref: ("value: ref", "cannot be read as a ref"),
     recorded_metric: ("evaluation: run record", "metrics.accuracy_gain is 0.9"),
@@ -567,20 +567,20 @@ CASES: dict[Callable[[Case], None], tuple[str, str]] = {
         "its recipe makes another stage key: configuration.learning_rate",
     ),
     recorded_gate: ("run ", "recipe_digest is"),
-    recorded_status: ("run ", "it says gate closed, and no gate of it is"),
+    recorded_status: ("run ", "its status is gate closed, and no gate of it is"),
     recorded_key_parts: ("sft: run record", "key_parts differ from the ref's: seed: 17 → 99"),
     told_metric_rows: ("policy: MLflow", "metric loss at step 1 is 1, which nobody sent"),
-    told_artifact: ("value: outbox", "metrics.explained_variance was told as 0.99"),
-    told_verdict: ("strict: outbox", "it told of other verdicts than run.json has"),
+    told_artifact: ("value: outbox", "metrics.explained_variance was recorded as 0.99"),
+    told_verdict: ("strict: outbox", "the outbox has other verdicts than run.json"),
     told_recipe: (
         "run ",
-        "it told of another recipe than run.json has: stages.strict.gate.0.at_least: 0.9 → 0",
+        "the outbox has another recipe than run.json: stages.strict.gate.0.at_least: 0.9 → 0",
     ),
-    outbox_without_an_end: ("policy: outbox", "told of no artifact of policy, and run.json has one"),
+    outbox_without_an_end: ("policy: outbox", "has no artifact of policy, and run.json has one"),
     outbox_of_garbage: ("run ", "of the outbox is no operation"),
     told_reason: ("run ", "none of its lines ends there: it was changed since"),
-    recorded_stage_taken_out: ("run ", "it told of strict, which run.json does not have"),
-    recorded_attempt: ("run ", "it told that attempt 1 made policy, run.json says 7"),
+    recorded_stage_taken_out: ("run ", "the outbox has strict, which run.json does not have"),
+    recorded_attempt: ("run ", "the outbox records that attempt 1 made policy, run.json has 7"),
     recorded_remark: ("run ", "run.json remarks on policy: seen by ada"),
     recorded_warnings: ("run ", "run.json has other warnings about policy"),
     mlflow_shown_metric: (
@@ -588,7 +588,7 @@ CASES: dict[Callable[[Case], None], tuple[str, str]] = {
         "metric accuracy_gain is shown as 0.9, and its newest row is 0.1",
     ),
     mlflow_shown_metric_added: ("policy: MLflow", "metric safety is shown as 1, and has no row"),
-    mlflow_stage_added: ("run ", "MLflow has a run that says it is stage safety of this run"),
+    mlflow_stage_added: ("run ", "MLflow has a run that claims to be stage safety of this run"),
     mlflow_remark: ("policy: MLflow", "tag vantage.remark is “seen by ada”, which nobody sent"),
     mlflow_dataset_name: ("sft: MLflow", "has the name “clean”, and was sent as “demonstrations”"),
     mlflow_dataset_source: ("sft: MLflow", "has the source “{}”, and was sent as"),
@@ -743,7 +743,7 @@ def test_a_ref_that_names_a_run_which_only_found_the_artifact(
     second = again(case)
     edit_json(case.ref("policy"), lambda ref: ref.update(run_id=second.run_id))
     wrong = found(case.audit("latest/policy"))
-    assert any("and it told of having found it" in each for each in wrong), wrong
+    assert any("and by the outbox the run found it" in each for each in wrong), wrong
 
 
 def test_a_second_version_and_a_second_run_that_say_they_are_ours(case: Case) -> None:
@@ -760,5 +760,5 @@ def test_a_second_version_and_a_second_run_that_say_they_are_ours(case: Case) ->
     assert any("evaluation: MLflow: a second run of MLflow" in each for each in wrong), wrong
     said = found(case.audit(double.info.run_id))
     assert any(
-        "MLflow's run: it says that it is evaluation, whose own entry is another" in each for each in said
+        "MLflow's run: it claims to be evaluation, whose own entry is another" in each for each in said
     )

@@ -76,7 +76,7 @@ POLICIES = "sft or dpo or policy_optimization or best_of_n stage, or the recipe'
         ("data.demos.columns", {"prompt": "x", "response": "y"}, "builtin:arithmetic/demonstrations has our columns "
          "already; remove columns"),
         ("data.pairs", {"source": "x.json", "columns": {"prompt": "a", "chosen": "b"}},
-         "says nothing of rejected, which stages.reward.data reads; add `rejected: COLUMN`"),
+         "has no rejected, which stages.reward.data reads; add `rejected: COLUMN`"),
         # -- rewards, verifiers
         ("stages.policy.reward", "mian", "no reward is called 'mian'; did you mean 'main'?"),
         ("stages.evaluation.judge", {"reward": "other"}, "no reward is called 'other'; use one of: main"),

@@ -238,7 +238,7 @@ def test_a_judge_may_be_the_recipes_model_or_a_policy_beside_a_verifier(with_jud
         ({"judge": {"model": "evaluation"}}, "stages.evaluation.judge.model: 'evaluation' is this stage itself"),
         ({"judge": {"model": "grader", "verifier": "arithmetic"}}, "a judge is a verifier, a reward or a model"),
         ({"judge": {"verifier": "arithmetic", "template": "{prompt}"}}, "template and answers are of a judge that is a model"),
-        ({"judge": {"model": "grader", "template": "{prompt} {first}"}}, "template has no {second}; write where they stand"),
+        ({"judge": {"model": "grader", "template": "{prompt} {first}"}}, "template has no {second}; write each field where its text belongs"),
         ({"judge": {"model": "grader", "answers": ["A", "A"]}}, "answers are 'A' twice"),
         ({"judge": {"model": "grader", "answers": ["A", ""]}}, "answers"),
         ({"also": {"model": "model"}}, "judge and also are both models, whose metrics would have the same names"),

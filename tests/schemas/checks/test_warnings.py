@@ -61,7 +61,7 @@ def test_a_comparison_with_itself(plain: dict[str, Any]) -> None:
 def test_an_alias_held_back_by_a_gate_that_is_not_about_it(plain: dict[str, Any]) -> None:
     plain["publish"][0]["after"] = "reward"
     assert warned(plain) == [
-        "publish.0.after: 'reward' does not read 'policy', so its gate says nothing about it"
+        "publish.0.after: 'reward' does not read 'policy', so its gate does not judge it"
     ]
     plain["publish"][0] = {"stage": "sft", "registered_model": "m", "alias": "a", "after": "reward"}
     assert warned(plain) == []

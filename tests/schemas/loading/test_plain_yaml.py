@@ -70,7 +70,7 @@ def test_everything_forbidden_is_found_in_one_reading() -> None:
     )
     assert [str(problem) for problem in reading.problems] == [
         "2: b: tag:yaml.org,2002:python/name:os.system is a tag; a recipe holds plain values; remove the tag",
-        "3: a: stands twice, first in line 1; keep one of the two",
+        "3: a: occurs twice, first in line 1; keep one of the two",
         "4: c: &x is an anchor; write the value where it is needed",
         "5: d: *x is an alias; write the value out",
         "6: e: .nan is not a finite number; write a number, or leave the field out",

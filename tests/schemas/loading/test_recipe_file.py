@@ -248,7 +248,7 @@ def test_everything_wrong_is_found_in_one_loading() -> None:
         "x.yaml:28: stages.policy.critic: 'sft' is an sft stage; "
         "a critic is a value_pretraining or reward_model stage; use one of: value",
         "x.yaml:29: stages.policy.reward: no reward is called 'maain'; did you mean 'main'?",
-        "x.yaml:31: stages.policy.prompts: stands twice, first in line 30; keep one of the two",
+        "x.yaml:31: stages.policy.prompts: occurs twice, first in line 30; keep one of the two",
         "x.yaml:32: stages.evaluation.judge: a judge is a verifier, a reward or a model; "
         "give exactly one of them",
         "x.yaml:32: stages.evaluation.epochs: a stage of kind evaluation has no 'epochs'; "

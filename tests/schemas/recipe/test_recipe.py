@@ -17,15 +17,13 @@ from vantage.schemas.recipe.rewards import (
     Reward,
 )
 from vantage.schemas.recipe.stage import Gate
-from vantage.schemas.recipe.stages import (
-    BestOfN,
+from vantage.schemas.recipe.stages import BestOfN, PolicyOptimization, ValuePretraining
+from vantage.schemas.recipe.stages_on_data import (
     DirectPreferenceOptimization,
-    PolicyOptimization,
-    PreferenceCollection,
     RewardModelling,
     SupervisedFineTuning,
-    ValuePretraining,
 )
+from vantage.schemas.recipe.stages_that_collect import PreferenceCollection
 from vantage.schemas.recipe.terms import ModelTerm, VerifierTerm
 
 

@@ -10,7 +10,7 @@ from tests.support.every import every
 from vantage.schemas.kind import Kind
 from vantage.schemas.kinds import STAGES, resolve_work
 from vantage.schemas.recipe.resolved import ResolvedSupervisedFineTuning
-from vantage.schemas.recipe.stages import SupervisedFineTuning
+from vantage.schemas.recipe.stages_on_data import SupervisedFineTuning
 
 CLOSED = {
     "sft": {"learning_rate"},

@@ -21,12 +21,8 @@ from vantage.schemas.recipe.fields import Name
 from vantage.schemas.recipe.inputs import Data, Generation, Load, Model
 from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.rollout import Ahead
-from vantage.schemas.recipe.stages import (
-    PolicyOptimization,
-    RewardModelling,
-    SupervisedFineTuning,
-    ValuePretraining,
-)
+from vantage.schemas.recipe.stages import PolicyOptimization, ValuePretraining
+from vantage.schemas.recipe.stages_on_data import RewardModelling, SupervisedFineTuning
 from vantage.schemas.recipe.terms import ModelTerm, VerifierTerm
 from vantage.schemas.recipe.work import ImportModel, PrepareData
 from vantage.schemas.records.stage_key import (

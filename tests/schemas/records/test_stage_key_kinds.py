@@ -11,14 +11,9 @@ from vantage.schemas.recipe.algorithm import Algorithm
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
 from vantage.schemas.recipe.inputs import Generation
 from vantage.schemas.recipe.rewards import Reward
-from vantage.schemas.recipe.stages import (
-    BestOfN,
-    DirectPreferenceOptimization,
-    PolicyOptimization,
-    PreferenceCollection,
-    RewardModelling,
-    ValuePretraining,
-)
+from vantage.schemas.recipe.stages import BestOfN, PolicyOptimization, ValuePretraining
+from vantage.schemas.recipe.stages_on_data import DirectPreferenceOptimization, RewardModelling
+from vantage.schemas.recipe.stages_that_collect import PreferenceCollection
 from vantage.schemas.recipe.terms import ModelTerm, VerifierTerm
 from vantage.schemas.recipe.work import Work
 from vantage.schemas.records.stage_key import dumped, key_parts, stage_key

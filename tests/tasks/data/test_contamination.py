@@ -108,7 +108,7 @@ def test_of_a_conversation_what_was_said_first_counts(tmp_path: Path, exam: Path
 
 def test_a_dataset_all_of_which_is_a_test_set_is_refused(tmp_path: Path, exam: Path) -> None:
     rows = [{"prompt": prompt, "answer": "1"} for prompt in EXAM]
-    with pytest.raises(UnusableData, match=r"data\.mine: every prompt stands in a test set \(data\.exam\)"):
+    with pytest.raises(UnusableData, match=r"data\.mine: every prompt occurs in a test set \(data\.exam\)"):
         prepared(tmp_path / "a", rows, test_sets={"exam": exam})
 
 

@@ -65,7 +65,7 @@ def test_calls_of_tools_are_kept_for_the_template() -> None:
     [
         ("2+2?", "does not begin with Human: or System:"),
         ([], "type list is not a conversation"),
-        ([{"content": "a"}], "says in role or from whose it is; this one has content"),
+        ([{"content": "a"}], "names its author in role or from; this one has content"),
         ([{"role": "narrator", "content": "a"}], "a message is by 'narrator'"),
         ([{"role": "user", "content": None}], "has its text in content, value or text"),
         ([{"role": "user", "content": [{"type": "image"}]}], "parts that are no text"),

@@ -66,7 +66,7 @@ def test_anything_else_is_refused_with_the_case(tmp_path: Path, verdict: str, to
     assert told in message
     assert "for prompt '1+1?', response '2', answer '2'; " in message
     graded = (
-        "a verifier says right or wrong: return True or False; a graded score is for a reward, {model: STAGE}"
+        "a verifier returns True (right) or False (wrong); a graded score is for a reward, {model: STAGE}"
     )
     assert message.endswith(graded if "float" in told else "; return True or False")
 

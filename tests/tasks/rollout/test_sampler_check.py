@@ -12,7 +12,8 @@ from vantage.ledger.journal import read
 from vantage.models.policy import PolicyModel
 from vantage.schemas.recipe.algorithm import Algorithm
 from vantage.schemas.recipe.pass_limits import UNLIMITED, PassLimits
-from vantage.schemas.recipe.stages import BestOfN, DirectPreferenceOptimization, PolicyOptimization
+from vantage.schemas.recipe.stages import BestOfN, PolicyOptimization
+from vantage.schemas.recipe.stages_on_data import DirectPreferenceOptimization
 from vantage.schemas.recipe.terms import VerifierTerm
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.data.examples import codec_of, read_prompts

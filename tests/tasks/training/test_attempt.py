@@ -14,7 +14,7 @@ from tests.tasks.kills import Killed
 from vantage.ledger.journal import read
 from vantage.schemas.canonical_json import canonical_json
 from vantage.schemas.recipe.inputs import Generation
-from vantage.schemas.recipe.stages import SupervisedFineTuning
+from vantage.schemas.recipe.stages_on_data import SupervisedFineTuning
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.training import preemption
 from vantage.tasks.training.attempt import Attempt

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from vantage.schemas.recipe.stages import SupervisedFineTuning
+from vantage.schemas.recipe.stages_on_data import SupervisedFineTuning
 from vantage.tasks.training.data_order import WINDOW_BATCHES, DataOrder, order_of
 from vantage.tasks.training.seeds import generator
 

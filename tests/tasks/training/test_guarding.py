@@ -11,7 +11,7 @@ from torch import nn
 from tests.tasks.kills import Killed
 from vantage.schemas.recipe.guards import Guard
 from vantage.schemas.recipe.inputs import Generation
-from vantage.schemas.recipe.stages import SupervisedFineTuning
+from vantage.schemas.recipe.stages_on_data import SupervisedFineTuning
 from vantage.schemas.records.firings import EndedEarly
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.training.attempt import Attempt, GuardFired

@@ -106,7 +106,7 @@ def test_stages_that_do_not_sample_report_none(results: Results) -> None:
 
 def test_sampling_beside_training_is_counted_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first iteration has nothing that was begun before it."""
-    monkeypatch.setattr(ahead, "TOLD_EVERY_SECONDS", 0.001)
+    monkeypatch.setattr(ahead, "SECONDS_BETWEEN_REPORTS", 0.001)
     steps = curves_of(Results(tmp_path), "policy_optimization: sampled ahead")
     assert ["seconds_beside" in step for step in steps] == [False, True, True]
     assert all(step["seconds_beside"] > 0 for step in steps[1:])
