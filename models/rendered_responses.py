@@ -152,7 +152,7 @@ class ResponseRenderer:
 
     def _writes_tokens(self, rendered: str, content: str) -> bool:
         """Return whether the template adds a special token to a response of this text."""
-        return any(rendered.count(token) > content.count(token) for token in self._special)
+        return any(rendered.count(token) > content.count(token) for token in self._written)
 
     def _try(self, prompt: Prompt, response: Message) -> Words | UnrenderedRow:
         try:
@@ -182,8 +182,8 @@ class ResponseRenderer:
         return tokens_in_words(self._tokenizer)
 
     @cached_property
-    def _special(self) -> tuple[str, ...]:
-        return special_tokens(self._tokenizer)
+    def _written(self) -> tuple[str, ...]:
+        return tokens_that_are_written(self._tokenizer)
 
     @cached_property
     def _closes_turns(self) -> bool:
@@ -216,6 +216,17 @@ def tokens_in_words(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
     template = str(tokenizer.chat_template or "")
     around = set(control_tokens(tokenizer, chat=True)) if template else set()
     return tuple(token for token in special_tokens(tokenizer) if token in template and token not in around)
+
+
+def tokens_that_are_written(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """Return the special tokens that the chat template can write: in its own text, or in a variable that it names.
+
+    A tokenizer may have a thousand special tokens, which would all be searched in every row.
+    """
+    template = str(tokenizer.chat_template or "")
+    values = [value for name, value in tokenizer.special_tokens_map.items() if name in template]
+    variables = {str(each) for value in values for each in (value if isinstance(value, list) else [value])}
+    return tuple(token for token in special_tokens(tokenizer) if token in template or token in variables)
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:

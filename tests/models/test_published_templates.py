@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.models.byte_tokenizer import CHATML, build_byte_tokenizer
 from vantage.models.conversations import encode_conversations
 from vantage.models.prompts import encode_prompts, stop_token_ids
-from vantage.models.rendered_responses import ResponseRenderer, UnrenderedRow
+from vantage.models.rendered_responses import ResponseRenderer, UnrenderedRow, tokens_that_are_written
 from vantage.schemas.conversations import Message
 
 MARKERS = (
@@ -174,3 +174,10 @@ def test_earlier_turns_have_calls_and_tokens_as_a_server_reads_them(
     fields = [{"role": each["role"], "content": each["content"]} for each in turns]
     text = tokenizer.apply_chat_template(fields, tokenize=False, add_generation_prompt=True)
     assert encoded.ids == tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def test_tokens_that_a_template_writes_are_those_it_names_or_has_in_a_variable(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    tokenizer.chat_template = "{{ eos_token }}<|channel|>"
+    assert set(tokens_that_are_written(tokenizer)) == {"<|im_end|>", "<|channel|>"}
