@@ -12,7 +12,7 @@ from vantage.cli.output import explained, print_json, workspace_at
 
 if TYPE_CHECKING:
     from vantage.ledger.entries import RunEntry
-    from vantage.review.exports.model_card import MadeBy
+    from vantage.review.exports.exported_card import MadeBy
     from vantage.runs.named_models import Origin
     from vantage.runs.workspace import Workspace
     from vantage.schemas.kind import ArtifactKind
@@ -108,7 +108,7 @@ def _entry_of(place: "Workspace", origin: "Origin") -> "RunEntry | None":
 
 def _maker_of(place: "Workspace", origin: "Origin") -> "MadeBy | None":
     """Return the run that made the model, if the named run has reused it from the store."""
-    from vantage.review.exports.model_card import MadeBy
+    from vantage.review.exports.exported_card import MadeBy
     from vantage.runs.view import Maker, RunView
 
     maker = RunView(place, origin.run_id).maker(origin.stage)

@@ -12,8 +12,8 @@ from vantage.ledger.entries import RunEntry
 from vantage.ledger.replay import Replay
 from vantage.review.audit.card_texts import Compared, compare_cards
 from vantage.review.audit.evidence import Evidence
+from vantage.review.exports.exported_card import MadeBy, model_card
 from vantage.review.exports.exporting import CARD
-from vantage.review.exports.model_card import MadeBy, model_card
 from vantage.runs.named_models import NamedModel, Origin
 from vantage.runs.record import RunRecord, StageRecord
 from vantage.runs.view import Broken, Maker, Missing

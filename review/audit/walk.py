@@ -12,6 +12,7 @@ from vantage.review.audit.artifact_claims import environment_checks, files_check
 from vantage.review.audit.cards import model_card_checks
 from vantage.review.audit.evidence import Evidence, check_of
 from vantage.review.audit.guards import guard_checks
+from vantage.review.audit.input_sources import source_check
 from vantage.review.audit.mlflow_claims import check_without_outbox, mlflow_check
 from vantage.review.audit.run_claims import ENDED, edge_problems, outbox_check, record_checks, steps_of
 from vantage.review.audit.shorter_stages import (
@@ -22,7 +23,6 @@ from vantage.review.audit.shorter_stages import (
     shorter_in,
 )
 from vantage.review.audit.signatures import signature_checks, unsigned
-from vantage.review.audit.sources import source_check
 from vantage.review.audit.versions import version_checks, versions_of
 from vantage.runs.record import RunRecord
 from vantage.runs.view import Broken, Missing

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vantage.ledger.entries import RunEntry
-from vantage.review.exports.model_card import MadeBy, model_card
+from vantage.review.exports.exported_card import MadeBy, model_card
 from vantage.runs.named_models import PROVENANCE_FILE, DamagedModel, NamedModel
 from vantage.schemas.records.sampling import ModelOpened
 from vantage.storage.durable_files import make_folder, move_folder, sync_file, sync_folder

@@ -36,8 +36,8 @@ from vantage.models.sequences import collate
 from vantage.models.source_folders import import_model
 from vantage.review.audit.evidence import Evidence
 from vantage.review.audit.target import audit
+from vantage.review.exports.exported_card import model_card
 from vantage.review.exports.exporting import generation_settings
-from vantage.review.exports.model_card import model_card
 from vantage.runs.named_models import NamedModel, Origin
 from vantage.runs.record import RunRecord
 from vantage.runs.run import read_runs

@@ -16,7 +16,7 @@ from vantage.ledger.entries import RunEntry
 from vantage.ledger.model_card import CARD, written_by
 from vantage.ledger.notes import ModelPages, model_note
 from vantage.ledger.page_links import Link, artifact_key
-from vantage.review.exports.model_card import MadeBy, model_card
+from vantage.review.exports.exported_card import MadeBy, model_card
 from vantage.runs.named_models import NamedModel, Origin
 from vantage.schemas.recipe.inputs import Generation
 from vantage.schemas.records.approvals import Approval, Question
