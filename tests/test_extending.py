@@ -282,7 +282,7 @@ def test_a_stage_kind_is_its_class_its_task_and_its_row(tree: Path) -> None:
     insert(
         kinds,
         "from vantage.schemas.recipe.length_count import LengthCount",
-        before="from vantage.schemas.recipe.stages import (",
+        before="from vantage.schemas.recipe.resolved import (",
     )
     insert(kinds, STAGE_ROW, before=")\n\nKINDS: Mapping")
     assert touched(tree) == ["schemas/kinds.py", "schemas/recipe/length_count.py", "tasks/length_count.py"]
