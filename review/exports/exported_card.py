@@ -137,8 +137,8 @@ def _stop_strings(strings: Sequence[str]) -> list[str]:
     quoted = ", ".join(f"`{json.dumps(text, ensure_ascii=False)}`" for text in strings)
     return [
         "",
-        f"Responses also ended at the first of these texts, which verifiers and judges did not see: {quoted}. A server gets them in the "
-        "request (`stop`). `generation_config.json` has none: with them transformers' `generate` and pipelines, MLflow's "
+        f"Responses also ended at the first of these texts, which verifiers and judges did not see: {quoted}. They stand in the "
+        "request (`stop`): `generation_config.json` has none, since with them transformers' `generate` and pipelines, MLflow's "
         "among them, need a tokenizer that they are not given, and vLLM does not read them there. "
         "`model.generate(..., stop_strings=[...], tokenizer=tokenizer)` stops there too, and keeps the text.",
     ]
