@@ -189,6 +189,31 @@ def test_a_full_disk_ends_the_stage_as_it_does_between_two_steps(
     assert failures[0.5].exit_code == ExitCode.STORAGE
 
 
+def test_a_disk_that_was_full_for_a_moment_ends_the_stage_before_its_next_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = threading.Event()
+
+    def full_once(number: int) -> None:
+        if number == 0:
+            failed.set()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def wait(step: int) -> None:
+        if step == 2:  # the checkpoint after two steps is being written
+            assert failed.wait(SECONDS)
+            time.sleep(0.2)  # until the thread has ended
+        seen.append(step)
+
+    seen: list[int] = []
+    slowed(monkeypatch, full_once)
+    steps_seen(monkeypatch, wait)
+    with pytest.raises(OSError, match="No space left on device"):
+        train(sft_job(tmp_path, checkpoint_every=2))
+    assert seen == [0, 1, 2]
+    assert latest(tmp_path / CHECKPOINTS) is None
+
+
 def test_a_file_that_may_not_grow_is_reported_from_the_thread(tmp_path: Path) -> None:
     job = sft_job(tmp_path, checkpoint_every=2)
 
