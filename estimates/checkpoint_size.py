@@ -6,6 +6,7 @@ from vantage.estimates.stage_workloads import workload_of
 from vantage.estimates.token_counts import DataCount, Lengths
 from vantage.estimates.workload_parts import Subject
 from vantage.models.model_config import read_config
+from vantage.schemas.recipe.inputs import Model
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.stages import ValuePretraining
 
@@ -13,6 +14,20 @@ _BEST = {"value_pretraining": "critic", "policy_optimization": "policy", "best_o
 """Kind → role of the network whose best weights a checkpoint contains beside the last ones."""
 _ROW = Lengths((1,))
 _NOT_COUNTED = DataCount(1, 1, 1, _ROW, (_ROW, _ROW), _ROW, 1.0, "not counted")
+
+
+_NETWORKS, _MOST_OF_A_WEIGHT = 2, 24
+"""Most networks that a stage trains, and most bytes of a checkpoint for each of their weights: the weight, the best one, and two
+moments of both."""
+
+
+def most_checkpoint_bytes(model: Model) -> int:
+    """Return a number of bytes that no stage's checkpoint exceeds; it costs less than ``checkpoint_bytes``.
+
+    Raises:
+        ValueError: the model's configuration cannot be read here.
+    """
+    return _NETWORKS * _MOST_OF_A_WEIGHT * model_shape(read_config(model.whole)).weights
 
 
 def checkpoint_bytes(recipe: ResolvedRecipe, name: str) -> int:

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from vantage.estimates.checkpoint_size import checkpoint_bytes
+from vantage.estimates.checkpoint_size import checkpoint_bytes, most_checkpoint_bytes
 from vantage.runs.planning import PlannedStep
+from vantage.schemas.recipe.inputs import Model
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.stage import Training
 
@@ -36,6 +37,10 @@ def saving_warnings(
         rate: returns the bytes per second that the folder's disk takes; None: it cannot be measured.
     """
     found, measured = [], None
+    if _most(recipe.model) <= SLOW_DISK * min(
+        (stage.resources.grace_seconds for stage in recipe.stages.values()), default=0.0
+    ):
+        return []
     for step in steps:
         work = recipe.stages.get(step.name)
         if step.action not in _TO_COMPUTE or not isinstance(work, Training):
@@ -57,6 +62,14 @@ def saving_warnings(
             "smaller checkpoint_every"
         )
     return found
+
+
+def _most(model: Model) -> int:
+    """Return the most bytes of any stage's checkpoint; 0 where they cannot be estimated."""
+    try:
+        return most_checkpoint_bytes(model)
+    except ValueError:  # the model is not on this machine
+        return 0
 
 
 def _size(recipe: ResolvedRecipe, name: str) -> int:

@@ -21,8 +21,9 @@ def offload_problems(recipe: Recipe) -> Iterator[Problem]:
     Args:
         recipe: references and adapters are filled in.
     """
-    read = dependencies(recipe)
-    for name, stage in recipe.stages.items():
+    offloading = {name: stage for name, stage in recipe.stages.items() if stage.resources.offload}
+    read = dependencies(recipe) if offloading else {}
+    for name, stage in offloading.items():
         path = ("stages", name, "resources", "offload")
         has = {
             "reference": "reference" in read[name],

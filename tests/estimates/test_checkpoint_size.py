@@ -4,7 +4,7 @@ import pytest
 from transformers import LlamaForCausalLM
 
 from tests.estimates.test_recipe_estimate import EVERY_KIND
-from vantage.estimates.checkpoint_size import checkpoint_bytes
+from vantage.estimates.checkpoint_size import checkpoint_bytes, most_checkpoint_bytes
 from vantage.models.builtin import builtin_config
 from vantage.schemas.loading.recipe_file import parse_recipe
 from vantage.schemas.recipe.learning_rates import with_learning_rates
@@ -35,6 +35,19 @@ def size(name: str, text: str = EVERY_KIND) -> int:
 )
 def test_it_is_the_weights_the_moments_and_the_best_weights(name: str, expected: int) -> None:
     assert size(name) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        EVERY_KIND,
+        EVERY_KIND.replace("kind: value_pretraining,", "kind: value_pretraining, keep_optimizer: true,"),
+    ],
+)
+def test_no_stage_exceeds_the_bound(text: str) -> None:
+    recipe = ResolvedRecipe.of(with_learning_rates(parse_recipe(text), width=128))
+    sizes = [checkpoint_bytes(recipe, name) for name in recipe.stages]
+    assert 0 < max(sizes) <= most_checkpoint_bytes(recipe.model)
 
 
 def test_a_kept_optimizer_is_kept_beside_the_best_weights() -> None:
