@@ -263,7 +263,8 @@ def policy(subject: Subject) -> Workload:
     networks = [language_model(subject, "policy", trained=True), language_model(subject, "reference")]
     if algorithm.reads_critic:
         networks.append(Network(role="critic", shape=subject.shape, is_scalar=True, is_trained=True))
-    if work.rollout.ahead and lora_of(work) is None:  # of adapters it copies nothing but them
+    copies = work.rollout.ahead and not work.rollout.is_served
+    if copies and lora_of(work) is None:  # of adapters it copies nothing but them
         networks.append(Network(role="copy", shape=subject.shape))
     return whole_workload(
         subject,

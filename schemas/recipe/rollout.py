@@ -88,15 +88,15 @@ class SampledAhead(Sampling):
     """Settings of sampling ahead: a rollout may be sampled while another one trains."""
 
     ahead: Literal[0, 1] = 0
-    """1: while one rollout trains, the next is sampled, from a copy of the policy as it was before that update: one step
-    off-policy. A policy that does not train has no such step. 0: the next rollout is sampled after the update."""
+    """1: while one rollout trains, the next is sampled, from the policy as it was before that update (by a copy of it, or by servers): one
+    step off-policy. A policy that does not train has no such step. 0: the next rollout is sampled after the update."""
 
     @rule
     def _vllm_samples_when_it_is_asked(self) -> None:
-        if self.ahead and self.engine == "vllm":
+        if self.ahead and self.engine == "vllm" and not self.is_served:
             raise ValueError(
-                "ahead=1 samples from a copy of the policy beside its training, and engine=vllm samples only between two updates; "
-                "use ahead: 0, or engine: loop"
+                "ahead=1 samples beside the training, and engine=vllm in the stage's process samples only between two updates; add servers "
+                "(rollout.servers or rollout.url), or use ahead: 0, or engine: loop"
             )
 
 
@@ -125,6 +125,17 @@ def refuse_several_processes(rollout: Sampling, resources: Resources) -> None:
         raise ValueError(
             f"rollout.servers={rollout.servers} take as many of resources.gpus={resources.gpus}, and none is left to train; set "
             f"resources.gpus: {rollout.servers + 1} or more"
+        )
+    trains = resources.distributed.ranks or max(1, (resources.gpus or 1) - (rollout.servers or 0))
+    if (
+        rollout.is_served
+        and isinstance(rollout, SampledAhead)
+        and rollout.ahead
+        and (trains > 1 or resources.nodes is not None)
+    ):
+        raise ValueError(
+            f"rollout.ahead=1 with servers samples beside the training of one process, and {trains} processes train here; leave "
+            "resources.nodes out and let one process train, or use ahead: 0"
         )
     if rollout.is_served and resources.cuts_weights:
         field = "url" if rollout.servers is None else "servers"

@@ -1,13 +1,14 @@
 """Sample the next responses while the present ones train; then the policy learns one step off-policy.
 
-A thread samples from a copy of the policy as it was before the update that runs meanwhile; frozen weights are not copied.
+A thread samples from a copy of the policy as it was before the update that runs meanwhile, whose frozen weights are not copied, or
+waits for servers that hold the weights of before.
 Its responses depend only on its seed and those weights, never on which of the two finishes first.
 """
 
 import copy
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
@@ -19,8 +20,15 @@ from torch import Tensor
 from vantage.models.pass_counts import PassCounts, add_counts, taken_counts
 from vantage.models.policy import PolicyModel
 from vantage.models.sampling import Samples
-from vantage.tasks.rollout.engine import Listener, LocalEngine, of_all_ranks
-from vantage.tasks.training import progress, ranks
+from vantage.tasks.rollout.engine import (
+    Listener,
+    LocalEngine,
+    Origin,
+    RolloutEngine,
+    SamplesBeside,
+    of_all_ranks,
+)
+from vantage.tasks.training import engine_record, progress, ranks
 from vantage.tasks.training.phase_seconds import of_process
 
 SECONDS_BETWEEN_REPORTS = 1.0
@@ -43,10 +51,31 @@ class _Begun:
     counts: PassCounts = field(default_factory=PassCounts)
     ended: int = 0
     """Responses of this rank that have ended."""
+    origin: Origin | None = None
+    """Weights that sample them."""
     error: BaseException | None = None
     seconds: float = 0.0
     """Time that the thread took."""
     thread: threading.Thread | None = None
+
+
+class _LocalCopy:
+    """A copy of the policy that samples in this process: a ``SamplesBeside``."""
+
+    def __init__(self, engine: LocalEngine) -> None:
+        self.codec = engine.codec
+        self._policy = engine.policy
+        self._copy = replace(engine, policy=_copied(engine.policy), is_beside_another=True)
+
+    def hold(self) -> None:
+        """See ``SamplesBeside``."""
+        self._copy.take_weights(self._policy.causal_lm.named_parameters())
+
+    def sample_own(
+        self, repeated: list[list[int]], mine: slice, *, seed: int, on_token: Callable[[int, int], None]
+    ) -> Samples:
+        """See ``SamplesBeside``."""
+        return self._copy.sample_own(repeated, mine, seed=seed, on_token=on_token)
 
 
 class AheadEngine:
@@ -55,17 +84,28 @@ class AheadEngine:
     Responses that were not begun are sampled at once, from the present policy. Nothing is begun outside of its context.
     """
 
-    def __init__(self, engine: LocalEngine) -> None:
-        """Sample beside this engine, which samples from the policy itself."""
+    def __init__(self, engine: RolloutEngine) -> None:
+        """Sample beside this engine, which samples from the policy itself.
+
+        Args:
+            engine: a ``LocalEngine``, beside which a copy of the policy samples, or a ``SamplesBeside``: servers, which hold the
+                weights of before until what was begun is there.
+        """
         self._now = engine
-        self._copy = replace(engine, policy=_copied(engine.policy), is_beside_another=True)
+        assert isinstance(engine, LocalEngine | SamplesBeside)
+        self._codec = engine.codec
+        self._is_shared = not isinstance(engine, LocalEngine)
+        """Whether what samples beside the training is the engine itself, which has one version of the weights at a time."""
+        self._beside: SamplesBeside = _LocalCopy(engine) if isinstance(engine, LocalEngine) else engine
+        self._late: dict[str, Tensor] | None = None
+        """Weights that servers get when they have sampled what was begun."""
         self._begun: _Begun | None = None
         self._is_stopped = threading.Event()
         self.took_begun = False
         """Whether responses since the last `begin` were those that had been begun, by the policy before its last update."""
 
     def __enter__(self) -> Self:
-        self._now = replace(self._now, is_beside_another=True)
+        self._set_beside_another(True)
         return self
 
     def __exit__(
@@ -74,20 +114,26 @@ class AheadEngine:
         self._is_stopped.set()
         if self._begun is not None and self._begun.thread is not None:
             self._begun.thread.join()
-        self._now = replace(self._now, is_beside_another=False)
+        self._set_beside_another(False)
 
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Take the policy's own tensors, which `generate` reads; the copy gets its weights in `begin`."""
-        self._now.take_weights(weights)
+        """Take the policy's own tensors, which `generate` reads; what samples beside gets its weights in `begin`."""
+        if self._is_shared and self._begun is not None:
+            self._late = dict(weights)
+        else:
+            self._now.take_weights(weights)
 
     def begin(self, prompts: Sequence[list[int]], *, count: int, seed: int) -> None:
         """Begin to sample from the present policy, in parallel to later changes of the policy."""
-        self._copy.take_weights(self._now.policy.causal_lm.named_parameters())
+        self._begun = None
+        self._give_late()
+        origin = self._beside.hold()
         stream = None
-        if self._now.policy.device.type == "cuda":  # else each waits for the other's queue
+        is_on_gpu = isinstance(self._now, LocalEngine) and self._now.policy.device.type == "cuda"
+        if is_on_gpu:  # else each waits for the other's queue
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
-        begun = _Begun([prompt for prompt in prompts for _ in range(count)], seed)
+        begun = _Begun([prompt for prompt in prompts for _ in range(count)], seed, origin=origin)
         begun.thread = threading.Thread(
             target=self._sample, args=(begun, stream), name="sampling ahead", daemon=True
         )
@@ -106,12 +152,17 @@ class AheadEngine:
         """See ``RolloutEngine``. If these responses were begun, they are returned, and the listener is not called."""
         begun, repeated = self._begun, [prompt for prompt in prompts for _ in range(count)]
         if begun is None or greedy or (begun.prompts, begun.seed) != (repeated, seed):
+            if begun is not None and self._is_shared:
+                self._wait_for(begun)
+            self._give_late()
             return self._now.generate(prompts, count=count, seed=seed, greedy=greedy, listener=listener)
         own = self._joined(begun)
         self._begun, self.took_begun = None, True
+        if begun.origin is not None:
+            engine_record.note_sampled(digest=begun.origin.digest, gap=begun.origin.gap)
         of_process.beside(begun.seconds)
         add_counts(begun.counts)
-        limit = self._now.codec.generation.max_response_tokens
+        limit = self._codec.generation.max_response_tokens
         return of_all_ranks(own, ranks.own(len(repeated)), count=len(repeated), max_length=limit)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -119,9 +170,11 @@ class AheadEngine:
         begun = self._begun
         if begun is None:
             return {"lengths": torch.zeros(0, dtype=torch.int64)}
-        limit, count = self._now.codec.generation.max_response_tokens, len(begun.prompts)
+        limit, count = self._codec.generation.max_response_tokens, len(begun.prompts)
         found = of_all_ranks(self._joined(begun), ranks.own(count), count=count, max_length=limit)
+        origin = {} if begun.origin is None else _origin_tensors(begun.origin)
         return {
+            **origin,
             "prompts": torch.tensor([each for row in begun.prompts for each in row]),
             "prompt_lengths": torch.tensor(list(map(len, begun.prompts))),
             "seed": torch.tensor([begun.seed]),
@@ -148,6 +201,7 @@ class AheadEngine:
                 logprobs=[row.tolist() for row in tensors["logprobs"].split(lengths)][mine],
             ),
             counts=_counts_in(tensors),
+            origin=_origin_in(tensors),
         )
 
     def _sample(self, begun: _Begun, stream: torch.cuda.Stream | None) -> None:
@@ -159,7 +213,7 @@ class AheadEngine:
             mine = ranks.own(len(begun.prompts))
             with torch.cuda.stream(stream):
                 go_on = partial(self._go_on, begun)
-                begun.own = self._copy.sample_own(begun.prompts, mine, seed=begun.seed, on_token=go_on)
+                begun.own = self._beside.sample_own(begun.prompts, mine, seed=begun.seed, on_token=go_on)
             begun.counts, begun.seconds = taken_counts(), time.monotonic() - start
         except _Stopped:
             pass
@@ -171,15 +225,43 @@ class AheadEngine:
         if self._is_stopped.is_set():
             raise _Stopped
 
-    def _joined(self, begun: _Begun) -> Samples:
+    def _set_beside_another(self, is_beside: bool) -> None:
+        if isinstance(self._now, LocalEngine):
+            self._now = replace(self._now, is_beside_another=is_beside)
+
+    def _give_late(self) -> None:
+        """Give servers the weights for which they were still busy."""
+        late, self._late = self._late, None
+        if late is not None:
+            self._now.take_weights(late.items())
+
+    def _wait_for(self, begun: _Begun) -> None:
         while begun.thread is not None and begun.thread.is_alive():
             begun.thread.join(SECONDS_BETWEEN_REPORTS)
             # A stage that waits here must not count as hanging
             progress.phase("waiting for responses", begun.ended, len(begun.prompts))
+
+    def _joined(self, begun: _Begun) -> Samples:
+        self._wait_for(begun)
         if begun.error is not None:
             raise begun.error
         assert begun.own is not None, "only an engine that was left is stopped"
         return begun.own
+
+
+def _origin_tensors(origin: Origin) -> dict[str, Tensor]:
+    return {
+        "origin": torch.tensor([int(origin.digest, 16)]),
+        "origin_digits": torch.tensor([len(origin.digest)]),
+        "origin_gap": torch.tensor([origin.gap], dtype=torch.float64),
+    }
+
+
+def _origin_in(tensors: dict[str, Tensor]) -> Origin | None:
+    if "origin" not in tensors:
+        return None
+    digits = int(tensors["origin_digits"])
+    return Origin(f"{int(tensors['origin']):0{digits}x}", float(tensors["origin_gap"]))
 
 
 def _counts_in(tensors: dict[str, Tensor]) -> PassCounts:

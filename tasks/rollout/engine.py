@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -71,6 +71,41 @@ class RolloutEngine(Protocol):
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Restore the responses in ``tensors``."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The weights from which responses are sampled beside the training."""
+
+    digest: str
+    """At most 13 hexadecimal digits."""
+    gap: float
+    """Mean |Δ| of the engine to the policy on fixed rows, in nats per token."""
+
+
+@runtime_checkable
+class SamplesBeside(Protocol):
+    """Samples beside the training, in another thread: what ``vantage.tasks.rollout.ahead`` drives."""
+
+    codec: Codec
+
+    def hold(self) -> Origin | None:
+        """Keep the policy's present weights for ``sample_own``, however the policy changes meanwhile; None: nobody needs to know them."""
+
+    def sample_own(
+        self,
+        repeated: list[list[int]],
+        mine: slice,
+        *,
+        seed: int,
+        on_token: Callable[[int, int], None],
+    ) -> Samples:
+        """Sample one response to each of the prompts at ``mine``, from the weights of ``hold``.
+
+        Args:
+            on_token: called often with the number of responses that have ended, and of a token; an error that it raises ends the
+                sampling.
+        """
 
 
 class SamplesWhenAsked:

@@ -21,7 +21,7 @@ from vantage.models.sampling import Samples, samples_of
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rollout import Sampling
 from vantage.tasks.data.examples import Codec
-from vantage.tasks.rollout.engine import Listener, SamplesWhenAsked, of_all_ranks
+from vantage.tasks.rollout.engine import Listener, Origin, SamplesWhenAsked, of_all_ranks
 from vantage.tasks.rollout.held_weights import DIGITS, digest_of
 from vantage.tasks.rollout.own_servers import OwnServers, Settings, own_servers
 from vantage.tasks.rollout.remote_round import Rollout, Round
@@ -89,7 +89,7 @@ class RemoteEngine(SamplesWhenAsked):
             raise ValueError(
                 f"{self._place} gives servers whole weights, and fsdp2 cuts them; use strategy: ddp, or engine: loop"
             )
-        self._codec = codec
+        self.codec = codec
         self._token = ranks.agreed(int.from_bytes(os.urandom(7), "big"))
         self._folder = _weights_folder(rollout, codec)
         self._own: OwnServers | None = None
@@ -104,6 +104,7 @@ class RemoteEngine(SamplesWhenAsked):
         self._at_once = rollout.max_rows or AT_ONCE
         self._weights: dict[str, Tensor] = dict(policy.causal_lm.named_parameters())
         self._num_updates = 0
+        self._held: _Version | None = None
         self._gap = 0.0
 
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -138,31 +139,63 @@ class RemoteEngine(SamplesWhenAsked):
         own = ranks.own(len(repeated))
         version = self._version()
         rollout = Rollout(repeated, range(len(repeated))[own], seed, greedy, version.name, self._at_once)
-        found: dict[int, Response] = {}
-        faults: list[tuple[VllmServer, ServerFailed]] = []
-        count_prompts(*[sum(len(each) for each in set(map(tuple, repeated[own])))] * 2)
-        for _ in range(1 + MAX_FAILED_ROUNDS):
+
+        def show(ended: int) -> None:
+            progress.phase("waiting for responses", ended, len(rollout.rows))
+
+        def draw(found: dict[int, Response], failed: set[VllmServer]) -> Round:
             ready = self._some_ready(version)
-            failed = {server for server, _ in faults}
             engine_record.note_sampled(digest=digest_of(version.own), gap=self._gap)
-            progress.phase("sampling", len(found), len(rollout.rows))
-            new = Round(self._sampled, rollout, found, listener)
+            show(len(found))
+            new = Round(self._sampled, rollout, found, listener, show=show)
             new.draw([server for server in ready if server not in failed] or ready)
-            faults = new.faults
-            self._end_hung(faults)
-            if not ranks.any_rank(bool(rollout.missing(found))):
-                break
-            time.sleep(PAUSE_SECONDS)
-        else:
-            raise EngineUnavailable(
-                f"{len(found)} of {len(rollout.rows)} responses are there after {1 + MAX_FAILED_ROUNDS} rounds; "
-                f"{faults[-1][1] if faults else 'another rank misses some'}"
-            )
-        samples = samples_of([found[row] for row in rollout.rows])
-        if greedy and self._codec.generation.temperature != 1.0:  # vLLM's are those of temperature 1
+            self._end_hung(new.faults)
+            return new
+
+        samples = _drawn(rollout, draw)
+        if greedy and self.codec.generation.temperature != 1.0:  # vLLM's are those of temperature 1
             samples = self._sampled.at_temperature(repeated[own], samples)
-        limit = self._codec.generation.max_response_tokens
+        limit = self.codec.generation.max_response_tokens
         return of_all_ranks(samples, own, count=len(repeated), max_length=limit)
+
+    def hold(self) -> Origin:
+        """See ``SamplesBeside``; the servers keep these weights until the next ``take_weights``, ``generate`` or ``hold``."""
+        self._held = self._version()
+        self._some_ready(self._held)
+        return Origin(digest_of(self._held.own), self._gap)
+
+    def sample_own(
+        self,
+        repeated: list[list[int]],
+        mine: slice,
+        *,
+        seed: int,
+        on_token: Callable[[int, int], None],
+    ) -> Samples:
+        """See ``SamplesBeside``. A server that loses the weights meanwhile is left out: the policy has others by now.
+
+        Raises:
+            EngineUnavailable: no server has the weights any longer, or responses do not come.
+        """
+        assert self._held is not None
+        version = self._held.name
+        rollout = Rollout(repeated, range(len(repeated))[mine], seed, False, version, self._at_once)
+
+        def show(ended: int) -> None:
+            on_token(ended, 0)
+
+        def draw(found: dict[int, Response], failed: set[VllmServer]) -> Round:
+            held, faults = _answers(self._servers, VllmServer.version)
+            holding = [server for server, name in held.items() if name == version]
+            if not holding:
+                raise EngineUnavailable(
+                    f"no server of {self._place} has the weights any longer from which it sampled: {'; '.join(faults) or 'they have others'}"
+                )
+            new = Round(self._sampled, rollout, found, None, show=show, looks=True)
+            new.draw([server for server in holding if server not in failed] or holding)
+            return new
+
+        return _drawn(rollout, draw)
 
     def _version(self) -> _Version:
         """Return the version of the policy's present weights, the same on all ranks."""
@@ -210,7 +243,7 @@ class RemoteEngine(SamplesWhenAsked):
         others = [server for server, found in held.items() if found != version.name]
         given: dict[VllmServer, None] = {}
         if others:
-            ours = self._codec.tokenizer.encode(TEXT, add_special_tokens=False)
+            ours = self.codec.tokenizer.encode(TEXT, add_special_tokens=False)
             checked, new_faults = _answers(others, partial(self._check, ours=ours))
             faults += new_faults
             if checked:
@@ -271,6 +304,26 @@ class RemoteEngine(SamplesWhenAsked):
 
     def _config(self) -> dict[str, Any]:
         return dict(json.loads(self._sampled.model.causal_lm.config.to_json_string(use_diff=False)))
+
+
+def _drawn(rollout: Rollout, draw: Callable[[dict[int, Response], set[VllmServer]], Round]) -> Samples:
+    """Return this rank's responses, round by round, each by servers that did not fail in the one before.
+
+    Raises:
+        EngineUnavailable: responses do not come.
+    """
+    found: dict[int, Response] = {}
+    faults: list[tuple[VllmServer, ServerFailed]] = []
+    count_prompts(*[sum(len(each) for each in {tuple(rollout.prompts[row]) for row in rollout.rows})] * 2)
+    for _ in range(1 + MAX_FAILED_ROUNDS):
+        faults = draw(found, {server for server, _ in faults}).faults
+        if not ranks.any_rank(bool(rollout.missing(found))):
+            return samples_of([found[row] for row in rollout.rows])
+        time.sleep(PAUSE_SECONDS)
+    raise EngineUnavailable(
+        f"{len(found)} of {len(rollout.rows)} responses are there after {1 + MAX_FAILED_ROUNDS} rounds; "
+        f"{faults[-1][1] if faults else 'another rank misses some'}"
+    )
 
 
 def _named_servers(rollout: Sampling) -> list[VllmServer]:

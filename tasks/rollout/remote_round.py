@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +12,13 @@ from vantage.models.partial_responses import Response
 from vantage.tasks.rollout.engine import Listener
 from vantage.tasks.rollout.sampled_policy import BadResponse, SampledPolicy
 from vantage.tasks.rollout.vllm_server import ServerFailed, ServerTimedOut, VllmServer
-from vantage.tasks.training import engine_record, progress
+from vantage.tasks.training import engine_record
 from vantage.tasks.training.seeds import derive_seed
 
 log = logging.getLogger(__name__)
 
+SECONDS_BETWEEN_LOOKS = 0.2
+"""Seconds between two looks whether a round is still wanted."""
 FAILED_REQUESTS = 3
 """Failed requests after which a server gets no more of the round."""
 
@@ -50,8 +52,18 @@ class Round:
         rollout: Rollout,
         found: dict[int, Response],
         listener: Listener | None,
+        *,
+        show: Callable[[int], None],
+        looks: bool = False,
     ) -> None:
+        """Prepare to draw what is missing in ``found``.
+
+        Args:
+            show: called with the number of responses that are there.
+            looks: whether ``show`` is called several times a second; an error that it raises ends the round.
+        """
         self._sampled, self._rollout, self._found, self._listener = sampled, rollout, found, listener
+        self._show, self._looks = show, looks
         self.faults: list[tuple[VllmServer, ServerFailed]] = []
         """Servers that failed, and how."""
 
@@ -61,7 +73,17 @@ class Round:
         Raises:
             ServerRefused: a server refuses a request.
         """
-        asyncio.run(self._draw(servers))
+        asyncio.run(self._watched(servers) if self._looks else self._draw(servers))
+
+    async def _watched(self, servers: Sequence[VllmServer]) -> None:
+        drawing = asyncio.create_task(self._draw(servers))
+        try:
+            while not drawing.done():
+                self._show(len(self._found))
+                await asyncio.wait({drawing}, timeout=SECONDS_BETWEEN_LOOKS)
+        finally:
+            await _cancelled([drawing])
+        drawing.result()
 
     async def _draw(self, servers: Sequence[VllmServer]) -> None:
         shares: dict[VllmServer, list[int]] = {server: [] for server in servers}
@@ -132,7 +154,7 @@ class Round:
 
     def _keep(self, responses: dict[int, Response]) -> None:
         self._found |= responses
-        progress.phase("sampling", len(self._found), len(self._rollout.rows))
+        self._show(len(self._found))
         if self._listener is not None:
             self._listener.keep_up()
             if len(self._found) < len(self._rollout.rows):

@@ -13,7 +13,7 @@ from vantage.schemas.records.job import StageJob
 from vantage.tasks.data.examples import Codec, codec_of
 from vantage.tasks.rewards.scoring import Scorer, load_scorer
 from vantage.tasks.rollout.ahead import AheadEngine
-from vantage.tasks.rollout.engine import LocalEngine, RolloutEngine, load_engine
+from vantage.tasks.rollout.engine import LocalEngine, RolloutEngine, SamplesBeside, load_engine
 from vantage.tasks.training.found_limits import (
     Sampler,
     Taken,
@@ -66,9 +66,7 @@ class RolloutModels:
             if isinstance(engine, LocalEngine):  # another kind has memory of its own
                 most = sampling_limits(limits, found, given=given, rows=job.work.rollout.max_rows)
                 engine = replace(engine, limits=most)
-        if self.ahead and isinstance(
-            engine, LocalEngine
-        ):  # another kind samples beside the training by itself
+        if self.ahead and isinstance(engine, LocalEngine | SamplesBeside):
             engine = AheadEngine(engine)
         return replace(self, limits=limits, engine=engine), within_memory(job, found)
 

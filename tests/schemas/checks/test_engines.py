@@ -78,8 +78,26 @@ def test_several_processes_are_refused(name: str, resources: str) -> None:
 @pytest.mark.parametrize("name", ["value", "policy"])
 def test_sampling_ahead_is_refused(name: str) -> None:
     message = refused(**{name: ", rollout: {engine: vllm, ahead: 1}"})
-    assert f"stages.{name}.rollout: ahead=1 samples from a copy of the policy beside its training" in message
-    assert "use ahead: 0, or engine: loop" in message
+    assert (
+        f"stages.{name}.rollout: ahead=1 samples beside the training, and engine=vllm in the stage's process"
+        in message
+    )
+    assert "add servers (rollout.servers or rollout.url), or use ahead: 0, or engine: loop" in message
+
+
+@pytest.mark.parametrize("name", ["value", "policy"])
+def test_servers_sample_ahead_for_one_process(name: str) -> None:
+    ahead = "{engine: vllm, %s, ahead: 1}"
+    for where in ("url: http://sampler-1:8000", "servers: 2"):
+        recipe(**{name: f", rollout: {ahead % where}"})
+    recipe(**{name: f", rollout: {ahead % 'servers: 2'}, resources: {{gpus: 3}}"})
+    for where, resources, count in (
+        ("servers: 2", "{gpus: 4}", 2),
+        ("url: http://sampler-1:8000", "{gpus: 2}", 2),
+        ("url: http://sampler-1:8000", "{distributed: {ranks: 3}}", 3),
+    ):
+        message = refused(**{name: f", rollout: {ahead % where}, resources: {resources}"})
+        assert f"beside the training of one process, and {count} processes train here" in message
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,164 @@
+"""Sampling the next rollout with servers while one trains: which weights sample what, kills, servers that hang or lose weights."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.fake_vllm_server import FakeServer, serving
+from tests.tasks.kills import same_bytes_after_a_kill
+from tests.tasks.rollout.test_remote_engine import assert_alike, by_hand, engine_of
+from tests.tasks.rollout.test_vllm_engine import moved, parts
+from vantage.ledger.journal import read
+from vantage.schemas.recipe.rollout import Ahead
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.rollout import remote_engine
+from vantage.tasks.rollout.ahead import AheadEngine
+from vantage.tasks.rollout.remote_engine import EngineUnavailable
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training.engine_record import engine_metrics
+from vantage.tasks.training.scratch import JOURNAL
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_engine, "PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(remote_engine, "PATIENCE_SECONDS", 0.5)
+
+
+@pytest.fixture
+def servers(pipeline: Any) -> Iterator[list[FakeServer]]:
+    """Two servers of one model."""
+    with serving(pipeline.folder("model"), replicas=2) as started:
+        yield started
+
+
+def served(pipeline: Any, servers: list[FakeServer], folder: Path, **changes: Any) -> StageJob:
+    """A policy stage that samples ahead with these servers."""
+    job: StageJob = pipeline.job("policy", folder=folder, **changes)
+    rollout = Ahead(engine="vllm", url=tuple(each.url for each in servers), ahead=1)
+    return job.model_copy(update={"work": job.work.model_copy(update={"rollout": rollout})})
+
+
+def curves_of(job: StageJob) -> list[dict[str, float]]:
+    return [entry.metrics for entry in read(job.scratch / JOURNAL)]
+
+
+def test_what_was_begun_comes_from_the_weights_of_before(pipeline: Any, servers: list[FakeServer]) -> None:
+    """And what is asked for meanwhile from those of after; the servers get these when they are done with the former."""
+    policy, codec, prompts = parts(pipeline)
+    engine_metrics()
+    with AheadEngine(engine_of(policy, codec, servers)) as ahead:
+        ahead.take_weights(policy.causal_lm.named_parameters())
+        before = by_hand(policy, codec, prompts, count=2, seed=4)
+        ahead.begin(prompts, count=2, seed=4)
+        moved(policy, by=0.05)
+        ahead.take_weights(policy.causal_lm.named_parameters())
+        held = [server.version for server in servers]
+        validation = ahead.generate(prompts[:1], count=1, seed=9)
+        assert_alike(validation, by_hand(policy, codec, prompts[:1], count=1, seed=9))
+        assert not set(held) & {server.version for server in servers}, "they got the new weights"
+        engine_metrics()
+        assert_alike(ahead.generate(prompts, count=2, seed=4), before)
+        assert ahead.took_begun
+    recorded = engine_metrics()
+    assert recorded["sampled_weights"] == int(held[0].split("-")[1], 16)
+    assert recorded["stale_responses"] == 0
+
+
+def test_a_checkpoint_keeps_what_was_begun_and_by_which_weights(
+    pipeline: Any, servers: list[FakeServer]
+) -> None:
+    policy, codec, prompts = parts(pipeline)
+    with AheadEngine(engine_of(policy, codec, servers)) as ahead:
+        ahead.take_weights(policy.causal_lm.named_parameters())
+        ahead.begin(prompts, count=2, seed=4)
+        kept = ahead.tensors()
+        expected = ahead.generate(prompts, count=2, seed=4)
+    whole = engine_metrics()
+    num_asked = sum(len(server.seen.seeds) for server in servers)
+    moved(policy, by=0.05)
+    resumed = AheadEngine(engine_of(policy, codec, servers))
+    resumed.restore(kept)
+    with resumed:
+        assert resumed.generate(prompts, count=2, seed=4) == expected
+    assert sum(len(server.seen.seeds) for server in servers) == num_asked, "nothing was sampled again"
+    assert engine_metrics() == whole
+
+
+def test_who_leaves_waits_for_no_server_that_hangs(pipeline: Any, servers: list[FakeServer]) -> None:
+    policy, codec, prompts = parts(pipeline)
+    for server in servers:
+        server.faults.hanging = set(range(100))
+    ahead = AheadEngine(engine_of(policy, codec, servers))
+    begun = time.monotonic()
+    with ahead:
+        ahead.take_weights(policy.causal_lm.named_parameters())
+        ahead.begin(prompts, count=2, seed=4)
+        while not any(server.seen.seeds for server in servers):
+            time.sleep(0.01)
+    assert time.monotonic() - begun < 60, "a request may take 600 s"
+    assert not [each for each in threading.enumerate() if each.name == "sampling ahead"]
+
+
+def test_a_server_that_loses_the_weights_is_left_out(pipeline: Any, servers: list[FakeServer]) -> None:
+    """One starts again with others; the other samples what is missing. Where none has them, the stage ends for now."""
+    policy, codec, prompts = parts(pipeline)
+    with AheadEngine(engine_of(policy, codec, servers)) as ahead:
+        ahead.take_weights(policy.causal_lm.named_parameters())
+        expected = by_hand(policy, codec, prompts, count=2, seed=4)
+        servers[0].faults.stops_at = len(servers[0].seen.seeds)
+        ahead.begin(prompts, count=2, seed=4)
+        moved(policy, by=0.05)
+        assert_alike(ahead.generate(prompts, count=2, seed=4), expected)
+        servers[0].start()
+        servers[0].faults.stops_at = None
+        ahead.take_weights(policy.causal_lm.named_parameters())
+        for server in servers:
+            server.faults.stops_at = len(server.seen.seeds)
+        ahead.begin(prompts, count=2, seed=5)
+        with pytest.raises(EngineUnavailable, match="no server of rollout.url has the weights any longer"):
+            ahead.generate(prompts, count=2, seed=5)
+
+
+@pytest.mark.slow
+def test_a_stage_learns_from_responses_that_are_one_update_old(
+    pipeline: Any, servers: list[FakeServer], tmp_path: Path
+) -> None:
+    """The first two rollouts come from the first policy, each other one from the policy before the last update."""
+    job = served(pipeline, servers, tmp_path, iterations=4)
+    run_stage(job)
+    curves = curves_of(job)
+    digests = [step["sampled_weights"] for step in curves]
+    assert digests[0] == digests[1] and len(set(digests)) == 3
+    assert [step["stale_responses"] for step in curves] == [0.0] * 4
+    assert ["seconds_beside" in step for step in curves] == [False, True, True, True]
+    assert [step["importance_weight"] == pytest.approx(1.0, abs=1e-4) for step in curves] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+    given = [int(version.split("-")[1], 16) for version in servers[0].seen.versions if version != "updating"]
+    assert [digest for digest in dict.fromkeys(given) if digest in digests] == list(dict.fromkeys(digests))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [2, 3])
+def test_a_killed_stage_ends_with_the_same_bytes(
+    step: int,
+    pipeline: Any,
+    servers: list[FakeServer],
+    tmp_path: Path,
+    contents: Callable[[Path], dict[str, bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def job_in(folder: Path) -> StageJob:
+        return served(pipeline, servers, folder, iterations=4, checkpoint_every=2)
+
+    same_bytes_after_a_kill(
+        run_stage, job_in, tmp_path, step=step, contents=contents, monkeypatch=monkeypatch
+    )
