@@ -47,6 +47,7 @@ def test_weights_come_once_for_nested_visits_and_leave_with_the_last(visits: lis
         with on_device(network):
             assert len(visits) == 2, "the tied weight and the bias"
             assert network.head.weight.data_ptr() == visits[0].data_ptr()
+        assert network.head.weight.data_ptr() == visits[0].data_ptr(), "the inner visit ends none"
         assert torch.equal(network(ids), expected)
     assert network.head.weight.data_ptr() == at_rest
     assert network.head.weight is network.embedding.weight
