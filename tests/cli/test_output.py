@@ -54,7 +54,8 @@ def test_settings_that_prefect_refuses_are_named_by_their_variable(
         "with explained(False):\n"
         "    from prefect.settings import get_current_settings; get_current_settings()\n"
     )
+    others = {key: each for key, each in os.environ.items() if not key.startswith("PREFECT_")}
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, name: value}, capture_output=True, text=True
+        [sys.executable, "-c", code], env={**others, name: value}, capture_output=True, text=True
     )
     assert f"vantage: Prefect refuses {name}='{value}': {reason}" in done.stderr

@@ -179,7 +179,8 @@ def test_a_model_that_mixes_them_up_is_refused_before_it_trains(pipeline: Any, t
     job = sft(pipeline, tmp_path, packing=True)
     job = job.model_copy(update={"inputs": {**job.inputs, "init": tmp_path / "bloom"}})
     with pytest.raises(
-        ValueError, match=r"packing=true, but BloomForCausalLM does not keep texts apart .* packing: false"
+        ValueError,
+        match=r"packing=true, but BloomForCausalLM does not keep the texts of a packed row apart: .* packing: false",
     ):
         run_stage(job)
     assert not (job.scratch / JOURNAL).exists() or not losses(job)
@@ -190,7 +191,7 @@ def test_the_trial_sees_a_model_whose_boundaries_do_not_hold(
 ) -> None:
     """One that takes positions, and whose masks know nothing of them."""
     monkeypatch.setattr("transformers.masking_utils.find_packed_sequence_indices", lambda position_ids: None)
-    with pytest.raises(ValueError, match="LlamaForCausalLM does not keep texts apart"):
+    with pytest.raises(ValueError, match="LlamaForCausalLM does not keep the texts of a packed row apart"):
         run_stage(sft(pipeline, tmp_path, packing=True))
     monkeypatch.undo()
     monkeypatch.setattr(packing_check, "boundaries_hold", lambda **_: True)

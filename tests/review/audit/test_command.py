@@ -57,7 +57,7 @@ def test_what_is_not_there_is_refused_in_one_sentence(case: Case, tmp_path: Path
         "fake@nobody": "is no run, no digest, no folder, and no registered model",
         "latest/nothing": "has no step nothing; it has model",
         "f" * 32: "has no run ffff",
-        str(tmp_path): "nothing says what it must hold",
+        str(tmp_path): "so there is no list of what it must hold",
         str(case.workspace.root): "is a workspace; name what to audit in it",
         "./nowhere": "is no folder",
     }.items():

@@ -22,7 +22,7 @@ from vantage.models.policy import PolicyModel
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rollout import Sampling
 from vantage.schemas.recipe.stage import Resources
-from vantage.schemas.recipe.stages import RolloutCollection
+from vantage.schemas.recipe.stages_that_collect import RolloutCollection
 from vantage.schemas.records.attempt import Share
 from vantage.tasks.data.examples import Codec
 from vantage.tasks.rollout import own_servers
