@@ -1,10 +1,11 @@
 """Check the guards of a stage: their metrics must be curves of it, and it must be able to do what they ask for."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.metric_names import (
     DEMONSTRATED,
+    ENSEMBLE,
     MOVED_BY_CRITIC,
     OF_MACHINE,
     REWARD_DATA,
@@ -13,6 +14,7 @@ from vantage.schemas.metric_names import (
 )
 from vantage.schemas.problems import Path, Problem, quote, suggest
 from vantage.schemas.recipe.guards import OFF, Guard
+from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.stage import Stage, Training
 from vantage.schemas.recipe.stages import PolicyOptimization, WatchedRollouts
 from vantage.schemas.records.metrics import curve_metric_names
@@ -23,28 +25,30 @@ SELECTS = "best_iteration"
 """The headline metric of kinds that return the weights that measured best."""
 
 
-def guard_problems(name: str, stage: Stage) -> Iterator[Problem]:
+def guard_problems(name: str, stage: Stage, rewards: Mapping[str, Reward]) -> Iterator[Problem]:
     """Yield a problem for each guard on a curve that the stage does not report, or with an action that it cannot take."""
     if not isinstance(stage, Training) or stage.guards is None or stage.guards == OFF:
         return
     seen: set[Guard] = set()
     for number, guard in enumerate(stage.guards):
         path: Path = ("stages", name, "guards", number)
-        yield from _metric_problems(path, guard, stage)
+        yield from _metric_problems(path, guard, stage, rewards)
         yield from _action_problems(path, guard, stage)
         if guard in seen:
             yield Problem(path, f"this guard is written twice: {guard}", "leave one of them out")
         seen.add(guard)
 
 
-def _metric_problems(path: Path, guard: Guard, stage: Training) -> Iterator[Problem]:
+def _metric_problems(
+    path: Path, guard: Guard, stage: Training, rewards: Mapping[str, Reward]
+) -> Iterator[Problem]:
     if guard.metric in OF_MACHINE:
         message = f"{guard.metric} depends on the machine, so another one would end the stage elsewhere"
         yield Problem(
             (*path, "metric"), message, "name another curve, or bound the stage by resources.max_seconds"
         )
         return
-    if (lacking := _lacking(guard.metric, stage)) is not None:
+    if (lacking := _lacking(guard.metric, stage, rewards)) is not None:
         yield Problem((*path, "metric"), f"{guard.metric} is measured only where {lacking[0]}", lacking[1])
         return
     curves = curve_metric_names(stage.kind)
@@ -55,7 +59,7 @@ def _metric_problems(path: Path, guard: Guard, stage: Training) -> Iterator[Prob
     yield Problem((*path, "metric"), message, suggest(guard.metric, sorted(curves - set(OF_MACHINE))))
 
 
-def _lacking(metric: str, stage: Training) -> tuple[str, str] | None:
+def _lacking(metric: str, stage: Training, rewards: Mapping[str, Reward]) -> tuple[str, str] | None:
     """Return what the stage lacks to report a curve of its kind, and the remedy; None: nothing.
 
     A guard on a curve that is never reported would look at nothing.
@@ -71,6 +75,13 @@ def _lacking(metric: str, stage: Training) -> tuple[str, str] | None:
             )
     if isinstance(stage, WatchedRollouts) and metric in WATCHED and stage.watch is None:
         return "the stage has a watch", "add a watch, or leave the guard out"
+    if isinstance(stage, WatchedRollouts) and metric in ENSEMBLE:
+        reward = rewards.get(stage.reward)
+        if reward is not None and reward.ensemble is None:
+            return (
+                "the reward has an ensemble",
+                f"give rewards.{stage.reward} an ensemble, or leave the guard out",
+            )
     return None
 
 

@@ -97,6 +97,11 @@ def policy_of(text: str) -> Training:
             "stages.policy.guards.0.metric: watch_worse is measured only where the stage has a watch; add a watch, or leave the "
             "guard out",
         ),
+        (
+            "{metric: reward_disagreement, above: 2}",
+            "stages.policy.guards.0.metric: reward_disagreement is measured only where the reward has an ensemble; give "
+            "rewards.main an ensemble, or leave the guard out",
+        ),
     ],
 )
 def test_a_wrong_guard_is_refused_by_its_field(text: str, guards: str, said: str) -> None:
