@@ -207,7 +207,11 @@ def _state_of(artifact: Artifact, store: Storage) -> Artifact | str:
     """Return the training state beside an artifact, or why there is none that can be used."""
     if artifact.ended_early is not None:
         by_itself = artifact.ended_early.by == "guard"
-        why = "a longer one would have ended there too" if by_itself else "so no state of all its steps was kept"
+        why = (
+            "a longer one would have ended there too"
+            if by_itself
+            else "so no state of all its steps was kept"
+        )
         return f"it {artifact.ended_early}, {'and ' if by_itself else ''}{why}"
     found = store.inspect(state_key(artifact.stage_key))
     if found.damage:

@@ -97,12 +97,8 @@ class Guarding:
 
     def ending(self, *, before: int) -> Firing | None:
         """Return the firing that ended the stage, of those before a step; at one step, ``restore_best`` overrules ``finish``."""
-        ends = [
-            each for each in self._recorded if each.guard.action in ENDING_ACTIONS and each.step < before
-        ]
-        return min(
-            ends, key=lambda each: (each.step, ENDING_ACTIONS.index(each.guard.action)), default=None
-        )
+        ends = [each for each in self._recorded if each.guard.action in ENDING_ACTIONS and each.step < before]
+        return min(ends, key=lambda each: (each.step, ENDING_ACTIONS.index(each.guard.action)), default=None)
 
     def _look(self, guard: Guard, step: int) -> Firing | None:
         values = tuple(self._values[guard.metric])
