@@ -26,7 +26,7 @@ def finish_stage(workspace: Workspace, record: RunRecord, step: str, *, reason: 
         raise RunError(f"run {record.run_id} has no stage {step!r}; {suggest(step, record.recipe.stages)}")
     if not isinstance(stage, Training):
         raise RunError(
-            f"{step} is a {stage.kind} stage, which has no steps to leave out; cancel the run instead"
+            f"stage {step} has kind {stage.kind}, which has no steps to leave out; cancel the run instead"
         )
     known, key = record.stages.get(step), record.used_keys.get(step)
     if (

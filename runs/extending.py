@@ -206,7 +206,13 @@ def _parts(place: Place, digests: Mapping[str, str], previous: Mapping[str, Arti
 def _state_of(artifact: Artifact, store: Storage) -> Artifact | str:
     """Return the training state beside an artifact, or why there is none that can be used."""
     if artifact.ended_early is not None:
-        return f"it {artifact.ended_early}, and a longer one would have ended there too"
+        by_itself = artifact.ended_early.by == "guard"
+        why = (
+            "a longer one would have ended there too"
+            if by_itself
+            else "so no state of all its steps was kept"
+        )
+        return f"it {artifact.ended_early}, {'and ' if by_itself else ''}{why}"
     found = store.inspect(state_key(artifact.stage_key))
     if found.damage:
         return f"its training state is damaged ({'; '.join(found.damage)})"

@@ -54,6 +54,17 @@ WATCHED = (
     *("watch_win_rate", "watch_length_controlled_win_rate", "watch_order_disagreement"),
     *("watch_pair_accuracy", "watch_right_length", "watch_wrong_length"),
 )
+VALUES = (
+    "value_loss",
+    "explained_variance",
+    "critic_weight",
+    "value_bias",
+    "value_mse",
+    "value_clip_fraction",
+)
+"""Curves of a policy stage with a critic."""
+MOVED_BY_CRITIC = (*VALUES, "grad_norm_critic", "advantage_mean", "advantage_std")
+"""Curves that can change while only the critic learns."""
 RESPONSE_SHAPE = (
     *(f"response_length_p{percent}" for percent in LENGTH_PERCENTILES),
     *("repeated_trigrams", "distinct_bigrams"),

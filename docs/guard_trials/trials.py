@@ -1,7 +1,8 @@
 """Trials of the guards: policy stages that stay healthy, and some that collapse.
 
     python docs/guard_trials/trials.py run WORKSPACE [NAME …]    # makes what is missing, and writes curves.csv beside this file
-    python docs/guard_trials/trials.py table                     # prints the tables of README.md
+    python docs/guard_trials/trials.py table                     # prints a row for each run
+    python docs/guard_trials/trials.py signs                     # prints how far two curves without a judge went in each run
 
 Every guard only warns here, so that the curves go on after a firing and show when the collapse began.
 """
@@ -14,12 +15,15 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 HERE = Path(__file__).parent
 RECIPE, TABLE = HERE / "trials.yaml", HERE / "curves.csv"
 STAGE = "policy"
 JUDGED = "validation_watch_score"
+UNLIKELY, DRIFT = "reference_nll", "validation_score_drift"
+CURVES = (JUDGED, "validation_score", "kl_to_reference", "explained_variance", UNLIKELY, DRIFT)
 CRITIC = ("stages.policy.critic=reward",)
 ONE_STEP = ("stages.policy.minibatch_size=128",)
 """Setting of losses without a ratio, which take one step on each rollout."""
@@ -77,7 +81,7 @@ TRIALS = [
 
 def run(workspace: str, *names: str) -> None:
     """Run each trial that has no rows yet, and add its rows."""
-    done = {(row["trial"], int(row["seed"])) for row in _rows()}
+    done = {(row["trial"], int(row["seed"])) for row in _rows() if row["name"] == JUDGED}
     for trial in TRIALS:
         if (trial.name, trial.seed) in done or (names and trial.name not in names):
             continue
@@ -104,7 +108,7 @@ def _add(trial: Trial, workspace: str, record: dict[str, Any]) -> None:
     [found] = client.search_runs(experiments, asked)
     rows = [
         (trial.name, trial.seed, "curve", name, point.step, f"{point.value:.6g}")
-        for name in (JUDGED, "validation_score", "kl_to_reference", "explained_variance")
+        for name in CURVES
         for point in client.get_metric_history(found.info.run_id, name)
     ]
     for each in record["stages"][STAGE].get("firings", ()):
@@ -156,6 +160,28 @@ def table() -> None:
         print(f"| {key[0]} | {key[1]} | {kept:.3f} | {trained[-1]:.3f} | {fired or 'none'} |")
 
 
+def signs() -> None:
+    """Print, for each trial, how far the perplexity rose (mean of 3 reports over that of the 3 before) and the scores moved."""
+    curves: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in _rows():
+        if row["row"] == "curve" and row["name"] in (UNLIKELY, DRIFT):
+            curves[row["trial"], int(row["seed"])][row["name"]].append(float(row["value"]))
+    print("| trial | seed | reference_nll: highest rise | above 0.1 from iteration | drift: highest |")
+    print("|---|---|---|---|---|")
+    for key in ((trial.name, trial.seed) for trial in TRIALS):
+        if key not in curves:
+            continue
+        nlls = curves[key][UNLIKELY]
+        rises = {
+            end: fmean(nlls[end - 3 : end]) - fmean(nlls[end - 6 : end - 3])
+            for end in range(6, len(nlls) + 1)
+        }
+        first = next((str(end) for end, rise in rises.items() if rise > 0.1), "never")
+        print(
+            f"| {key[0]} | {key[1]} | {max(rises.values()):.3f} | {first} | {max(curves[key][DRIFT]):.2f} |"
+        )
+
+
 if __name__ == "__main__":
-    COMMANDS: dict[str, Callable[..., None]] = {"run": run, "table": table}
+    COMMANDS: dict[str, Callable[..., None]] = {"run": run, "table": table, "signs": signs}
     COMMANDS[sys.argv[1]](*sys.argv[2:])

@@ -191,7 +191,7 @@ def _changed(recorded: Firing, again: Firing) -> str:
 
 def _end_problems(artifact: Artifact, guarding: Guarding, curves: _Curves) -> Iterator[str]:
     """Yield what disagrees between the mark of a stage that ended early and the guards and curves."""
-    marked, firing = artifact.ended_early, guarding.first("restore_best", "finish")
+    marked, firing = artifact.ended_early, guarding.ending(before=curves.last + 1)
     if marked is not None and marked.step != curves.last:
         yield f"the artifact is marked as {marked}, and its curves end at step {curves.last}"
     if marked is not None and marked.by == "guard":

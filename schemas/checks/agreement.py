@@ -51,7 +51,7 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[Problem]]:
             stage = stage.model_copy(update={"samples_per_prompt": 1 if stage.judge is None else 2})
         if isinstance(stage, RolloutCollection) and stage.held_out_samples_per_prompt is None:
             stage = stage.model_copy(update={"held_out_samples_per_prompt": stage.samples_per_prompt})
-        problems += guard_problems(name, stage)
+        problems += guard_problems(name, stage, recipe.rewards)
         problems += monitor_problems(recipe, name, stage)
         problems += rollout_problems(recipe, name, stage)
         if (reference := stage_reference(stage)) is not None:

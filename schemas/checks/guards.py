@@ -1,13 +1,22 @@
 """Check the guards of a stage: their metrics must be curves of it, and it must be able to do what they ask for."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from vantage.schemas.kinds import KINDS
-from vantage.schemas.metric_names import DEMONSTRATED, OF_MACHINE, REWARD_DATA
+from vantage.schemas.metric_names import (
+    DEMONSTRATED,
+    ENSEMBLE,
+    MOVED_BY_CRITIC,
+    OF_MACHINE,
+    REWARD_DATA,
+    VALUES,
+    WATCHED,
+)
 from vantage.schemas.problems import Path, Problem, quote, suggest
 from vantage.schemas.recipe.guards import OFF, Guard
+from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.stage import Stage, Training
-from vantage.schemas.recipe.stages import PolicyOptimization
+from vantage.schemas.recipe.stages import PolicyOptimization, WatchedRollouts
 from vantage.schemas.records.metrics import curve_metric_names
 
 _NEEDED = {"demonstrations": DEMONSTRATED, "preferences": REWARD_DATA}
@@ -16,42 +25,64 @@ SELECTS = "best_iteration"
 """The headline metric of kinds that return the weights that measured best."""
 
 
-def guard_problems(name: str, stage: Stage) -> Iterator[Problem]:
+def guard_problems(name: str, stage: Stage, rewards: Mapping[str, Reward]) -> Iterator[Problem]:
     """Yield a problem for each guard on a curve that the stage does not report, or with an action that it cannot take."""
     if not isinstance(stage, Training) or stage.guards is None or stage.guards == OFF:
         return
     seen: set[Guard] = set()
     for number, guard in enumerate(stage.guards):
         path: Path = ("stages", name, "guards", number)
-        yield from _metric_problems(path, guard, stage)
+        yield from _metric_problems(path, guard, stage, rewards)
         yield from _action_problems(path, guard, stage)
         if guard in seen:
             yield Problem(path, f"this guard is written twice: {guard}", "leave one of them out")
         seen.add(guard)
 
 
-def _metric_problems(path: Path, guard: Guard, stage: Training) -> Iterator[Problem]:
+def _metric_problems(
+    path: Path, guard: Guard, stage: Training, rewards: Mapping[str, Reward]
+) -> Iterator[Problem]:
     if guard.metric in OF_MACHINE:
         message = f"{guard.metric} depends on the machine, so another one would end the stage elsewhere"
         yield Problem(
             (*path, "metric"), message, "name another curve, or bound the stage by resources.max_seconds"
         )
         return
-    for field, metrics in _NEEDED.items():
-        if (
-            guard.metric in metrics
-            and isinstance(stage, PolicyOptimization)
-            and getattr(stage, field) is None
-        ):
-            message = f"{guard.metric} is measured only where the stage names {field}"
-            yield Problem((*path, "metric"), message, f"name a dataset as {field}, or leave the guard out")
-            return
+    if (lacking := _lacking(guard.metric, stage, rewards)) is not None:
+        yield Problem((*path, "metric"), f"{guard.metric} is measured only where {lacking[0]}", lacking[1])
+        return
     curves = curve_metric_names(stage.kind)
     term = guard.metric.removeprefix("score_mean_")
     if guard.metric in curves - {"score_mean_TERM"} or (term != guard.metric and "score_mean_TERM" in curves):
         return
     message = f"a {stage.kind} stage has no curve {quote(guard.metric)}"
     yield Problem((*path, "metric"), message, suggest(guard.metric, sorted(curves - set(OF_MACHINE))))
+
+
+def _lacking(metric: str, stage: Training, rewards: Mapping[str, Reward]) -> tuple[str, str] | None:
+    """Return what the stage lacks to report a curve of its kind, and the remedy; None: nothing.
+
+    A guard on a curve that is never reported would look at nothing.
+    """
+    if isinstance(stage, PolicyOptimization):
+        for field, metrics in _NEEDED.items():
+            if metric in metrics and getattr(stage, field) is None:
+                return f"the stage names {field}", f"name a dataset as {field}, or leave the guard out"
+        if metric in (*VALUES, "grad_norm_critic") and not stage.algorithm.reads_critic:
+            return (
+                "a critic learns, and this algorithm reads none",
+                "use an algorithm with a critic, or leave the guard out",
+            )
+    if isinstance(stage, WatchedRollouts) and metric in WATCHED and stage.watch is None:
+        return "the stage has a watch", "add a watch, or leave the guard out"
+    if isinstance(stage, WatchedRollouts) and metric in ENSEMBLE:
+        reward = rewards.get(stage.reward)
+        if reward is not None and reward.ensemble is None:
+            return (
+                "the reward has an ensemble",
+                f"give rewards.{stage.reward} an ensemble, or leave the guard out",
+            )
+    return None
 
 
 def _action_problems(path: Path, guard: Guard, stage: Training) -> Iterator[Problem]:
@@ -63,6 +94,13 @@ def _action_problems(path: Path, guard: Guard, stage: Training) -> Iterator[Prob
     if guard.action == "freeze_policy" and not _has_own_critic(stage):
         message = "freeze_policy lets the critic learn alone, and this stage has no critic of its own"
         yield Problem((*path, "action"), message, "use stop, restore_best, finish or warn")
+    elif guard.action == "freeze_policy" and guard.metric not in MOVED_BY_CRITIC:
+        message = (
+            f"freeze_policy lasts until the metric is within its bound again, and {guard.metric} does not change while only "
+            "the critic learns, or is not reported then"
+        )
+        remedy = f"use stop, restore_best, finish or warn, or one of {', '.join(MOVED_BY_CRITIC)}"
+        yield Problem((*path, "action"), message, remedy)
 
 
 def _has_own_critic(stage: Training) -> bool:

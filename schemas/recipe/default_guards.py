@@ -45,6 +45,10 @@ DEFAULTS: tuple[Default, ...] = (
         "KL rises before the win rate falls (PPO-max, arXiv 2307.04964, fig. 4); the bound is ours",
     ),
     Default(
+        Guard(metric="reference_nll", rises_by=0.1, over=3), (POLICY,),
+        "perplexity under the reference rises with the collapse (PPO-max, arXiv 2307.04964, fig. 4); bound: docs/guard_trials",
+    ),
+    Default(
         Guard(metric="approx_kl", above=0.2, over=3), (POLICY,),
         "PPO's own penalty aims at 0.01 nats (arXiv 1707.06347 §4); twenty times as much is no small step",
     ),

@@ -265,7 +265,11 @@ class Attempt(Generic[State]):
             stopped, self.length = True, self.step
             if self._journal is not None:
                 self._ended_early = ended_early(
-                    self._guarding, by_hand=by_hand, step=self.step, total=self._total
+                    self._guarding,
+                    by_hand=by_hand,
+                    step=self.step,
+                    total=self._total,
+                    was_announced=was_last,
                 )
                 self._show_watched()
         self._stopped = stopped

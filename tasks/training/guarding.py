@@ -14,6 +14,10 @@ FIRINGS_KEPT = 5
 """Number of a guard's first firings that are recorded; a guard that always fires must not fill the record."""
 
 
+ENDING_ACTIONS = ("restore_best", "finish")
+"""Actions that end a stage with an artifact. The first ends it at once; the second may do one more step."""
+
+
 @dataclass(frozen=True)
 class Asked:
     """Requests of the guards, or of a person, to the stage's loop."""
@@ -91,6 +95,11 @@ class Guarding:
         """Return the first firing of a guard with one of these actions."""
         return next((each for each in self._recorded if each.guard.action in actions), None)
 
+    def ending(self, *, before: int) -> Firing | None:
+        """Return the firing that ended the stage, of those before a step; at one step, ``restore_best`` overrules ``finish``."""
+        ends = [each for each in self._recorded if each.guard.action in ENDING_ACTIONS and each.step < before]
+        return min(ends, key=lambda each: (each.step, ENDING_ACTIONS.index(each.guard.action)), default=None)
+
     def _look(self, guard: Guard, step: int) -> Firing | None:
         values = tuple(self._values[guard.metric])
         is_beyond = is_outside(
@@ -112,11 +121,19 @@ class Guarding:
         return firing
 
 
-def ended_early(guarding: Guarding, *, by_hand: str | None, step: int, total: int) -> EndedEarly | None:
-    """Return the reason why a stage ended after ``step`` of ``total``; None: it did not end early."""
+def ended_early(
+    guarding: Guarding, *, by_hand: str | None, step: int, total: int, was_announced: bool
+) -> EndedEarly | None:
+    """Return the reason why a stage ended after ``step`` of ``total``; None: it did not end early.
+
+    Args:
+        by_hand: the reason that a person gave; None: nobody asked.
+        was_announced: the step was done as the last one, so whatever ended the stage came before it. A guard that fires at such
+            a step ends nothing: without the person, the stage would have gone on to a later step.
+    """
     if step >= total:
         return None
-    firing = guarding.first("restore_best", "finish")
+    firing = guarding.ending(before=step if was_announced else step + 1)
     if firing is not None:
         return EndedEarly(step=step, total=total, by="guard", reason=firing.guard.metric)
     return None if by_hand is None else EndedEarly(step=step, total=total, by="hand", reason=by_hand)

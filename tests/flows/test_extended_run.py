@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.support.extended_work import KILLED, SAME, Killed
+from tests.support.extended_work import ASKED, KILLED, SAME, Killed
 from tests.support.orchestrated import Witness, attempt_all, events, orchestrated
 from vantage.cli.main import app
 from vantage.flows.garbage_collection import collect
@@ -248,6 +248,23 @@ def test_a_stage_that_a_guard_ended_is_not_extended(workspace: Workspace, recipe
         f"does not extend {first.run_id}/policy (4 iterations): it finished at 2 of 4 by guard score_mean, and a longer one would "
         "have ended there too"
     )
+
+
+@pytest.mark.slow
+def test_a_stage_that_a_person_ended_is_not_extended(workspace: Workspace, recipe_file: Path) -> None:
+    """Neither by its gate, in the same run, nor by a longer recipe. A longer stage would not have ended there by itself."""
+    workspace.root.mkdir(parents=True)
+    (workspace.root / ASKED).write_text("1")
+    first, lines = go_through(workspace, recipe_file, *KEPT, gate(6))
+    assert first.stages["policy"].status == "gate_closed"
+    ended = "it finished at 3 of 4 by hand (enough), so no state of all its steps was kept"
+    assert [line for line in lines if "not extended" in line] == [f"  policy is not extended: {ended}"]
+    (workspace.root / ASKED).unlink()
+    planned = planned_policy(workspace, recipe_file, LONGER)
+    assert planned.label == "run"
+    assert not any("finished at 3" in reason and "ended there too" in reason for reason in planned.reasons)
+    second, _ = go_through(workspace, recipe_file, *LONGER)
+    assert second.stages["policy"].metrics["test_score"] == 6.0
 
 
 def test_a_whole_stage_that_is_under_way_goes_on(workspace: Workspace, recipe_file: Path) -> None:

@@ -139,7 +139,7 @@ def test_what_a_person_ended_is_that_runs_alone(workspace: Workspace, recipe_fil
     ("step", "said"),
     [
         ("polici", "has no stage 'polici'; did you mean 'policy'?"),
-        ("evaluation", "evaluation is a evaluation stage, which has no steps to leave out"),
+        ("evaluation", "stage evaluation has kind evaluation, which has no steps to leave out"),
         ("policy", "is completed, so there is nothing to finish"),
     ],
 )

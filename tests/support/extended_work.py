@@ -13,12 +13,15 @@ from vantage.schemas.records.job import StageJob, StageResult
 from vantage.tasks.stages import with_guards
 from vantage.tasks.training.attempt import Attempt
 from vantage.tasks.training.stage_state import NoState
+from vantage.tasks.training.watched import ask_to_finish
 
 KILLED = "kill.txt"
 """A file in the workspace: its number is the step of the policy stage in which its process is killed, once."""
 
 SAME = "same.txt"
 """A file in the workspace: each policy stage keeps the same weights, however long it is."""
+ASKED = "finish.txt"
+"""A file in the workspace: its number is the step in which a person asks the policy stage to finish."""
 REALLY = "kill its process.txt"
 """A file beside it: the process dies by a signal, and not by ``Killed``."""
 
@@ -52,6 +55,9 @@ def run_stage(job: StageJob) -> StageResult:
                     os.kill(os.getpid(), signal.SIGKILL)
                 raise Killed
             network.weight.data.add_(1.0)
+            asked = workspace_of(job) / ASKED
+            if asked.exists() and int(asked.read_text()) == step:
+                ask_to_finish(job.scratch, run_id=job.run_id, reason="enough")
             metrics = {"score_mean": float(step + 1), "loss": 1.0}
             attempt.finish_step(metrics, num_tokens=1, headline="score_mean")
     if (workspace_of(job) / SAME).exists():

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.tasks.kills import killed_in
+from tests.tasks.test_extended_stages import FAST, SLOW
 from vantage.ledger.journal import read
 from vantage.schemas.metric_names import ENSEMBLE, NONFINITE, OF_MACHINE
 from vantage.schemas.recipe.default_guards import guards_of
@@ -21,6 +22,7 @@ from vantage.storage.refs import describe
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training import attempt as attempt_module
 from vantage.tasks.training.scratch import JOURNAL
+from vantage.tasks.training.watched import ask_to_finish
 
 Contents = Callable[[Path], dict[str, bytes]]
 NEVER = Guard(metric="grad_norm", above=1e9, action="stop")
@@ -198,3 +200,29 @@ def measured_bytes(result: StageResult, folder: Path) -> bytes:
     )
     write_measured(folder, artifact)
     return (folder / "metrics.json").read_bytes()
+
+
+OF_A_PERSON = {name: job for name, (job, _) in (FAST | SLOW).items() if ":" not in name}
+"""Kind of stage, or a form of it → its job."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["policy", *(pytest.param(name, marks=pytest.mark.slow) for name in OF_A_PERSON if name != "policy")],
+)
+def test_a_person_ends_a_stage_of_any_kind_with_a_whole_artifact(
+    pipeline: Any, name: str, tmp_path: Path
+) -> None:
+    """Asked before it begins, the stage does one step, and its artifact has the files of the stage that does all of them."""
+    whole, asked = (OF_A_PERSON[name](pipeline, tmp_path / folder) for folder in ("whole", "asked"))
+    expected = run_stage(whole)
+    ask_to_finish(asked.scratch, run_id=asked.run_id, reason="good enough")
+    found = run_stage(asked)
+    ended = found.ended_early
+    assert expected.ended_early is None
+    assert ended is not None
+    assert (ended.step, ended.by, ended.reason) == (1, "hand", "good enough")
+    assert [entry.step for entry in read(asked.scratch / JOURNAL)] == [1]
+    assert set(found.metrics) == set(expected.metrics)
+    files = [sorted(path.name for path in job.output.iterdir()) for job in (whole, asked)]
+    assert files[0] == files[1]

@@ -5,6 +5,7 @@ import pytest
 from vantage.attempts.jobs import key_parts_of
 from vantage.schemas.kinds import STAGES
 from vantage.schemas.loading.recipe_file import parse_recipe
+from vantage.schemas.metric_names import MOVED_BY_CRITIC
 from vantage.schemas.problems import RecipeError
 from vantage.schemas.recipe.default_guards import default_guards, described_guards, guards_of
 from vantage.schemas.recipe.guards import Guard
@@ -76,6 +77,31 @@ def policy_of(text: str) -> Training:
             "stages.policy.guards.0.metric: waiting_share depends on the machine, so another one would end the stage elsewhere",
         ),
         ("never", "stages.policy.guards"),
+        *(
+            (
+                f"{{metric: {metric}, above: 1, action: freeze_policy}}",
+                "stages.policy.guards.0.action: freeze_policy lasts until the metric is within its bound again, and "
+                f"{metric} does not change while only the critic learns, or is not reported then; use stop, restore_best, finish "
+                "or warn, or one of value_loss,",
+            )
+            for metric in (
+                "approx_kl",
+                "clip_fraction",
+                "kl_to_reference",
+                "validation_score",
+                "nonfinite_steps",
+            )
+        ),
+        (
+            "{metric: watch_worse, above: 2, action: restore_best}",
+            "stages.policy.guards.0.metric: watch_worse is measured only where the stage has a watch; add a watch, or leave the "
+            "guard out",
+        ),
+        (
+            "{metric: reward_disagreement, above: 2}",
+            "stages.policy.guards.0.metric: reward_disagreement is measured only where the reward has an ensemble; give "
+            "rewards.main an ensemble, or leave the guard out",
+        ),
     ],
 )
 def test_a_wrong_guard_is_refused_by_its_field(text: str, guards: str, said: str) -> None:
@@ -104,6 +130,21 @@ def test_what_a_stage_cannot_do_is_refused(text: str) -> None:
         before="    algorithm: {preset: ppo",
     )
     assert any("no critic of its own" in problem for problem in problems(shared))
+
+
+@pytest.mark.parametrize("metric", MOVED_BY_CRITIC)
+def test_a_policy_waits_for_what_its_critic_moves(text: str, metric: str) -> None:
+    assert problems(with_guards(text, f"{{metric: {metric}, above: 1, action: freeze_policy}}")) == []
+
+
+@pytest.mark.parametrize("metric", ["explained_variance", "value_loss", "grad_norm_critic"])
+def test_a_curve_of_a_critic_that_is_not_there_is_refused(text: str, metric: str) -> None:
+    grpo = text.replace("algorithm: vapo", "algorithm: {preset: grpo, samples_per_prompt: 4}").replace(
+        "    critic: value\n", ""
+    )
+    guarded = with_guards(grpo, f"{{metric: {metric}, above: 1}}", before="    algorithm: {preset: grpo")
+    said = f"stages.policy.guards.0.metric: {metric} is measured only where a critic learns, and this algorithm reads none"
+    assert any(said in problem for problem in problems(guarded)), problems(guarded)
 
 
 def test_forms_of_guards(text: str) -> None:

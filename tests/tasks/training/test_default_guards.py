@@ -23,6 +23,7 @@ POLICY = PolicyOptimization.model_validate(
 )
 HEALTHY = {
     "kl_to_reference_per_token": 0.05,
+    "reference_nll": 0.3,
     "approx_kl": 0.01,
     "entropy": 1.5,
     "response_length_mean": 60.0,
@@ -38,6 +39,7 @@ ONSET, LENGTH = 20, 40
 
 COLLAPSES: dict[str, tuple[dict[str, float], str]] = {
     "the KL runs away": ({"kl_to_reference_per_token": 3.0}, "kl_to_reference_per_token"),
+    "the reference finds responses unlikely": ({"reference_nll": 0.6}, "reference_nll"),
     "one update goes too far": ({"approx_kl": 0.5}, "approx_kl"),
     "the entropy is gone": ({"entropy": 0.02}, "entropy"),
     "all tokens are as likely": ({"entropy": 3.5}, "entropy"),

@@ -216,6 +216,56 @@ def test_a_person_ends_the_loop_after_the_next_step(
         assert due[-1]
 
 
+@pytest.mark.parametrize("action", ["finish", "restore_best"])
+def test_what_a_person_ended_is_not_a_guards_end_if_one_fires_in_the_last_step(
+    tmp_path: Path, action: str
+) -> None:
+    """A person asks in step 5, so step 6 is the last and is measured. The guard fires there: by itself, it ends the stage one
+    step later (``finish``), or after step 6 without a measurement. So another run must not take the artifact for its own."""
+
+    def asking(step: int) -> float:
+        if step == 4:
+            ask_to_finish(tmp_path / "hand", run_id=job.run_id, reason="good enough")
+        return rising_from(4)(step)
+
+    job = job_in(tmp_path / "hand", guard(action))
+    _, steps, due = loop(job, asking, keeps_best=True)
+    assert (len(steps), due[-1]) == (6, True)
+    watched = read_watched(tmp_path / "hand")
+    assert [each.step for each in watched.firings] == [6]
+    assert str(watched.ended_early) == "finished at 6 of 12 by hand (good enough)"
+    _, alone, measured = loop(job_in(tmp_path / "alone", guard(action)), rising_from(4), keeps_best=True)
+    assert (len(alone), measured[-1]) == ((7, True) if action == "finish" else (6, False))
+
+
+@pytest.mark.parametrize("first", ["finish", "restore_best"])
+def test_the_mark_names_the_guard_that_ended_the_stage(tmp_path: Path, first: str) -> None:
+    """Two guards fire in one step. ``restore_best`` ends the stage at once, in whatever order they are written."""
+    actions = {"finish": "loss", "restore_best": "grad_norm"}
+    guards = [
+        Guard.model_validate({"metric": metric, "above": 5.0, "over": 2, "action": action})
+        for action, metric in sorted(actions.items(), reverse=first != "finish")
+    ]
+    job = job_in(tmp_path, *guards)
+    assert guards[0].action == first
+    with Attempt(job, total=TOTAL, modules={}, optimizers={}, state=NoState(), keeps_best=True) as attempt:
+        attempt.best = {"weight": torch.zeros(1)}
+        for step in attempt.remaining():
+            value = rising_from(4)(step)
+            attempt.finish_step({"loss": value, "grad_norm": value}, num_tokens=1, headline="loss")
+    watched = read_watched(tmp_path)
+    assert [each.step for each in watched.firings] == [6, 6]
+    assert str(watched.ended_early) == "finished at 6 of 12 by guard grad_norm"
+
+
+@pytest.mark.parametrize("ending", ["finish", "restore_best", "freeze_policy"])
+def test_a_guard_that_stops_overrules_those_that_end(tmp_path: Path, ending: str) -> None:
+    job = job_in(tmp_path, guard(ending), guard("stop"))
+    with pytest.raises(GuardFired, match=r"fired after step 6 .*; the stage was stopped$"):
+        loop(job, rising_from(4), keeps_best=True)
+    assert read_watched(tmp_path).ended_early is None
+
+
 def test_a_request_to_finish_is_for_one_run(tmp_path: Path) -> None:
     ask_to_finish(tmp_path, run_id="0002-other", reason="")
     assert asked_to_finish(tmp_path, run_id="0001-test") is None
