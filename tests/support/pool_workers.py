@@ -32,7 +32,7 @@ def soon(condition: Callable[[], object], running: "Future[Any] | None" = None) 
     assert condition()
 
 
-def kill_all(process: subprocess.Popen[bytes]) -> None:
+def kill_all(process: subprocess.Popen[Any]) -> None:
     """Kill a worker with everything that it has started: its machine is lost."""
     with suppress(psutil.NoSuchProcess):
         lost = psutil.Process(process.pid)

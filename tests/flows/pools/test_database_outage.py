@@ -13,7 +13,7 @@ from deploy.servers.lifecycle import read_settings
 from deploy.servers.postgres import OwnPostgres, data_folder
 from deploy.servers.settings import Settings, write_private
 from tests.deploy.conftest import Servers, own_ports
-from tests.support.pool_workers import Worker, assert_quiet, is_under_way, start_pipeline
+from tests.support.pool_workers import Worker, assert_quiet, is_under_way, kill_all, start_pipeline
 from tests.support.real_runs import prefect_at, run_recipe, wait_for
 from vantage.cli.main import app
 from vantage.runs.run import read_runs
@@ -79,14 +79,17 @@ def test_a_run_outlasts_its_servers_database(
     (tmp_path / "here" / "seconds.txt").write_text(STEP_SECONDS)
     events = tmp_path / "here" / "events.txt"
     pipeline = start_pipeline(here, recipe_file)
-    wait_for(lambda: is_under_way(tmp_path))
-    postgres, stopped = OwnPostgres(read_settings(servers.folder)), time.monotonic()
-    assert postgres.stop()
-    wait_for(lambda: events.exists() and "value started" in events.read_text())
-    time.sleep(max(0.0, stopped + AWAY_SECONDS - time.monotonic()))
-    assert pipeline.poll() is None, "it ends after the outage"
-    assert postgres.ensure_running()
-    printed, _ = pipeline.communicate(timeout=300)
+    try:
+        wait_for(lambda: is_under_way(tmp_path))
+        postgres, stopped = OwnPostgres(read_settings(servers.folder)), time.monotonic()
+        assert postgres.stop()
+        wait_for(lambda: events.exists() and "value started" in events.read_text())
+        time.sleep(max(0.0, stopped + AWAY_SECONDS - time.monotonic()))
+        assert pipeline.poll() is None, "it ends after the outage"
+        assert postgres.ensure_running()
+        printed, _ = pipeline.communicate(timeout=300)
+    finally:
+        kill_all(pipeline)
     assert pipeline.returncode == 0, printed
 
     [record] = read_runs(here)
