@@ -68,7 +68,7 @@ class TaskRuns:
                         begun.dynamic_key,
                         id=task_run_id,
                         name=begun.name,
-                        task_inputs=begun.task_inputs,  # type: ignore[arg-type]  # a list of the same types
+                        task_inputs=begun.task_inputs,
                     )
                 if known is None or known.state is None or not _are_equal(known.state, state):
                     final: State[None] = State(type=state.type, name=state.name, message=state.message)
