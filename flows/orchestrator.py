@@ -21,6 +21,7 @@ from vantage.attempts.stopping import Stop
 from vantage.flows.extending import Extending
 from vantage.flows.prefect_server.outages import outages_of
 from vantage.flows.prefect_server.server import server_name
+from vantage.flows.prefect_server.task_runs import TaskRuns
 from vantage.flows.recording import Recording
 from vantage.flows.retry import Retries
 from vantage.ledger.run_ledger import Ledger
@@ -102,7 +103,8 @@ class Orchestrator:
         self.retries = False
         """Whether the caller of ``attempt`` calls it again as long as ``tries_again``."""
         self._retries = Retries(self.recipe)
-        self._outages = outages_of(store.address, lambda text: watcher.say(f"  {text}", "yellow"))
+        self.outages = outages_of(store.address, lambda text: watcher.say(f"  {text}", "yellow"))
+        self.task_runs = TaskRuns()
         self._mending = threading.RLock()
         self.makes_report = makes_report and is_wanted()
         """Whether its report is made at its end."""
@@ -405,7 +407,7 @@ class Orchestrator:
             storage=self.store,
             observer=observer,
             stop=self.stop,
-            outages=self._outages,
+            outages=self.outages,
             started=partial(self.run.add_attempt, server=server),
         )
 

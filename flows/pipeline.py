@@ -60,8 +60,10 @@ async def order(orchestrator: Orchestrator, *, recipe: str, overrides: Sequence[
     left = [each for each in run.record.open_flow_runs if each.flow_run_id in this]
     if any(each.status is None for each in left):
         orchestrator.watcher.say(f"  Prefect's flow broke off: {state.message}", "red")
-    if any(each.status is not None and state.name != STATES[each.status][1] for each in left):
-        # Prefect recorded an error of its own, as an outage, and not how the run ended
+    was_away = orchestrator.outages.prefect.was_noticed
+    if was_away or any(
+        each.status is not None and state.name != STATES[each.status][1] for each in left
+    ):  # Prefect may have recorded an error of its own, as an outage, and not how the run ended
         await close_open_flow_runs(run, server=server_name(run.workspace.root))
         if any(each.flow_run_id in this for each in run.record.open_flow_runs):
             raise ServerUnavailable("the Prefect server does not answer")
@@ -157,7 +159,12 @@ async def _begun(
         stopping(orchestrator.request_stop, drained=drained),
         first_error(),
     ):
-        async with watch_cancellation(flow_run_id, orchestrator.run.is_cancel_requested, orchestrator.cancel):
+        async with watch_cancellation(
+            flow_run_id,
+            orchestrator.run.is_cancel_requested,
+            orchestrator.cancel,
+            orchestrator.outages.prefect,
+        ):
             yield
 
 
@@ -212,6 +219,8 @@ async def _finish(flow_run_id: str, orchestrator: Orchestrator) -> State[None]:
         status, message = "crashed", f"its worker was asked to end\n{message}"
     run.end_flow_run(flow_run_id, status, message)
     if not orchestrator.stop.is_set():  # after a stop its attempts may go on, and time is short
+        if orchestrator.outages.prefect.was_noticed:
+            await orchestrator.task_runs.correct(flow_run_id, stage)
         await close_attempts(run, server=server_name(run.workspace.root))
     return state_of(status, message)
 
@@ -247,6 +256,7 @@ async def when_ready(
                 return None
             attempt = stage.with_options(task_run_name=orchestrator.attempt_name(request))
             state: State[None] = await attempt(request, return_state=True, wait_for=states)  # type: ignore[misc]
+            orchestrator.task_runs.ended(state)
         is_extended = await asyncio.to_thread(orchestrator.extends, step)
         if not is_extended and (state.name != "Resumable" or not orchestrator.tries_again(step)):
             return state
@@ -258,6 +268,7 @@ async def stage(request: AttemptRequest) -> State[None]:
     """Return one attempt at a step of a run that is open in this process; a thread waits for the computation."""
     orchestrator = orchestrator_of(request.run_id)
     assert orchestrator is not None, "the flow opened it"
+    orchestrator.task_runs.begins()
     async with progress_page(request.step, lambda: orchestrator.progress(request.step)) as progress:
         record = await asyncio.to_thread(orchestrator.attempt, request)
         progress.is_complete = record.digest is not None

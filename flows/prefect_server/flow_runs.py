@@ -6,15 +6,17 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from uuid import UUID
 
+from httpx import HTTPError
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import State, StateType
 from prefect.events import emit_event
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.states import Crashed
 from prefect.utilities.urls import url_for
 
 from vantage.attempts.exit_codes import may_be_retried, may_be_retried_once
+from vantage.flows.prefect_server.outages import Outage
 from vantage.ledger.tracking import without_password
 from vantage.runs.record import OpenFlowRun, RunRecord, StageRecord
 from vantage.runs.run import Run, inactive_runs
@@ -112,10 +114,13 @@ async def tell_that_it_was_scheduled(flow_run_id: str) -> None:
 
 @asynccontextmanager
 async def watch_cancellation(
-    flow_run_id: str, is_requested: Callable[[], bool], cancel: Callable[[], None]
+    flow_run_id: str, is_requested: Callable[[], bool], cancel: Callable[[], None], outage: Outage
 ) -> AsyncIterator[None]:
-    """Call ``cancel`` inside this block if the flow run is cancelled in Prefect, or ``is_requested`` returns True."""
-    watch = asyncio.create_task(_watch(flow_run_id, is_requested, cancel))
+    """Call ``cancel`` inside this block if the flow run is cancelled in Prefect, or ``is_requested`` returns True.
+
+    ``outage``: reports that Prefect does not answer.
+    """
+    watch = asyncio.create_task(_watch(flow_run_id, is_requested, cancel, outage))
     try:
         yield
     finally:
@@ -123,7 +128,9 @@ async def watch_cancellation(
         await asyncio.wait([watch])
 
 
-async def _watch(flow_run_id: str, is_requested: Callable[[], bool], cancel: Callable[[], None]) -> None:
+async def _watch(
+    flow_run_id: str, is_requested: Callable[[], bool], cancel: Callable[[], None], outage: Outage
+) -> None:
     async with get_client() as client:
         while True:
             await asyncio.sleep(POLL_SECONDS)
@@ -132,7 +139,14 @@ async def _watch(flow_run_id: str, is_requested: Callable[[], bool], cancel: Cal
                     cancel()
                     return
                 flow_run = await client.read_flow_run(UUID(flow_run_id))
-            except Exception:  # a dead server or bucket is noticed when the run ends
+                outage.is_over()
+            except ObjectNotFound:
+                log.debug("Prefect knows flow run %s no longer", flow_run_id)
+                continue
+            except (HTTPError, PrefectException) as error:
+                outage.noticed(error)
+                continue
+            except Exception:  # a dead bucket is noticed when the run ends
                 log.debug("flow run %s cannot be looked at", flow_run_id, exc_info=True)
                 continue
             if flow_run.state_type in (StateType.CANCELLING, StateType.CANCELLED):

@@ -34,18 +34,20 @@ class Outage:
         """When a line was last printed, by the monotonic clock."""
         self._is_said = False
         """Whether a line was printed about the present outage."""
+        self.was_noticed = False
+        """Whether there was an outage, which may be over."""
 
     def noticed(self, error: Exception) -> None:
         """Print that the server does not answer, unless a line was printed within the last minute."""
         with self._changing:
-            now = monotonic()
+            now, self.was_noticed = monotonic(), True
             if self._since is None:
                 self._since = time.time()
             if self._said_at is not None and now - self._said_at < SECONDS_BETWEEN_LINES:
                 return
             self._said_at, self._is_said = now, True
             since = _clock(self._since)
-        reason = safe_text((str(error).splitlines() or [type(error).__name__])[0])
+        reason = safe_text(_reason(error))
         self._say(f"{self._server()} has not answered since {since} ({reason}); it is asked again")
 
     def is_over(self) -> None:
@@ -120,6 +122,14 @@ async def _service_loop(
         if run_once:
             return
         await asyncio.sleep(interval)
+
+
+def _reason(error: Exception) -> str:
+    """Return the status of an answer, or the first line of an error; the text of the former is long and has two addresses."""
+    answer = getattr(error, "response", None)
+    if answer is not None:
+        return f"{answer.status_code} {answer.reason_phrase}"
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _clock(seconds: float) -> str:

@@ -32,7 +32,7 @@ def soon(condition: Callable[[], object], running: "Future[Any] | None" = None) 
     assert condition()
 
 
-def kill_all(process: subprocess.Popen[bytes]) -> None:
+def kill_all(process: subprocess.Popen[Any]) -> None:
     """Kill a worker with everything that it has started: its machine is lost."""
     with suppress(psutil.NoSuchProcess):
         lost = psutil.Process(process.pid)
@@ -75,3 +75,10 @@ def in_a_process(workspace: Workspace, recipe: Path) -> int:
     process = start_pipeline(workspace, recipe)
     print(process.communicate()[0])
     return process.returncode
+
+
+def assert_quiet(printed: str) -> None:
+    """No traceback, and a line about the outage at most once a minute: it lasted less than four."""
+    assert "Traceback" not in printed
+    assert "Error logging to API" not in printed
+    assert 1 <= printed.count("has not answered since") <= 4, printed

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.pool_workers import ON_POOL, Worker, is_under_way, soon, start_pipeline
+from tests.support.pool_workers import ON_POOL, Worker, assert_quiet, is_under_way, soon, start_pipeline
 from tests.support.real_runs import configured_server, prefect_at, prefect_shows, run_recipe
 from vantage.attempts.exit_codes import ExitCode
 from vantage.flows.prefect_server.server import free_port
@@ -73,10 +73,3 @@ def test_after_an_outage_prefect_shows_how_an_attempt_and_its_run_ended(
         assert machine.poll() is None
         assert_quiet(log.read_text())
     assert read_run(here, record.run_id).open_flow_runs == ()
-
-
-def assert_quiet(printed: str) -> None:
-    """No traceback, and a line about the outage at most once a minute: it lasted less than four."""
-    assert "Traceback" not in printed
-    assert "Error logging to API" not in printed
-    assert 1 <= printed.count("has not answered since") <= 4, printed

@@ -72,6 +72,16 @@ def test_the_servers_are_named_without_their_logins(monkeypatch: pytest.MonkeyPa
     assert "(ConnectError)" in lines[0]
 
 
+def test_an_answer_is_named_by_its_status_and_an_outage_is_remembered(clock: Clock) -> None:
+    lines: list[str] = []
+    outage = Outage(lambda: "the server", lines.append)
+    assert not outage.was_noticed
+    outage.noticed(answer(503))
+    outage.is_over()
+    assert outage.was_noticed
+    assert "(503 Service Unavailable);" in lines[0]
+
+
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     """The loop of Prefect's worker after ``services_outlast``, and the lines that it prints."""
