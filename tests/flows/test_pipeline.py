@@ -205,7 +205,7 @@ def test_killed_in_the_middle_of_a_stage_the_same_command_goes_on(
     whole = Workspace(tmp_path / "whole")
     expected, _ = run_recipe(whole, recipe_file)
 
-    pace(workspace, 0.1)
+    pace(workspace, 0.3)
     process = start_vantage()
     wait_for(lambda: "policy started 1" in events(workspace))
     key = read_runs(workspace)[0].stages["policy"].stage_key
