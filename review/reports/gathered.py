@@ -109,7 +109,7 @@ class PhaseTime:
 
 @dataclass(frozen=True)
 class Times:
-    """Where the seconds of a stage's iterations went."""
+    """The time of a stage's iterations, by phase."""
 
     phases: tuple[PhaseTime, ...]
     """Those that took any time, in their order."""

@@ -1,4 +1,4 @@
-"""Where the seconds of a stage's iterations went: shares of phases, and bars of equal parts of the iterations."""
+"""Sum up the time of a stage's iterations by phase: shares, and bars of equal parts of the iterations."""
 
 from collections.abc import Mapping, Sequence
 from math import isfinite

@@ -1,4 +1,4 @@
-"""What a stage keeps in host memory (``resources.offload``): whether it has it, and whether its networks have weights of their own."""
+"""Check ``resources.offload``: whether a stage has what it keeps in host memory, and whether its networks have weights of their own."""
 
 from collections.abc import Iterator
 

@@ -34,7 +34,7 @@ class PolicyEvaluation(Stage):
     samples_per_prompt: Count = 1
     """Responses of each policy to each prompt."""
     rollout: Sampling = Field(Sampling(), exclude_if=is_default(Sampling()))
-    """How responses are sampled."""
+    """Settings of sampling."""
 
     @rule
     def _one_process_samples_with_vllm(self) -> None:

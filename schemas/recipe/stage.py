@@ -152,7 +152,7 @@ class Resources(Frozen):
     node_selector: dict[str, str] = Field(default_factory=dict, exclude_if=is_unset)
     """Labels of the Kubernetes nodes that the pool may use for the stage."""
     offload: tuple[Literal["reference", "reward", "optimizer"], ...] = Field((), exclude_if=is_default(()))
-    """What lies in host memory in place of the GPU's. ``reference``, ``reward`` (its models): frozen weights, which visit the GPU for
+    """Parts that lie in host memory in place of the GPU's. ``reference``, ``reward`` (its models): frozen weights, which visit the GPU for
     their passes, once for each rollout (DPO: for each micro-batch); no bit changes. ``optimizer``: the moments of AdamW, whose
     updates are computed on CPUs then, and differ by rounding from a GPU's."""
     distributed: Distributed = Field(Distributed(), exclude_if=_is_default)

@@ -37,7 +37,7 @@ class Rollouts(Training):
     epochs: Count = 1
     """Passes over each rollout."""
     rollout: Sampling = Field(Sampling(), exclude_if=is_default(Sampling()))
-    """How responses are sampled."""
+    """Settings of sampling."""
     checkpoint_every: Count = 10
     """Iterations between two in-stage checkpoints."""
 

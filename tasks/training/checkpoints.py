@@ -72,7 +72,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Content:
-    """What a checkpoint will hold, checked and ready to be written."""
+    """The content of a checkpoint, checked and ready to be written."""
 
     step: int
     tensors: dict[str, Tensor]

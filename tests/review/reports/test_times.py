@@ -1,4 +1,4 @@
-"""Where the time of a stage went, by hand: shares, percentiles, and bars of equal parts."""
+"""Compute by hand where the time of a stage went: shares, percentiles, and bars of equal parts."""
 
 from dataclasses import replace
 
