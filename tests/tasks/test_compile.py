@@ -34,7 +34,8 @@ torch.set_num_threads(1)
 finish = Attempt.finish_step
 
 def finish_step(self, *arguments, **options):
-    if self.step == int(copied_in):  # what a kill leaves
+    if self.step == int(copied_in):  # what a kill leaves after a checkpoint was written beside training
+        self._writing.finish()
         shutil.copytree(job.scratch, copy, dirs_exist_ok=True)
     finish(self, *arguments, **options)
 
