@@ -231,7 +231,7 @@ def test_more_gpus_that_are_slower_have_a_reason() -> None:
 
 @pytest.mark.parametrize("is_in_4_bits", [False, True])
 def test_a_base_in_4_bits_beneath_adapters_is_not_cut(is_in_4_bits: bool) -> None:
-    """Of 200 billion weights, 4.5 bits each are too many for a GPU, and 4 bytes for eight."""
+    """200 billion weights of 4.5 bits are too many for a GPU, and 4 bytes for eight."""
     shape = replace(LLAMA_7B, counted_weights=2 * 10**11, num_layers=950, has_tied_head=True)
     adapted = Network(
         role="policy", shape=shape, is_trained=True, adapter_weights=10**7, is_in_4_bits=is_in_4_bits

@@ -42,7 +42,7 @@ def test_many_iterations_become_bars_of_equal_parts() -> None:
 
 
 def test_nothing_is_shown_of_a_stage_that_measured_no_times() -> None:
-    """As one that an earlier version computed, or one whose iterations lack a phase."""
+    """An earlier version computed such a stage, or its iterations lack a phase."""
     assert times_of({"loss": rows_of([1.0])}) is None
     partly = measured(sampling=[1.0])
     del partly["seconds_other"]

@@ -48,7 +48,7 @@ def curves_of(job: StageJob) -> list[dict[str, float]]:
 
 
 def test_what_was_begun_comes_from_the_weights_of_before(pipeline: Any, servers: list[FakeServer]) -> None:
-    """And what is asked for meanwhile from those of after; the servers get these when they are done with the former."""
+    """Requests made meanwhile are sampled from those of after; the servers get these when they are done with the former."""
     policy, codec, prompts = parts(pipeline)
     engine_metrics()
     with AheadEngine(engine_of(policy, codec, servers)) as ahead:

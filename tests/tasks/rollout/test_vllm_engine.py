@@ -257,7 +257,7 @@ def test_whole_stages_sample_with_it(kind: str, pipeline: Any, faults: Faults, t
 
 
 def test_a_rollout_records_which_weights_sampled_it(pipeline: Any, faults: Faults) -> None:
-    """What is sampled in the same step after an update, as in validation, does not replace it."""
+    """Later sampling in the same step, as in validation, does not replace it."""
     policy, codec, prompts = parts(pipeline)
     engine = engine_of(policy, codec)
     engine_metrics()

@@ -57,7 +57,7 @@ def weights_of(network: nn.Module) -> Tensor:
 
 
 def two_ways(folder: Path) -> dict[str, Any]:
-    """What this rank finds with both ways to add up gradients."""
+    """Results of this rank with both ways to add up gradients."""
     vars(gradients)["BUCKET_ELEMENTS"] = WIDTH * WIDTH  # a layer and its vector
     found: dict[str, Any] = {}
     for name, overlaps in (("overlapping", True), ("plain", False)):
@@ -96,7 +96,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_overlapping_sums_of_three_ranks_have_the_bits_of_sums_after_the_pass(tmp_path: Path) -> None:
-    """Of two ranks a sum has one order; gloo adds three up in an order that depends on a number's place in its bucket."""
+    """The sum of two ranks has one order; gloo adds three up in an order that depends on a number's place in its bucket."""
     first = on_ranks(two_ways, tmp_path, world_size=3)
     for of_rank in first:
         for microbatches in (1, 2, 4):

@@ -141,7 +141,7 @@ def frozen(folder: Path) -> dict[str, Any]:
 
 
 def two_ranks(folder: Path) -> dict[str, Any]:
-    """What this rank finds."""
+    """Results of this rank."""
     found: dict[str, Any] = {"frozen": frozen(folder)}
     for precision in PRECISIONS:
         found[precision] = {
