@@ -102,8 +102,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Nor in what a file of tests has loaded."""
+    """Nor in what a file of tests has loaded; and what a pipeline has set for its process ends with the file."""
     if nextitem is None or nextitem.path != item.path:
+        logging.raiseExceptions = True  # see errors_of_logging_are_quiet
         gc.collect()
         gc.freeze()
 
