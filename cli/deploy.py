@@ -15,6 +15,26 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.responses import DeploymentResponse
 
+OnOverlapOption = Annotated[
+    str,
+    typer.Option(
+        "--on-overlap",
+        metavar="wait|skip|cancel",
+        help="A run that would be one too many waits for an earlier one, is skipped, or has the earlier ones save and end "
+        "(cancel: one at a time).",
+    ),
+]
+Paused = Annotated[
+    bool | None,
+    typer.Option(
+        "--paused/--active", help="Of the schedule. Default: as it is in Prefect already, else active."
+    ),
+]
+Write = Annotated[
+    Path | None,
+    typer.Option("--write", metavar="prefect.yaml", help="Write it for `prefect deploy` in place of that."),
+]
+
 
 def deploy(
     recipe: Source,
@@ -42,30 +62,12 @@ def deploy(
             "--concurrency", min=1, max=10_000, help="How many of its runs may be under way at once."
         ),
     ] = 1,
-    on_overlap: Annotated[
-        str,
-        typer.Option(
-            "--on-overlap",
-            metavar="wait|skip|cancel",
-            help="A run that would be one too many waits for an earlier one, is skipped, or has the earlier ones save and end "
-            "(cancel: one at a time).",
-        ),
-    ] = "skip",
-    paused: Annotated[
-        bool | None,
-        typer.Option(
-            "--paused/--active", help="Of the schedule. Default: as it is in Prefect already, else active."
-        ),
-    ] = None,
+    on_overlap: OnOverlapOption = "skip",
+    paused: Paused = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be registered; register nothing.")
     ] = False,
-    write: Annotated[
-        Path | None,
-        typer.Option(
-            "--write", metavar="prefect.yaml", help="Write it for `prefect deploy` in place of that."
-        ),
-    ] = None,
+    write: Write = None,
     verbose: Verbose = False,
 ) -> None:
     """Register a recipe as a deployment in Prefect; again: update it."""

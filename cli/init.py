@@ -248,23 +248,7 @@ def _draft(given: Given, file: Path, name: str | None) -> "tuple[Draft, bool]":
     reward = _reward_of(given)
     _check_model(given.model or TINY)
     _check_verifier(given.verifier or "")
-    sources: dict[Content, str | None] = {
-        "demonstrations": given.demonstrations,
-        "preferences": given.preferences,
-        "prompts": given.prompts,
-    }
-    if not has_files:
-        wanted = (
-            "demonstrations",
-            *(("preferences",) if reward == "model" else ()),
-            *(("prompts",) if reward != "none" else ()),
-        )
-        sources = {content: BUILTIN.format(content) for content in sources if content in wanted}
-    _check_there_is_enough(sources, reward)
-    if reward == "model" and not sources.get("prompts") and not sources.get("demonstrations"):
-        sources["prompts"] = _prompts_in(sources["preferences"] or "")
-    if reward == "none":
-        sources.pop("prompts", None)
+    sources = _sources_of(given, reward, has_files=has_files)
     data: dict[str, DataDraft] = {}
     found = {}
     measured: list[Sequence[Mapping[str, Any]]] = []
@@ -318,6 +302,28 @@ def _draft(given: Given, file: Path, name: str | None) -> "tuple[Draft, bool]":
         ),
         own_verifier,
     )
+
+
+def _sources_of(given: Given, reward: "Reward", *, has_files: bool) -> "dict[Content, str | None]":
+    """Return each content's source; a demo has the built-in ones that its reward reads."""
+    sources: dict[Content, str | None] = {
+        "demonstrations": given.demonstrations,
+        "preferences": given.preferences,
+        "prompts": given.prompts,
+    }
+    if not has_files:
+        wanted = (
+            "demonstrations",
+            *(("preferences",) if reward == "model" else ()),
+            *(("prompts",) if reward != "none" else ()),
+        )
+        sources = {content: BUILTIN.format(content) for content in sources if content in wanted}
+    _check_there_is_enough(sources, reward)
+    if reward == "model" and not sources.get("prompts") and not sources.get("demonstrations"):
+        sources["prompts"] = _prompts_in(sources["preferences"] or "")
+    if reward == "none":
+        sources.pop("prompts", None)
+    return sources
 
 
 def _reward_of(given: Given) -> "Reward":

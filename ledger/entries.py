@@ -96,45 +96,9 @@ def apply_operation(entry: RunEntry | None, operation: Operation) -> RunEntry:
         raise ValueError(f"{operation.operation} before open_run; a run's first operation is open_run")
     match operation:
         case OpenStage():
-            known = entry.stages.get(operation.stage)
-            stage = StageEntry(
-                name=operation.stage,
-                kind=operation.kind,
-                stage_key=operation.stage_key,
-                inputs=operation.inputs,
-                source_sha256=operation.source_sha256,
-                source=_source_in(operation.params),
-                attempt=operation.attempt,
-                artifact=known.artifact if known else None,
-                made=known.made if known else None,
-                verdicts=known.verdicts if known else (),
-                loosened=known.loosened if known else (),
-                readings=known.readings if known else 0,
-            )
+            stage = _opened(entry.stages.get(operation.stage), operation)
         case RecordReuse():
-            known = entry.stages.get(operation.stage)
-            made_here = known is not None and known.attempt is not None and known.outcome != "reused"
-            held = known.outcome if _has_artifact(known, operation.artifact) else ""
-            stage = StageEntry(
-                name=operation.stage,
-                kind=operation.kind,
-                stage_key=operation.stage_key,
-                inputs=operation.inputs,
-                source_sha256=operation.source_sha256,
-                source=_source_in(operation.params),
-                folder=operation.folder,
-                attempt=known.attempt if known else None,
-                outcome=held
-                if held in ("gate_closed", "waiting_approval")
-                else "completed"
-                if made_here
-                else "reused",
-                artifact=operation.artifact,
-                made=_first_recorded(known, operation.artifact, operation.time),
-                verdicts=known.verdicts if known else (),
-                loosened=known.loosened if known else (),
-                readings=known.readings if known else 0,
-            )
+            stage = _reused(entry.stages.get(operation.stage), operation)
         case RecordVerdicts():
             known = _stage(entry, operation.stage)
             stage = replace(known, verdicts=operation.verdicts, loosened=operation.loosened)
@@ -165,6 +129,46 @@ def apply_operation(entry: RunEntry | None, operation: Operation) -> RunEntry:
         case _:
             return entry
     return replace(entry, stages={**entry.stages, stage.name: stage})
+
+
+def _opened(known: StageEntry | None, operation: OpenStage) -> StageEntry:
+    return StageEntry(
+        name=operation.stage,
+        kind=operation.kind,
+        stage_key=operation.stage_key,
+        inputs=operation.inputs,
+        source_sha256=operation.source_sha256,
+        source=_source_in(operation.params),
+        attempt=operation.attempt,
+        artifact=known.artifact if known else None,
+        made=known.made if known else None,
+        verdicts=known.verdicts if known else (),
+        loosened=known.loosened if known else (),
+        readings=known.readings if known else 0,
+    )
+
+
+def _reused(known: StageEntry | None, operation: RecordReuse) -> StageEntry:
+    """Return the stage's entry; what this very run has made stays completed, or waits at its gate."""
+    made_here = known is not None and known.attempt is not None and known.outcome != "reused"
+    held = known.outcome if _has_artifact(known, operation.artifact) else ""
+    waits = held in ("gate_closed", "waiting_approval")
+    return StageEntry(
+        name=operation.stage,
+        kind=operation.kind,
+        stage_key=operation.stage_key,
+        inputs=operation.inputs,
+        source_sha256=operation.source_sha256,
+        source=_source_in(operation.params),
+        folder=operation.folder,
+        attempt=known.attempt if known else None,
+        outcome=held if waits else "completed" if made_here else "reused",
+        artifact=operation.artifact,
+        made=_first_recorded(known, operation.artifact, operation.time),
+        verdicts=known.verdicts if known else (),
+        loosened=known.loosened if known else (),
+        readings=known.readings if known else 0,
+    )
 
 
 def _source_in(params: Mapping[str, Any]) -> str | None:

@@ -1,5 +1,7 @@
 """Best of n (RAFT): sample, keep each prompt's best response by the reward, fine-tune on what was kept, again."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -21,14 +23,14 @@ from vantage.tasks.rollout.rollouts import (
     sample_and_score,
 )
 from vantage.tasks.rollout.sampler_check import compare_with_sampler
-from vantage.tasks.rollout.selection import Selection, kept_by
+from vantage.tasks.rollout.selection import Measured, Selection, kept_by
 from vantage.tasks.rollout.watching import load_watching
 from vantage.tasks.training.attempt import Attempt
 from vantage.tasks.training.found_limits import Taken, longest_response
 from vantage.tasks.training.likelihood import accumulate_nll
 from vantage.tasks.training.measured import uncertainty_of, values_of
 from vantage.tasks.training.metric_sums import means_of
-from vantage.tasks.training.networks import trained_policy, write_policy
+from vantage.tasks.training.networks import Written, trained_policy, write_policy
 from vantage.tasks.training.optimization import (
     optimizer_of,
     training_device,
@@ -109,12 +111,22 @@ def run(job: StageJob[ResolvedBestOfN]) -> StageResult:
     # 6. What the best policy is like
     measured = selection.measure(test, num_samples=work.test_samples or work.validation_samples)
     written = write_policy(job, policy.causal_lm, codec.tokenizer)
+    return _result(job, measured, attempt.state, written, encoding)
+
+
+def _result(
+    job: StageJob[ResolvedBestOfN],
+    measured: Measured,
+    state: BestSoFar,
+    written: Written,
+    encoding: Mapping[str, float],
+) -> StageResult:
     return StageResult(
         metrics={
             **values_of(measured.estimates),
             "reward_spread": measured.reward_spread,
-            **kept_by(attempt.state, keeps_by_watch=work.keeps_by_watch),
-            "best_iteration": attempt.state.best_iteration,
+            **kept_by(state, keeps_by_watch=job.work.keeps_by_watch),
+            "best_iteration": state.best_iteration,
             **encoding,
         },
         uncertainty=uncertainty_of(measured.estimates),

@@ -109,29 +109,7 @@ def key_parts(
     if stand_in is not None and configuration["reference"] is None and stand_in in digests:
         digests.setdefault("reference", digests[stand_in])
 
-    named = {
-        role: _take(digests, role, kind) for role in row.roles if role in digests or configuration.get(role)
-    }
-    if isinstance(work, ImportVerifier):  # the datasets of its dry run
-        named |= {role: _take(digests, role, kind) for role in sorted(digests) if role.startswith("prompts.")}
-    if isinstance(work, MixData):
-        named |= {
-            role: _take(digests, role, kind)
-            for role in map(part_role, range(len(configuration.pop("parts"))))
-        }
-    if isinstance(work, CheckRows):
-        named |= {
-            role: _take(digests, role, kind)
-            for role in (MODEL, *map(checked_role, range(len(configuration.pop("datasets")))))
-        }
-    if isinstance(work, PrepareData):
-        test_sets = configuration.pop("test_sets", ())
-        held_out_of = (configuration["data"].get("near_duplicates") or {}).pop("held_out_of", ())
-        roles = [role_of_test_set(i) for i in range(len(test_sets))]
-        roles += [held_out_role(i) for i, name in enumerate(held_out_of) if name not in test_sets]
-        named |= {role: _take(digests, role, kind) for role in roles}
-    if isinstance(work, Training):
-        named |= {role: _take(digests, role, kind) for role in PREVIOUS_ROLES if role in digests}
+    named = _named_inputs(work, configuration, digests)
     reward_names = _reward_names(configuration)
     read_rewards = {
         place: _reward_by_content(name, rewards, digests, kind) for place, name in reward_names.items()
@@ -167,6 +145,35 @@ def key_parts(
         "extra": dict(extra),
         "seed": seed,
     }
+
+
+def _named_inputs(work: Work, configuration: dict[str, Any], digests: dict[str, str]) -> dict[str, str]:
+    """Take the digests of the inputs that ``work`` names by role, and remove the fields that name a list of them."""
+    kind, row = work.kind, KINDS[work.kind]
+    named = {
+        role: _take(digests, role, kind) for role in row.roles if role in digests or configuration.get(role)
+    }
+    if isinstance(work, ImportVerifier):  # the datasets of its dry run
+        named |= {role: _take(digests, role, kind) for role in sorted(digests) if role.startswith("prompts.")}
+    if isinstance(work, MixData):
+        named |= {
+            role: _take(digests, role, kind)
+            for role in map(part_role, range(len(configuration.pop("parts"))))
+        }
+    if isinstance(work, CheckRows):
+        named |= {
+            role: _take(digests, role, kind)
+            for role in (MODEL, *map(checked_role, range(len(configuration.pop("datasets")))))
+        }
+    if isinstance(work, PrepareData):
+        test_sets = configuration.pop("test_sets", ())
+        held_out_of = (configuration["data"].get("near_duplicates") or {}).pop("held_out_of", ())
+        roles = [role_of_test_set(i) for i in range(len(test_sets))]
+        roles += [held_out_role(i) for i, name in enumerate(held_out_of) if name not in test_sets]
+        named |= {role: _take(digests, role, kind) for role in roles}
+    if isinstance(work, Training):
+        named |= {role: _take(digests, role, kind) for role in PREVIOUS_ROLES if role in digests}
+    return named
 
 
 def dumped(work: Work) -> dict[str, Any]:
