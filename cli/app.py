@@ -6,9 +6,9 @@ import typer
 
 from vantage.attempts.exit_codes import MEANINGS
 from vantage.cli.output import workspace_at
+from vantage.runs.workspace import DEFAULT_WORKSPACE as DEFAULT_WORKSPACE
 from vantage.storage.bucket import address_forms
 
-DEFAULT_WORKSPACE = ".vantage"
 RUN_HELP = "A run's id, the beginning of one, its number, or `latest`."
 
 

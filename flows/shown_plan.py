@@ -1,14 +1,51 @@
-"""The plan of a run, shown before its first stage: on the command line, and where Prefect starts the run."""
+"""The plan of a recipe, which changes nothing, and that of a run, which is shown before its first stage."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vantage.attempts.machine import check_extras
 from vantage.flows.saving_time import saving_warnings, write_rate
 from vantage.ledger import tracking
 from vantage.runs.console import Screen
 from vantage.runs.plan_table import show_plan
 from vantage.runs.planning import PlannedStep, check_drift, plan, plan_warnings
-from vantage.runs.resolving import ChosenRates
-from vantage.runs.run import Run, read_runs
+from vantage.runs.resolving import ChosenRates, load_resolved
+from vantage.runs.run import Run, next_run, read_runs
 from vantage.runs.workspace import Workspace
-from vantage.signing.before_runs import signing_warnings
+from vantage.schemas.recipe.recipe import ResolvedRecipe
+from vantage.signing.before_runs import check_signing, signing_warnings
+
+
+@dataclass(frozen=True)
+class RecipePlan:
+    """The plan of the next run of a recipe."""
+
+    recipe: ResolvedRecipe
+    steps: list[PlannedStep]
+    warnings: list[str]
+    chosen: ChosenRates
+    """Learning rates that the recipe left open."""
+
+
+def plan_recipe(source: str, overrides: Sequence[str], workspace: Workspace) -> RecipePlan:
+    """Plan the next run of a recipe; nothing is written.
+
+    Raises:
+        vantage.schemas.problems.RecipeError: the recipe is invalid.
+        ValueError: this installation or the workspace lacks what it needs.
+    """
+    resolved, chosen = load_resolved(source, overrides)
+    check_extras(resolved)
+    check_signing(resolved, workspace)
+    tracking.check_configured()
+    resolved, approvals = next_run(workspace, resolved)
+    steps = plan(resolved, workspace.existing_storage, read_runs(workspace), approvals=approvals)
+    warnings = [
+        *plan_warnings(resolved, steps),
+        *saving_warnings(resolved, steps, folder=workspace.root, rate=write_rate),
+        *signing_warnings(resolved, workspace),
+    ]
+    return RecipePlan(resolved, steps, warnings, chosen)
 
 
 def planned(run: Run, screen: Screen, *, strict: bool, chosen: ChosenRates | None) -> list[PlannedStep]:

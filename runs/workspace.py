@@ -14,6 +14,8 @@ from vantage.storage.storage import Storage, open_storage
 if TYPE_CHECKING:
     from vantage.runs.run_records import RunRecords
 
+DEFAULT_WORKSPACE = ".vantage"
+"""The workspace of whoever names none: a folder in the current one."""
 RUN_ID = re.compile(r"(\d{4,})-[a-z0-9_-]+-[0-9a-f]{6}")
 """Run id: number, recipe, and a random part."""
 

@@ -15,7 +15,7 @@ modules = [found.name for found in pkgutil.walk_packages(vantage.__path__, "vant
 for name in modules:
     if not name.endswith("__main__") and not name.startswith("vantage.recipes."):
         importlib.import_module(name)
-ours = {found.name for found in pkgutil.iter_modules(vantage.__path__)}
+ours = {found.name for found in pkgutil.iter_modules(vantage.__path__)} - {"__main__"}  # which is the probe itself
 print(len(modules), *sorted(ours & set(sys.modules)), flush=True)
 """
 """Verifiers of built-in recipes are no modules of ours: a stage reads them as it reads a user's."""
@@ -31,7 +31,7 @@ def test_every_package_is_in_the_wheel() -> None:
 
 
 def test_every_link_leads_to_the_folder_of_its_name() -> None:
-    assert len(PACKAGES) == 14
+    assert len(PACKAGES) == 15
     for name in PACKAGES:
         assert (ROOT / "vantage" / name).readlink() == Path("..") / name
         assert (ROOT / name / "__init__.py").is_file()

@@ -91,7 +91,9 @@ def test_what_a_killed_writer_left_is_no_obstacle_and_is_removed_an_hour_later(
 def replace_often(path: Path, write: Callable[[Path, bytes], None], number: int) -> None:
     for count in range(500):
         write(path, f"{number} {count} ".encode() * 100)
-    os._exit(0)  # not through the exits that Prefect registers in the process that forked: they fail in a child
+    os._exit(
+        0
+    )  # not through the exits that Prefect registers in the process that forked: they fail in a child
 
 
 @pytest.mark.usefixtures("no_fsync")

@@ -1,0 +1,11 @@
+from vantage.api.auditing import Audit as Audit
+from vantage.api.auditing import audit as audit
+from vantage.api.planning import Plan as Plan
+from vantage.api.planning import plan as plan
+from vantage.api.policies import Policy as Policy
+from vantage.api.policies import load_policy as load_policy
+from vantage.api.records import Run as Run
+from vantage.api.records import Stage as Stage
+from vantage.api.records import open_run as open_run
+from vantage.api.running import RunFailed as RunFailed
+from vantage.api.running import run as run
