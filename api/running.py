@@ -15,6 +15,7 @@ from vantage.api.records import Run
 from vantage.attempts.identity.child_python import python_environment
 from vantage.runs.resolving import load_resolved
 from vantage.runs.summary import reasons
+from vantage.schemas.loading.part_of_recipe import part_named
 
 COMMAND: tuple[str, ...] = (sys.executable, "-m", "vantage")
 """The command line of this installation."""
@@ -37,6 +38,8 @@ def run(
     *,
     set: Mapping[str, Any] | None = None,
     workspace: Place = None,
+    until: str | None = None,
+    only: str | None = None,
     strict: bool = False,
 ) -> Run:
     """Run a recipe, or go on with its unfinished run; what is already made is reused. The same as ``vantage run``.
@@ -49,6 +52,8 @@ def run(
         recipe: a file, or the name of a built-in recipe.
         set: field → value in place of the recipe's, for example ``{"stages.policy.iterations": 20}``.
         workspace: a folder or a bucket.
+        until: a stage; it and all that it reads are run, and nothing is published.
+        only: a stage, which alone is run; what it reads has to be made already. Nothing is published.
         strict: refuse to reuse what was made with other code or libraries.
 
     Returns:
@@ -59,9 +64,15 @@ def run(
         RunFailed: a stage failed, or the run could not begin.
     """
     place, overrides = workspace_of(workspace), overrides_of(set)
-    load_resolved(str(recipe), overrides)  # an invalid recipe is refused here, as an exception of its own
+    load_resolved(
+        str(recipe), overrides, part=part_named(until, only)
+    )  # an invalid recipe is refused here, as an exception of its own
     command = [*COMMAND, "run", str(recipe), "--workspace", place.address, "--json"]
-    command += [word for each in overrides for word in ("--set", each)] + (["--strict"] if strict else [])
+    command += [word for each in overrides for word in ("--set", each)]
+    command += [
+        f"--{extent}={stage}" for extent, stage in (("until", until), ("only", only)) if stage is not None
+    ]
+    command += ["--strict"] if strict else []
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

@@ -61,6 +61,21 @@ Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Show the frameworks' own logs, and tracebacks.")
 ]
 
+Until = Annotated[
+    str | None,
+    typer.Option(
+        "--until", metavar="STAGE", help="Only this stage and all that it reads; nothing is published."
+    ),
+]
+Only = Annotated[
+    str | None,
+    typer.Option(
+        "--only",
+        metavar="STAGE",
+        help="Only this stage: what it reads has to be made already. Nothing is published.",
+    ),
+]
+
 app = typer.Typer(
     name="vantage",
     help="Declarative RLHF pipelines: one recipe from demonstrations to an evaluated policy.",

@@ -3,7 +3,7 @@
 import typer
 
 from vantage.attempts.exit_codes import ExitCode
-from vantage.cli.app import DEFAULT_WORKSPACE, AsJson, Place, Set, Source, Strict, Verbose
+from vantage.cli.app import DEFAULT_WORKSPACE, AsJson, Only, Place, Set, Source, Strict, Until, Verbose
 from vantage.cli.output import explained, print_json, warn, workspace_at
 
 
@@ -11,6 +11,8 @@ def plan(
     recipe: Source,
     overrides: Set = None,
     workspace: Place = DEFAULT_WORKSPACE,
+    until: Until = None,
+    only: Only = None,
     as_json: AsJson = False,
     strict: Strict = False,
     verbose: Verbose = False,
@@ -23,10 +25,12 @@ def plan(
         from vantage.runs.plan_table import show_plan
         from vantage.runs.planning import check_drift, damage
         from vantage.runs.run import damaged_runs
+        from vantage.schemas.loading.part_of_recipe import part_named
 
         source, place = recipe_source(recipe, "plan"), workspace_at(workspace)
+        part = part_named(until, only)
         warn(damaged_runs(place))
-        planned = plan_recipe(source, overrides or [], place)
+        planned = plan_recipe(source, overrides or [], place, part=part)
         if as_json:
             print_json(
                 {
@@ -40,7 +44,7 @@ def plan(
             show_plan(
                 open_console(),
                 planned.steps,
-                heading=f"{planned.recipe.recipe} · {place.address}",
+                heading=" · ".join(map(str, filter(None, (planned.recipe.recipe, place.address, part)))),
                 warnings=planned.warnings,
                 chosen=planned.chosen,
             )

@@ -1,22 +1,30 @@
 """``vantage run``: run a recipe, or resume its unfinished run."""
 
 import sys
-from typing import TYPE_CHECKING, Any
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vantage.cli.app import DEFAULT_WORKSPACE, AsJson, Place, Set, Source, Strict, Verbose
+from vantage.cli.app import DEFAULT_WORKSPACE, AsJson, Only, Place, Set, Source, Strict, Until, Verbose
 from vantage.cli.output import explained, print_json, workspace_at
 
 if TYPE_CHECKING:
     from vantage.runs.console import Screen
     from vantage.runs.record import RunRecord
+    from vantage.runs.workspace import Workspace
 
 
 def run(
     recipe: Source,
     overrides: Set = None,
     workspace: Place = DEFAULT_WORKSPACE,
+    until: Until = None,
+    only: Only = None,
+    detach: Annotated[
+        bool,
+        typer.Option("--detach", help="Return when the run has begun; it goes on without this terminal."),
+    ] = False,
     as_json: AsJson = False,
     strict: Strict = False,
     verbose: Verbose = False,
@@ -24,20 +32,54 @@ def run(
     """Run a recipe, or go on with its unfinished run; what is already made is reused."""
     with explained(verbose):
         from vantage.flows.execution import execute
+        from vantage.flows.shown_plan import plan_recipe
         from vantage.ledger.tracking import check_configured
         from vantage.runs.names import recipe_source
         from vantage.runs.resolving import load_resolved
         from vantage.runs.run import acquire_run
+        from vantage.schemas.loading.part_of_recipe import part_named
         from vantage.signing.before_runs import check_signing
 
         recipe = recipe_source(recipe, "run")
-        resolved, chosen = load_resolved(recipe, overrides or [])
+        part = part_named(until, only)
+        resolved, chosen = load_resolved(recipe, overrides or [], part=part)
         place = workspace_at(workspace)
+        if part is not None and part.extent == "only":
+            plan_recipe(recipe, overrides or [], place, part=part)  # refuses it before there is a run
         check_signing(resolved, place)
         check_configured()
-        with acquire_run(place, resolved, source=recipe, overrides=overrides or ()) as started:
+        if detach:
+            words = [word for each in overrides or () for word in ("--set", each)]
+            words += [] if part is None else [f"--{part.extent}={part.stage}"]
+            words += [flag for flag, is_set in (("--strict", strict), ("--verbose", verbose)) if is_set]
+            _detach([recipe, "--workspace", place.address, *words], place, as_json=as_json)
+            return
+        with acquire_run(
+            place, resolved, source=recipe, overrides=overrides or (), part=part and str(part)
+        ) as started:
             record = execute(started, screen_of(as_json), strict=strict, verbose=verbose, chosen=chosen)
         finish(record, as_json=as_json)
+
+
+def _detach(arguments: list[str], place: "Workspace", *, as_json: bool) -> None:
+    """Start the run and print how to follow and to stop it. Exits with the run's code if it has failed to begin."""
+    from vantage.cli.detached import start_detached
+    from vantage.runs.own_commands import program
+
+    started = start_detached(arguments, place)
+    if started.run_id is None:
+        sys.stderr.write(started.log.read_text(errors="replace"))
+        started.log.unlink()
+        raise typer.Exit(started.exit_code or 0)
+    if as_json:
+        print_json({"run_id": started.run_id, "pid": started.pid, "log": str(started.log)})
+        return
+    print(f"run {started.run_id} has begun (process {started.pid}); it goes on without this terminal")
+    print(f"  prints  {started.log}")
+    for what, command in (("status", "status"), ("stop", "cancel")):
+        print(
+            f"  {what:<8}{program('vantage')} {command} {started.run_id} --workspace {quote(place.address)}"
+        )
 
 
 def screen_of(as_json: bool) -> "Screen":

@@ -8,10 +8,11 @@ from vantage.flows.saving_time import saving_warnings, write_rate
 from vantage.ledger import tracking
 from vantage.runs.console import Screen
 from vantage.runs.plan_table import show_plan
-from vantage.runs.planning import PlannedStep, check_drift, plan, plan_warnings
+from vantage.runs.planning import PlannedStep, check_drift, check_made, plan, plan_warnings
 from vantage.runs.resolving import ChosenRates, load_resolved
 from vantage.runs.run import Run, next_run, read_runs
 from vantage.runs.workspace import Workspace
+from vantage.schemas.loading.part_of_recipe import Part
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.signing.before_runs import check_signing, signing_warnings
 
@@ -27,19 +28,24 @@ class RecipePlan:
     """Learning rates that the recipe left open."""
 
 
-def plan_recipe(source: str, overrides: Sequence[str], workspace: Workspace) -> RecipePlan:
-    """Plan the next run of a recipe; nothing is written.
+def plan_recipe(
+    source: str, overrides: Sequence[str], workspace: Workspace, *, part: Part | None = None
+) -> RecipePlan:
+    """Plan the next run of a recipe, or of a part of it; nothing is written.
 
     Raises:
         vantage.schemas.problems.RecipeError: the recipe is invalid.
-        ValueError: this installation or the workspace lacks what it needs.
+        ValueError: this installation or the workspace lacks what it needs; there is no such part, or it is one stage
+            whose inputs are not made.
     """
-    resolved, chosen = load_resolved(source, overrides)
+    resolved, chosen = load_resolved(source, overrides, part=part)
     check_extras(resolved)
     check_signing(resolved, workspace)
     tracking.check_configured()
     resolved, approvals = next_run(workspace, resolved)
     steps = plan(resolved, workspace.existing_storage, read_runs(workspace), approvals=approvals)
+    if part is not None and part.extent == "only":
+        check_made(steps, part.stage)
     warnings = [
         *plan_warnings(resolved, steps),
         *saving_warnings(resolved, steps, folder=workspace.root, rate=write_rate),
@@ -65,7 +71,8 @@ def planned(run: Run, screen: Screen, *, strict: bool, chosen: ChosenRates | Non
         read_runs(run.workspace),
         approvals=run.record.approvals,
     )
-    heading = f"{recipe.recipe} · run {run.record.run_id}"
+    part = f" · {run.record.part}" if run.record.part else ""
+    heading = f"{recipe.recipe} · run {run.record.run_id}{part}"
     warnings = [
         *plan_warnings(recipe, steps),
         *saving_warnings(recipe, steps, folder=run.workspace.root, rate=write_rate),

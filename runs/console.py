@@ -339,7 +339,10 @@ def show_run(console: Console, view: RunState) -> None:
 def _show_status(console: Console, record: RunRecord, status: str) -> None:
     """Print the status of a run; the reasons of a failed one are in the same line and in those below."""
     first, *others = (status == "failed" and reasons(record)) or [""]
-    line = Text.assemble("run ", (record.run_id, "bold"), " ", _status(status), f": {first}" if first else "")
+    part = f" ({record.part})" if record.part else ""
+    line = Text.assemble(
+        "run ", (record.run_id, "bold"), part, " ", _status(status), f": {first}" if first else ""
+    )
     for each in (line, *(Text(f"  {reason}") for reason in others)):
         console.print(each, soft_wrap=True)
 

@@ -321,6 +321,22 @@ def _earlier_record(name: str, runs: Sequence[RunRecord]) -> StageRecord | None:
     return next((stage for stage in stages if stage and stage.key_parts), None)
 
 
+def check_made(steps: Sequence[PlannedStep], stage: str) -> None:
+    """Refuse a run of one stage if what it reads is not made.
+
+    Raises:
+        ValueError: a step before the stage would be computed, or has a closed gate.
+    """
+    missing = [step.name for step in steps if step.name != stage and step.action != "reuse"]
+    if missing:
+        raise ValueError(
+            f"--only={stage} computes this stage alone, and {', '.join(missing)} would have to be computed before; "
+            f"use --until {stage}"
+        )
+    if blocked := next((step for step in steps if step.name == stage and step.action == "blocked"), None):
+        raise ValueError(f"--only={stage} cannot start: {'; '.join(blocked.reasons)}")
+
+
 def _guards(work: Work) -> tuple[str, ...]:
     return described_guards(work) if isinstance(work, Training) else ()
 

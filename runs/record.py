@@ -111,6 +111,8 @@ class RunRecord(Frozen):
     """The recipe as given on the command line."""
     overrides: tuple[str, ...] = ()
     """The values of ``--set``."""
+    part: str | None = Field(None, exclude_if=is_unset)
+    """The part of the recipe that was asked for, ``until STAGE`` or ``only STAGE``; None: the whole recipe."""
     status: RunStatus = "running"
     stages: dict[str, StageRecord] = Field(default_factory=dict)
     used_keys: dict[str, str] = Field(default_factory=dict)

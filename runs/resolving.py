@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vantage.models.model_width import UnknownWidth, hidden_size
+from vantage.schemas.loading.part_of_recipe import Part, part_of_recipe
 from vantage.schemas.loading.recipe_file import load_recipe, parse_recipe
 from vantage.schemas.recipe.learning_rates import unset_rates, with_learning_rates
 from vantage.schemas.recipe.recipe import Recipe, ResolvedRecipe
@@ -13,14 +14,20 @@ ChosenRates = Mapping[str, Mapping[str, float]]
 """Stage → field → default learning rate, for those that the recipe does not set."""
 
 
-def load_resolved(source: str | Path, overrides: Sequence[str] = ()) -> tuple[ResolvedRecipe, ChosenRates]:
-    """Return the recipe with all learning rates filled in, and the default rates among them.
+def load_resolved(
+    source: str | Path, overrides: Sequence[str] = (), *, part: Part | None = None
+) -> tuple[ResolvedRecipe, ChosenRates]:
+    """Return the recipe, or a part of it, with all learning rates filled in, and the default rates among them.
 
     Raises:
         vantage.schemas.problems.RecipeError: the recipe is invalid.
-        ValueError: a rate depends on the model's width, which is unknown.
+        ValueError: a rate depends on the model's width, which is unknown; or the recipe has no such part.
     """
-    return resolve_rates(load_recipe(source, overrides))
+    recipe, chosen = resolve_rates(load_recipe(source, overrides))
+    if part is None:
+        return recipe, chosen
+    recipe = part_of_recipe(recipe, part)
+    return recipe, {stage: rates for stage, rates in chosen.items() if stage in recipe.stages}
 
 
 def load_resolved_text(text: str, overrides: Sequence[str]) -> tuple[ResolvedRecipe, ChosenRates]:

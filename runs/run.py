@@ -204,7 +204,12 @@ def _digest(text: str) -> str:
 
 @contextmanager
 def acquire_run(
-    workspace: Workspace, recipe: ResolvedRecipe, *, source: str, overrides: Sequence[str] = ()
+    workspace: Workspace,
+    recipe: ResolvedRecipe,
+    *,
+    source: str,
+    overrides: Sequence[str] = (),
+    part: str | None = None,
 ) -> Iterator[Run]:
     """Yield the newest unfinished, inactive run of this recipe, or a new one.
 
@@ -214,7 +219,7 @@ def acquire_run(
     digests = recipe_digests(recipe)
     with workspace.records.creation_lock():
         run = _acquire_unfinished(workspace, digests) or _create(
-            workspace, recipe, digests[0], source, tuple(overrides)
+            workspace, recipe, digests[0], source, tuple(overrides), part
         )
     try:
         run.update(status="running")
@@ -350,7 +355,12 @@ def _acquire_unfinished(workspace: Workspace, digests: Collection[str]) -> Run |
 
 
 def _create(
-    workspace: Workspace, recipe: ResolvedRecipe, digest: str, source: str, overrides: tuple[str, ...]
+    workspace: Workspace,
+    recipe: ResolvedRecipe,
+    digest: str,
+    source: str,
+    overrides: tuple[str, ...],
+    part: str | None,
 ) -> Run:
     number = max((number_in(run_id) for run_id in workspace.records.ids()), default=0) + 1
     run_id = f"{number:04d}-{recipe.recipe}-{secrets.token_hex(3)}"
@@ -361,6 +371,7 @@ def _create(
         recipe=pinned(recipe, workspace),
         source=source,
         overrides=overrides,
+        part=part,
         started=time.strftime("%Y-%m-%d %H:%M:%S"),
     )
     workspace.records.create(record)

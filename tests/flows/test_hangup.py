@@ -159,3 +159,40 @@ def test_what_is_printed_after_the_terminal_has_gone_ends_nothing(tmp_path: Path
         process.kill()
         process.wait()
     assert (tmp_path / "asked").read_text() == "stop"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_url")
+def test_a_detached_run_outlives_its_terminal_and_ends_when_it_is_cancelled(
+    workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pace(workspace, 4.0)
+    faked = (
+        "import vantage.cli.detached as detached, subprocess, sys; real = subprocess.Popen\n"
+        "detached.subprocess = type(sys)('subprocess'); vars(detached.subprocess).update(vars(subprocess))\n"
+        "detached.subprocess.Popen = lambda command, **options: real(\n"
+        "    [command[0], '-m', 'tests.support.fake_vantage', *command[3:]], **options)\n"
+        "from vantage.cli.main import main; main()"
+    )
+    command = [sys.executable, "-c", faked, "run", str(recipe_file), "--workspace", str(workspace.root)]
+    process, terminal = on_a_terminal([*command, "--detach"])
+    try:
+        assert process.wait(60) == 0
+        said = os.read(terminal, 65536).decode()
+    finally:
+        os.close(terminal)
+        process.kill()
+    [record] = read_runs(workspace)
+    assert f"run {record.run_id} has begun" in said
+    log = workspace.folder(record.run_id) / "console.log"
+    wait_for(lambda: any(line.startswith("sft") for line in events(workspace)))
+    assert "sft" in log.read_text()
+    cancelled = subprocess.run(
+        [sys.executable, "-m", "vantage", "cancel", record.run_id, "--workspace", str(workspace.root)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert cancelled.returncode == 0, cancelled.stderr
+    wait_for(lambda: read_runs(workspace)[0].status == "resumable", 60)
+    assert read_runs(workspace)[0].stages["sft"].status == "resumable"
