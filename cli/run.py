@@ -55,7 +55,11 @@ def run(
             _detach([recipe, "--workspace", place.address, *words], place, as_json=as_json)
             return
         with acquire_run(
-            place, resolved, source=recipe, overrides=overrides or (), part=part and str(part)
+            place,
+            resolved,
+            source=recipe,
+            overrides=overrides or (),
+            part=None if part is None else str(part),
         ) as started:
             record = execute(started, screen_of(as_json), strict=strict, verbose=verbose, chosen=chosen)
         finish(record, as_json=as_json)
