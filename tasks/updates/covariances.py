@@ -32,7 +32,9 @@ def with_selected_tokens(
     switches = work.algorithm
     if switches.covariance == "none":
         return minibatch
-    rows, estimates = minibatch.rows, minibatch.estimates
+    # In the rollout's order, so that a draw does not depend on that of the minibatch, which is sorted by length
+    rows, places = minibatch.rows.sort()
+    estimates = minibatch.estimates
     sequences = minibatch.rollout.sequences.select(rows)
     width = sequences.response_ids.shape[1]
     mask = estimates.policy_mask[rows, :width]
@@ -56,4 +58,4 @@ def with_selected_tokens(
             share=switches.covariance_share,
             generator=generator(seed, "covariance", step),
         )
-    return replace(minibatch, selected=selected)
+    return replace(minibatch, selected=selected[places.argsort()])
