@@ -4,13 +4,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.tasks import oracle_policy
 from tests.tasks.oracle_networks import assert_moved_alike
 from tests.tasks.oracle_policy import Outcome
 from tests.tasks.test_policy_runs_by_oracle import Case, folders, job_for, last_checkpoint, varied, weights_of
 from vantage.ledger.journal import read
+from vantage.schemas.metric_names import LOSSES_OF_SWITCHES, OF_MACHINE
+from vantage.schemas.records.job import StageJob
+from vantage.schemas.records.metrics import curve_metric_names
 from vantage.tasks.stages import run_stage
+from vantage.tasks.training import preemption
 from vantage.tasks.training.scratch import JOURNAL
 
 __all__ = ["folders"]  # a fixture
@@ -176,6 +181,17 @@ CASES = {
     ),
 }
 
+NEW_CURVES = {
+    "a clipped weight, open below": {"weight_clip_fraction"},
+    "a clipped weight of the response, bounded on both sides": {"weight_clip_fraction"},
+    "a soft gate": {"gate_slope"},
+    "a soft gate of the response": {"gate_slope"},
+    "clip-cov, advantages of a minibatch": {"covariance_fraction"},
+    "kl-cov": {"covariance_fraction", "covariance_kl"},
+    "an entropy coefficient that adapts": {"entropy_coef"},
+}
+"""Case → its curves that other switches do not have."""
+
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_is_what_the_oracle_says(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
@@ -189,8 +205,52 @@ def test_a_run_is_what_the_oracle_says(name: str, folders: dict[str, Path], tmp_
     for number, (found, expected) in enumerate(zip(journal, outcome.journal, strict=True)):
         for metric, value in expected.items():
             assert found[metric] == pytest.approx(value, rel=1e-3, abs=1e-5), (number, metric)
+    reported = set().union(*journal)
+    assert reported & set(LOSSES_OF_SWITCHES) == NEW_CURVES.get(name, set())
+    assert reported <= curve_metric_names("policy_optimization") | {
+        "score_mean_reward",
+        "score_mean_last_digit",
+    }
     last = last_checkpoint(job, outcome.last)
     for network, after in outcome.last.items():
         assert_moved_alike(weights_of(last, network), after, outcome.first[network])
     for coef, value in outcome.steered.items():
         assert last.state["stage"][coef] == pytest.approx(value, rel=1e-3), coef
+
+
+def test_a_run_that_is_stopped_and_goes_on_ends_with_the_same_bits(
+    folders: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The entropy's coefficient and side are in the checkpoint, and a draw is a function of the step."""
+    switches = {
+        **CASES["clip-cov, advantages of a minibatch"].algorithm,
+        **{"entropy_coef": 0.05, "entropy_target": 3.6, "entropy_step": 0.03, "entropy_coef_max": 0.1},
+        "overlong_filter": False,
+    }
+    case = Case(switches, {"iterations": 4, "checkpoint_every": 1})
+    whole, cut = (job_for(case, folders, tmp_path / name) for name in ("whole", "cut"))
+    run_stage(whole)
+    for step in (1, 2, 3):
+        with monkeypatch.context() as patched:
+            patched.setattr(preemption, "requested", lambda: True)
+            with pytest.raises(preemption.Preempted, match=f"stopped on request after step {step} of 4"):
+                run_stage(cut)
+    run_stage(cut)
+    curves, states, weights = zip(*(ends_of(job) for job in (whole, cut)), strict=True)
+    assert curves[0] == curves[1]
+    assert len({metrics["entropy_coef"] for metrics in curves[0]}) > 1
+    assert states[0] == states[1]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def ends_of(job: StageJob[Any]) -> tuple[list[dict[str, float]], Any, dict[str, torch.Tensor]]:
+    """The journal, and state and tensors of the last checkpoint."""
+    found = last_checkpoint(job, ("policy", "critic"))
+    curves = [
+        {name: value for name, value in entry.metrics.items() if name not in OF_MACHINE}
+        for entry in read(job.scratch / JOURNAL)
+    ]
+    return curves, found.state["stage"], dict(found.tensors)

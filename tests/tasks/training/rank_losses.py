@@ -230,12 +230,12 @@ class PolicyLoss:
                 "kind": "policy_optimization",
                 "algorithm": self.switches,
                 "init": "model",
-                "critic": None if self.switches.get("shared_trunk") else "value",
+                "critic": "value" if Algorithm.model_validate(self.switches).reads_critic else None,
                 "ptx": "demonstrations",
                 "reward": "main",
                 "prompts": "prompts",
-                "batch_size": 32,
-                "minibatch_size": 32,
+                "batch_size": 28,
+                "minibatch_size": 28,
                 "microbatch_size": 2,
             }
         )
@@ -309,7 +309,9 @@ LOSSES: dict[str, Loss] = {
     "normalised by minibatch": PolicyLoss({"preset": "ppo_max_normalised", "reward_scaling": "none"}),
     "shared trunk": PolicyLoss({**PPO, "shared_trunk": True, "entropy_coef": 0.1}),
     "plain gradient": PolicyLoss({"preset": "a2c"}),
-    "ratio of the response": PolicyLoss({**PPO, "ratio_level": "sequence", "aggregation": "sequence"}),
+    "ratio of the response": PolicyLoss(
+        {**PPO, "ratio_level": "sequence", "aggregation": "sequence", "clip_range_high": 0.01}
+    ),
     "clipped weight": PolicyLoss({**PPO, "surrogate": "clipped_weight"}),
     "soft gate": PolicyLoss({**PPO, "surrogate": "soft_gate", "soft_gate_negative": 3.0}),
     "geometric mean": PolicyLoss({"preset": "grpo", "samples_per_prompt": 7, "surrogate": "geometric_mean"}),
