@@ -234,8 +234,8 @@ class PolicyLoss:
                 "ptx": "demonstrations",
                 "reward": "main",
                 "prompts": "prompts",
-                "batch_size": 28,
-                "minibatch_size": 28,
+                "batch_size": 112,
+                "minibatch_size": 112,
                 "microbatch_size": 2,
             }
         )
