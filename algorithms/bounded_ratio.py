@@ -115,10 +115,9 @@ def soft_gate(
     kept_advantages = keep(advantages.detach(), response_mask)
     token_log_ratio = keep(logprobs, response_mask) - keep(old_logprobs.detach(), response_mask)
     log_ratio = log_ratio_of_level(token_log_ratio, response_mask, level=ratio_level)
-    is_positive = kept_advantages > 0
-    temperature = torch.full_like(log_ratio, temperature_negative).masked_fill(
-        is_positive, temperature_positive
-    )
+    # Not `where` of two numbers, which would round them to float32
+    temperature = torch.full_like(log_ratio, temperature_negative)
+    temperature = temperature.masked_fill(kept_advantages > 0, temperature_positive)
     # Where the gate is flat, an overflowing ratio times a slope of 0 would be NaN
     opened = torch.sigmoid(temperature * (log_ratio.clamp(max=LARGEST_LOG_RATIO).exp() - 1))
     nothing = torch.zeros_like(response_mask)
