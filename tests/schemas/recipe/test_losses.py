@@ -1,13 +1,18 @@
 """Combinations of the switches of ``vantage.schemas.recipe.losses`` that are refused, and their nearest relatives that are not."""
 
+import re
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from tests.support.every import every
+from tests.support.packages import ROOT
 from vantage.schemas.checks.algorithm_warnings import _combinations as combinations
+from vantage.schemas.checks.unread_switches import unread_switches
 from vantage.schemas.recipe.algorithm import Algorithm
+from vantage.schemas.recipe.presets import PRESETS
 
 
 @every(
@@ -98,3 +103,28 @@ def test_a_ratio_of_the_response_has_narrow_ranges_and_equal_responses() -> None
     assert warned(preset="grpo", ratio_level="sequence") == ["clip_range_high"]
     assert warned(preset="dapo", ratio_level="sequence", **narrow) == ["aggregation"]
     assert warned(preset="grpo") == []
+
+
+def switches_of_methods() -> dict[str, dict[str, Any]]:
+    """Method → what the table of docs/algorithms.md writes for it: a preset in backticks, or none, and switches."""
+    page = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    table = page.partition("| method | switches beside a preset |")[2].partition("\n\n")[0]
+    methods = {}
+    for row in table.splitlines()[2:]:
+        method, switches, _ = row.strip("| ").split(" | ", maxsplit=2)
+        words = re.findall("`([^`]+)`", switches)
+        preset = next((word for word in words if word in PRESETS), "grpo")
+        methods[method] = {"preset": preset} | {
+            name: value for word in words if ": " in word for name, value in yaml.safe_load(word).items()
+        }
+    return methods
+
+
+def test_the_methods_as_shown_load_and_every_switch_of_theirs_is_read() -> None:
+    methods = switches_of_methods()
+    assert len(methods) == 10
+    for method, switches in methods.items():
+        algorithm = Algorithm.model_validate(switches)
+        assert len(switches) > 1, method
+        assert list(unread_switches(algorithm)) == [], method
+        assert list(combinations(algorithm)) == [], method
