@@ -87,7 +87,8 @@ def _of_sequence(log_ratio: Tensor, _: Tensor) -> Tensor:
     return log_ratio.sum(dim=1, keepdim=True).expand_as(log_ratio)
 
 
-def _of_sequence_mean(log_ratio: Tensor, response_mask: Tensor) -> Tensor:
+def sequence_mean(log_ratio: Tensor, response_mask: Tensor) -> Tensor:
+    """Return at each token (B,T) the mean over its response of these logarithms (B,T), which are 0 outside the mask."""
     lengths = response_mask.sum(dim=1, keepdim=True).clamp(min=1)
     return (log_ratio.sum(dim=1, keepdim=True) / lengths).expand_as(log_ratio)
 
@@ -95,7 +96,7 @@ def _of_sequence_mean(log_ratio: Tensor, response_mask: Tensor) -> Tensor:
 _LOG_RATIOS: dict[RatioOf, Callable[[Tensor, Tensor], Tensor]] = {
     "token": _of_token,
     "sequence": _of_sequence,
-    "sequence_mean": _of_sequence_mean,
+    "sequence_mean": sequence_mean,
 }
 
 

@@ -11,6 +11,8 @@ from vantage.algorithms.masking import check_response_mask, keep
 from vantage.algorithms.metrics import SumCount, sum_count
 
 KLLossKind: TypeAlias = Literal["abs", "k2", "k3"]
+UnbiasedKLKind: TypeAlias = Literal["k1", "k3"]
+"""Estimators whose expectation is the KL, so that the gradient through the ratio too is the KL's."""
 
 
 @dataclass(frozen=True)
@@ -35,25 +37,30 @@ def reference_kl_loss(
     old_logprobs: Tensor,
     response_mask: Tensor,
     *,
-    kind: KLLossKind,
+    kind: KLLossKind | UnbiasedKLKind,
     aggregation: Aggregation,
+    through_ratio: bool = False,
     denominator: Denominator | None = None,
 ) -> KLLoss:
-    """Return the loss ρ·kl_estimate(logprobs, ref_logprobs), ρ = exp(logprobs − old_logprobs) detached.
+    """Return the loss ρ·kl_estimate(logprobs, ref_logprobs), ρ = exp(logprobs − old_logprobs), detached or not.
 
-    All tensors (B,T), log-probabilities in nats; the gradient flows through `logprobs` only, and not through
-    ρ, which makes tokens that the old policy sampled stand for tokens of π. In expectation the gradient is
+    All tensors (B,T), log-probabilities in nats; the gradient flows through `logprobs` only. ρ makes tokens that
+    the old policy sampled stand for tokens of π. Detached, its gradient is left out: in expectation that of the loss is
     that of KL(π‖ref) for k2, that of KL(ref‖π) for k3 (GRPO, arXiv 2402.03300 eq. 4, without its ρ), and
-    neither's for abs. `aggregation` and `denominator` are those of `vantage.algorithms.aggregation.aggregate`.
+    neither's for abs. With `through_ratio` it is that of KL(π‖ref) on each token, for k1 and k3, whose expectation
+    that KL is (arXiv 2506.09477): Σ_v π(v)·k(v) is differentiated in both factors. What a token does to the KL of
+    later tokens is in no such loss, but in the penalty of the reward. `aggregation` and `denominator` are those of
+    `vantage.algorithms.aggregation.aggregate`.
 
-    Raises ValueError for k1 and other kinds, unequal shapes, and as `aggregate`.
+    Raises ValueError for other kinds, unequal shapes, and as `aggregate`.
     """
-    _check_kind(kind)
+    _check_kind(kind, through_ratio=through_ratio)
     check_response_mask(
         response_mask, logprobs=logprobs, ref_logprobs=ref_logprobs, old_logprobs=old_logprobs
     )
     kept_logprobs = keep(logprobs, response_mask)
-    ratio = (kept_logprobs.detach() - keep(old_logprobs.detach(), response_mask)).exp()
+    ratio = (kept_logprobs - keep(old_logprobs.detach(), response_mask)).exp()
+    ratio = ratio if through_ratio else ratio.detach()
     per_token = ratio * kl_estimate(kept_logprobs, keep(ref_logprobs, response_mask), kind=kind)
     return exact_kl_loss(per_token, response_mask, aggregation=aggregation, denominator=denominator)
 
@@ -101,7 +108,15 @@ def old_kl_loss(
     )
 
 
-def _check_kind(kind: str) -> None:
+def _check_kind(kind: str, *, through_ratio: bool) -> None:
+    if through_ratio:
+        if kind not in get_args(UnbiasedKLKind):
+            known = " or ".join(get_args(UnbiasedKLKind))
+            raise ValueError(
+                f"kind={kind!r} has another expectation than KL(π‖ref), so the gradient through the ratio is not the KL's; "
+                f"use {known}"
+            )
+        return
     if kind == "k1":
         raise ValueError(
             "kind='k1' has an expected gradient of 0, so as a loss it only adds noise; use k2 (the gradient of "

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from vantage.algorithms.aggregation import (
     aggregate,
     check_denominator,
 )
+from vantage.algorithms.importance import sequence_mean
 from vantage.algorithms.masking import (
     check_boolean,
     check_response_mask,
@@ -20,10 +22,12 @@ from vantage.algorithms.masking import (
 )
 from vantage.algorithms.metrics import SumCount, sum_count
 
+RatioLevel: TypeAlias = Literal["token", "sequence"]
+
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """`loss` is 0-d and differentiable; the metrics are over valid tokens.
+    """`loss` is 0-d and differentiable; the metrics are over valid tokens, and ρ is each token's own ratio in every loss.
 
     `clip_fraction`: tokens on which the clip binds, that is, whose gradient it takes away.
     `dual_clip_fraction`: tokens on which the dual clip does; none is counted in both. `approx_kl`: KL(old‖new)
@@ -59,6 +63,7 @@ def clipped_surrogate(
     clip_range_high: float | None,
     aggregation: Aggregation,
     dual_clip: float | None = None,
+    ratio_level: RatioLevel = "token",
     denominator: Denominator | None = None,
 ) -> PolicyLoss:
     """Return PPO's clipped surrogate, with one clip range for each side.
@@ -66,7 +71,8 @@ def clipped_surrogate(
         −min(ρ·A, clip(ρ, 1 − clip_range_low, 1 + clip_range_high)·A),   ρ = exp(logprobs − old_logprobs)
 
     arXiv 1707.06347 eq. 7; two ranges as in DAPO, arXiv 2503.14476 eq. 10. With `dual_clip` = c, the loss of a
-    token of A < 0 is at most −c·A (arXiv 1912.09729 eq. 5). All tensors (B,T), log-probabilities in nats; a
+    token of A < 0 is at most −c·A (arXiv 1912.09729 eq. 5). `ratio_level` is that of `log_ratio_of_level`; with
+    `sequence` this is GSPO-token, and GSPO where a response has one advantage. All tensors (B,T), log-probabilities in nats; a
     range of None does not clip on that side. The gradient flows through `logprobs` only. `aggregation` and
     `denominator` are those of `vantage.algorithms.aggregation.aggregate`.
 
@@ -74,14 +80,15 @@ def clipped_surrogate(
     unequal shapes, and as `aggregate`.
     """
     check_response_mask(response_mask, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
-    _check_clip_ranges(clip_range_low, clip_range_high, dual_clip)
+    check_clip_ranges(clip_range_low, clip_range_high, dual_clip)
     kept_advantages = keep(advantages.detach(), response_mask)
-    log_ratio = keep(logprobs, response_mask) - keep(old_logprobs.detach(), response_mask)
+    token_log_ratio = keep(logprobs, response_mask) - keep(old_logprobs.detach(), response_mask)
+    log_ratio = log_ratio_of_level(token_log_ratio, response_mask, level=ratio_level)
 
     # The minimum is a one-sided clip: from above where A > 0, from below where A < 0, and there the dual clip
     # is one from above. Clipping log ρ is the same, and keeps an overflowing ρ out of the graph, where a
     # product with 0 would be NaN. Where A = 0 the loss is 0 whatever ρ is, as long as it is finite.
-    lowest, highest = _log_range(clip_range_low, clip_range_high)
+    lowest, highest = log_range(clip_range_low, clip_range_high)
     highest_of_negative = math.inf if dual_clip is None else math.log(dual_clip)
     is_positive, is_negative = kept_advantages > 0, kept_advantages < 0
     clipped = torch.where(
@@ -91,16 +98,39 @@ def clipped_surrogate(
             is_negative, log_ratio.clamp(min=lowest, max=highest_of_negative), log_ratio.clamp(max=0.0)
         ),
     )
-    clip_binds = (is_positive & (log_ratio > highest)) | (is_negative & (log_ratio < lowest))
-    return _policy_loss(
+    return policy_loss_of(
         -kept_advantages * clipped.exp(),
-        log_ratio.detach(),
+        token_log_ratio.detach(),
         response_mask,
-        clip_binds=clip_binds,
+        clip_binds=where_clip_binds(log_ratio, kept_advantages, lowest=lowest, highest=highest),
         dual_clip_binds=is_negative & (log_ratio > highest_of_negative),
         aggregation=aggregation,
         denominator=denominator,
     )
+
+
+def log_ratio_of_level(log_ratio: Tensor, response_mask: Tensor, *, level: RatioLevel) -> Tensor:
+    """Return the logarithm of the ratio that a token's loss reads, from those of the tokens (B,T), in nats and 0 outside the mask.
+
+        token     log ρ_t
+        sequence  log s + log ρ_t − sg[log ρ_t],   log s = sg[mean over the response's tokens of log ρ]
+
+    `sequence` has the response's geometric mean as its value, and passes each token's gradient on (GSPO-token, arXiv
+    2507.18071). Where a response has one advantage, its gradient is that of GSPO (eq. 7).
+
+    Raises ValueError for an unknown level.
+    """
+    if level == "token":
+        return log_ratio
+    if level != "sequence":
+        raise ValueError(f"ratio_level={level!r} is not one of {', '.join(get_args(RatioLevel))}")
+    fixed = log_ratio.detach()
+    return sequence_mean(fixed, response_mask) + (log_ratio - fixed)
+
+
+def where_clip_binds(log_ratio: Tensor, advantages: Tensor, *, lowest: float, highest: float) -> Tensor:
+    """Return where (B,T) the clip to these logarithms takes a token's gradient away; all tensors are 0 outside the mask."""
+    return ((advantages > 0) & (log_ratio > highest)) | ((advantages < 0) & (log_ratio < lowest))
 
 
 def masked_ratio_gradient(
@@ -128,15 +158,15 @@ def masked_ratio_gradient(
     Raises ValueError as `clipped_surrogate`.
     """
     check_response_mask(response_mask, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
-    _check_clip_ranges(clip_range_low, clip_range_high, None)
+    check_clip_ranges(clip_range_low, clip_range_high, None)
     kept_logprobs = keep(logprobs, response_mask)
     log_ratio = kept_logprobs - keep(old_logprobs.detach(), response_mask)
-    lowest, highest = _log_range(clip_range_low, clip_range_high)
+    lowest, highest = log_range(clip_range_low, clip_range_high)
     is_out = (log_ratio <= lowest) | (log_ratio >= highest)  # a NaN stays inside, and shows
     # Left out before the exponential: an overflowing ratio times 0 would be NaN
     weight = torch.where(is_out, 0.0, log_ratio).exp() * ~is_out
     kept_advantages = keep(advantages.detach(), response_mask)
-    return _policy_loss(
+    return policy_loss_of(
         -(weight if through_ratio else weight.detach()) * kept_advantages * kept_logprobs,
         log_ratio.detach(),
         response_mask,
@@ -168,7 +198,7 @@ def policy_gradient(
     check_response_mask(response_mask, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
     kept_logprobs = keep(logprobs, response_mask)
     nothing = torch.zeros_like(response_mask)
-    return _policy_loss(
+    return policy_loss_of(
         -kept_logprobs * keep(advantages.detach(), response_mask),
         kept_logprobs.detach() - keep(old_logprobs.detach(), response_mask),
         response_mask,
@@ -179,7 +209,7 @@ def policy_gradient(
     )
 
 
-def _policy_loss(
+def policy_loss_of(
     per_token: Tensor,
     log_ratio: Tensor,
     response_mask: Tensor,
@@ -189,6 +219,7 @@ def _policy_loss(
     aggregation: Aggregation,
     denominator: Denominator | None,
 ) -> PolicyLoss:
+    """Return the aggregated loss of tokens with the metrics of their ratios; `log_ratio` is detached."""
     return PolicyLoss(
         loss=aggregate(per_token, response_mask, aggregation=aggregation, denominator=denominator),
         clip_fraction=sum_count(clip_binds, response_mask),
@@ -229,14 +260,14 @@ def positive_example_nll(
     return PositiveExampleLoss(loss=total, positive_nll=sum_count(nll, positive_mask))
 
 
-def _log_range(clip_range_low: float | None, clip_range_high: float | None) -> tuple[float, float]:
+def log_range(clip_range_low: float | None, clip_range_high: float | None) -> tuple[float, float]:
     """Return the logarithms of 1 − low and 1 + high; infinite on a side without a limit."""
     lowest = -math.inf if clip_range_low is None or clip_range_low == 1 else math.log1p(-clip_range_low)
     highest = math.inf if clip_range_high is None else math.log1p(clip_range_high)
     return lowest, highest
 
 
-def _check_clip_ranges(
+def check_clip_ranges(
     clip_range_low: float | None, clip_range_high: float | None, dual_clip: float | None
 ) -> None:
     for name, clip_range in (("clip_range_low", clip_range_low), ("clip_range_high", clip_range_high)):

@@ -252,8 +252,9 @@ def policy(subject: Subject) -> Workload:
     if algorithm.advantage == "tracked_mean" or algorithm.kl_penalty_target is not None:
         # how far each update moved the policy
         passes.append(forward("policy", work.iterations, rollouts.scored(work.batch_size, logits=1.0)))
-    if algorithm.trust_region_kl is not None:
-        passes.append(forward("policy", policy_steps, minibatch))
+    looks_again = (algorithm.trust_region_kl is not None, algorithm.covariance != "none")
+    if any(looks_again):
+        passes.append(forward("policy", sum(looks_again) * policy_steps, minibatch))
     if algorithm.advantage == "greedy_baseline":
         greedy = work.batch_size // algorithm.samples_per_prompt
         samplings.append(rollouts.sampling("policy", work.iterations, greedy))

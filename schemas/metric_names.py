@@ -49,6 +49,10 @@ REWARD_DATA = (*REWARD_DATA_PERCENTILES, "reward_data_distance")
 DEMONSTRATED = ("demonstration_nll", "demonstration_nll_rise")
 """Curves of a policy stage that names ``demonstrations``."""
 ENSEMBLE = ("reward_disagreement",)
+LOSSES_OF_SWITCHES = (
+    *("weight_clip_fraction", "gate_slope", "covariance_fraction", "covariance_kl", "entropy_coef"),
+)
+"""Curves of a policy stage with one of the switches of ``vantage.schemas.recipe.losses``."""
 WATCHED = (
     *("validation_watch_score", "watch_change", "watch_falls", "watch_worse", "watch_reward"),
     *("watch_win_rate", "watch_length_controlled_win_rate", "watch_order_disagreement"),

@@ -34,7 +34,13 @@ from vantage.tasks.updates.gathering import (
     gather,
     load_source,
 )
-from vantage.tasks.updates.policy_state import PolicyState, initial_state, with_updated_kl_coefs
+from vantage.tasks.updates.policy_state import (
+    PolicyState,
+    coefficients,
+    initial_state,
+    with_updated_entropy_coef,
+    with_updated_kl_coefs,
+)
 from vantage.tasks.updates.policy_update import Ptx, kl_to_old, read_ptx, update
 
 log = logging.getLogger(__name__)
@@ -92,9 +98,10 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
             models.sync_engine()
             metrics |= describe(gathered, algorithm, state)
 
-            # 4. Update the KL coefficients, and the baselines that follow the policy
+            # 4. Update the coefficients of KL and entropy, and the baselines that follow the policy
             if policy_learns:
                 state = steered(source, gathered, state)
+                state = with_updated_entropy_coef(state, metrics["entropy"], algorithm)
             attempt.state = after_rollout(state, gathered)
 
             # 5. Keep the policy that scores best on validation prompts
@@ -126,7 +133,7 @@ def learn_from(
         gathered.rollout,
         job=job,
         iteration=iteration,
-        kl_penalty_coef=state.kl_penalty_coef,
+        coefs=coefficients(state, algorithm),
         ptx=ptx,
     )
     if policy_learns and not algorithm.critic_first:

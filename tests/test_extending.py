@@ -373,13 +373,13 @@ def test_a_kind_that_filters_pairs_by_a_reward_model(tree: Path) -> None:
     assert "stages.clean.reward_model" in wrong and "reward_model" in wrong
 
 
-def test_a_switch_that_takes_the_ratio_of_the_response(tree: Path) -> None:
+def test_a_switch_that_takes_a_power_of_the_ratio(tree: Path) -> None:
     SWITCH.add_to(tree)
-    planned(tree, SWITCH_RECIPE.replace("RATIO", "ratio_level: sequence"))
+    planned(tree, SWITCH_RECIPE.replace("RATIO", "ratio_power: 0.5"))
     key, same, other = keys_of(
         tree,
         "policy",
-        ["stages.policy.algorithm.ratio_level=token"],
+        ["stages.policy.algorithm.ratio_power=1.0"],
         ["stages.policy.algorithm={preset: grpo, samples_per_prompt: 4}"],
         [],
     )
@@ -387,24 +387,23 @@ def test_a_switch_that_takes_the_ratio_of_the_response(tree: Path) -> None:
     assert_recorded_keys_are_the_same(tree)
     worked = """
 import torch
-from vantage.algorithms.policy_loss import sequence_level
-old = torch.log(torch.tensor([[.5, .25, .1]]))
-now = (old + torch.log(torch.tensor([[2., 8., 9.]]))).requires_grad_()
-found = sequence_level(now, old, torch.tensor([[True, True, False]]))
-ratio = (found - old).exp()
+from vantage.algorithms.policy_loss import tempered
+old = torch.log(torch.tensor([[.5, .25]]))
+now = (old + torch.log(torch.tensor([[4., 9.]]))).requires_grad_()
+ratio = (tempered(now, old, power=0.5) - old).exp()
 ratio[0, 0].backward()
 print(ratio.tolist()[0], now.grad.tolist()[0])
 """
     ratios, gradient = map(json.loads, run_in(tree, "-c", worked).strip().replace("] [", "]\n[").split("\n"))
-    assert ratios == pytest.approx([4.0, 4.0, 1.0]), "√(2·8) in the response, 1 behind it"
-    assert gradient == pytest.approx([2.0, 2.0, 0.0]), "d√(2·8)/dlog π of each of two tokens is 4/2"
+    assert ratios == pytest.approx([2.0, 3.0]), "√4 and √9"
+    assert gradient == pytest.approx([1.0, 0.0]), "d√ρ/dlog π is √ρ/2"
     (curve,) = driven(tree)["curves"]["policy"].splitlines()
     assert json.loads(curve)["metrics"]["ratio"] > 0
-    wrong = refused(tree, SWITCH_RECIPE.replace("RATIO", "ratio_level: word"))
-    assert "algorithm.ratio_level: 'word' is not known; use one of: token, sequence" in wrong
-    without = SWITCH_RECIPE.replace("RATIO", "ratio_level: sequence, importance_ratio: false")
+    wrong = refused(tree, SWITCH_RECIPE.replace("RATIO", "ratio_power: 2.0"))
+    assert "algorithm.ratio_power: 2.0" in wrong
+    without = SWITCH_RECIPE.replace("RATIO", "ratio_power: 0.5, importance_ratio: false")
     unread = planned(tree, without.replace("minibatch_size: 4", "minibatch_size: 8"))
-    assert "ratio_level: sequence is not read without a ratio" in " ".join(unread.split())
+    assert "ratio_power: 0.5 is not read without a ratio" in " ".join(unread.split())
 
 
 def test_a_fact_of_the_machine_goes_to_mlflow_the_audit_the_report_and_the_docs(tree: Path) -> None:

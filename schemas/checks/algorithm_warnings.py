@@ -44,6 +44,7 @@ def _combinations(switches: Algorithm) -> Iterator[str]:
             "kl_loss_coef: KL to the reference is in the reward and in the loss; REINFORCE++ with a baseline "
             "(arXiv 2501.03262 eq. 6-8) has it in the loss alone; set one of kl_coef and kl_loss_coef to 0"
         )
+    yield from _bounds_of_the_response(switches)
     if switches.reward_scaling == "scale":
         yield (
             "reward_scaling: dividing by a running σ was compared and is not recommended (arXiv 2307.04964 §5.3.1); "
@@ -71,6 +72,21 @@ def _combinations(switches: Algorithm) -> Iterator[str]:
         yield (
             "aggregation: constant removes GRPO's length bias but advantage=group_normalised keeps that of its standard "
             "deviation; Dr. GRPO (arXiv 2503.20783) removes both; use advantage: group_mean"
+        )
+
+
+def _bounds_of_the_response(switches: Algorithm) -> Iterator[str]:
+    """Yield warnings about a ratio of whole responses."""
+    if switches.ratio_level == "sequence" and switches.aggregation != "sequence":
+        yield (
+            f"aggregation: GSPO (arXiv 2507.18071) weighs responses equally, and {switches.aggregation} weighs them by their "
+            "length; use aggregation: sequence"
+        )
+    widest = max(switches.clip_range_low or 0.0, switches.clip_range_high or 0.0)
+    if switches.ratio_level == "sequence" and switches.surrogate == "clipped" and widest >= 0.1:
+        yield (
+            f"clip_range_high: the mean over a response is far nearer to 1 than a token's ratio, so that {widest:g} hardly ever "
+            "clips; GSPO (arXiv 2507.18071) has 3e-4 and 4e-4"
         )
 
 
@@ -164,6 +180,7 @@ def _unclipped_ratio(name: str, stage: PolicyOptimization) -> Iterator[str]:
     if (
         switches.clip_range_low is None
         and switches.clip_range_high is None
+        and switches.surrogate != "soft_gate"
         and updates > 1
         and not has_kl_bound
     ):

@@ -53,6 +53,7 @@ def _unread(switches: Algorithm) -> dict[str, tuple[str, str]]:
         found["dual_clip"] = ("while ratio_mask leaves out what it would clip", "set ratio_mask: false")
     else:
         found["ratio_mask_gradient"] = ("while no ratio is masked", "set ratio_mask: true")
+    found |= _unread_losses(switches)
     if not switches.shared_trunk:
         found["value_coef"] = ("while the critic has an optimiser of its own", "set shared_trunk: true")
     if not switches.drop_uniform_groups:
@@ -72,4 +73,34 @@ def _unread(switches: Algorithm) -> dict[str, tuple[str, str]]:
         found["kl_penalty_kind"] = ("while the loss has no KL to the old policy", "set kl_penalty_coef")
     if switches.trust_region_kl is None:
         found["trust_region_halvings"] = ("while no step is undone", "set trust_region_kl")
+    return found
+
+
+def _unread_losses(switches: Algorithm) -> dict[str, tuple[str, str]]:
+    """Return the same of the switches of bounds of the ratio, of selected tokens, and of the places of KL and entropy."""
+    found: dict[str, tuple[str, str]] = {}
+    if switches.surrogate != "soft_gate":
+        gates = ("soft_gate_positive", "soft_gate_negative")
+        found |= dict.fromkeys(gates, (f"by surrogate={switches.surrogate}", "set surrogate: soft_gate"))
+    else:
+        clips = ("clip_range_low", "clip_range_high")
+        found |= dict.fromkeys(clips, ("by a soft gate, which clips nothing", "set surrogate: clipped"))
+    if switches.surrogate != "clipped":
+        found["dual_clip"] = (f"by surrogate={switches.surrogate}", "set surrogate: clipped")
+    if switches.covariance == "none":
+        found["covariance_share"] = ("while no token is selected", "set covariance")
+    if switches.covariance != "clip":
+        bounds = ("covariance_low", "covariance_high")
+        found |= dict.fromkeys(bounds, (f"by covariance={switches.covariance}", "set covariance: clip"))
+    if switches.covariance != "kl":
+        found["covariance_kl_coef"] = (f"by covariance={switches.covariance}", "set covariance: kl")
+    if not switches.kl_loss_coef:
+        found["kl_loss_gradient"] = ("while the loss has no KL to the reference", "set kl_loss_coef")
+    if not switches.kl_coef:
+        found["kl_credit"] = ("while the reward has no KL penalty", "set kl_coef")
+    elif switches.advantage not in GROUPED:
+        found["kl_credit"] = (f"by advantage={switches.advantage}", "use an advantage that compares a group")
+    if switches.entropy_target is None:
+        steps = ("entropy_step", "entropy_coef_max")
+        found |= dict.fromkeys(steps, ("while entropy_coef is fixed", "set entropy_target"))
     return found

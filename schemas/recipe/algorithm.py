@@ -23,6 +23,13 @@ from vantage.schemas.recipe.fields import (
     is_off,
     is_unset,
 )
+from vantage.schemas.recipe.losses import (
+    Losses,
+    check_covariance,
+    check_entropy,
+    check_kl_gradient,
+    check_surrogate,
+)
 from vantage.schemas.recipe.presets import PRESETS, PresetName
 from vantage.schemas.recipe.rollout_correction import RolloutCorrection
 
@@ -66,7 +73,7 @@ class Returns(Frozen):
     """Share of ``max_response_tokens`` at its end over which the score loses up to 1 (DAPO eq. 13: 0.2)."""
 
 
-class Algorithm(Returns):
+class Algorithm(Losses, Returns):
     """The switches of one policy-optimisation method; the defaults are those of most methods.
 
     A recipe gives a preset's name, or a mapping of ``preset`` and the switches that differ from it.
@@ -247,7 +254,7 @@ class Algorithm(Returns):
 
     @rule
     def _k1_is_not_a_loss(self) -> None:
-        if self.kl_loss_coef and self.kl_loss_kind == "k1":
+        if self.kl_loss_coef and self.kl_loss_kind == "k1" and self.kl_loss_gradient == "estimate":
             raise ValueError(
                 "kl_loss_kind=k1 has an expected gradient of 0, so as a loss it does nothing but add noise; "
                 "use k2 or full (KL(π‖ref)) or k3 (KL(ref‖π)), or kl_coef, where k1 belongs"
@@ -338,6 +345,22 @@ class Algorithm(Returns):
                 "rollout_correction bounds π_old/π_sampler, which is 1 with old_logprobs=sampler; leave it out, or set "
                 "old_logprobs: policy"
             )
+
+    @rule
+    def _the_surrogate_has_what_it_bounds(self) -> None:
+        check_surrogate(self)
+
+    @rule
+    def _covariances_select_from_the_clipped_surrogate(self) -> None:
+        check_covariance(self)
+
+    @rule
+    def _the_kl_has_an_unbiased_gradient(self) -> None:
+        check_kl_gradient(self)
+
+    @rule
+    def _the_entropy_coefficient_begins_in_its_range(self) -> None:
+        check_entropy(self)
 
     @rule
     def _shared_trunk_needs_gae(self) -> None:

@@ -149,8 +149,26 @@ POLICY_METRICS: tuple[Metric, ...] = (
         "approx_kl", "nats/token",
         "Mean of ρ − 1 − log ρ: KL between the policy that sampled and the updated one.",
     ),
-    Metric("clip_fraction", "1", "Share of valid tokens at which the clip of the ratio binds (their gradient is 0)."),
+    Metric(
+        "clip_fraction", "1",
+        "Share of valid tokens at which the clip of the ratio binds (their gradient is 0); with ratio_level: sequence all tokens "
+        "of a response. 0 with surrogate: clipped_weight or soft_gate, which take no gradient away.",
+    ),
     Metric("dual_clip_fraction", "1", "Share of valid tokens at which the bound −c·A of dual_clip binds."),
+    Metric(
+        "weight_clip_fraction", "1",
+        "Share of valid tokens whose weight clipped_weight has clipped; they keep their gradient.",
+    ),
+    Metric(
+        "gate_slope", "1",
+        "Mean over valid tokens of the slope 4·σ·(1 − σ) of soft_gate: 1 where all ratios are 1, near 0 where they are far from 1.",
+    ),
+    Metric("covariance_fraction", "1", "Share of valid tokens that covariance has selected."),
+    Metric("covariance_kl", "nats/token", "Mean of |log ρ| over the tokens that covariance: kl has selected, unweighted."),
+    Metric(
+        "entropy_coef", "1/nat",
+        "Weight of the entropy bonus during this iteration, where it adapts: 0 while the entropy was not below entropy_target.",
+    ),
     Metric("kl_loss", "nats/token", "KL to the reference as estimated in the loss (kl_loss_kind), unweighted."),
     Metric(
         "old_kl", "nats/token",

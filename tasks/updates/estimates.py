@@ -182,6 +182,10 @@ def _advantages(
         if algorithm.length_adaptive_alpha is not None:
             lam = length_adaptive_lambda(rollout.sequences.lengths, alpha=algorithm.length_adaptive_alpha)
         return _gae(rollout, algorithm, old_values, ends, lam=lam)
+    if algorithm.advantage in GROUPED and algorithm.kl_credit == "token":
+        above = _above_others(rollout.scaled_scores, algorithm, prompt_baselines)
+        rewards = shape_rewards(above, rollout.kl, mask, kl_coef=rollout.kl_coef)
+        return returns_to_go(rewards, mask, gamma=1.0)
     if algorithm.advantage in (*GROUPED, *COLLECTED):
         of_responses = sequence_sums(rollout.rewards, mask)
         return over_tokens(_above_others(of_responses, algorithm, prompt_baselines), mask)

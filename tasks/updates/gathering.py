@@ -31,7 +31,7 @@ from vantage.tasks.rollout.sampler_check import compare_with_sampler, gap_to_sam
 from vantage.tasks.training.seeds import derive_seed, stage_seed
 from vantage.tasks.updates.actor_critic import ActorCritic
 from vantage.tasks.updates.estimates import Estimates, estimate
-from vantage.tasks.updates.policy_state import PolicyState
+from vantage.tasks.updates.policy_state import PolicyState, coefficients
 from vantage.tasks.updates.prompt_baselines import PromptBaselines, load_baselines
 
 
@@ -320,6 +320,8 @@ def describe(gathered: Gathered, algorithm: Algorithm, state: PolicyState) -> di
         metrics |= {"reward_moments_mean": moments.mean, "reward_moments_std": moments.std}
     if algorithm.kl_penalty_coef:
         metrics["kl_penalty_coef"] = state.kl_penalty_coef
+    if algorithm.entropy_target is not None:
+        metrics["entropy_coef"] = coefficients(state, algorithm).entropy
     return metrics
 
 

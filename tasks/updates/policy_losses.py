@@ -11,14 +11,9 @@ import torch
 from torch import Tensor
 
 from vantage.algorithms.aggregation import aggregate, denominator_of
+from vantage.algorithms.covariance import selected_kl_loss, selected_tokens
 from vantage.algorithms.kl_loss import exact_kl_loss, old_kl_loss, reference_kl_loss
-from vantage.algorithms.policy_loss import (
-    PolicyLoss,
-    clipped_surrogate,
-    masked_ratio_gradient,
-    policy_gradient,
-    positive_example_nll,
-)
+from vantage.algorithms.policy_loss import PolicyLoss, positive_example_nll
 from vantage.algorithms.value_loss import ValueLoss, value_loss
 from vantage.models.heads import values
 from vantage.models.logprobs import LogProbs
@@ -35,6 +30,17 @@ from vantage.tasks.training.optimization import autocast
 from vantage.tasks.training.passes import passes_of
 from vantage.tasks.updates.actor_critic import ActorCritic
 from vantage.tasks.updates.estimates import Estimates, minibatch_advantages
+from vantage.tasks.updates.surrogates import LossTokens, surrogate_loss
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """Weights of terms of the policy's loss, as their controllers have set them; 0 leaves a term out."""
+
+    kl_penalty: float = 0.0
+    """β of the KL(old‖new) penalty."""
+    entropy: float = 0.0
+    """Weight of the entropy bonus."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,8 @@ class Minibatch:
     policy_denominator: int
     num_tokens: int
     num_positive_tokens: int
+    selected: Tensor | None = None
+    """(b,T'): the tokens that ``covariance`` has selected, if the switch is on; T' is the longest response of these rows."""
 
     def parts(self, limits: PassLimits) -> "Iterator[Microbatch]":
         """Yield this rank's rows of the minibatch, pass by pass."""
@@ -67,6 +75,7 @@ class Minibatch:
                 rows=rows,
                 weight=part.weight,
                 is_last=part.is_last,
+                selected=None if self.selected is None else self.selected[places, :width],
             )
 
 
@@ -84,6 +93,8 @@ class Microbatch:
     """0 for a pass that only keeps step with the other ranks; else 1."""
     is_last: bool = False
     """Whether no other pass over the minibatch follows, on any rank."""
+    selected: Tensor | None = None
+    """(b,T): the tokens that ``covariance`` has selected, if the switch is on."""
 
     def of(self, per_token: Tensor) -> Tensor:
         """Return these rows of a (B,T) tensor of the rollout."""
@@ -115,14 +126,14 @@ def accumulate_losses(
     minibatch: Minibatch,
     work: PolicyOptimization,
     *,
-    kl_penalty_coef: float,
+    coefs: Coefficients,
     learning: Sequence[str] = ("policy", "critic"),
     ptx: Sequences | None = None,
 ) -> dict[str, float]:
     """Add the gradients of one minibatch to policy and critic, micro-batch by micro-batch; returns its metrics.
 
     Args:
-        kl_penalty_coef: β of the KL(old‖new) penalty, as its controller has set it.
+        coefs: coefficients as their controllers have set them.
         learning: networks that get a gradient; the others are not computed.
         ptx: demonstrations whose NLL is added with ``ptx_coef``.
 
@@ -140,7 +151,7 @@ def accumulate_losses(
                 networks,
                 micro,
                 work,
-                kl_penalty_coef=kl_penalty_coef,
+                coefs=coefs,
                 sums=sums,
                 losses=losses,
                 completes=micro.is_last and ptx is None and not is_guarded,
@@ -186,7 +197,7 @@ def _accumulate_policy_loss(
     micro: Microbatch,
     work: PolicyOptimization,
     *,
-    kl_penalty_coef: float,
+    coefs: Coefficients,
     sums: MetricSums,
     losses: LossSums,
     completes: bool,
@@ -197,9 +208,7 @@ def _accumulate_policy_loss(
         completes: whether the policy's gradient is complete with it.
     """
     predicted = predict(networks, micro, work)
-    surrogate, policy_loss = policy_loss_of(
-        predicted, micro, work, kl_penalty_coef=kl_penalty_coef, sums=sums
-    )
+    surrogate, policy_loss = policy_loss_of(predicted, micro, work, coefs=coefs, sums=sums)
     losses.add("policy_loss", policy_loss, micro.weight)
     losses.add("surrogate_loss", surrogate, micro.weight)
     if predicted.values is not None:
@@ -228,32 +237,12 @@ def predict(networks: ActorCritic, micro: Microbatch, work: PolicyOptimization) 
 
 
 def surrogate_of(logprobs: Tensor, micro: Microbatch, work: PolicyOptimization) -> PolicyLoss:
-    """Return the surrogate that the switches describe."""
-    switches = work.algorithm
-    tokens = (logprobs, micro.of(micro.whole.rollout.logprobs), micro.advantages, micro.policy_mask)
-    if not switches.importance_ratio:
-        return policy_gradient(
-            *tokens,
-            aggregation=switches.aggregation,
-            denominator=micro.whole.policy_denominator,
-        )
-    if switches.ratio_mask:
-        return masked_ratio_gradient(
-            *tokens,
-            clip_range_low=switches.clip_range_low,
-            clip_range_high=switches.clip_range_high,
-            through_ratio=switches.ratio_mask_gradient,
-            aggregation=switches.aggregation,
-            denominator=micro.whole.policy_denominator,
-        )
-    return clipped_surrogate(
-        *tokens,
-        clip_range_low=switches.clip_range_low,
-        clip_range_high=switches.clip_range_high,
-        dual_clip=switches.dual_clip,
-        aggregation=switches.aggregation,
-        denominator=micro.whole.policy_denominator,
-    )
+    """Return the surrogate that the switches describe; the tokens that clip-cov has selected have no part in it."""
+    old_logprobs, advantages = micro.of(micro.whole.rollout.logprobs), micro.advantages
+    if micro.selected is not None and work.algorithm.covariance == "clip":
+        advantages = advantages.masked_fill(micro.selected, 0.0)
+    tokens = LossTokens(logprobs, old_logprobs, advantages, micro.policy_mask, micro.whole.policy_denominator)
+    return surrogate_loss(tokens, work.algorithm)
 
 
 def policy_loss_of(
@@ -261,7 +250,7 @@ def policy_loss_of(
     micro: Microbatch,
     work: PolicyOptimization,
     *,
-    kl_penalty_coef: float,
+    coefs: Coefficients,
     sums: MetricSums,
 ) -> tuple[Tensor, Tensor]:
     """Return the surrogate with all weighted terms beside it: imitation of right responses, entropy, both KLs.
@@ -280,10 +269,10 @@ def policy_loss_of(
     )
     sums.add(imitation, micro.weight)
     total = surrogate.loss + switches.positive_nll_coef * imitation.loss
-    if switches.entropy_coef:
+    if coefs.entropy:
         assert predicted.entropy is not None
         entropy = aggregate(predicted.entropy, mask, aggregation=aggregation, denominator=denominator)
-        total = total - switches.entropy_coef * entropy
+        total = total - coefs.entropy * entropy
     if switches.kl_loss_coef:
         if switches.kl_loss_kind == "full":
             assert predicted.full_kl is not None
@@ -292,19 +281,19 @@ def policy_loss_of(
             )
         else:
             assert micro.whole.rollout.ref_logprobs is not None
-            assert switches.kl_loss_kind != "k1", "which the recipe refuses"
             to_reference = reference_kl_loss(
                 predicted.logprobs,
                 micro.of(micro.whole.rollout.ref_logprobs),
                 old_logprobs,
                 mask,
                 kind=switches.kl_loss_kind,
+                through_ratio=switches.kl_loss_gradient == "unbiased",
                 aggregation=aggregation,
                 denominator=denominator,
             )
         sums.add(to_reference, micro.weight)
         total = total + switches.kl_loss_coef * to_reference.loss
-    if kl_penalty_coef:
+    if coefs.kl_penalty:
         to_old = old_kl_loss(
             predicted.logprobs,
             old_logprobs,
@@ -314,7 +303,20 @@ def policy_loss_of(
             denominator=denominator,
         )
         sums.add(to_old, micro.weight)
-        total = total + kl_penalty_coef * to_old.loss
+        total = total + coefs.kl_penalty * to_old.loss
+    if micro.selected is not None:
+        sums.add(selected_tokens(micro.selected, mask), micro.weight)
+        if switches.covariance == "kl":
+            held = selected_kl_loss(
+                predicted.logprobs,
+                old_logprobs,
+                mask,
+                micro.selected,
+                aggregation=aggregation,
+                denominator=denominator,
+            )
+            sums.add(held, micro.weight)
+            total = total + switches.covariance_kl_coef * held.loss
     return surrogate.loss, total
 
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from math import isfinite
 
+from vantage.algorithms.entropy_control import EntropyController
 from vantage.algorithms.kl import PenaltyController, ProportionalController
 from vantage.algorithms.rewards import RunningMoments
 from vantage.schemas.recipe.algorithm import Algorithm
@@ -12,6 +14,7 @@ from vantage.tasks.rollout.reward_moments import read_moments
 from vantage.tasks.rollout.rollouts import Rollout, sequence_sums
 from vantage.tasks.training.stage_state import ADDED_LATER, BestSoFar
 from vantage.tasks.updates.actor_critic import critic_folder
+from vantage.tasks.updates.policy_losses import Coefficients
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,44 @@ class PolicyState(BestSoFar):
     """Whether the last rollout's advantages used the critic."""
     critic_weight_sum: float = field(default=0.0, metadata=ADDED_LATER)
     """Sum of the critic's weight over the iterations."""
+    entropy_coef: float = field(default=0.0, metadata=ADDED_LATER)
+    """Coefficient of the entropy bonus in the next update, where it adapts."""
+    entropy_is_low: bool = field(default=True, metadata=ADDED_LATER)
+    """Whether the entropy was below its target in the last update; only then the bonus counts."""
+
+
+def coefficients(state: PolicyState, algorithm: Algorithm) -> Coefficients:
+    """Return the coefficients of the next update's loss."""
+    controller = entropy_controller(state, algorithm)
+    return Coefficients(
+        kl_penalty=state.kl_penalty_coef,
+        entropy=algorithm.entropy_coef if controller is None else controller.applied,
+    )
+
+
+def entropy_controller(state: PolicyState, algorithm: Algorithm) -> EntropyController | None:
+    """Return the controller of the entropy coefficient; None if it is fixed."""
+    if algorithm.entropy_target is None:
+        return None
+    return EntropyController(
+        state.entropy_coef,
+        is_low=state.entropy_is_low,
+        target=algorithm.entropy_target,
+        step=algorithm.entropy_step,
+        highest=algorithm.entropy_coef_max,
+    )
+
+
+def with_updated_entropy_coef(state: PolicyState, entropy: float, algorithm: Algorithm) -> PolicyState:
+    """Return the state with the entropy coefficient for the next update, moved by the entropy (nats per token) in this one.
+
+    An entropy that is not finite, where the stage tolerates one, moves nothing.
+    """
+    controller = entropy_controller(state, algorithm)
+    if controller is None or not isfinite(entropy):
+        return state
+    moved = controller.update(entropy)
+    return replace(state, entropy_coef=moved.coef, entropy_is_low=moved.is_low)
 
 
 def with_updated_kl_coefs(
@@ -67,5 +108,6 @@ def initial_state(job: StageJob[ResolvedPolicyOptimization]) -> PolicyState:
     return PolicyState(
         kl_coef=algorithm.kl_coef,
         kl_penalty_coef=algorithm.kl_penalty_coef,
+        entropy_coef=0.0 if algorithm.entropy_target is None else algorithm.entropy_coef,
         moments=read_moments(critic),
     )

@@ -18,8 +18,10 @@ from vantage.tasks.training.metric_sums import means_of
 from vantage.tasks.training.optimization import update_weights
 from vantage.tasks.training.seeds import derive_seed, stage_seed
 from vantage.tasks.updates.actor_critic import ActorCritic
+from vantage.tasks.updates.covariances import with_selected_tokens
 from vantage.tasks.updates.estimates import Estimates
 from vantage.tasks.updates.policy_losses import (
+    Coefficients,
     Minibatch,
     accumulate_losses,
     minibatch_of,
@@ -55,7 +57,7 @@ def update(
     job: StageJob[ResolvedPolicyOptimization],
     *,
     iteration: int,
-    kl_penalty_coef: float,
+    coefs: Coefficients,
     learning: tuple[str, ...] = ("policy", "critic"),
     ptx: Ptx | None = None,
 ) -> dict[str, float]:
@@ -74,12 +76,16 @@ def update(
     steps = OptimizerSteps(rollout.sequences, work, seed=stage_seed(job), iteration=iteration)
     for step in steps:
         minibatch = minibatch_of(rollout, estimates, step.rows.to(device), work, max_length=max_length)
+        if "policy" in learning:
+            minibatch = with_selected_tokens(
+                networks, minibatch, work, seed=stage_seed(job), step=step.number
+            )
         demonstrations = ptx.examples.batch(ptx.order.batch(step.number)).to(device) if ptx else None
         metrics = accumulate_losses(
             networks,
             minibatch,
             work,
-            kl_penalty_coef=kl_penalty_coef,
+            coefs=coefs,
             learning=learning,
             ptx=demonstrations,
         )
@@ -117,7 +123,7 @@ def more_critic_steps(
     """Take the critic's further steps on a minibatch after its first one, at the same learning rate."""
     described = []
     for _ in range(work.algorithm.critic_steps - 1):
-        metrics = accumulate_losses(networks, minibatch, work, kl_penalty_coef=0.0, learning=("critic",))
+        metrics = accumulate_losses(networks, minibatch, work, coefs=Coefficients(), learning=("critic",))
         step_all(networks, ("critic",), minibatch, work, metrics, step=step)
         described.append(metrics)
     return described

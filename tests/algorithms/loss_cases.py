@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from vantage.algorithms.aggregation import Aggregation, Denominator, aggregate, denominator_of
+from vantage.algorithms.bounded_ratio import clipped_weight_gradient, geometric_mean_surrogate, soft_gate
+from vantage.algorithms.covariance import SelectedKLLoss, selected_kl_loss
 from vantage.algorithms.kl import OldKLKind, full_kl
 from vantage.algorithms.kl_loss import (
     KLLoss,
     KLLossKind,
     OldKLLoss,
+    UnbiasedKLKind,
     exact_kl_loss,
     old_kl_loss,
     reference_kl_loss,
@@ -177,13 +180,90 @@ def masked_ratio_with_ratio_held(
     return aggregate(per_token, batch.mask, aggregation=aggregation, denominator=denominator)
 
 
+def ratio_of_the_response(outputs: Tensor, batch: Batch, denominator: Denominator | None) -> PolicyLoss:
+    return clipped_surrogate(
+        outputs,
+        batch.old,
+        batch.targets,
+        batch.mask,
+        clip_range_low=0.2,
+        clip_range_high=0.3,
+        ratio_level="sequence",
+        aggregation="sequence",
+        denominator=denominator,
+    )
+
+
+def ratio_of_the_response_held(
+    outputs: Tensor, at: Tensor, batch: Batch, denominator: Denominator | None
+) -> Tensor:
+    """Each token's ratio moves alone, around the geometric mean of the response."""
+    differences = torch.where(batch.mask, at - batch.old, 0.0)
+    mean = differences.sum(dim=1) / batch.mask.sum(dim=1).clamp(min=1)
+    ratio = (mean[:, None] + outputs - at).exp()
+    per_token = -torch.minimum(ratio * batch.targets, ratio.clamp(0.8, 1.3) * batch.targets)
+    return aggregate(per_token, batch.mask, aggregation="sequence", denominator=denominator)
+
+
+def clipped_weight(outputs: Tensor, batch: Batch, denominator: Denominator | None) -> PolicyLoss:
+    return clipped_weight_gradient(
+        outputs,
+        batch.old,
+        batch.targets,
+        batch.mask,
+        clip_range_low=0.2,
+        clip_range_high=0.3,
+        aggregation="token",
+        denominator=denominator,
+    )
+
+
+def clipped_weight_held(outputs: Tensor, at: Tensor, batch: Batch, denominator: Denominator | None) -> Tensor:
+    per_token = -(at - batch.old).exp().clamp(0.8, 1.3) * batch.targets * outputs
+    return aggregate(per_token, batch.mask, aggregation="token", denominator=denominator)
+
+
+def gated(outputs: Tensor, batch: Batch, denominator: Denominator | None) -> PolicyLoss:
+    return soft_gate(
+        outputs,
+        batch.old,
+        batch.targets,
+        batch.mask,
+        temperature_positive=0.6,
+        temperature_negative=1.4,
+        aggregation="sequence",
+        denominator=denominator,
+    )
+
+
+def geometric_mean(outputs: Tensor, batch: Batch, denominator: Denominator | None) -> PolicyLoss:
+    return geometric_mean_surrogate(
+        outputs,
+        batch.old,
+        batch.targets,
+        batch.mask,
+        clip_range_low=0.2,
+        clip_range_high=0.3,
+        aggregation="token",
+        denominator=denominator,
+    )
+
+
+def selected_kl(outputs: Tensor, batch: Batch, denominator: Denominator | None) -> SelectedKLLoss:
+    """Of the tokens with a positive target."""
+    return selected_kl_loss(
+        outputs, batch.old, batch.mask, batch.targets > 0, aggregation="token", denominator=denominator
+    )
+
+
 def to_reference(
     outputs: Tensor,
     batch: Batch,
     denominator: Denominator | None,
     *,
-    kind: KLLossKind,
+    kind: KLLossKind | UnbiasedKLKind,
     aggregation: Aggregation,
+    through_ratio: bool = False,
 ) -> KLLoss:
     """KL to a policy whose log-probabilities are the targets, on tokens that old sampled."""
     return reference_kl_loss(
@@ -192,6 +272,7 @@ def to_reference(
         batch.old,
         batch.mask,
         kind=kind,
+        through_ratio=through_ratio,
         aggregation=aggregation,
         denominator=denominator,
     )
@@ -327,6 +408,17 @@ CASES: dict[str, Case] = {
         )
         for kind, aggregation in OF_REFERENCE
     },
+    "ratio of the response": Case(ratio_of_the_response, count("sequence"), held=ratio_of_the_response_held),
+    "clipped weight": Case(clipped_weight, TOKENS, held=clipped_weight_held),
+    "soft gate": Case(gated, count("sequence")),
+    "geometric mean": Case(geometric_mean, TOKENS),
+    "KL of selected tokens": Case(selected_kl, TOKENS),
+    "k3 loss through the ratio": Case(
+        partial(to_reference, kind="k3", aggregation="token", through_ratio=True), TOKENS
+    ),
+    "k1 loss through the ratio": Case(
+        partial(to_reference, kind="k1", aggregation="sequence", through_ratio=True), count("sequence")
+    ),
     "full KL loss by sequence": Case(
         partial(to_reference_exactly, aggregation="sequence"), count("sequence")
     ),

@@ -103,6 +103,25 @@ def test_the_detached_ratio_makes_old_samples_give_the_gradients_of_the_present_
     assert loss("k3").loss.item() == pytest.approx(exact.item(), rel=1e-12)  # the unbiased one
 
 
+@pytest.mark.parametrize("kind", ["k1", "k3"])
+def test_through_the_ratio_the_gradient_is_that_of_the_kl_itself(tokens_of_old, kind):
+    """Old samples, in expectation: ∇Σ_v π(v)·k(v), with both factors differentiated. The value does not change."""
+    logits, ref, old, tokens = tokens_of_old
+    logprobs = torch.log_softmax(logits, 0)
+    given = (logprobs[tokens], ref[tokens], old[tokens], torch.ones(4, 1, dtype=torch.bool))
+    found = reference_kl_loss(*given, kind=kind, through_ratio=True, aggregation="token")
+    exact = full_kl(logits, ref)
+    assert found.loss.item() == pytest.approx(exact.item(), rel=1e-12)
+    np.testing.assert_allclose(gradient(found.loss, logits), gradient(exact, logits), rtol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["abs", "k2"])
+def test_a_biased_estimator_has_no_unbiased_gradient(tokens_of_old, kind):
+    ones = torch.ones(1, 1)
+    with pytest.raises(ValueError, match=f"kind='{kind}' has another expectation than KL.*use k1 or k3"):
+        reference_kl_loss(ones, ones, ones, ones.bool(), kind=kind, through_ratio=True, aggregation="token")
+
+
 def test_exact_kl_needs_no_ratio(tokens_of_old):
     # The same state four times, whatever token old sampled there: value and gradient are those of full_kl.
     logits, ref, _, _ = tokens_of_old

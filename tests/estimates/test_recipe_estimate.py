@@ -143,10 +143,13 @@ def test_the_critic_s_steps_and_the_passes_that_sao_saves_are_counted() -> None:
     assert times("ppo", "reference", "score") == times(waits, "reference", "score")
     guarded = "{preset: ppo, trust_region_kl: 0.1}"
     steered = "{preset: ppo, kl_penalty_coef: 1.0, kl_penalty_target: 0.01}"
+    selecting = "{preset: ppo, covariance: clip}"
+    both = "{preset: ppo, covariance: kl, trust_region_kl: 0.1}"
     once_more = {
-        name: times(name, "policy", "score") - times("ppo", "policy", "score") for name in (guarded, steered)
+        name: times(name, "policy", "score") - times("ppo", "policy", "score")
+        for name in (guarded, steered, selecting, both)
     }
-    assert once_more == {guarded: 8, steered: 4}, "after each step, and after each rollout's update"
+    assert once_more == {guarded: 8, steered: 4, selecting: 8, both: 16}, "with each step, or each rollout"
     joint = "{preset: ppo, shared_trunk: true, old_logprobs: sampler}"
     assert times(joint, "policy", "score") == times("ppo", "policy", "score"), "it reads the values"
 

@@ -113,6 +113,10 @@ RULES = {
     "Algorithm._uniform_groups_need_several_samples": "what a preset's name stands for",
     "Algorithm._what_is_corrected_is_measured": "what a preset's name stands for",
     "Algorithm._shared_trunk_needs_gae": "what a preset's name stands for",
+    "Algorithm._the_surrogate_has_what_it_bounds": "what a preset's name stands for",
+    "Algorithm._covariances_select_from_the_clipped_surrogate": "what a preset's name stands for",
+    "Algorithm._the_kl_has_an_unbiased_gradient": "what a preset's name stands for",
+    "Algorithm._the_entropy_coefficient_begins_in_its_range": "one number is above another",
 }
 """Rules that no schema can say (or none that an editor could explain) → why."""
 

@@ -198,9 +198,8 @@ SWITCH = Extension(
             (
                 '    aggregation: Aggregation = "token"\n',
                 '''
-    ratio_level: Literal["token", "sequence"] = Field("token", exclude_if=is_default("token"))
-    """What the importance ratio is of: each token, or the response, as the geometric mean over its tokens (GSPO, arXiv 2507.18071
-    eq. 7; its clip ranges are 3e-4 and 4e-4)."""
+    ratio_power: Probability = Field(1.0, exclude_if=is_default(1.0))
+    """Power of the importance ratio: below 1 it is nearer to 1, with less variance and a bias towards the old policy."""
 ''',
             ),
         ),
@@ -209,7 +208,7 @@ SWITCH = Extension(
                 "    if not switches.importance_ratio:\n        clips",
                 """
     if not switches.importance_ratio:
-        found["ratio_level"] = ("without a ratio", "set importance_ratio: true")
+        found["ratio_power"] = ("without a ratio", "set importance_ratio: true")
 """,
             ),
         ),
@@ -217,38 +216,33 @@ SWITCH = Extension(
             (
                 "def masked_ratio_gradient(",
                 '''
-def sequence_level(logprobs: Tensor, old_logprobs: Tensor, response_mask: Tensor) -> Tensor:
-    """Return log-probabilities whose ratio to `old_logprobs` is, at each token, that of the whole response.
+def tempered(logprobs: Tensor, old_logprobs: Tensor, *, power: float) -> Tensor:
+    """Return log-probabilities whose ratio to `old_logprobs` is the power of that of `logprobs`.
 
-        log s = Σ_t mask·(logprobs − old_logprobs) / Σ_t mask,   result = old_logprobs + log s
+        old_logprobs + power·(logprobs − old_logprobs)
 
-    GSPO, arXiv 2507.18071 eq. 7. All tensors (B,T), log-probabilities in nats; outside the mask the result is `old_logprobs`.
-    The gradient flows through `logprobs` only. A response without a token has log s = 0.
-
-    Raises ValueError for unequal shapes, TypeError for a mask that is not boolean.
+    All tensors (B,T), log-probabilities in nats. The gradient flows through `logprobs` only.
     """
-    check_response_mask(response_mask, logprobs=logprobs, old_logprobs=old_logprobs)
     fixed = old_logprobs.detach()
-    log_ratio = keep(logprobs, response_mask) - keep(fixed, response_mask)
-    mean = log_ratio.sum(dim=1) / response_mask.sum(dim=1).clamp(min=1)
-    return fixed + torch.where(response_mask, mean[:, None], 0.0)
+    return fixed + power * (logprobs - fixed)
 
 
 ''',
             ),
         ),
-        "tasks/updates/policy_losses.py": (
+        "tasks/updates/surrogates.py": (
             (
-                "    if switches.ratio_mask:\n        return masked_ratio_gradient(",
+                "    given = (tokens.logprobs, ",
                 """
-    if switches.ratio_level == "sequence":
-        now, old, advantages, mask = tokens
-        tokens = (sequence_level(now, old, mask), old, advantages, mask)
+    powered = tempered(tokens.logprobs, tokens.old_logprobs, power=switches.ratio_power)
+    tokens = LossTokens(
+        powered, tokens.old_logprobs, tokens.advantages, tokens.mask, tokens.denominator
+    )
 """,
             ),
             (
-                ")\nfrom vantage.algorithms.value_loss import ValueLoss",
-                "    sequence_level,\n",
+                ")\nfrom vantage.schemas.recipe.algorithm import Algorithm",
+                "    tempered,\n",
             ),
         ),
     },

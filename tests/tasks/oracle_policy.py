@@ -13,6 +13,7 @@ from transformers import LlamaForCausalLM
 
 from tests.tasks import oracle_networks as nets
 from tests.tasks import oracle_rollouts as rolls
+from tests.tasks import oracle_surrogates as surrogates
 from tests.tasks.oracle_networks import Optimizer, of_tokens
 from tests.tasks.oracle_rollouts import Batch, Moments, mean
 from tests.tasks.unequal_inputs import BOS, EOS
@@ -40,7 +41,7 @@ class Outcome:
     """Epochs that ended because the policy had moved too far."""
     measured: dict[str, float] = field(default_factory=dict)
     steered: dict[str, float] = field(default_factory=dict)
-    """Both coefficients as a further iteration would find them."""
+    """The coefficients as a further iteration would find them."""
     tracked: dict[tuple[int, ...], tuple[float, float]] = field(default_factory=dict)
     """Prompt → running mean of its scores, and their weight."""
     memories: list[float] = field(default_factory=list)
@@ -82,6 +83,7 @@ class PolicyStage:
             Moments.of(critic_folder) if critic_folder and self.switches.reads_critic else Moments()
         )
         self.kl_coef, self.kl_penalty_coef = self.switches.kl_coef, self.switches.kl_penalty_coef
+        self.entropy_c = self.entropy_coef = self.switches.entropy_coef
         self.optimizers = {
             name: Optimizer(module, self.work.weight_decay, self.work.max_grad_norm)
             for name, module in self.modules().items()
@@ -307,6 +309,8 @@ class PolicyStage:
         found = []
         for start in range(0, len(batch), group):
             totals = torch.stack([r.sum() for r in rewards[start : start + group]])
+            if a.kl_credit == "token":
+                totals = torch.tensor(scaled[start : start + group], dtype=torch.float64)
             if a.advantage == "leave_one_out":
                 better = [totals[i] - (totals.sum() - totals[i]) / (group - 1) for i in range(group)]
             elif a.advantage == "group_mean":
@@ -314,6 +318,10 @@ class PolicyStage:
             else:
                 better = list((totals - totals.mean()) / (totals.std() + 1e-6))
             found += [torch.full_like(rewards[start + i], better[i].item()) for i in range(group)]
+        if a.kl_credit == "token":
+            return [
+                A - self.kl_coef * each.flip(0).cumsum(0).flip(0) for A, each in zip(found, kl, strict=True)
+            ]
         return found
 
     def final_values(self, batch: Batch) -> list[float]:
@@ -350,26 +358,8 @@ class PolicyStage:
 
     def surrogate(self, new: list[Tensor], old: list[Tensor], advantages: list[Tensor]) -> list[Tensor]:
         """Of each token."""
-        a = self.switches
-        if not a.importance_ratio:
-            return [-n * A for n, A in zip(new, advantages, strict=True)]
-        losses = []
-        for n, o, A in zip(new, old, advantages, strict=True):
-            ratio = (n - o).exp()
-            if a.ratio_mask:
-                inside = (ratio > 1 - (a.clip_range_low or 1)) & (
-                    ratio < 1 + (a.clip_range_high or float("inf"))
-                )
-                weight = ratio if a.ratio_mask_gradient else ratio.detach()
-                losses.append(-weight * inside * A * n)
-                continue
-            low = 0.0 if a.clip_range_low is None else 1 - a.clip_range_low
-            high = float("inf") if a.clip_range_high is None else 1 + a.clip_range_high
-            gain = torch.minimum(ratio * A, ratio.clamp(low, high) * A)
-            if a.dual_clip is not None:
-                gain = torch.where(A < 0, torch.maximum(gain, a.dual_clip * A), gain)
-            losses.append(-gain)
-        return losses
+        given = zip(new, old, advantages, strict=True)
+        return [surrogates.of_response(n, o, A, self.switches) for n, o, A in given]
 
     def minibatch_advantages(self, r: Rollout, rows: list[int]) -> list[Tensor]:
         a = self.switches
@@ -387,13 +377,20 @@ class PolicyStage:
         everything = nets.distributions(self.policy, prompts, responses, self.temperature)
         return everything, of_tokens(everything, responses)
 
-    def losses(self, r: Rollout, rows: list[int]) -> tuple[dict[str, float], Tensor, Tensor | None]:
+    def losses(
+        self, r: Rollout, rows: list[int], number: int
+    ) -> tuple[dict[str, float], Tensor, Tensor | None]:
         """Metrics, the policy's loss, and the critic's."""
         a = self.switches
         everything, new = self.said(r, rows)
         old, learns = [r.old[i] for i in rows], [r.learns[i] for i in rows]
-        surrogate = self.mean_over(self.surrogate(new, old, self.minibatch_advantages(r, rows)), learns)
-        loss, ells = surrogate, [n - o for n, o in zip(new, old, strict=True)]
+        advantages = self.minibatch_advantages(r, rows)
+        ells = [n - o for n, o in zip(new, old, strict=True)]
+        selected = self.selected(rows, new, old, advantages, learns, number)
+        if a.covariance == "clip":
+            advantages = [torch.where(s, 0.0, A) for s, A in zip(selected, advantages, strict=True)]
+        surrogate = self.mean_over(self.surrogate(new, old, advantages), learns)
+        loss = surrogate
         entropies = [-(p.exp() * p).sum(-1) for p in everything]
         metrics = {
             "surrogate_loss": surrogate.item(),
@@ -408,12 +405,15 @@ class PolicyStage:
             nll = -torch.cat(positive).mean()
             metrics["positive_nll"] = nll.item()
             loss = loss + a.positive_nll_coef * nll
-        loss = loss - a.entropy_coef * self.mean_over(entropies, learns)
+        loss = loss - self.entropy_coef * self.mean_over(entropies, learns)
         if a.kl_loss_coef:
             batch = rolls.joined([(r.batch, rows)])
             kl = rolls.kl_per_token(a.kl_loss_kind, everything, [r.of_reference[i] for i in rows], batch)
             if a.kl_loss_kind != "full":
-                kl = [ell.detach().exp() * each for ell, each in zip(ells, kl, strict=True)]
+                ratios = [ell.exp() for ell in ells]
+                if a.kl_loss_gradient == "estimate":
+                    ratios = [ratio.detach() for ratio in ratios]
+                kl = [ratio * each for ratio, each in zip(ratios, kl, strict=True)]
             loss = loss + a.kl_loss_coef * self.mean_over(kl, learns)
         if self.kl_penalty_coef:
             kinds: dict[str, Callable[[Tensor], Tensor]] = {
@@ -422,6 +422,12 @@ class PolicyStage:
             }
             to_old = [kinds[a.kl_penalty_kind](ell) for ell in ells]
             loss = loss + self.kl_penalty_coef * self.mean_over(to_old, learns)
+        if a.covariance != "none" and any(learns):
+            kept = torch.cat([s for s, keeps in zip(selected, learns, strict=True) if keeps])
+            metrics["covariance_fraction"] = kept.double().mean().item()
+        if a.covariance == "kl":
+            held = [ell.abs() * s for ell, s in zip(ells, selected, strict=True)]
+            loss = loss + a.covariance_kl_coef * self.mean_over(held, learns)
         metrics["policy_loss"] = loss.item()
         value_loss = self.value_loss(r, rows)
         if value_loss is not None:
@@ -430,6 +436,24 @@ class PolicyStage:
             assert value_loss is not None
             loss, value_loss = loss + a.value_coef * value_loss, None
         return metrics, loss, value_loss
+
+    def selected(
+        self,
+        rows: list[int],
+        new: list[Tensor],
+        old: list[Tensor],
+        advantages: list[Tensor],
+        learns: list[bool],
+        number: int,
+    ) -> list[Tensor]:
+        """The tokens that a covariance selects, drawn in the order of the rollout's rows."""
+        if self.switches.covariance == "none":
+            return [torch.zeros_like(n, dtype=torch.bool) for n in new]
+        draw = torch.Generator().manual_seed(nets.stream(self.job, "covariance", number))
+        order = sorted(range(len(rows)), key=rows.__getitem__)
+        given = [[each[i] for i in order] for each in (new, old, advantages)]
+        found = surrogates.selected(*given, [learns[i] for i in order], self.switches, draw)
+        return [found[order.index(i)] for i in range(len(rows))]
 
     def value_loss(self, r: Rollout, rows: list[int]) -> Tensor | None:
         if self.critic is None:
@@ -504,7 +528,7 @@ class PolicyStage:
         for epoch, cut in enumerate(cuts):
             for place, rows in enumerate(cut):
                 number = iteration * per_iteration + epoch * len(cut) + place
-                metrics, loss, value_loss = self.losses(r, rows)
+                metrics, loss, value_loss = self.losses(r, rows, number)
                 if critic_first:
                     value_loss = None
                     del metrics["value_loss"]
@@ -559,10 +583,16 @@ class PolicyStage:
 
     # -- what is steered, and what is kept
 
-    def steer(self, r: Rollout, iteration: int) -> None:
+    def steer(self, r: Rollout, iteration: int, entropy: float | None) -> None:
         a = self.switches
         if iteration < a.policy_starts_at:
             return
+        if a.entropy_target is not None:
+            assert entropy is not None
+            is_low = entropy < a.entropy_target
+            moved = self.entropy_c + (a.entropy_step if is_low else -a.entropy_step)
+            self.entropy_c = min(max(moved, 0.0), a.entropy_coef_max)
+            self.entropy_coef = self.entropy_c if is_low else 0.0
         if a.kl_target is not None:
             kl = mean([delta.sum().item() for delta in r.deltas])
             error = min(max(kl / a.kl_target - 1, -0.2), 0.2)
@@ -633,7 +663,9 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> Outcome:
         )
         if kl_penalty_coef:
             metrics["kl_penalty_coef"] = kl_penalty_coef
-        stage.steer(rollout, iteration)
+        if work.algorithm.entropy_target is not None:
+            metrics["entropy_coef"] = stage.entropy_coef
+        stage.steer(rollout, iteration, metrics.get("entropy"))
         if work.algorithm.advantage == "tracked_mean":
             stage.track(rollout)
         if (iteration + 1) % work.validate_every == 0 or iteration + 1 == work.iterations:
@@ -649,6 +681,8 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> Outcome:
         "validation_score": best
     }
     steered = {"kl_coef": stage.kl_coef, "kl_penalty_coef": stage.kl_penalty_coef}
+    if work.algorithm.entropy_target is not None:
+        steered["entropy_coef"] = stage.entropy_c
     return Outcome(
         weights,
         last,

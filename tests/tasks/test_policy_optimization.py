@@ -23,7 +23,7 @@ from vantage.tasks.rollout.rollouts import (
 from vantage.tasks.updates.actor_critic import ActorCritic, load_actor_critic
 from vantage.tasks.updates.estimates import estimate
 from vantage.tasks.updates.gathering import Gathered, describe
-from vantage.tasks.updates.policy_losses import accumulate_losses, minibatch_of
+from vantage.tasks.updates.policy_losses import Coefficients, accumulate_losses, minibatch_of
 from vantage.tasks.updates.policy_state import initial_state
 
 CPU = torch.device("cpu")
@@ -111,7 +111,7 @@ def test_micro_batches_leave_every_gradient_unchanged(
         estimates = estimate(rollout, algorithm, old_values=old_values)
         rows = torch.arange(len(rollout.sequences))
         minibatch = minibatch_of(rollout, estimates, rows, work, max_length=MAX_LENGTH)
-        metrics.append(accumulate_losses(networks, minibatch, work, kl_penalty_coef=0.0))
+        metrics.append(accumulate_losses(networks, minibatch, work, coefs=Coefficients()))
         gradients.append(gradients_of(networks))
     scale = gradients[0].abs().max()
     torch.testing.assert_close(gradients[1] / scale, gradients[0] / scale, atol=2e-5, rtol=0)
@@ -125,7 +125,7 @@ def test_before_any_update_the_ratio_is_one(rolled: Rolled) -> None:
     networks = load_actor_critic(job, CPU)
     estimates = estimate(rollout, job.work.algorithm, old_values=old_values)
     minibatch = minibatch_of(rollout, estimates, torch.arange(6), job.work, max_length=MAX_LENGTH)
-    metrics = accumulate_losses(networks, minibatch, job.work, kl_penalty_coef=0.0)
+    metrics = accumulate_losses(networks, minibatch, job.work, coefs=Coefficients())
     assert metrics["ratio"] == pytest.approx(1.0, abs=1e-5)
     assert metrics["ratio_deviation"] == pytest.approx(0.0, abs=1e-5)
     assert metrics["clip_fraction"] == 0.0

@@ -15,6 +15,7 @@ from vantage.schemas.metric_names import (
     ENSEMBLE,
     GRAPHS,
     IMPORTANCE,
+    LOSSES_OF_SWITCHES,
     NONFINITE,
     REWARD_DATA,
     UNCOMPILED,
@@ -126,6 +127,7 @@ OF_OTHER_SWITCHES = {
     "critic_weight",
     "baseline_mean",
     *IMPORTANCE,
+    *LOSSES_OF_SWITCHES,
     *REWARD_DATA,
     *DEMONSTRATED,
 }

@@ -26,6 +26,7 @@ from vantage.tasks.rollout.rollouts import (
 from vantage.tasks.training.metric_sums import MetricSums
 from vantage.tasks.updates.estimates import Estimates, estimate
 from vantage.tasks.updates.policy_losses import (
+    Coefficients,
     Microbatch,
     minibatch_of,
     policy_loss_of,
@@ -107,7 +108,7 @@ class Learnt:
             LogProbs(logprobs=logprobs, entropy=torch.zeros_like(logprobs)),
             self.micro,
             self.work,
-            kl_penalty_coef=self.work.algorithm.kl_penalty_coef,
+            coefs=Coefficients(self.work.algorithm.kl_penalty_coef, self.work.algorithm.entropy_coef),
             sums=sums,
         )
         return Update(loss.item(), slopes(loss, logprobs), sums.means())

@@ -24,6 +24,10 @@ OFF: dict[str, Any] = {
     "ratio_mask": False, "ratio_mask_gradient": False, "freeze_critic": "none", "policy_starts_at": 0,
     "old_logprobs": "policy", "critic_steps": 1, "critic_first": False, "rollout_correction": None,
     "optimal_value_beta": 0.5, "tracker_kl_half_life": 0.06, "tracker_memory_low": 0.875, "tracker_memory_high": 0.96,
+    "surrogate": "clipped", "ratio_level": "token", "soft_gate_positive": 1.0, "soft_gate_negative": 1.05,
+    "covariance": "none", "covariance_share": 2e-4, "covariance_low": 1.0, "covariance_high": 5.0, "covariance_kl_coef": 1.0,
+    "kl_loss_gradient": "estimate", "kl_credit": "response",
+    "entropy_target": None, "entropy_step": 0.005, "entropy_coef_max": 1.0,
 }  # fmt: skip
 """Switch → what it is where a row of the table says nothing of it: off, or not read."""
 
@@ -180,6 +184,11 @@ OTHERS: dict[str, tuple[Any, Any]] = {
     "critic_first": (True, False),
     "optimal_value_beta": (0.1, 1.0), "tracker_kl_half_life": (0.1, 1.0), "tracker_memory_low": (0.5, 0.9),
     "tracker_memory_high": (0.9, 0.99),
+    "surrogate": ("clipped_weight", "soft_gate"), "ratio_level": ("sequence", "token"),
+    "soft_gate_positive": (0.5, 2.0), "soft_gate_negative": (0.5, 2.0), "covariance": ("clip", "kl"),
+    "covariance_share": (0.1, 0.2), "covariance_low": (0.5, -1.0), "covariance_high": (2.0, 9.0),
+    "covariance_kl_coef": (0.5, 2.0), "kl_loss_gradient": ("unbiased", "estimate"), "kl_credit": ("token", "response"),
+    "entropy_target": (0.2, None), "entropy_step": (0.1, 0.2), "entropy_coef_max": (0.5, 2.0),
 }  # fmt: skip
 """Switch → two values, at least one of which no preset has."""
 
@@ -205,6 +214,10 @@ COMPANY: dict[str, dict[str, Any]] = {
     "bootstrap_truncated": {"advantage": "gae"},
     "positive_nll_coef": {"positive_threshold": 0.25},
     "rollout_correction": {"old_logprobs": "policy"},
+    "surrogate": {"importance_ratio": True, "ratio_mask": False},
+    "ratio_level": {"importance_ratio": True, "ratio_mask": False},
+    "covariance": {"importance_ratio": True, "ratio_mask": False},
+    "kl_loss_gradient": {"kl_loss_kind": "k3"},
 }
 """Switch → what must stand beside it, or it is refused."""
 
@@ -242,7 +255,10 @@ def test_a_wrong_preset_is_the_only_complaint(value: Any) -> None:
      {"critic_ev_threshold": "0"}, {"critic_blend": 1}, {"gae_horizon": 0}, {"gae_horizon": 2.0},
      {"gae_horizon": True}, {"ratio_mask": 1}, {"ratio_mask_gradient": "detach"}, {"freeze_critic": "mlp"},
      {"policy_starts_at": -1}, {"policy_starts_at": 1.0}, {"old_logprobs": "old"}, {"critic_steps": 0},
-     {"critic_first": 1}],
+     {"critic_first": 1}, {"surrogate": "gspo"}, {"ratio_level": "response"}, {"soft_gate_positive": 0},
+     {"soft_gate_negative": 0}, {"covariance": True}, {"covariance_share": 0}, {"covariance_share": 1.5},
+     {"covariance_kl_coef": 0}, {"kl_loss_gradient": "biased"}, {"kl_credit": "tokens"}, {"entropy_target": 0},
+     {"entropy_step": 0}, {"entropy_coef_max": 0}],
 )  # fmt: skip
 def test_values_out_of_range_are_refused(switches: dict[str, Any]) -> None:
     with pytest.raises(ValidationError) as caught:

@@ -65,6 +65,10 @@ CHANGED: dict[str, Any] = {
     "ratio_mask": True, "ratio_mask_gradient": True, "freeze_critic": "attention", "policy_starts_at": 3,
     "old_logprobs": "sampler", "critic_steps": 2, "critic_first": True,
     "optimal_value_beta": 1.0, "tracker_kl_half_life": 0.1, "tracker_memory_low": 0.5, "tracker_memory_high": 0.9,
+    "surrogate": "clipped_weight", "ratio_level": "sequence", "soft_gate_positive": 1.5, "soft_gate_negative": 2.0,
+    "covariance": "clip", "covariance_share": 0.1, "covariance_low": 0.5, "covariance_high": 4.0, "covariance_kl_coef": 0.5,
+    "kl_loss_gradient": "unbiased", "kl_credit": "token",
+    "entropy_target": 0.2, "entropy_step": 0.01, "entropy_coef_max": 0.5,
 }  # fmt: skip
 """Switch → a value that is not the one of ``ppo``."""
 COMPANY: dict[str, dict[str, Any]] = {

@@ -47,8 +47,14 @@ from vantage.tasks.training.likelihood import accumulate_nll
 from vantage.tasks.training.stage_state import BestSoFar
 from vantage.tasks.training.writer import writes_files
 from vantage.tasks.updates.actor_critic import ActorCritic
+from vantage.tasks.updates.covariances import with_selected_tokens
 from vantage.tasks.updates.estimates import estimate
-from vantage.tasks.updates.policy_losses import accumulate_losses, minibatch_of, surrogate_and_old_kl
+from vantage.tasks.updates.policy_losses import (
+    Coefficients,
+    accumulate_losses,
+    minibatch_of,
+    surrogate_and_old_kl,
+)
 from vantage.tasks.updates.value_regression import accumulate_value_loss
 
 LENGTHS = [5, 1, 7, 2, 3, 9, 4]
@@ -224,12 +230,12 @@ class PolicyLoss:
                 "kind": "policy_optimization",
                 "algorithm": self.switches,
                 "init": "model",
-                "critic": None if self.switches.get("shared_trunk") else "value",
+                "critic": "value" if Algorithm.model_validate(self.switches).reads_critic else None,
                 "ptx": "demonstrations",
                 "reward": "main",
                 "prompts": "prompts",
-                "batch_size": 32,
-                "minibatch_size": 32,
+                "batch_size": 112,
+                "minibatch_size": 112,
                 "microbatch_size": 2,
             }
         )
@@ -243,11 +249,12 @@ class PolicyLoss:
         estimates = estimate(rollout, algorithm, old_values=networks.values(rollout))
         all_rows = torch.arange(len(rows))
         minibatch = minibatch_of(rollout, estimates, all_rows, work, max_length=MAX_LENGTH)
+        minibatch = with_selected_tokens(networks, minibatch, work, seed=3, step=5)
         metrics = accumulate_losses(
             networks,
             minibatch,
             work,
-            kl_penalty_coef=algorithm.kl_penalty_coef,
+            coefs=Coefficients(algorithm.kl_penalty_coef, algorithm.entropy_coef),
             ptx=SEQUENCES.select(rows) if algorithm.ptx_coef else None,
         )
         surrogate, old_kl = surrogate_and_old_kl(networks, minibatch, work)
@@ -279,6 +286,8 @@ class PolicyLoss:
 
 PPO: dict[str, Any] = {"preset": "ppo"}
 WITH_KL_LOSS = {**PPO, "kl_loss_coef": 0.5}
+SELECTED = {"covariance_share": 0.2, "covariance_low": -9.0, "covariance_high": 9.0}
+"""Six of the 31 tokens, of three ranks."""
 LOSSES: dict[str, Loss] = {
     "SFT NLL": likelihood,
     "SFT NLL, packed": packed_likelihood,
@@ -300,6 +309,15 @@ LOSSES: dict[str, Loss] = {
     "normalised by minibatch": PolicyLoss({"preset": "ppo_max_normalised", "reward_scaling": "none"}),
     "shared trunk": PolicyLoss({**PPO, "shared_trunk": True, "entropy_coef": 0.1}),
     "plain gradient": PolicyLoss({"preset": "a2c"}),
+    "ratio of the response": PolicyLoss(
+        {**PPO, "ratio_level": "sequence", "aggregation": "sequence", "clip_range_high": 0.01}
+    ),
+    "clipped weight": PolicyLoss({**PPO, "surrogate": "clipped_weight"}),
+    "soft gate": PolicyLoss({**PPO, "surrogate": "soft_gate", "soft_gate_negative": 3.0}),
+    "geometric mean": PolicyLoss({"preset": "grpo", "samples_per_prompt": 7, "surrogate": "geometric_mean"}),
+    "clip-cov": PolicyLoss({**PPO, **SELECTED, "covariance": "clip"}),
+    "kl-cov": PolicyLoss({**PPO, **SELECTED, "covariance": "kl"}),
+    "unbiased KL loss": PolicyLoss({**WITH_KL_LOSS, "kl_loss_kind": "k3", "kl_loss_gradient": "unbiased"}),
 }
 
 

@@ -24,8 +24,10 @@ from vantage.tasks.rollout.rollouts import (
 )
 from vantage.tasks.training.nonfinite import TrainingDiverged
 from vantage.tasks.updates.actor_critic import ActorCritic, load_actor_critic
+from vantage.tasks.updates.covariances import with_selected_tokens
 from vantage.tasks.updates.estimates import estimate
 from vantage.tasks.updates.policy_losses import (
+    Coefficients,
     Minibatch,
     accumulate_losses,
     minibatch_of,
@@ -37,6 +39,8 @@ MAX_LENGTH = 10
 ROWS = 7
 
 KL_LOSS = {"preset": "grpo", "samples_per_prompt": ROWS, "kl_loss_coef": 0.5}
+GROUP = {"preset": "grpo", "samples_per_prompt": ROWS, "kl_loss_coef": 0.0}
+SELECTED = {"covariance_share": 0.2, "covariance_low": -9.0, "covariance_high": 9.0}
 SWITCHES: dict[str, dict[str, Any]] = {
     "k2 loss": {**KL_LOSS, "kl_loss_kind": "k2"},
     "k3 loss": {**KL_LOSS, "kl_loss_kind": "k3", "aggregation": "sequence_sum"},
@@ -61,6 +65,13 @@ SWITCHES: dict[str, dict[str, Any]] = {
     },
     "positive NLL": {"preset": "vapo", "samples_per_prompt": ROWS, "positive_threshold": -100.0},
     "plain gradient": {"preset": "rloo", "samples_per_prompt": ROWS},
+    "ratio of the response": {**GROUP, "ratio_level": "sequence"},
+    "clipped weight": {**GROUP, "surrogate": "clipped_weight"},
+    "soft gate": {**GROUP, "surrogate": "soft_gate"},
+    "geometric mean": {**GROUP, "surrogate": "geometric_mean"},
+    "clip-cov": {**GROUP, **SELECTED, "covariance": "clip"},
+    "kl-cov": {**GROUP, **SELECTED, "covariance": "kl", "aggregation": "token"},
+    "unbiased KL loss": {**KL_LOSS, "kl_loss_kind": "k1", "kl_loss_gradient": "unbiased"},
 }
 
 
@@ -98,7 +109,8 @@ class Rolled:
         if old_values is not None:
             noise = torch.randn(old_values.shape, generator=torch.Generator().manual_seed(1))
             estimates = replace(estimates, old_values=old_values + 0.1 * noise)
-        return minibatch_of(rollout, estimates, torch.arange(ROWS), work, max_length=MAX_LENGTH)
+        minibatch = minibatch_of(rollout, estimates, torch.arange(ROWS), work, max_length=MAX_LENGTH)
+        return with_selected_tokens(networks, minibatch, work, seed=3, step=5)
 
     def update(
         self, switches: dict[str, Any], *, microbatch_size: int | None = None, with_ptx: bool = True
@@ -111,7 +123,7 @@ class Rolled:
             networks,
             self.minibatch(networks, work),
             work,
-            kl_penalty_coef=work.algorithm.kl_penalty_coef,
+            coefs=Coefficients(work.algorithm.kl_penalty_coef, work.algorithm.entropy_coef),
             ptx=ptx,
         )
         return networks, metrics
@@ -172,6 +184,12 @@ SEEN = {
     "overlong": "clip_fraction",
     "positive": "positive_nll",
     "plain": "approx_kl",
+    "ratio": "clip_fraction",
+    "clipped": "weight_clip_fraction",
+    "soft": "gate_slope",
+    "geometric": "clip_fraction",
+    "clip-cov": "covariance_fraction",
+    "kl-cov": "covariance_kl",
 }
 
 
@@ -195,7 +213,7 @@ def test_rows_may_come_in_any_order(rolled: Rolled) -> None:
         old_values = networks.values(rolled.rollout)
         estimates = estimate(rolled.rollout, work.algorithm, old_values=old_values)
         minibatch = minibatch_of(rolled.rollout, estimates, rows, work, max_length=MAX_LENGTH)
-        accumulate_losses(networks, minibatch, work, kl_penalty_coef=0.0)
+        accumulate_losses(networks, minibatch, work, coefs=Coefficients())
         gradients.append(gradients_of(networks))
     assert_same_gradient(gradients[1], gradients[0])
 
@@ -210,7 +228,7 @@ def test_a_response_that_was_filtered_out_pulls_the_policy_nowhere(rolled: Rolle
     old_values = networks.values(rolled.rollout)
     estimates = estimate(rolled.rollout, work.algorithm, old_values=old_values)
     minibatch = minibatch_of(rolled.rollout, estimates, kept, work, max_length=MAX_LENGTH)
-    accumulate_losses(networks, minibatch, work, kl_penalty_coef=0.0)
+    accumulate_losses(networks, minibatch, work, coefs=Coefficients(entropy=0.1))
     assert_same_gradient(policy_gradient_of(filtered), policy_gradient_of(networks))
     _, unfiltered = rolled.update({**switches, "overlong_filter": False})
     assert metrics["value_mse"] == unfiltered["value_mse"]
@@ -344,7 +362,7 @@ def test_full_kl_reaches_the_policy_alone_and_is_that_of_its_logits(rolled: Roll
 
 
 def test_the_guard_measures_the_surrogate_that_is_trained(rolled: Rolled) -> None:
-    for name in ("KLPEN by k3", "plain gradient", "dual clip"):
+    for name in ("KLPEN by k3", "plain gradient", "dual clip", "soft gate", "clip-cov"):
         networks, metrics = rolled.update(SWITCHES[name])
         work = rolled.work(SWITCHES[name], microbatch_size=3)
         minibatch = rolled.minibatch(networks, work)
