@@ -146,14 +146,17 @@ def dpo(subject: Subject) -> Workload:
     micro = rows_at_once(work.pass_limits, 2 * data.whole.longest, work.batch_size)
     batch = rows_of(data, work.batch_size, micro, grouped=work.group_by_length, columns=2, with_logits=1.0)
     held_out = rows_of(data, data.validation + data.test, micro, grouped=False, columns=2, with_logits=1.0)
+    reference = ["reference"] if work.reads_reference else []
     return whole_workload(
         subject,
-        networks=[language_model(subject, "policy", trained=True), language_model(subject, "reference")],
+        networks=[
+            language_model(subject, "policy", trained=True),
+            *(language_model(subject, role) for role in reference),
+        ],
         passes=[
             Pass(role="policy", does="train", times=steps, sequences=batch),
-            forward("reference", steps, batch),
-            forward("policy", 1, held_out),
-            forward("reference", 1, held_out),
+            *(forward(role, steps, batch) for role in reference),
+            *(forward(role, 1, held_out) for role in ("policy", *reference)),
         ],
         at_once=micro,
         counts={

@@ -96,10 +96,10 @@ WATCHED_AT = ("watch", "prompts")
 def stage_reference(stage: Stage) -> str | None:
     """Return the stage that KL is measured against: ``reference``, or the field that it defaults to.
 
-    None: this kind of stage measures no KL.
+    None: this kind of stage measures no KL, or the stage's loss reads no reference.
     """
     stand_in = KINDS[stage.kind].reference_from
-    if stand_in is None:
+    if stand_in is None or not getattr(stage, "reads_reference", True):
         return None
     name: str = getattr(stage, "reference", None) or getattr(stage, stand_in)
     return name

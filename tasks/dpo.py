@@ -1,4 +1,7 @@
-"""Direct preference optimisation: the policy itself learns preference pairs, kept near a frozen reference."""
+"""Direct preference optimisation: the policy itself learns preference pairs, kept near a frozen reference.
+
+Other losses on the same pairs are switches (``loss``); ``simpo`` and ``orpo`` read no reference.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vantage.algorithms.preference_loss import dpo, implicit_rewards
 from vantage.algorithms.preference_loss import measure_pairs as measure
 from vantage.algorithms.supervised_loss import token_nll
 from vantage.algorithms.uncertainty import Estimate, clustered_mean
@@ -40,6 +42,7 @@ from vantage.tasks.training.optimization import (
 from vantage.tasks.training.passes import laid_out, passes
 from vantage.tasks.training.seeds import stage_seed
 from vantage.tasks.training.stage_state import NoState
+from vantage.tasks.updates.pair_objective import PairLogprobs, held_out_losses, loss_of, rewards_of
 
 SIDES = ("chosen", "rejected")
 CURVES = {"pair_accuracy": "train_pair_accuracy", "nll": "chosen_nll"}
@@ -48,26 +51,15 @@ CURVES = {"pair_accuracy": "train_pair_accuracy", "nll": "chosen_nll"}
 
 @dataclass(frozen=True)
 class Models:
-    """The policy that learns, its reference, and the temperature of both distributions.
+    """The policy that learns, its reference (None: the loss reads none), and the temperature of both distributions.
 
     The temperature is the one that the policy is sampled at: what learns the pairs is the distribution that will
     answer. The paper has 1.
     """
 
     policy: PolicyModel
-    reference: PolicyModel
+    reference: PolicyModel | None
     temperature: float
-
-
-@dataclass(frozen=True)
-class PairLogprobs:
-    """Log-probabilities (N,) of whole responses to N prompts, in nats, and the policy's of each token (2N,T)."""
-
-    chosen: Tensor
-    rejected: Tensor
-    ref_chosen: Tensor
-    ref_rejected: Tensor
-    per_token: Tensor
 
 
 def run(job: StageJob[ResolvedDirectPreferenceOptimization]) -> StageResult:
@@ -76,7 +68,7 @@ def run(job: StageJob[ResolvedDirectPreferenceOptimization]) -> StageResult:
     device = training_device()
 
     # 1. The policy, its reference, and every pair as ids
-    if tokenizer_digest(job.inputs["reference"]) != tokenizer_digest(job.inputs["init"]):
+    if work.reads_reference and not same_tokenizer(job):
         raise TokenizersDiffer(
             f"reference={work.reference!r} has another tokenizer than init={work.init!r}; "
             "use a reference that was trained from the same model"
@@ -84,7 +76,7 @@ def run(job: StageJob[ResolvedDirectPreferenceOptimization]) -> StageResult:
     codec = codec_of(job, "init")
     models = Models(
         policy=trained_policy(job, device),
-        reference=fixed_policy(job, "reference", device),
+        reference=fixed_policy(job, "reference", device) if work.reads_reference else None,
         temperature=job.generation.temperature,
     )
     train, validation, test = pairs = [read_pairs(job, split, codec) for split in SPLITS]
@@ -127,6 +119,11 @@ def run(job: StageJob[ResolvedDirectPreferenceOptimization]) -> StageResult:
     )
 
 
+def same_tokenizer(job: StageJob[ResolvedDirectPreferenceOptimization]) -> bool:
+    """Return whether the reference reads the same tokens as the policy."""
+    return tokenizer_digest(job.inputs["reference"]) == tokenizer_digest(job.inputs["init"])
+
+
 def read_pairs(job: StageJob[ResolvedDirectPreferenceOptimization], split: str, codec: Codec) -> Completions:
     """Return the pairs of one split: of a dataset, or each prompt's best collected response against its worst."""
     if job.work.rollouts is None:
@@ -151,46 +148,67 @@ def accumulate_preferences(
     """Add the gradient of the minibatch's mean loss, micro-batch by micro-batch; returns its metrics and tokens."""
     sums, losses, num_tokens = MetricSums(), LossSums(), 0
     num_pairs = float(len(indices))
+    num_chosen = float(sum(len(pairs.response_ids["chosen"][index]) for index in indices))
     for part in passes(pairs.lengths(indices), work.pass_limits, sequences=len(SIDES), is_divided=True):
         batch = pairs.batch([indices[row] for row in part.rows]).to(models.policy.device)
         batch = laid_out(batch, work.pass_limits)
-        logprobs = pair_logprobs(models, batch, precision=work.arithmetic)
-        preference = dpo(
-            logprobs.chosen,
-            logprobs.rejected,
-            logprobs.ref_chosen,
-            logprobs.ref_rejected,
-            beta=work.beta,
-            denominator=num_pairs,
-        )
-        backward(part.weight * preference.loss, models.policy, is_last=part.is_last)
-        # Only watched: when it rises while the pairs are learnt, chosen responses become unlikely too
+        logprobs = pair_logprobs(models, batch, precision=work.arithmetic, means=work.takes_means)
+        preference = loss_of(logprobs, work, denominator=num_pairs)
+        loss = preference.loss
+        # Only watched, unless the loss is ORPO's: when it rises while the pairs are learnt, chosen responses become
+        # unlikely too
         chosen_rows = slice(0, len(batch) // 2)
-        nll = token_nll(logprobs.per_token.detach()[chosen_rows], batch.response_mask[chosen_rows])
+        chosen = logprobs.per_token[chosen_rows]
+        nll = token_nll(
+            chosen if work.loss == "orpo" else chosen.detach(),
+            batch.response_mask[chosen_rows],
+            denominator=num_chosen,
+        )
+        if work.loss == "orpo":
+            loss = nll.loss + loss
+        backward(part.weight * loss, models.policy, is_last=part.is_last)
         sums.add(nll, part.weight)
         sums.add(preference, part.weight)
-        losses.add("loss", preference.loss, part.weight)
+        losses.add("loss", loss, part.weight)
         num_tokens += int(part.weight) * sum(batch.known.totals)
     means = {CURVES.get(name, name): mean for name, mean in sums.means().items()}
     return {**losses.totals(), **means}, ranks.total(num_tokens)
 
 
-def pair_logprobs(models: Models, batch: Sequences, *, precision: Precision) -> PairLogprobs:
-    """Return both models' log-probabilities of a batch of pairs: N chosen sides, then their N rejected ones."""
+def pair_logprobs(
+    models: Models, batch: Sequences, *, precision: Precision, means: bool = False
+) -> PairLogprobs:
+    """Return both models' log-probabilities of a batch of pairs: N chosen sides, then their N rejected ones.
+
+    ``means``: of each response the mean over its tokens, in place of their sum.
+    """
     per_token, of_reference = both_logprobs(models, batch, precision=precision)
-    chosen, rejected = per_token.sum(dim=1).chunk(2)
-    ref_chosen, ref_rejected = of_reference.sum(dim=1).chunk(2)
+    lengths = batch.response_mask.sum(dim=1) if means else None
+    chosen, rejected = _of_responses(per_token, lengths).chunk(2)
+    if of_reference is None:
+        return PairLogprobs(chosen, rejected, None, None, per_token)
+    ref_chosen, ref_rejected = _of_responses(of_reference, lengths).chunk(2)
     return PairLogprobs(chosen, rejected, ref_chosen, ref_rejected, per_token)
 
 
-def both_logprobs(models: Models, batch: Sequences, *, precision: Precision) -> tuple[Tensor, Tensor]:
+def _of_responses(per_token: Tensor, lengths: Tensor | None) -> Tensor:
+    """Return the log-probabilities of whole responses (n,): sums over the tokens of (n,T), or with ``lengths`` (n,) means."""
+    sums = per_token.sum(dim=1)
+    return sums if lengths is None else sums / lengths
+
+
+def both_logprobs(
+    models: Models, batch: Sequences, *, precision: Precision
+) -> tuple[Tensor, Tensor | None]:
     """Return the policy's and the reference's log-probabilities (n,T) of any responses, in nats; only the policy's have a gradient.
 
     The reference is first, so that an offloaded one has left the device when the policy keeps tensors for its backward pass.
     """
+    of_reference = None
     with autocast(precision, batch.input_ids.device):
-        with torch.no_grad(), on_device(models.reference):
-            of_reference = models.reference.logprobs(batch, temperature=models.temperature).logprobs
+        if models.reference is not None:
+            with torch.no_grad(), on_device(models.reference):
+                of_reference = models.reference.logprobs(batch, temperature=models.temperature).logprobs
         per_token = models.policy.logprobs(batch, temperature=models.temperature).logprobs
     return per_token, of_reference
 
@@ -199,7 +217,7 @@ def both_logprobs(models: Models, batch: Sequences, *, precision: Precision) -> 
 def measure_pairs(
     models: Models, pairs: Completions, work: ResolvedDirectPreferenceOptimization
 ) -> dict[str, Estimate]:
-    """Return accuracy of the implicit rewards β·(log π − log π_ref), DPO loss (nats) and mean reward gap over pairs.
+    """Return accuracy of the rewards that the loss compares, the loss (nats) and the mean reward gap over pairs.
 
     All pairs of a prompt are one cluster.
     """
@@ -208,14 +226,12 @@ def measure_pairs(
     for part in passes(pairs.lengths(), limits, sequences=len(SIDES), is_divided=True):
         progress.phase("measuring", part.done, len(pairs))
         batch = laid_out(pairs.batch(part.rows).to(models.policy.device), limits)
-        logprobs = pair_logprobs(models, batch, precision=work.arithmetic)
-        chosen = implicit_rewards(logprobs.chosen, logprobs.ref_chosen, beta=work.beta)
-        rejected = implicit_rewards(logprobs.rejected, logprobs.ref_rejected, beta=work.beta)
-        part.put(torch.stack([chosen, rejected], dim=1), into=both)
+        logprobs = pair_logprobs(models, batch, precision=work.arithmetic, means=work.takes_means)
+        part.put(torch.stack(rewards_of(logprobs, work), dim=1), into=both)
     measured = measure(*ranks.total(both).unbind(dim=1))
     clusters = pairs.clusters()
     return {
         "pair_accuracy": clustered_mean(measured.correct, clusters),
-        "preference_loss": clustered_mean(measured.loss, clusters),
+        "preference_loss": clustered_mean(held_out_losses(measured.score_gap, work), clusters),
         "reward_gap": clustered_mean(measured.score_gap, clusters),
     }

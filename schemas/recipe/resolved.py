@@ -42,11 +42,9 @@ class ResolvedRewardModelling(RewardModelling, ResolvedTraining):
 
 
 class ResolvedDirectPreferenceOptimization(DirectPreferenceOptimization, ResolvedTraining):
-    """DPO."""
+    """DPO and its relatives. ``reference`` is None where the loss reads none."""
 
     learning_rate: Positive
-    reference: Name
-    """The policy that KL is measured against."""
 
 
 class ResolvedValuePretraining(ValuePretraining, ResolvedRollouts):

@@ -105,7 +105,7 @@ def key_parts(
     kind, row = work.kind, KINDS[work.kind]
     configuration = dumped(work)
     digests = dict(inputs)
-    stand_in = row.reference_from
+    stand_in = row.reference_from if getattr(work, "reads_reference", True) else None
     if stand_in is not None and configuration["reference"] is None and stand_in in digests:
         digests.setdefault("reference", digests[stand_in])
 
