@@ -281,34 +281,52 @@ def _pairs(job: StageJob[ResolvedDirectPreferenceOptimization], split: str) -> R
 
 
 def direct_preference(job: StageJob[ResolvedDirectPreferenceOptimization]) -> Outcome:
-    policy, reference = (nets.language_model(job.inputs[role]) for role in ("init", "reference"))
+    work, temperature = job.work, job.generation.temperature
+    policy = nets.language_model(job.inputs["init"])
+    free = work.loss in ("simpo", "orpo")
+    reference = None if free else nets.language_model(job.inputs["reference"])
     splits = {s: _pairs(job, s) for s in ("train", "validation", "test")}
-    before, temperature = nets.state_of(policy), job.generation.temperature
+    before = nets.state_of(policy)
 
     def rewards(rows: Rows, indices: Sequence[int], side: str) -> Tensor:
-        """β·(log π − log π_ref) of whole responses."""
+        """β·(log π − log π_ref) of whole responses; β·log π by token (SimPO); the log odds (ORPO)."""
         found = []
         for i in indices:
-            now = -_nll(policy, rows, side, [i], temperature).sum()
-            with torch.no_grad():
-                then = -_nll(reference, rows, side, [i], temperature).sum()
-            found.append(job.work.beta * (now - then))
+            now = -_nll(policy, rows, side, [i], temperature)
+            if work.loss == "orpo":
+                probability = now.mean().exp()
+                found.append((probability / (1 - probability)).log())
+                continue
+            then = torch.zeros_like(now)
+            if reference is not None:
+                with torch.no_grad():
+                    then = -_nll(reference, rows, side, [i], temperature)
+            is_mean = free or work.length_normalised
+            found.append(work.beta * ((now - then).sum() / (len(now) if is_mean else 1)))
         return torch.stack(found)
+
+    def losses_of(gaps: Tensor) -> Tensor:
+        if work.loss == "ipo":
+            return (gaps / work.beta - 1 / (2 * work.beta)) ** 2
+        logits = gaps - (work.target_margin or 0.0)
+        wrong = work.label_smoothing
+        losses = (wrong - 1) * logsigmoid(logits) - wrong * logsigmoid(-logits)
+        return work.beta * losses if work.loss == "orpo" else losses
 
     def loss_of(rows: Rows, indices: Sequence[int]) -> tuple[Tensor, Metrics]:
         gaps = rewards(rows, indices, "chosen") - rewards(rows, indices, "rejected")
-        return -logsigmoid(gaps).mean(), {
+        return losses_of(gaps).mean(), {
             "pair_accuracy": (gaps > 0).double().mean().item(),
             "reward_gap": gaps.mean().item(),
         }
 
     def in_training(indices: list[int]) -> tuple[Tensor, Metrics]:
         loss, metrics = loss_of(splits["train"], indices)
-        nll = _nll(policy, splits["train"], "chosen", indices, temperature).mean().item()
-        return loss, {
+        nll = _nll(policy, splits["train"], "chosen", indices, temperature).mean()
+        return (loss + nll if work.loss == "orpo" else loss), {
             "train_pair_accuracy": metrics["pair_accuracy"],
             "reward_gap": metrics["reward_gap"],
-            "chosen_nll": nll,
+            "chosen_nll": nll.item(),
         }
 
     journal = fit(job, policy, len(splits["train"].prompts), in_training)

@@ -265,6 +265,33 @@ def test_dpo(folders: dict[str, Path], tmp_path: Path) -> None:
     assert_moved_alike(load_file(job.output / "model.safetensors"), outcome.weights, outcome.before)
 
 
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {"label_smoothing": 0.2},
+        {"length_normalised": True, "beta": 5.0},
+        {"loss": "ipo"},
+        {"loss": "ipo", "length_normalised": True},
+        {"loss": "simpo", "beta": 2.5, "target_margin": 1.0},
+        {"loss": "simpo", "beta": 2.5, "target_margin": 0.5, "label_smoothing": 0.1},
+        {"loss": "orpo", "beta": 0.5},
+    ],
+    ids=lambda switches: " ".join(f"{name}={value}" for name, value in switches.items()),
+)
+def test_other_losses_on_pairs(switches: dict[str, Any], folders: dict[str, Path], tmp_path: Path) -> None:
+    """At a temperature of 0.7; SimPO and ORPO are given no reference."""
+    work = DirectPreferenceOptimization.model_validate(
+        {**ROWS, "kind": "dpo", "init": "init", "data": "pairs", "beta": 0.4, **switches}
+    )
+    roles = {"init": "init", "data": "pairs"}
+    if work.reads_reference:
+        work = work.model_copy(update={"reference": "reference"})
+        roles["reference"] = "reference"
+    job = job_of(work, tmp_path, inputs_of(folders, **roles), seed=3, rewards={})
+    outcome = run_both(job, oracle_stages.direct_preference, headline_says_which_split)
+    assert_moved_alike(load_file(job.output / "model.safetensors"), outcome.weights, outcome.before)
+
+
 def test_dpo_on_collected_responses(folders: dict[str, Path], tmp_path: Path) -> None:
     """The best of each prompt's responses against its worst, as the ids that were sampled."""
     work = DirectPreferenceOptimization.model_validate(

@@ -128,20 +128,30 @@ def ranking(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
     return reward, with_tokens(*reward_model.accumulate_rankings(reward, rankings, rows, work))
 
 
-def preferences(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
-    work = ResolvedDirectPreferenceOptimization(
-        kind="dpo",
-        init="model",
-        reference="model",
-        data="pairs",
-        beta=0.3,
-        learning_rate=LEARNING_RATE,
-        microbatch_size=2,
-    )
-    models = dpo.Models(
-        policy=PolicyModel(load_policy(folder)), reference=reference_of(folder), temperature=0.8
-    )
-    return models.policy, with_tokens(*dpo.accumulate_preferences(models, pairs(), rows, work))
+@dataclass(frozen=True)
+class Preferences:
+    """The loss of a ``dpo`` stage under these switches."""
+
+    switches: dict[str, Any]
+
+    def __call__(self, folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
+        work = ResolvedDirectPreferenceOptimization.model_validate(
+            {
+                "kind": "dpo",
+                "init": "model",
+                "data": "pairs",
+                "beta": 0.3,
+                "learning_rate": LEARNING_RATE,
+                "microbatch_size": 2,
+                **self.switches,
+            }
+        )
+        models = dpo.Models(
+            policy=PolicyModel(load_policy(folder)),
+            reference=reference_of(folder) if work.reads_reference else None,
+            temperature=0.8,
+        )
+        return models.policy, with_tokens(*dpo.accumulate_preferences(models, pairs(), rows, work))
 
 
 def value_regression(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
@@ -284,7 +294,10 @@ LOSSES: dict[str, Loss] = {
     "SFT NLL, packed": packed_likelihood,
     "Bradley-Terry, centring and NLL": bradley_terry,
     "ranking": ranking,
-    "DPO": preferences,
+    "DPO": Preferences({}),
+    "IPO of means": Preferences({"loss": "ipo", "length_normalised": True}),
+    "SimPO": Preferences({"loss": "simpo", "beta": 2.0, "target_margin": 1.0, "label_smoothing": 0.1}),
+    "ORPO": Preferences({"loss": "orpo"}),
     "value loss": value_regression,
     "token": PolicyLoss({**PPO, "aggregation": "token"}),
     "sequence": PolicyLoss({**PPO, "aggregation": "sequence"}),
