@@ -15,15 +15,17 @@ CONTENT_COLUMNS: dict[str, tuple[str, ...]] = {
     "demonstrations": ("prompt", "response"),
     "preferences": ("prompt", "chosen", "rejected"),
     "rankings": ("prompt", "responses", "ranks"),
+    "labelled_responses": ("prompt", "response", "label"),
     "prompts": ("prompt",),
 }
 """Content → required columns. ``responses`` and ``ranks`` are lists of equal length; the best response has the lowest
-rank, and equal ranks are a tie."""
+rank, and equal ranks are a tie. ``label`` is true for a desirable response."""
 
 OPTIONAL_COLUMNS: dict[str, tuple[str, ...]] = {
     "demonstrations": ("messages", "response_extra"),
     "preferences": ("margin", "subgroup", "messages", "chosen_extra", "rejected_extra"),
     "rankings": ("messages",),
+    "labelled_responses": ("messages", "response_extra"),
     "prompts": ("answer", "messages"),
 }
 """Content → optional columns: the smallest gap in score that a pair should have (Llama 2), the part of the

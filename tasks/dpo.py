@@ -4,7 +4,6 @@ Other losses on the same pairs are switches (``loss``); ``simpo`` and ``orpo`` r
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,14 +12,12 @@ from vantage.algorithms.preference_loss import measure_pairs as measure
 from vantage.algorithms.supervised_loss import token_nll
 from vantage.algorithms.uncertainty import Estimate, clustered_mean
 from vantage.models.folders import tokenizer_digest
-from vantage.models.policy import PolicyModel
 from vantage.models.sequences import Sequences
 from vantage.schemas.recipe.resolved import ResolvedDirectPreferenceOptimization
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.tasks.data.encoding_counts import comparison_metrics
 from vantage.tasks.data.examples import Codec, Completions, codec_of, read_completions
 from vantage.tasks.data.splits import SPLITS
-from vantage.tasks.rewards.model_scores import TokenizersDiffer
 from vantage.tasks.rollout.collected import read_collected
 from vantage.tasks.rollout.collected_pairs import best_against_worst
 from vantage.tasks.training import progress, ranks
@@ -31,10 +28,8 @@ from vantage.tasks.training.gradients import backward
 from vantage.tasks.training.measured import uncertainty_of, values_of
 from vantage.tasks.training.metric_sums import LossSums, MetricSums
 from vantage.tasks.training.networks import fixed_policy, trained_policy, write_policy
-from vantage.tasks.training.offloading import on_device
 from vantage.tasks.training.optimization import (
     Precision,
-    autocast,
     optimizer_of,
     training_device,
     update_weights,
@@ -42,24 +37,12 @@ from vantage.tasks.training.optimization import (
 from vantage.tasks.training.passes import laid_out, passes
 from vantage.tasks.training.seeds import stage_seed
 from vantage.tasks.training.stage_state import NoState
+from vantage.tasks.updates.against_reference import Models, both_logprobs, refuse_another_tokenizer
 from vantage.tasks.updates.pair_objective import PairLogprobs, held_out_losses, loss_of, rewards_of
 
 SIDES = ("chosen", "rejected")
 CURVES = {"pair_accuracy": "train_pair_accuracy", "nll": "chosen_nll"}
 """Metrics of the losses under the names that the ledger uses for a minibatch."""
-
-
-@dataclass(frozen=True)
-class Models:
-    """The policy that learns, its reference (None: the loss reads none), and the temperature of both distributions.
-
-    The temperature is the one that the policy is sampled at: what learns the pairs is the distribution that will
-    answer. The paper has 1.
-    """
-
-    policy: PolicyModel
-    reference: PolicyModel | None
-    temperature: float
 
 
 def run(job: StageJob[ResolvedDirectPreferenceOptimization]) -> StageResult:
@@ -68,11 +51,8 @@ def run(job: StageJob[ResolvedDirectPreferenceOptimization]) -> StageResult:
     device = training_device()
 
     # 1. The policy, its reference, and every pair as ids
-    if work.reads_reference and not same_tokenizer(job):
-        raise TokenizersDiffer(
-            f"reference={work.reference!r} has another tokenizer than init={work.init!r}; "
-            "use a reference that was trained from the same model"
-        )
+    if work.reads_reference:
+        refuse_another_tokenizer(job, reference=work.reference, init=work.init)
     codec = codec_of(job, "init")
     models = Models(
         policy=trained_policy(job, device),
@@ -117,11 +97,6 @@ def run(job: StageJob[ResolvedDirectPreferenceOptimization]) -> StageResult:
         base=written.base,
         same_as_base=written.same_as_base,
     )
-
-
-def same_tokenizer(job: StageJob[ResolvedDirectPreferenceOptimization]) -> bool:
-    """Return whether the reference reads the same tokens as the policy."""
-    return tokenizer_digest(job.inputs["reference"]) == tokenizer_digest(job.inputs["init"])
 
 
 def read_pairs(job: StageJob[ResolvedDirectPreferenceOptimization], split: str, codec: Codec) -> Completions:
@@ -195,22 +170,6 @@ def _of_responses(per_token: Tensor, lengths: Tensor | None) -> Tensor:
     """Return the log-probabilities of whole responses (n,): sums over the tokens of (n,T), or with ``lengths`` (n,) means."""
     sums = per_token.sum(dim=1)
     return sums if lengths is None else sums / lengths
-
-
-def both_logprobs(
-    models: Models, batch: Sequences, *, precision: Precision
-) -> tuple[Tensor, Tensor | None]:
-    """Return the policy's and the reference's log-probabilities (n,T) of any responses, in nats; only the policy's have a gradient.
-
-    The reference is first, so that an offloaded one has left the device when the policy keeps tensors for its backward pass.
-    """
-    of_reference = None
-    with autocast(precision, batch.input_ids.device):
-        if models.reference is not None:
-            with torch.no_grad(), on_device(models.reference):
-                of_reference = models.reference.logprobs(batch, temperature=models.temperature).logprobs
-        per_token = models.policy.logprobs(batch, temperature=models.temperature).logprobs
-    return per_token, of_reference
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from vantage.schemas.recipe.stages_on_data import (
     SupervisedFineTuning,
 )
 from vantage.schemas.recipe.stages_that_collect import PreferenceCollection, RolloutCollection
+from vantage.schemas.recipe.unpaired import KahnemanTverskyOptimization
 
 
 class ResolvedTraining(Training):
@@ -45,6 +46,14 @@ class ResolvedDirectPreferenceOptimization(DirectPreferenceOptimization, Resolve
     """DPO and its relatives. ``reference`` is None where the loss reads none."""
 
     learning_rate: Positive
+
+
+class ResolvedKahnemanTverskyOptimization(KahnemanTverskyOptimization, ResolvedTraining):
+    """KTO."""
+
+    learning_rate: Positive
+    reference: Name
+    """The policy that KL is measured against."""
 
 
 class ResolvedValuePretraining(ValuePretraining, ResolvedRollouts):

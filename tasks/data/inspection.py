@@ -36,7 +36,13 @@ from vantage.tasks.data.row_reader import RowReader
 from vantage.tasks.data.saved_datasets import rows_of_files
 from vantage.tasks.data.whole_objects import whole_object
 
-CONTENTS: tuple[Content, ...] = ("rankings", "preferences", "demonstrations", "prompts")
+CONTENTS: tuple[Content, ...] = (
+    "rankings",
+    "preferences",
+    "labelled_responses",
+    "demonstrations",
+    "prompts",
+)
 """Contents in the order in which they are tried on a file: the first has the most columns in a row."""
 SCRIPT_ROWS = 2_000
 """Number of usable rows whose letters are counted."""

@@ -33,9 +33,7 @@ def loss_of(
         sides = (*sides, logprobs.ref_chosen, logprobs.ref_rejected)
     match work.loss:
         case "dpo":
-            return dpo(
-                *sides, beta=work.beta, label_smoothing=work.label_smoothing, denominator=denominator
-            )
+            return dpo(*sides, beta=work.beta, label_smoothing=work.label_smoothing, denominator=denominator)
         case "ipo":
             return ipo(*sides, beta=work.beta, denominator=denominator)
         case "simpo":
@@ -51,9 +49,7 @@ def loss_of(
             return orpo(*sides, beta=work.beta, denominator=denominator)
 
 
-def rewards_of(
-    logprobs: PairLogprobs, work: ResolvedDirectPreferenceOptimization
-) -> tuple[Tensor, Tensor]:
+def rewards_of(logprobs: PairLogprobs, work: ResolvedDirectPreferenceOptimization) -> tuple[Tensor, Tensor]:
     """Return what the loss compares, of the chosen and of the rejected responses (N,)."""
     if work.loss == "orpo":
         return log_odds(logprobs.chosen), log_odds(logprobs.rejected)

@@ -40,7 +40,9 @@ def pair_case(number: int) -> PairCase:
     def side() -> tuple[list[float], list[float], list[int]]:
         lengths = [1 + int(60 * draw()) for _ in range(size)]
         sums = [-length * (0.02 + 4 * draw() ** 2) for length in lengths]
-        references = [total + (draw() - 0.5) * length**0.5 for total, length in zip(sums, lengths, strict=True)]
+        references = [
+            total + (draw() - 0.5) * length**0.5 for total, length in zip(sums, lengths, strict=True)
+        ]
         return sums, references, lengths
 
     (chosen, ref_chosen, chosen_lengths), (rejected, ref_rejected, rejected_lengths) = side(), side()

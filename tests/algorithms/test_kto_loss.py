@@ -66,7 +66,10 @@ def test_the_papers_value_function() -> None:
     # Eq. 8: L = E[λ_y − v], v = λ_D·σ(β(r − z)) or λ_U·σ(β(z − r))
     case = pair_case(17)
     z = max(0.0, sum(case.mismatched) / len(case.mismatched))
-    sides = ((case.chosen, case.ref_chosen, 1, case.weights[0]), (case.rejected, case.ref_rejected, -1, case.weights[1]))
+    sides = (
+        (case.chosen, case.ref_chosen, 1, case.weights[0]),
+        (case.rejected, case.ref_rejected, -1, case.weights[1]),
+    )
     losses = []
     for logprobs, references, sign, weight in sides:
         for logprob, reference in zip(logprobs, references, strict=True):
@@ -95,7 +98,9 @@ def test_micro_batches_add_up_and_masked_labels_do_not_mix() -> None:
 
     whole, first, second = part(slice(None)), part(slice(1)), part(slice(1, 3))
     assert (first.loss + second.loss).item() == pytest.approx(whole.loss.item(), rel=1e-12)
-    assert (first.desirable_margin + second.desirable_margin).mean() == pytest.approx(whole.desirable_margin.mean())
+    assert (first.desirable_margin + second.desirable_margin).mean() == pytest.approx(
+        whole.desirable_margin.mean()
+    )
     assert whole.desirable_margin.count == 2 and whole.undesirable_margin.count == 1
 
 
