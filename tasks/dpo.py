@@ -38,7 +38,13 @@ from vantage.tasks.training.passes import laid_out, passes
 from vantage.tasks.training.seeds import stage_seed
 from vantage.tasks.training.stage_state import NoState
 from vantage.tasks.updates.against_reference import Models, both_logprobs, refuse_another_tokenizer
-from vantage.tasks.updates.pair_objective import PairLogprobs, held_out_losses, loss_of, rewards_of
+from vantage.tasks.updates.pair_objective import (
+    PairLogprobs,
+    held_out_losses,
+    loss_of,
+    rewards_of,
+    takes_means,
+)
 
 SIDES = ("chosen", "rejected")
 CURVES = {"pair_accuracy": "train_pair_accuracy", "nll": "chosen_nll"}
@@ -127,7 +133,7 @@ def accumulate_preferences(
     for part in passes(pairs.lengths(indices), work.pass_limits, sequences=len(SIDES), is_divided=True):
         batch = pairs.batch([indices[row] for row in part.rows]).to(models.policy.device)
         batch = laid_out(batch, work.pass_limits)
-        logprobs = pair_logprobs(models, batch, precision=work.arithmetic, means=work.takes_means)
+        logprobs = pair_logprobs(models, batch, precision=work.arithmetic, means=takes_means(work))
         preference = loss_of(logprobs, work, denominator=num_pairs)
         loss = preference.loss
         # Only watched, unless the loss is ORPO's: when it rises while the pairs are learnt, chosen responses become
@@ -185,7 +191,7 @@ def measure_pairs(
     for part in passes(pairs.lengths(), limits, sequences=len(SIDES), is_divided=True):
         progress.phase("measuring", part.done, len(pairs))
         batch = laid_out(pairs.batch(part.rows).to(models.policy.device), limits)
-        logprobs = pair_logprobs(models, batch, precision=work.arithmetic, means=work.takes_means)
+        logprobs = pair_logprobs(models, batch, precision=work.arithmetic, means=takes_means(work))
         part.put(torch.stack(rewards_of(logprobs, work), dim=1), into=both)
     measured = measure(*ranks.total(both).unbind(dim=1))
     clusters = pairs.clusters()

@@ -18,6 +18,7 @@ from vantage.schemas.recipe.fields import (
 )
 from vantage.schemas.recipe.inputs import MODEL
 from vantage.schemas.recipe.members import Member, MembersOrCount
+from vantage.schemas.recipe.rounds import NumRounds, Round
 from vantage.schemas.recipe.stage import Training
 
 TrainOn = Literal["all_responses", "last_response"]
@@ -138,16 +139,18 @@ class DirectPreferenceOptimization(Training):
     """Pairs in one optimiser step."""
     group_by_length: Switch = True
     """Batches of pairs of like length, in random order: less padding."""
+    rounds: NumRounds | None = Field(None, exclude_if=is_unset)
+    """Iterative DPO: collect and train several times, each time from the policy of the round before. ``data`` (or ``rollouts``) names
+    the stage that collects, whose ``policy`` is this stage's ``init``. When the recipe is loaded, each round becomes two stages of its own
+    (``pairs_1``, ``dpo_1``, ``pairs_2`` …); the last has the names of the recipe. ``reference`` stays that policy in all rounds; None: each
+    round's is the policy that it starts from. None: one round."""
+    round: Round | None = Field(None, exclude_if=is_unset)
+    """Place of this stage in its loop, as the loader writes it for ``rounds``. It changes no result and is in no stage key."""
 
     @property
     def reads_reference(self) -> bool:
         """Return whether the loss compares with a reference policy."""
         return self.loss not in WITHOUT_REFERENCE
-
-    @property
-    def takes_means(self) -> bool:
-        """Return whether the loss reads the mean log-probability of a response's tokens, and not their sum."""
-        return self.length_normalised or not self.reads_reference
 
     @rule
     def _no_unread_reference(self) -> None:

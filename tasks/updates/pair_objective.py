@@ -24,6 +24,11 @@ class PairLogprobs:
     per_token: Tensor
 
 
+def takes_means(work: ResolvedDirectPreferenceOptimization) -> bool:
+    """Return whether the loss reads the mean log-probability of a response's tokens, and not their sum."""
+    return work.length_normalised or not work.reads_reference
+
+
 def loss_of(
     logprobs: PairLogprobs, work: ResolvedDirectPreferenceOptimization, *, denominator: float
 ) -> DPOLoss:

@@ -106,6 +106,7 @@ RULES = {
     "DirectPreferenceOptimization._a_target_margin_for_simpo": "a field that must be there where another has one certain value",
     "DirectPreferenceOptimization._smoothed_where_it_is_logistic": "one value of a field against another's",
     "DirectPreferenceOptimization._normalised_once": "one value of a field against another's",
+    "KahnemanTverskyOptimization._a_batch_has_mismatched_pairs": "one number of a field that others have too",
     "Members._halves_come_in_pairs": "one field against another's value",
     "RewardModelling._members_are_not_divided_again": "fields that exclude each other, one of which the loader writes",
     "WatchedRollouts._the_watch_is_independent": "one name equals another",

@@ -19,6 +19,7 @@ from vantage.schemas.recipe.evaluations import PolicyEvaluation
 from vantage.schemas.recipe.resolved import (
     ResolvedBestOfN,
     ResolvedDirectPreferenceOptimization,
+    ResolvedKahnemanTverskyOptimization,
     ResolvedPreferenceCollection,
     ResolvedRewardModelling,
     ResolvedRolloutCollection,
@@ -30,7 +31,12 @@ from vantage.schemas.recipe.rewards import Judge
 from vantage.schemas.records.job import StageJob
 
 Metrics = dict[str, float]
-LearnsRows = ResolvedSupervisedFineTuning | ResolvedRewardModelling | ResolvedDirectPreferenceOptimization
+LearnsRows = (
+    ResolvedSupervisedFineTuning
+    | ResolvedRewardModelling
+    | ResolvedDirectPreferenceOptimization
+    | ResolvedKahnemanTverskyOptimization
+)
 Judged = PolicyEvaluation | ResolvedPreferenceCollection
 
 
@@ -336,6 +342,57 @@ def direct_preference(job: StageJob[ResolvedDirectPreferenceOptimization]) -> Ou
             loss, metrics = loss_of(splits[split], range(len(splits[split].prompts)))
             found = {**metrics, "preference_loss": loss.item()}
             measured |= {prefix + name: value for name, value in found.items()}
+    return Outcome(nets.state_of(policy), before, journal, measured)
+
+
+def labelled_responses(job: StageJob[ResolvedKahnemanTverskyOptimization]) -> Outcome:
+    """KTO by the paper's sums; the row before, of another prompt, lends its response for z."""
+    work, temperature = job.work, job.generation.temperature
+    policy, reference = (nets.language_model(job.inputs[role]) for role in ("init", "reference"))
+    before = nets.state_of(policy)
+    splits = {s: completions(job, "data", s, ["response"]) for s in ("train", "validation", "test")}
+    labels = {s: [row["label"] for row in rolls.rows_of(job.inputs["data"], s)] for s in splits}
+
+    def log_ratio(rows: Rows, index: int) -> Tensor:
+        with torch.no_grad():
+            then = -_nll(reference, rows, "response", [index], temperature).sum()
+        return -_nll(policy, rows, "response", [index], temperature).sum() - then
+
+    def reference_point(rows: Rows, indices: Sequence[int]) -> float:
+        found = []
+        for place, index in enumerate(indices):
+            earlier = [indices[place - back] for back in range(1, len(indices))]
+            other = next((i for i in earlier if rows.prompts[i] != rows.prompts[index]), None)
+            if other is not None:
+                mixed = Rows([rows.prompts[index]], {"response": [rows.responses["response"][other]]}, [0.0])
+                with torch.no_grad():
+                    found.append(log_ratio(mixed, 0).item())
+        return max(0.0, sum(found) / len(found))
+
+    def loss_of(split: str, indices: Sequence[int]) -> tuple[Tensor, Metrics]:
+        rows, z = splits[split], reference_point(splits[split], indices)
+        losses: list[Tensor] = []
+        margins: dict[bool, list[float]] = {True: [], False: []}
+        for index in indices:
+            label = labels[split][index]
+            margin = work.beta * (log_ratio(rows, index) - z) * (1 if label else -1)
+            margins[label].append(margin.item())
+            weight = work.desirable_weight if label else work.undesirable_weight
+            losses.append(weight * (1 - torch.sigmoid(margin)))
+        means = {
+            name: sum(margins[label]) / len(margins[label])
+            for name, label in (("desirable_margin", True), ("undesirable_margin", False))
+            if margins[label]
+        }
+        return torch.stack(losses).mean(), {**means, "reference_point": z}
+
+    journal = fit(job, policy, len(labels["train"]), lambda i: loss_of("train", i))
+    measured: Metrics = {}
+    with torch.no_grad():
+        for prefix, split in (("", "test"), ("validation_", "validation")):
+            loss, metrics = loss_of(split, range(len(labels[split])))
+            measured |= {prefix + name: value for name, value in metrics.items()}
+            measured[f"{prefix}kto_loss"] = loss.item()
     return Outcome(nets.state_of(policy), before, journal, measured)
 
 
