@@ -35,7 +35,7 @@ def kto(
     undesirable_weight: float = 1.0,
     denominator: Denominator | None = None,
 ) -> KTOLoss:
-    """Return Σ_i w_i · (1 − σ(margin_i)) / denominator: arXiv 2402.01306 eq. 8.
+    """Return Σ_i w_i · (1 − σ(margin_i)) / denominator: arXiv 2402.01306 eq. 7.
 
     margin = beta · (log π/π_ref − z) of a desirable response and beta · (z − log π/π_ref) of another one; w is
     `desirable_weight` or `undesirable_weight` (the paper's λ_D, λ_U), and z is `reference_point`. The paper's loss
@@ -93,7 +93,7 @@ def label_weights(is_desirable: Tensor, *, desirable: float, undesirable: float)
 
 
 def clamped_kl(log_ratios: SumCount) -> float:
-    """Return max(0, mean of log π/π_ref over responses to **other** prompts), in nats: arXiv 2402.01306 §4.2, z₀.
+    """Return max(0, mean of log π/π_ref over responses to **other** prompts), in nats: z₀ of arXiv 2402.01306.
 
     0 where no response was counted. It has no gradient.
     """

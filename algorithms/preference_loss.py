@@ -164,10 +164,10 @@ def dpo(
     """Return −log σ(r_chosen − r_rejected) by the implicit reward r = beta · (log π − log π_ref): arXiv 2305.18290 eq. 7.
 
     `label_smoothing` is the probability ε that a label is wrong: −(1 − ε)·log σ(gap) − ε·log σ(−gap), the
-    conservative DPO of https://ericmitchell.ai/cdpo.pdf eq. 3.
+    conservative DPO of https://ericmitchell.ai/cdpo.pdf.
 
     All tensors (N,): the log-probability of a whole response, the **sum** over its tokens, in nats. Means over
-    the tokens make it the length-normalised DPO of Tülu 3, arXiv 2411.15124 eq. 6. The gradient flows through
+    the tokens make it the length-normalised DPO of Tülu 3, arXiv 2411.15124. The gradient flows through
     the first two. `denominator` is the number of pairs of the whole global minibatch; None takes this call's.
 
     Raises ValueError for a beta that is not positive, a smoothing outside [0, ½), unequal shapes, a denominator

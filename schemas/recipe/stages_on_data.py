@@ -127,12 +127,12 @@ class DirectPreferenceOptimization(Training):
     """β: strength of the KL constraint, per nat. ``ipo``: the paper's τ. ``simpo``: the scale of the reward; the paper has 2 to 10.
     ``orpo``: the weight λ of the odds ratio."""
     target_margin: NonNegative | None = Field(None, exclude_if=is_unset)
-    """γ, the least gap in reward that ``simpo`` asks for; it needs one, 0.3 to 0.5 times ``beta`` in the paper. No other loss reads it."""
+    """γ, the least gap in reward that ``simpo`` asks for; it needs one, half of ``beta`` is a good first value. No other loss reads it."""
     label_smoothing: BelowHalf = Field(0.0, exclude_if=is_default(0.0))
     """Probability that the two responses of a pair are labelled the wrong way round (conservative DPO). Read by ``dpo`` and ``simpo``."""
     length_normalised: Switch = Field(False, exclude_if=is_off)
     """Divide the log-probabilities of a response, the policy's and the reference's, by its number of tokens (length-normalised DPO,
-    Tülu 3, arXiv 2411.15124 eq. 6). Read by ``dpo`` and ``ipo``; ``simpo`` and ``orpo`` always do. β is then 5 to 10 in place of 0.1."""
+    Tülu 3, arXiv 2411.15124). Read by ``dpo`` and ``ipo``; ``simpo`` and ``orpo`` always do. β is then 5 to 10 in place of 0.1."""
     epochs: Positive = 1.0
     """Passes over the data; may be a fraction."""
     batch_size: Count = 64
@@ -164,7 +164,7 @@ class DirectPreferenceOptimization(Training):
     def _a_target_margin_for_simpo(self) -> None:
         if self.loss == "simpo" and self.target_margin is None:
             raise ValueError(
-                f"target_margin is missing, and loss=simpo asks for a gap of at least that; set it to 0.3 to 0.5 times beta: "
+                f"target_margin is missing, and loss=simpo asks for a gap of at least that; set it to about half of beta, "
                 f"target_margin: {0.5 * self.beta:g}"
             )
         if self.loss != "simpo" and self.target_margin is not None:

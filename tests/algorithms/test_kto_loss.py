@@ -63,7 +63,7 @@ def test_by_hand() -> None:
 
 
 def test_the_papers_value_function() -> None:
-    # Eq. 8: L = E[λ_y − v], v = λ_D·σ(β(r − z)) or λ_U·σ(β(z − r))
+    # Eq. 7: L = E[λ_y − v], v = λ_D·σ(β(r − z)) or λ_U·σ(β(z − r))
     case = pair_case(17)
     z = max(0.0, sum(case.mismatched) / len(case.mismatched))
     sides = (

@@ -126,5 +126,10 @@ def test_killed_and_run_again_it_gives_the_same_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     same_bytes_after_a_kill(
-        run, partial(job_of, pipeline, name=name), tmp_path, step=3, contents=contents, monkeypatch=monkeypatch
+        run,
+        partial(job_of, pipeline, name=name),
+        tmp_path,
+        step=3,
+        contents=contents,
+        monkeypatch=monkeypatch,
     )

@@ -90,18 +90,36 @@ def test_the_first_rounds_are_the_same_of_whatever_number() -> None:
 def test_seeds_of_rounds_differ_and_that_of_the_first_is_the_stage_s_own() -> None:
     text = RECIPE.replace("rounds: 3", "rounds: 3, seed: 9")
     stages = parse_recipe(text).stages
-    assert [stages[name].seed for name in ("dpo_1", "dpo_2", "dpo")] == [9, round_seed(9, 2), round_seed(9, 3)]
-    assert [stages[name].seed for name in ("pairs_1", "pairs_2", "pairs")] == [None, round_seed(3, 2), round_seed(3, 3)]
+    assert [stages[name].seed for name in ("dpo_1", "dpo_2", "dpo")] == [
+        9,
+        round_seed(9, 2),
+        round_seed(9, 3),
+    ]
+    assert [stages[name].seed for name in ("pairs_1", "pairs_2", "pairs")] == [
+        None,
+        round_seed(3, 2),
+        round_seed(3, 3),
+    ]
     assert len({round_seed(seed, number) for seed in range(50) for number in range(1, 5)}) == 200
 
 
 def test_collected_rollouts_are_repeated_too() -> None:
     text = RECIPE.replace(
-        "  evaluation:", "  scored: {kind: rollout_collection, policy: sft, prompts: prompts, reward: right, samples_per_prompt: 2}\n  evaluation:"
+        "  evaluation:",
+        "  scored: {kind: rollout_collection, policy: sft, prompts: prompts, reward: right, samples_per_prompt: 2}\n  evaluation:",
     ).replace("data: pairs, rounds", "rollouts: scored, rounds")
     recipe = parse_recipe(text)
-    assert [recipe.stages[name].rollouts for name in ("dpo_1", "dpo_2", "dpo")] == ["scored_1", "scored_2", "scored"]
-    assert [recipe.stages[name].policy for name in ("scored_1", "scored_2", "scored", "pairs")] == ["sft", "dpo_1", "dpo_2", "sft"]
+    assert [recipe.stages[name].rollouts for name in ("dpo_1", "dpo_2", "dpo")] == [
+        "scored_1",
+        "scored_2",
+        "scored",
+    ]
+    assert [recipe.stages[name].policy for name in ("scored_1", "scored_2", "scored", "pairs")] == [
+        "sft",
+        "dpo_1",
+        "dpo_2",
+        "sft",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -122,4 +140,6 @@ def test_loops_that_are_refused(old: str, new: str, message: str) -> None:
     assert text != RECIPE
     problems = refused(text)
     assert any(message.removeprefix("x.yaml:15: ") in problem for problem in problems), problems
-    assert len([problem for problem in problems if "beta" in problem]) <= 1, "the rounds have one problem, not one each"
+    assert len([problem for problem in problems if "beta" in problem]) <= 1, (
+        "the rounds have one problem, not one each"
+    )

@@ -171,7 +171,9 @@ def labelled(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
     labels = [int(row % 3 == 0) for row in range(7)]
     data = Completions(prompts, {"response": IDS}, pad_token_id=0, num_too_long=0, labels=labels)
     policy = PolicyModel(load_policy(folder))
-    policy.load_state_dict(reference_of(folder).state_dict())  # to which mismatched responses are likelier than to the reference
+    policy.load_state_dict(
+        reference_of(folder).state_dict()
+    )  # to which mismatched responses are likelier than to the reference
     models = dpo.Models(policy=policy, reference=frozen(folder), temperature=0.8)
     return models.policy, with_tokens(*kto.accumulate_labelled(models, data, rows, work))
 
