@@ -11,6 +11,8 @@ nor gradient.
     kl_loss            KL to the reference, or to the policy that sampled, as a term of the loss
     value_loss         squared error of the critic, with or without value clipping
     preference_loss    Bradley-Terry, on pairs and on rankings with ties; centring; DPO
+    pair_losses        IPO, SimPO and ORPO: other losses of a policy on pairs
+    kto_loss           KTO: the loss of a policy on single responses that are desirable or not
     supervised_loss    negative log-likelihood of given tokens
     aggregation        the four means over tokens and sequences, and their denominators
     diagnostics        explained variance and what must be read beside it

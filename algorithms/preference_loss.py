@@ -158,31 +158,83 @@ def dpo(
     ref_rejected_logprobs: Tensor,
     *,
     beta: float,
+    label_smoothing: float = 0.0,
     denominator: Denominator | None = None,
 ) -> DPOLoss:
     """Return −log σ(r_chosen − r_rejected) by the implicit reward r = beta · (log π − log π_ref): arXiv 2305.18290 eq. 7.
 
-    All tensors (N,): the log-probability of a whole response, the **sum** over its tokens, in nats. The
-    gradient flows through the first two. `denominator` is the number of pairs of the whole global minibatch;
-    None takes this call's.
+    `label_smoothing` is the probability ε that a label is wrong: −(1 − ε)·log σ(gap) − ε·log σ(−gap), the
+    conservative DPO of https://ericmitchell.ai/cdpo.pdf.
 
-    Raises ValueError for a beta that is not positive, unequal shapes, a denominator that is not positive,
-    and, when it is None, for no pair.
+    All tensors (N,): the log-probability of a whole response, the **sum** over its tokens, in nats. Means over
+    the tokens make it the length-normalised DPO of Tülu 3, arXiv 2411.15124. The gradient flows through
+    the first two. `denominator` is the number of pairs of the whole global minibatch; None takes this call's.
+
+    Raises ValueError for a beta that is not positive, a smoothing outside [0, ½), unequal shapes, a denominator
+    that is not positive, and, when it is None, for no pair.
     """
+    check_pairs(
+        beta,
+        chosen_logprobs,
+        rejected_logprobs=rejected_logprobs,
+        ref_chosen_logprobs=ref_chosen_logprobs,
+        ref_rejected_logprobs=ref_rejected_logprobs,
+    )
+    reward_gaps = implicit_rewards(chosen_logprobs, ref_chosen_logprobs, beta=beta) - implicit_rewards(
+        rejected_logprobs, ref_rejected_logprobs, beta=beta
+    )
+    losses = logistic_losses(reward_gaps, label_smoothing=label_smoothing)
+    return mean_over_pairs(losses, reward_gaps, denominator=denominator)
+
+
+def logistic_losses(
+    reward_gaps: Tensor, *, target_margin: float = 0.0, label_smoothing: float = 0.0
+) -> Tensor:
+    """Return −(1 − ε)·log σ(gap − γ) − ε·log σ(γ − gap) of each pair (N,), in nats.
+
+    γ is `target_margin`, and ε is `label_smoothing`, the probability that a label is wrong.
+
+    Raises ValueError for a smoothing outside [0, ½).
+    """
+    if not 0 <= label_smoothing < 0.5:
+        raise ValueError(
+            f"label_smoothing={label_smoothing:g} is not in [0, 0.5): from one half on, labels would count reversed"
+        )
+    logits = reward_gaps - target_margin
+    if not label_smoothing:
+        return -logsigmoid(logits)
+    return -(1 - label_smoothing) * logsigmoid(logits) - label_smoothing * logsigmoid(-logits)
+
+
+def mean_over_pairs(losses: Tensor, reward_gaps: Tensor, *, denominator: Denominator | None) -> DPOLoss:
+    """Return Σ losses / denominator, and the metrics of the gaps; both (N,).
+
+    `denominator` is the number of pairs of the whole global minibatch; None takes this call's.
+
+    Raises ValueError for a denominator that is not positive and, when it is None, for no pair.
+    """
+    if denominator is None:
+        if not losses.numel():
+            raise ValueError("there is no pair, so the mean over this minibatch is undefined")
+        denominator = losses.numel()
+    check_denominator(denominator)
+    every = torch.ones_like(reward_gaps, dtype=torch.bool)
+    return DPOLoss(
+        loss=losses.sum() / denominator,
+        pair_accuracy=sum_count(reward_gaps > 0, every),
+        reward_gap=sum_count(reward_gaps, every),
+    )
+
+
+def check_pairs(beta: float, chosen_logprobs: Tensor, **others: Tensor) -> None:
+    """Raise ValueError unless `beta` is positive and all log-probabilities are (N,), one per response."""
     if not beta > 0:
         raise ValueError(f"beta={beta} is not positive; the paper uses 0.1 to 0.5")
     pairs = tuple(chosen_logprobs.shape)
     if len(pairs) != 1:
         raise ValueError(f"chosen_logprobs has shape {pairs}; it must be (N,), one sum per response")
-    check_shape("rejected_logprobs", rejected_logprobs, pairs)
-    check_shape("ref_chosen_logprobs", ref_chosen_logprobs, pairs)
-    check_shape("ref_rejected_logprobs", ref_rejected_logprobs, pairs)
-    result = bradley_terry(
-        implicit_rewards(chosen_logprobs, ref_chosen_logprobs, beta=beta),
-        implicit_rewards(rejected_logprobs, ref_rejected_logprobs, beta=beta),
-        denominator=denominator,
-    )
-    return DPOLoss(loss=result.loss, pair_accuracy=result.pair_accuracy, reward_gap=result.score_gap)
+    for name, tensor in others.items():
+        check_shape(name, tensor, pairs)
 
 
 @dataclass(frozen=True)

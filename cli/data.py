@@ -45,7 +45,7 @@ def inspect(
         typer.Option(
             "--content",
             metavar="KIND",
-            help="demonstrations, preferences, rankings or prompts; default: found out.",
+            help="demonstrations, preferences, rankings, labelled_responses or prompts; default: found out.",
         ),
     ] = None,
     model: Annotated[

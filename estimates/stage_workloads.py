@@ -32,6 +32,7 @@ from vantage.schemas.recipe.evaluations import PolicyEvaluation, RewardEvaluatio
 from vantage.schemas.recipe.resolved import (
     ResolvedBestOfN,
     ResolvedDirectPreferenceOptimization,
+    ResolvedKahnemanTverskyOptimization,
     ResolvedPolicyOptimization,
     ResolvedPreferenceCollection,
     ResolvedRewardModelling,
@@ -146,14 +147,17 @@ def dpo(subject: Subject) -> Workload:
     micro = rows_at_once(work.pass_limits, 2 * data.whole.longest, work.batch_size)
     batch = rows_of(data, work.batch_size, micro, grouped=work.group_by_length, columns=2, with_logits=1.0)
     held_out = rows_of(data, data.validation + data.test, micro, grouped=False, columns=2, with_logits=1.0)
+    reference = ["reference"] if work.reads_reference else []
     return whole_workload(
         subject,
-        networks=[language_model(subject, "policy", trained=True), language_model(subject, "reference")],
+        networks=[
+            language_model(subject, "policy", trained=True),
+            *(language_model(subject, role) for role in reference),
+        ],
         passes=[
             Pass(role="policy", does="train", times=steps, sequences=batch),
-            forward("reference", steps, batch),
-            forward("policy", 1, held_out),
-            forward("reference", 1, held_out),
+            *(forward(role, steps, batch) for role in reference),
+            *(forward(role, 1, held_out) for role in ("policy", *reference)),
         ],
         at_once=micro,
         counts={
@@ -162,6 +166,35 @@ def dpo(subject: Subject) -> Workload:
             "tokens": steps * batch.count * batch.tokens,
         },
         data=[name],
+    )
+
+
+def kto(subject: Subject) -> Workload:
+    """The mismatched responses, by which the KL is estimated, are counted as the batch's own."""
+    work = subject.stage
+    assert isinstance(work, ResolvedKahnemanTverskyOptimization)
+    data = subject.data_of(work.data)
+    steps = steps_of(work.epochs, data.train, work.batch_size)
+    micro = rows_at_once(work.pass_limits, data.whole.longest, work.batch_size)
+    batch = rows_of(data, work.batch_size, micro, grouped=work.group_by_length, columns=1, with_logits=1.0)
+    held_out = rows_of(data, data.validation + data.test, micro, grouped=False, columns=1, with_logits=1.0)
+    return whole_workload(
+        subject,
+        networks=[language_model(subject, "policy", trained=True), language_model(subject, "reference")],
+        passes=[
+            Pass(role="policy", does="train", times=steps, sequences=batch),
+            forward("policy", steps, batch),
+            forward("reference", 2 * steps, batch),
+            forward("policy", 2, held_out),
+            forward("reference", 2, held_out),
+        ],
+        at_once=micro,
+        counts={
+            "train_rows": data.train,
+            "optimizer_steps": steps,
+            "tokens": steps * batch.count * batch.tokens,
+        },
+        data=[work.data],
     )
 
 

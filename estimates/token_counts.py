@@ -205,7 +205,7 @@ def _from_limits(recipe: Recipe, name: str, content: Content) -> DataCount:
             f"data.{name}.source={data.source!r} is not a file here, so its rows cannot be counted; "
             f"say how many there are with --set data.{name}.rows=N"
         )
-    num_responses = {"demonstrations": 1, "preferences": 2, "rankings": 2, "prompts": 0}[content]
+    num_responses = len(_text_columns(content)) if content != "rankings" else 2
     sampled = [(limits.max_prompt_tokens, [limits.max_response_tokens] * num_responses)]
     shares = shares_of(recipe)
     asked = None if data.rows is None else round(data.rows / (1 - shares.validation - shares.test))
@@ -218,7 +218,12 @@ def _from_limits(recipe: Recipe, name: str, content: Content) -> DataCount:
 def _texts(row: Mapping[str, Any], content: Content) -> list[str]:
     if content == "rankings":
         return [str(text) for text in row["responses"] or []]
-    return [str(row[column]) for column in CONTENT_COLUMNS[content][1:]]
+    return [str(row[column]) for column in _text_columns(content)]
+
+
+def _text_columns(content: Content) -> tuple[str, ...]:
+    """Return the columns of a content that hold a response each."""
+    return tuple(column for column in CONTENT_COLUMNS[content][1:] if column != "label")
 
 
 def _read(data: Data, content: Content, shares: Shares) -> _Rows | None:
@@ -244,9 +249,12 @@ def _builtin(data: Data, shares: Shares) -> _Rows:
     origin = data.origin
     assert isinstance(origin, Builtin)
     dial = arithmetic.DIALS.get(origin.name)
-    if dial is None or origin.kind not in ("demonstrations", "preferences", "prompts"):
+    if dial is None or origin.kind not in ("demonstrations", "preferences", "labelled_responses", "prompts"):
         raise ValueError(f"data.source={data.source!r} is not built in; `vantage plan` names what there is")
-    draw = arithmetic.preferences if origin.kind == "preferences" else arithmetic.demonstrations
+    draw = {
+        "preferences": arithmetic.preferences,
+        "labelled_responses": arithmetic.labelled_responses,
+    }.get(origin.kind, arithmetic.demonstrations)
     total = data.rows or arithmetic.BUILTIN_ROWS
     rows = list(draw(seed=0, count=min(SAMPLED_ROWS, total), dial=dial))
     return _Rows(rows, total, f"{total:,} generated rows")
@@ -279,7 +287,9 @@ def _measured(data: Data, content: Content, path: Path) -> _Rows:
             continue
         size += _bytes_of(row, ending)
         mapped = reader.read(row)
-        if not isinstance(mapped, Fault) and all(mapped[column] for column in wanted):
+        if not isinstance(mapped, Fault) and all(
+            mapped[column] or mapped[column] is False for column in wanted
+        ):
             rows.append(mapped)
     reader.refuse_wrong_columns()
     if not rows:

@@ -1,9 +1,10 @@
-"""Remarks on stages: nothing was learned, a model was compared with itself, a critic was left out."""
+"""Remarks on stages: nothing was learned, a model was compared with itself, a critic was left out, weights do not balance labels."""
 
 from collections.abc import Mapping
 
 from vantage.ledger.operations import Input
 from vantage.schemas.records.artifacts import StoredArtifact, is_same
+from vantage.schemas.records.label_weights import imbalance
 
 
 def learned_nothing(artifact: StoredArtifact, inputs: Mapping[str, Input]) -> str | None:
@@ -32,7 +33,18 @@ def left_critic_out(artifact: StoredArtifact) -> str | None:
     )
 
 
+def unbalanced_labels(artifact: StoredArtifact) -> str | None:
+    """Return a remark if the weights of labelled responses do not balance their numbers, else None."""
+    ratio = artifact.metrics.get("label_weight_ratio")
+    return None if ratio is None else imbalance(ratio)
+
+
 def remark_on(artifact: StoredArtifact, inputs: Mapping[str, Input]) -> str | None:
     """Return the remarks on a stage that apply, else None."""
-    remarks = (learned_nothing(artifact, inputs), compared_with_itself(inputs), left_critic_out(artifact))
+    remarks = (
+        learned_nothing(artifact, inputs),
+        compared_with_itself(inputs),
+        left_critic_out(artifact),
+        unbalanced_labels(artifact),
+    )
     return "; ".join(remark for remark in remarks if remark) or None

@@ -25,6 +25,7 @@ from vantage.schemas.metric_names import (
     IMPORTANCE,
     LENGTH_GROUPS,
     LOSSES_OF_SWITCHES,
+    MARGINS,
     MONITORS,
     NONFINITE,
     PAIRS,
@@ -51,6 +52,7 @@ from vantage.schemas.recipe.inputs import MODEL, Content
 from vantage.schemas.recipe.resolved import (
     ResolvedBestOfN,
     ResolvedDirectPreferenceOptimization,
+    ResolvedKahnemanTverskyOptimization,
     ResolvedPolicyOptimization,
     ResolvedPreferenceCollection,
     ResolvedRewardModelling,
@@ -66,6 +68,7 @@ from vantage.schemas.recipe.stages_on_data import (
     SupervisedFineTuning,
 )
 from vantage.schemas.recipe.stages_that_collect import PreferenceCollection, RolloutCollection
+from vantage.schemas.recipe.unpaired import KahnemanTverskyOptimization
 from vantage.schemas.recipe.work import Work
 
 _TABLE = (
@@ -112,6 +115,27 @@ _TABLE = (
         estimates=(*PAIRS, "reward_gap", "validation_reward_gap"),
         numbers=(*PROMPTS_READ, *RESPONSES_READ, "rows_alike_after_cut", "tied_share", *UNCOMPILED),
         curves=(*STEP, "loss", "train_pair_accuracy", "reward_gap", "chosen_nll"),
+    ),
+    Kind(
+        work=KahnemanTverskyOptimization,
+        resolved=ResolvedKahnemanTverskyOptimization,
+        module="vantage.tasks.kto",
+        workload="vantage.estimates.stage_workloads.kto",
+        makes="policy",
+        revision=1,
+        reads={"init": ("policy",), "reference": ("policy",)},
+        data={"data": "labelled_responses"},
+        reference_from="init",
+        learning_rate=5e-7,  # the authors' example in Hugging Face's TRL
+        estimates=MARGINS,
+        numbers=(
+            *PROMPTS_READ,
+            *RESPONSES_READ,
+            *("reference_point", "validation_reference_point"),
+            "label_weight_ratio",
+            *UNCOMPILED,
+        ),
+        curves=(*STEP, "loss", "desirable_margin", "undesirable_margin", "reference_point"),
     ),
     Kind(
         work=ValuePretraining,

@@ -6,6 +6,12 @@ PROMPTS_READ = ("prompts_too_long", "prompts_too_long_share", "unknown_token_sha
 RESPONSES_READ = ("responses_cut", "responses_cut_share")
 ROWS = ("train_rows", "validation_rows", "test_rows")
 PAIRS = ("pair_accuracy", "preference_loss", "validation_pair_accuracy", "validation_preference_loss")
+MARGINS = tuple(
+    f"{split}{name}"
+    for split in ("", "validation_")
+    for name in ("desirable_margin", "undesirable_margin", "kto_loss")
+)
+"""Estimates of a stage that learns labelled responses."""
 PASSES = ("forward_passes", "padding_share", "logits_again_share")
 PHASES = ("sampling", "waiting", "scoring", "reading", "updating", "measuring", "other")
 """Groups of phases of an iteration that samples, in their order."""

@@ -27,6 +27,7 @@ COLUMN_TYPES: dict[str, pa.DataType] = {
     **dict.fromkeys(("prompt", "response", "chosen", "rejected", "split", "answer", "subgroup"), pa.string()),
     **dict.fromkeys(("response_extra", "chosen_extra", "rejected_extra"), pa.string()),
     "margin": pa.float64(),
+    "label": pa.bool_(),
     "responses": pa.list_(pa.string()),
     "ranks": pa.list_(pa.float64()),
     "messages": pa.list_(pa.struct([(name, pa.string()) for name in ("role", "content", "extra")])),
@@ -130,6 +131,8 @@ def rules(content: str) -> tuple[Rule, ...]:
         found.append(Rule("margin is negative or not finite", "margin", _bad_margin))
     if content == "rankings":
         found += _ranking_rules()
+    if content == "labelled_responses":
+        found.append(Rule("label is missing", "label", _null("label")))
     found.append(Rule(f"split is none of {', '.join(SPLITS)}", "split", _unknown_split))
     return tuple(found)
 
@@ -358,6 +361,8 @@ def _kind(wanted: pa.DataType) -> str:
         return f"lists of {_kind(wanted.value_type)}"
     if pa.types.is_struct(wanted):
         return "messages"
+    if pa.types.is_boolean(wanted):
+        return "true and false"
     return "text" if wanted == pa.string() else "numbers"
 
 
@@ -373,6 +378,8 @@ def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
             found.get_field_index(part.name) >= 0 and _fits(found.field(part.name).type, part.type)
             for part in wanted
         )
+    if pa.types.is_boolean(wanted):
+        return bool(pa.types.is_boolean(found))
     if wanted == pa.string():
         return bool(
             pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_string_view(found)

@@ -15,15 +15,17 @@ CONTENT_COLUMNS: dict[str, tuple[str, ...]] = {
     "demonstrations": ("prompt", "response"),
     "preferences": ("prompt", "chosen", "rejected"),
     "rankings": ("prompt", "responses", "ranks"),
+    "labelled_responses": ("prompt", "response", "label"),
     "prompts": ("prompt",),
 }
 """Content → required columns. ``responses`` and ``ranks`` are lists of equal length; the best response has the lowest
-rank, and equal ranks are a tie."""
+rank, and equal ranks are a tie. ``label`` is true for a desirable response."""
 
 OPTIONAL_COLUMNS: dict[str, tuple[str, ...]] = {
     "demonstrations": ("messages", "response_extra"),
     "preferences": ("margin", "subgroup", "messages", "chosen_extra", "rejected_extra"),
     "rankings": ("messages",),
+    "labelled_responses": ("messages", "response_extra"),
     "prompts": ("answer", "messages"),
 }
 """Content → optional columns: the smallest gap in score that a pair should have (Llama 2), the part of the
@@ -96,10 +98,10 @@ WATCHED_AT = ("watch", "prompts")
 def stage_reference(stage: Stage) -> str | None:
     """Return the stage that KL is measured against: ``reference``, or the field that it defaults to.
 
-    None: this kind of stage measures no KL.
+    None: this kind of stage measures no KL, or the stage's loss reads no reference.
     """
     stand_in = KINDS[stage.kind].reference_from
-    if stand_in is None:
+    if stand_in is None or not getattr(stage, "reads_reference", True):
         return None
     name: str = getattr(stage, "reference", None) or getattr(stage, stand_in)
     return name

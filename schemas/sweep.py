@@ -52,8 +52,9 @@ from vantage.schemas.recipe.fields import (
     Number,
     Seed,
 )
-from vantage.schemas.recipe.members import member_seed
+from vantage.schemas.recipe.members import Member, member_seed
 from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.rounds import Round, round_seed
 from vantage.schemas.recipe.stage import Stage
 from vantage.schemas.recipe.stages_on_data import RewardModelling
 from vantage.schemas.records.metric import settings_of
@@ -428,17 +429,22 @@ def _reseeded(recipe: R, reseeds: Iterable[str], seed: int) -> R:
 
 
 def _stages_named(recipe: Recipe, names: Iterable[str]) -> set[str]:
-    """Return the stages of these names; the name of an ensemble is that of all its members."""
+    """Return the stages of these names; the name of an ensemble is that of all its members, and of a loop that of all its rounds."""
     named = set(names)
-    return {
-        name
-        for name, stage in recipe.stages.items()
-        if name in named or (isinstance(stage, RewardModelling) and stage.member and stage.member.of in named)
-    }
+    return {name for name, stage in recipe.stages.items() if name in named or _written_as(stage) in named}
+
+
+def _written_as(stage: Stage) -> str | None:
+    """Return the name by which the recipe's file writes a member or a round; None: the stage is neither."""
+    place: Member | Round | None = getattr(stage, "member", None) or getattr(stage, "round", None)
+    return None if place is None else place.of
 
 
 def _seed_in(stage: Stage, seed: int) -> int:
-    """Return the seed of a stage that a sweep reseeds: members of an ensemble by seed stay different."""
+    """Return the seed of a stage that a sweep reseeds: members of an ensemble by seed, and rounds of a loop, stay different."""
+    in_loop: Round | None = getattr(stage, "round", None)
+    if in_loop is not None:
+        return round_seed(seed, in_loop.number)
     if not isinstance(stage, RewardModelling) or stage.member is None or stage.half is not None:
         return seed
     return member_seed(seed, stage.member.number)

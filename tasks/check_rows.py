@@ -81,5 +81,7 @@ def read_as(content: str) -> Callable[[Path, str, Codec], Encoded]:
         return read_prompts
     if content == "rankings":
         return read_rankings
-    columns: Sequence[str] = [column for column in CONTENT_COLUMNS[content] if column != "prompt"]
+    columns: Sequence[str] = [
+        column for column in CONTENT_COLUMNS[content] if column not in ("prompt", "label")
+    ]
     return lambda folder, split, codec: read_completions(folder, split, columns, codec)

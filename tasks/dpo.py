@@ -1,24 +1,23 @@
-"""Direct preference optimisation: the policy itself learns preference pairs, kept near a frozen reference."""
+"""Direct preference optimisation: the policy itself learns preference pairs, kept near a frozen reference.
+
+Other losses on the same pairs are switches (``loss``); ``simpo`` and ``orpo`` read no reference.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from vantage.algorithms.preference_loss import dpo, implicit_rewards
 from vantage.algorithms.preference_loss import measure_pairs as measure
 from vantage.algorithms.supervised_loss import token_nll
 from vantage.algorithms.uncertainty import Estimate, clustered_mean
 from vantage.models.folders import tokenizer_digest
-from vantage.models.policy import PolicyModel
 from vantage.models.sequences import Sequences
 from vantage.schemas.recipe.resolved import ResolvedDirectPreferenceOptimization
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.tasks.data.encoding_counts import comparison_metrics
 from vantage.tasks.data.examples import Codec, Completions, codec_of, read_completions
 from vantage.tasks.data.splits import SPLITS
-from vantage.tasks.rewards.model_scores import TokenizersDiffer
 from vantage.tasks.rollout.collected import read_collected
 from vantage.tasks.rollout.collected_pairs import best_against_worst
 from vantage.tasks.training import progress, ranks
@@ -29,10 +28,8 @@ from vantage.tasks.training.gradients import backward
 from vantage.tasks.training.measured import uncertainty_of, values_of
 from vantage.tasks.training.metric_sums import LossSums, MetricSums
 from vantage.tasks.training.networks import fixed_policy, trained_policy, write_policy
-from vantage.tasks.training.offloading import on_device
 from vantage.tasks.training.optimization import (
     Precision,
-    autocast,
     optimizer_of,
     training_device,
     update_weights,
@@ -40,34 +37,18 @@ from vantage.tasks.training.optimization import (
 from vantage.tasks.training.passes import laid_out, passes
 from vantage.tasks.training.seeds import stage_seed
 from vantage.tasks.training.stage_state import NoState
+from vantage.tasks.updates.against_reference import Models, both_logprobs, refuse_another_tokenizer
+from vantage.tasks.updates.pair_objective import (
+    PairLogprobs,
+    held_out_losses,
+    loss_of,
+    rewards_of,
+    takes_means,
+)
 
 SIDES = ("chosen", "rejected")
 CURVES = {"pair_accuracy": "train_pair_accuracy", "nll": "chosen_nll"}
 """Metrics of the losses under the names that the ledger uses for a minibatch."""
-
-
-@dataclass(frozen=True)
-class Models:
-    """The policy that learns, its reference, and the temperature of both distributions.
-
-    The temperature is the one that the policy is sampled at: what learns the pairs is the distribution that will
-    answer. The paper has 1.
-    """
-
-    policy: PolicyModel
-    reference: PolicyModel
-    temperature: float
-
-
-@dataclass(frozen=True)
-class PairLogprobs:
-    """Log-probabilities (N,) of whole responses to N prompts, in nats, and the policy's of each token (2N,T)."""
-
-    chosen: Tensor
-    rejected: Tensor
-    ref_chosen: Tensor
-    ref_rejected: Tensor
-    per_token: Tensor
 
 
 def run(job: StageJob[ResolvedDirectPreferenceOptimization]) -> StageResult:
@@ -76,15 +57,12 @@ def run(job: StageJob[ResolvedDirectPreferenceOptimization]) -> StageResult:
     device = training_device()
 
     # 1. The policy, its reference, and every pair as ids
-    if tokenizer_digest(job.inputs["reference"]) != tokenizer_digest(job.inputs["init"]):
-        raise TokenizersDiffer(
-            f"reference={work.reference!r} has another tokenizer than init={work.init!r}; "
-            "use a reference that was trained from the same model"
-        )
+    if work.reads_reference:
+        refuse_another_tokenizer(job, reference=work.reference, init=work.init)
     codec = codec_of(job, "init")
     models = Models(
         policy=trained_policy(job, device),
-        reference=fixed_policy(job, "reference", device),
+        reference=fixed_policy(job, "reference", device) if work.reads_reference else None,
         temperature=job.generation.temperature,
     )
     train, validation, test = pairs = [read_pairs(job, split, codec) for split in SPLITS]
@@ -151,55 +129,60 @@ def accumulate_preferences(
     """Add the gradient of the minibatch's mean loss, micro-batch by micro-batch; returns its metrics and tokens."""
     sums, losses, num_tokens = MetricSums(), LossSums(), 0
     num_pairs = float(len(indices))
+    num_chosen = float(sum(len(pairs.response_ids["chosen"][index]) for index in indices))
     for part in passes(pairs.lengths(indices), work.pass_limits, sequences=len(SIDES), is_divided=True):
         batch = pairs.batch([indices[row] for row in part.rows]).to(models.policy.device)
         batch = laid_out(batch, work.pass_limits)
-        logprobs = pair_logprobs(models, batch, precision=work.arithmetic)
-        preference = dpo(
-            logprobs.chosen,
-            logprobs.rejected,
-            logprobs.ref_chosen,
-            logprobs.ref_rejected,
-            beta=work.beta,
-            denominator=num_pairs,
-        )
-        backward(part.weight * preference.loss, models.policy, is_last=part.is_last)
-        # Only watched: when it rises while the pairs are learnt, chosen responses become unlikely too
+        logprobs = pair_logprobs(models, batch, precision=work.arithmetic, means=takes_means(work))
+        preference = loss_of(logprobs, work, denominator=num_pairs)
+        loss = preference.loss
+        # Only watched, unless the loss is ORPO's: when it rises while the pairs are learnt, chosen responses become
+        # unlikely too
         chosen_rows = slice(0, len(batch) // 2)
-        nll = token_nll(logprobs.per_token.detach()[chosen_rows], batch.response_mask[chosen_rows])
+        chosen = logprobs.per_token[chosen_rows]
+        nll = token_nll(
+            chosen if work.loss == "orpo" else chosen.detach(),
+            batch.response_mask[chosen_rows],
+            denominator=num_chosen,
+        )
+        if work.loss == "orpo":
+            loss = nll.loss + loss
+        backward(part.weight * loss, models.policy, is_last=part.is_last)
         sums.add(nll, part.weight)
         sums.add(preference, part.weight)
-        losses.add("loss", preference.loss, part.weight)
+        losses.add("loss", loss, part.weight)
         num_tokens += int(part.weight) * sum(batch.known.totals)
     means = {CURVES.get(name, name): mean for name, mean in sums.means().items()}
     return {**losses.totals(), **means}, ranks.total(num_tokens)
 
 
-def pair_logprobs(models: Models, batch: Sequences, *, precision: Precision) -> PairLogprobs:
-    """Return both models' log-probabilities of a batch of pairs: N chosen sides, then their N rejected ones."""
+def pair_logprobs(
+    models: Models, batch: Sequences, *, precision: Precision, means: bool = False
+) -> PairLogprobs:
+    """Return both models' log-probabilities of a batch of pairs: N chosen sides, then their N rejected ones.
+
+    ``means``: of each response the mean over its tokens, in place of their sum.
+    """
     per_token, of_reference = both_logprobs(models, batch, precision=precision)
-    chosen, rejected = per_token.sum(dim=1).chunk(2)
-    ref_chosen, ref_rejected = of_reference.sum(dim=1).chunk(2)
+    lengths = batch.response_mask.sum(dim=1) if means else None
+    chosen, rejected = _of_responses(per_token, lengths).chunk(2)
+    if of_reference is None:
+        return PairLogprobs(chosen, rejected, None, None, per_token)
+    ref_chosen, ref_rejected = _of_responses(of_reference, lengths).chunk(2)
     return PairLogprobs(chosen, rejected, ref_chosen, ref_rejected, per_token)
 
 
-def both_logprobs(models: Models, batch: Sequences, *, precision: Precision) -> tuple[Tensor, Tensor]:
-    """Return the policy's and the reference's log-probabilities (n,T) of any responses, in nats; only the policy's have a gradient.
-
-    The reference is first, so that an offloaded one has left the device when the policy keeps tensors for its backward pass.
-    """
-    with autocast(precision, batch.input_ids.device):
-        with torch.no_grad(), on_device(models.reference):
-            of_reference = models.reference.logprobs(batch, temperature=models.temperature).logprobs
-        per_token = models.policy.logprobs(batch, temperature=models.temperature).logprobs
-    return per_token, of_reference
+def _of_responses(per_token: Tensor, lengths: Tensor | None) -> Tensor:
+    """Return the log-probabilities of whole responses (n,): sums over the tokens of (n,T), or with ``lengths`` (n,) means."""
+    sums = per_token.sum(dim=1)
+    return sums if lengths is None else sums / lengths
 
 
 @torch.no_grad()
 def measure_pairs(
     models: Models, pairs: Completions, work: ResolvedDirectPreferenceOptimization
 ) -> dict[str, Estimate]:
-    """Return accuracy of the implicit rewards β·(log π − log π_ref), DPO loss (nats) and mean reward gap over pairs.
+    """Return accuracy of the rewards that the loss compares, the loss (nats) and the mean reward gap over pairs.
 
     All pairs of a prompt are one cluster.
     """
@@ -208,14 +191,12 @@ def measure_pairs(
     for part in passes(pairs.lengths(), limits, sequences=len(SIDES), is_divided=True):
         progress.phase("measuring", part.done, len(pairs))
         batch = laid_out(pairs.batch(part.rows).to(models.policy.device), limits)
-        logprobs = pair_logprobs(models, batch, precision=work.arithmetic)
-        chosen = implicit_rewards(logprobs.chosen, logprobs.ref_chosen, beta=work.beta)
-        rejected = implicit_rewards(logprobs.rejected, logprobs.ref_rejected, beta=work.beta)
-        part.put(torch.stack([chosen, rejected], dim=1), into=both)
+        logprobs = pair_logprobs(models, batch, precision=work.arithmetic, means=takes_means(work))
+        part.put(torch.stack(rewards_of(logprobs, work), dim=1), into=both)
     measured = measure(*ranks.total(both).unbind(dim=1))
     clusters = pairs.clusters()
     return {
         "pair_accuracy": clustered_mean(measured.correct, clusters),
-        "preference_loss": clustered_mean(measured.loss, clusters),
+        "preference_loss": clustered_mean(held_out_losses(measured.score_gap, work), clusters),
         "reward_gap": clustered_mean(measured.score_gap, clusters),
     }

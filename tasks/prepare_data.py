@@ -147,6 +147,8 @@ def builtin_batches(work: PrepareData) -> Iterator[pa.Table]:
         rows = arithmetic.demonstrations(seed=BUILTIN_SEED, count=count, dial=dial)
     elif kind == "preferences":
         rows = arithmetic.preferences(seed=BUILTIN_SEED, count=count, dial=dial)
+    elif kind == "labelled_responses":
+        rows = arithmetic.labelled_responses(seed=BUILTIN_SEED, count=count, dial=dial)
     elif kind == "prompts":
         rows = arithmetic.prompts(
             seed=BUILTIN_SEED,
@@ -165,7 +167,8 @@ def builtin_batches(work: PrepareData) -> Iterator[pa.Table]:
         )
     else:
         raise UnusableData(
-            f"source={data.source!r} is not built in; {Builtin(name)} has demonstrations, preferences and prompts"
+            f"source={data.source!r} is not built in; {Builtin(name)} has demonstrations, preferences, "
+            "labelled_responses and prompts"
         )
     columns = CONTENT_COLUMNS[work.content]
     yield pa.Table.from_pylist([{column: row[column] for column in columns} for row in rows])

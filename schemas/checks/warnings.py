@@ -32,6 +32,7 @@ def warnings(recipe: Recipe, inputs: Inputs) -> list[str]:
             found += algorithm_warnings(recipe, name, stage)
         if isinstance(stage, DirectPreferenceOptimization):
             found += _unread_margin(recipe, name, stage)
+            found += _beta_of_sums(name, stage)
     return found
 
 
@@ -69,6 +70,17 @@ def _unread_margin(recipe: Recipe, name: str, stage: DirectPreferenceOptimizatio
         yield (
             f"stages.{name}.data: the margins of '{stage.data}' are not read by DPO (arXiv 2305.18290 has none); "
             f"a reward_model reads them, or remove {named[0]}"
+        )
+
+
+def _beta_of_sums(name: str, stage: DirectPreferenceOptimization) -> Iterator[str]:
+    """Warn where β is of the size that suits sums over a response's tokens, and the loss reads their mean."""
+    means = "simpo" if stage.loss == "simpo" else "length_normalised" if stage.length_normalised else None
+    if means is not None and stage.loss != "ipo" and stage.beta < 1:
+        papers = "2 to 10 (arXiv 2405.14734)" if means == "simpo" else "5 to 10 (arXiv 2411.15124)"
+        yield (
+            f"stages.{name}.beta: {stage.beta:g} is small for means over a response's tokens, which {means} compares: the "
+            f"policy would hardly learn; the paper has {papers}"
         )
 
 

@@ -58,7 +58,7 @@ def written_out(plain: Any) -> WrittenOut:
             continue
         for number in range(1, ensembles[name].count + 1):
             each = member_name(name, number)
-            expanded[each] = _member(stage, ensembles[name], number, name, seed=_seed_of(plain, stage))
+            expanded[each] = _member(stage, ensembles[name], number, name, seed=seed_of(plain, stage))
             placed.append((("stages", each), ("stages", name)))
     changed = {**plain, "stages": expanded}
     if isinstance(plain.get("rewards"), Mapping):
@@ -101,7 +101,7 @@ def _member(
     return own
 
 
-def _seed_of(plain: Mapping[Any, Any], stage: Mapping[Any, Any]) -> int | None:
+def seed_of(plain: Mapping[Any, Any], stage: Mapping[Any, Any]) -> int | None:
     """Return the seed of a stage; None: it is no seed, which is reported at its own place."""
     given = next((each["seed"] for each in (stage, plain) if each.get("seed") is not None), None)
     seed = Recipe.model_fields["seed"].default if given is None else given

@@ -40,7 +40,7 @@ BUILTIN_MODELS = (str(Builtin("tiny")), str(Builtin("nano")))
 BUILTIN_DATA = tuple(
     str(Builtin(name, kind))
     for name in ("arithmetic", "arithmetic_long", "arithmetic_habit")
-    for kind in ("demonstrations", "preferences", "prompts")
+    for kind in ("demonstrations", "preferences", "labelled_responses", "prompts")
 )
 
 

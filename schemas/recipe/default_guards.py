@@ -14,7 +14,7 @@ FALLS_BORNE = 1.0
 """Measurements in a row that may find a fall before a watch acts: a single one may be chance."""
 OURS = "ours: beyond what healthy small runs reached (docs/log/training_and_critics.md)"
 POLICY, VALUE, BEST = "policy_optimization", "value_pretraining", "best_of_n"
-TRAINED = ("sft", "reward_model", "dpo", VALUE, POLICY, BEST)
+TRAINED = ("sft", "reward_model", "dpo", "kto", VALUE, POLICY, BEST)
 
 Need = Literal["a critic", "groups", "a watch", "another sampler"]
 

@@ -71,6 +71,7 @@ Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
 CountOrZero = Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)]
 Seed = Annotated[int, Field(ge=0, lt=2**32, strict=True)]
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0, strict=True)]
+BelowHalf = Annotated[float, Field(ge=0.0, lt=0.5, strict=True)]
 Similarity = Annotated[float, Field(ge=0.5, le=1.0, strict=True)]
 Confidence = Annotated[float, Field(ge=0.5, lt=1.0, strict=True)]
 

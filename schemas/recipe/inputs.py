@@ -39,7 +39,7 @@ MODEL = "model"
 EXACT_MATCH = str(Builtin("exact_match"))
 """Source of the verifier that compares a response with the row's answer."""
 
-Content = Literal["demonstrations", "preferences", "rankings", "prompts"]
+Content = Literal["demonstrations", "preferences", "rankings", "labelled_responses", "prompts"]
 """Content of a dataset's rows."""
 
 
@@ -293,7 +293,7 @@ class Data(Frozen):
     Judgments are ``response_a`` and ``response_b``, or two ``responses``, with a ``label`` or a list of annotators' labels,
     whose majority counts; ties rank nothing and are left out. ``scores`` rank ``responses``, the highest first. A single
     ``response`` with a ``score``, or with a ``label`` that marks it as good (true) or bad (false), is compared with the others
-    of its prompt, wherever in the file they are. ``a.*.b`` is the list of ``b`` in all items of ``a``, and ``score_[0-9]`` is
+    of its prompt, wherever in the file they are; a ``kto`` stage learns each with its ``label``, uncompared. ``a.*.b`` is the list of ``b`` in all items of ``a``, and ``score_[0-9]`` is
     the list of all columns with such a name, in the order of their names."""
     labels: Labels | None = Field(default=None, exclude_if=lambda labels: labels is None)
     """Meaning of each ``label``; None: ``A``, ``B``, ``tie`` and the like (``response_a``, ``model_b``, ``first`` …)."""

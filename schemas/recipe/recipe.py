@@ -126,12 +126,16 @@ class ResolvedRecipe(Recipe):
 
         Raises:
             pydantic.ValidationError: a stage has a field that is not resolved.
-            ValueError: a stage has members, which the loader writes out as stages.
+            ValueError: a stage has members or rounds, which the loader writes out as stages.
         """
         for name, stage in recipe.stages.items():
-            if getattr(stage, "members", None) is not None:
+            written_out = next(
+                (f for f in ("members", "rounds") if getattr(stage, f, None) is not None), None
+            )
+            if written_out is not None:
                 raise ValueError(
-                    f"stages.{name}.members are stages of their own in a loaded recipe; load the recipe from its file or its text"
+                    f"stages.{name}.{written_out} are stages of their own in a loaded recipe; load the recipe from its file or its "
+                    "text"
                 )
         stages = {name: resolve_work(stage) for name, stage in recipe.stages.items()}
         return cls.model_validate({**dict(recipe), "stages": stages})

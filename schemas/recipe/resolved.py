@@ -14,6 +14,7 @@ from vantage.schemas.recipe.stages_on_data import (
     SupervisedFineTuning,
 )
 from vantage.schemas.recipe.stages_that_collect import PreferenceCollection, RolloutCollection
+from vantage.schemas.recipe.unpaired import KahnemanTverskyOptimization
 
 
 class ResolvedTraining(Training):
@@ -42,7 +43,13 @@ class ResolvedRewardModelling(RewardModelling, ResolvedTraining):
 
 
 class ResolvedDirectPreferenceOptimization(DirectPreferenceOptimization, ResolvedTraining):
-    """DPO."""
+    """DPO and its relatives. ``reference`` is None where the loss reads none."""
+
+    learning_rate: Positive
+
+
+class ResolvedKahnemanTverskyOptimization(KahnemanTverskyOptimization, ResolvedTraining):
+    """KTO."""
 
     learning_rate: Positive
     reference: Name

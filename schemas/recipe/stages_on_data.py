@@ -6,6 +6,7 @@ from pydantic import Field
 
 from vantage.schemas.frozen import rule
 from vantage.schemas.recipe.fields import (
+    BelowHalf,
     Count,
     Name,
     NonNegative,
@@ -17,9 +18,13 @@ from vantage.schemas.recipe.fields import (
 )
 from vantage.schemas.recipe.inputs import MODEL
 from vantage.schemas.recipe.members import Member, MembersOrCount
+from vantage.schemas.recipe.rounds import NumRounds, Round
 from vantage.schemas.recipe.stage import Training
 
 TrainOn = Literal["all_responses", "last_response"]
+PairLoss = Literal["dpo", "ipo", "simpo", "orpo"]
+WITHOUT_REFERENCE: tuple[PairLoss, ...] = ("simpo", "orpo")
+"""Losses on pairs that read no reference."""
 
 
 class SupervisedFineTuning(Training):
@@ -101,26 +106,87 @@ class RewardModelling(Training):
 
 
 class DirectPreferenceOptimization(Training):
-    """DPO: trains the policy on preference pairs, without a reward model (arXiv 2305.18290)."""
+    """DPO and its relatives: trains the policy on preference pairs, without a reward model (arXiv 2305.18290)."""
 
     kind: Literal["dpo"]
     init: Name
     """The policy that training starts from: a stage, or ``model``."""
     reference: Name | None = None
-    """The policy that KL is measured against; None: ``init``."""
+    """The policy that KL is measured against; None: ``init``. ``simpo`` and ``orpo`` read none, and refuse one."""
     data: Name | None = None
     """Preferences: a dataset, or a ``preference_collection`` stage."""
     rollouts: Name | None = Field(None, exclude_if=is_unset)
     """Instead of ``data``: a ``rollout_collection`` stage, of which each prompt's best response is preferred to its worst;
     a prompt whose responses all score the same gives no pair."""
+    loss: PairLoss = Field("dpo", exclude_if=is_default("dpo"))
+    """What is minimised, by the gap h between the two responses of a pair (docs/preference_losses.md). ``dpo``: −log σ(β·h), h in log-probabilities
+    against the reference. ``ipo``: (h − 1/(2β))², which has its minimum at a finite gap (arXiv 2310.12036). ``simpo``: −log σ(β·h − γ), h in
+    mean log-probabilities per token, without a reference (arXiv 2405.14734). ``orpo``: the negative log-likelihood of the chosen
+    response, and β times −log σ of the log odds ratio, without a reference (arXiv 2403.07691)."""
     beta: Positive = 0.1
-    """β: strength of the KL constraint, per nat."""
+    """β: strength of the KL constraint, per nat. ``ipo``: the paper's τ. ``simpo``: the scale of the reward; the paper has 2 to 10.
+    ``orpo``: the weight λ of the odds ratio."""
+    target_margin: NonNegative | None = Field(None, exclude_if=is_unset)
+    """γ, the least gap in reward that ``simpo`` asks for; it needs one, half of ``beta`` is a good first value. No other loss reads it."""
+    label_smoothing: BelowHalf = Field(0.0, exclude_if=is_default(0.0))
+    """Probability that the two responses of a pair are labelled the wrong way round (conservative DPO). Read by ``dpo`` and ``simpo``."""
+    length_normalised: Switch = Field(False, exclude_if=is_off)
+    """Divide the log-probabilities of a response, the policy's and the reference's, by its number of tokens (length-normalised DPO,
+    Tülu 3, arXiv 2411.15124). Read by ``dpo`` and ``ipo``; ``simpo`` and ``orpo`` always do. β is then 5 to 10 in place of 0.1."""
     epochs: Positive = 1.0
     """Passes over the data; may be a fraction."""
     batch_size: Count = 64
     """Pairs in one optimiser step."""
     group_by_length: Switch = True
     """Batches of pairs of like length, in random order: less padding."""
+    rounds: NumRounds | None = Field(None, exclude_if=is_unset)
+    """Iterative DPO: collect and train several times, each time from the policy of the round before. ``data`` (or ``rollouts``) names
+    the stage that collects, whose ``policy`` is this stage's ``init``. When the recipe is loaded, each round becomes two stages of its own
+    (``pairs_1``, ``dpo_1``, ``pairs_2`` …); the last has the names of the recipe. ``reference`` stays that policy in all rounds; None: each
+    round's is the policy that it starts from. None: one round."""
+    round: Round | None = Field(None, exclude_if=is_unset)
+    """Place of this stage in its loop, as the loader writes it for ``rounds``. It changes no result and is in no stage key."""
+
+    @property
+    def reads_reference(self) -> bool:
+        """Return whether the loss compares with a reference policy."""
+        return self.loss not in WITHOUT_REFERENCE
+
+    @rule
+    def _no_unread_reference(self) -> None:
+        if self.reference is not None and not self.reads_reference:
+            raise ValueError(
+                f"reference={self.reference} is not read by loss={self.loss}, which compares with no other policy; leave reference "
+                "out, or use loss: dpo or ipo"
+            )
+
+    @rule
+    def _a_target_margin_for_simpo(self) -> None:
+        if self.loss == "simpo" and self.target_margin is None:
+            raise ValueError(
+                f"target_margin is missing, and loss=simpo asks for a gap of at least that; set it to about half of beta, "
+                f"target_margin: {0.5 * self.beta:g}"
+            )
+        if self.loss != "simpo" and self.target_margin is not None:
+            raise ValueError(
+                f"target_margin={self.target_margin:g} is read by loss: simpo alone, and loss={self.loss}; leave target_margin "
+                "out, or use loss: simpo"
+            )
+
+    @rule
+    def _smoothed_where_it_is_logistic(self) -> None:
+        if self.label_smoothing and self.loss not in ("dpo", "simpo"):
+            raise ValueError(
+                f"label_smoothing={self.label_smoothing:g} is read by loss: dpo or simpo, and loss={self.loss}; leave label_smoothing "
+                "out, or use loss: dpo or simpo"
+            )
+
+    @rule
+    def _normalised_once(self) -> None:
+        if self.length_normalised and not self.reads_reference:
+            raise ValueError(
+                f"length_normalised=true is what loss={self.loss} does in any case; leave length_normalised out"
+            )
 
     @rule
     def _pairs_or_responses(self) -> None:

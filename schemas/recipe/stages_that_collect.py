@@ -9,9 +9,11 @@ from vantage.schemas.recipe.fields import (
     Count,
     Name,
     is_default,
+    is_unset,
 )
 from vantage.schemas.recipe.rewards import Judge
 from vantage.schemas.recipe.rollout import Sampling, refuse_several_processes
+from vantage.schemas.recipe.rounds import Round
 from vantage.schemas.recipe.stage import Precision, Stage
 
 
@@ -39,6 +41,8 @@ class RolloutCollection(Stage):
     else float32."""
     rollout: Sampling = Field(Sampling(), exclude_if=is_default(Sampling()))
     """Settings of sampling."""
+    round: Round | None = Field(None, exclude_if=is_unset)
+    """Place of this stage in a loop, as the loader writes it for ``rounds`` of a ``dpo`` stage. It is in no stage key."""
 
     @rule
     def _one_process_samples_with_vllm(self) -> None:
@@ -67,6 +71,8 @@ class PreferenceCollection(Stage):
     """Responses in one batch; a finished batch is saved."""
     rollout: Sampling = Field(Sampling(), exclude_if=is_default(Sampling()))
     """Settings of sampling."""
+    round: Round | None = Field(None, exclude_if=is_unset)
+    """Place of this stage in a loop, as the loader writes it for ``rounds`` of a ``dpo`` stage. It is in no stage key."""
 
     @rule
     def _one_process_samples_with_vllm(self) -> None:

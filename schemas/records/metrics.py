@@ -152,8 +152,9 @@ METRICS: tuple[Metric, ...] = (
         "loss", "nats",
         "Training loss of the minibatch. sft: negative log-likelihood per response token; reward_model: "
         "Bradley-Terry, −log σ(chosen − rejected − margin), per pair, with the parts that centre_coef and lm_coef add "
-        "(of rankings: mean over prompts of each one's mean over its untied pairs); dpo: "
-        "−log σ(β·[(log π − log π_ref)(chosen) − (log π − log π_ref)(rejected)]) per pair.",
+        "(of rankings: mean over prompts of each one's mean over its untied pairs); dpo: by its switch loss, per pair, for example "
+        "−log σ(β·[(log π − log π_ref)(chosen) − (log π − log π_ref)(rejected)]), with the part of orpo that is the negative "
+        "log-likelihood of the chosen response; kto: weight·(1 − σ(margin)) per response.",
     ),
     Metric(
         "prompts_too_long", "rows",
@@ -198,7 +199,7 @@ METRICS: tuple[Metric, ...] = (
         "Negative log-likelihood of the validation responses, per response token (EOS included).",
     ),
     Metric("test_nll", "nats/token", "The same on the test responses."),
-    # -- pairs: a reward model's scores, or DPO's implicit rewards
+    # -- pairs: a reward model's scores, or the rewards that a dpo stage's loss compares
     Metric(
         "train_pair_accuracy", "1",
         "Share of the minibatch's pairs (of rankings: all untied pairs, each counted once) whose chosen response scores "
@@ -211,13 +212,13 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "reward_gap", "1",
-        "Mean of the chosen response's implicit reward − the rejected one's, each β·(log π − log π_ref): over the "
-        "minibatch's pairs, and at the end over the test pairs.",
+        "Mean of the chosen response's implicit reward − the rejected one's, each β·(log π − log π_ref) (of length_normalised per "
+        "token; simpo: β·log π per token; orpo: the log odds): over the minibatch's pairs, and at the end over the test pairs.",
     ),
     Metric(
         "chosen_nll", "nats/token",
         "Negative log-likelihood per token of the minibatch's chosen responses; in reward_model where lm_coef is "
-        "above 0. In dpo it is not trained on: it rises where chosen responses become less likely too.",
+        "above 0. In dpo it is trained on with loss: orpo alone, and rises where chosen responses become less likely too.",
     ),
     Metric(
         "pair_accuracy", "1",
@@ -226,13 +227,39 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "preference_loss", "nats",
-        "Bradley-Terry (dpo: DPO) loss per test pair, margins left out; of rankings: mean over prompts of each one's "
-        "mean over its untied pairs. log 2 = 0.693 is chance.",
+        "Bradley-Terry loss per test pair, margins left out; of rankings: mean over prompts of each one's "
+        "mean over its untied pairs. log 2 = 0.693 is chance. dpo: the stage's own loss; of orpo the part that compares.",
     ),
     Metric("validation_pair_accuracy", "1", "pair_accuracy on the validation pairs."),
     Metric("validation_score_gap", "reward", "score_gap over the validation pairs."),
     Metric("validation_reward_gap", "1", "reward_gap over the validation pairs."),
     Metric("validation_preference_loss", "nats", "preference_loss on the validation pairs."),
+    # -- labelled responses
+    Metric(
+        "desirable_margin", "1",
+        "Mean of β·(log π/π_ref − z) over the desirable responses, z the reference_point: of the minibatch, and at the end over "
+        "the test rows. Above 0 the policy favours them more than responses to other prompts.",
+    ),
+    Metric(
+        "undesirable_margin", "1",
+        "Mean of β·(z − log π/π_ref) over the undesirable responses: of the minibatch, and at the end over the test rows. Above 0 "
+        "the policy disfavours them.",
+    ),
+    Metric(
+        "reference_point", "nats/response",
+        "z of kto: the mean of log π/π_ref over the rows' prompts, each with a response to another prompt, or 0 if that is "
+        "negative; of the minibatch, and at the end over all test rows.",
+    ),
+    Metric("kto_loss", "1", "Loss per test row, weight·(1 − σ(margin)); one half of the weights is chance."),
+    Metric("validation_desirable_margin", "1", "desirable_margin over the validation rows."),
+    Metric("validation_undesirable_margin", "1", "undesirable_margin over the validation rows."),
+    Metric("validation_reference_point", "nats/response", "reference_point over the validation rows."),
+    Metric("validation_kto_loss", "1", "kto_loss over the validation rows."),
+    Metric(
+        "label_weight_ratio", "1",
+        "desirable_weight·(desirable rows) / (undesirable_weight·(undesirable rows)) in training. 1 to 4/3 is recommended "
+        "(arXiv 2402.01306); beyond, the stage's log and its remark name the weights.",
+    ),
     Metric(
         "score_shift", "reward",
         "Mean raw score of demonstrations (centre_on), which is subtracted from every score, so that they score 0 "

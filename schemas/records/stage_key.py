@@ -70,6 +70,7 @@ NOT_IN_KEY = frozenset(
         "rollout.weights_folder",
         "rollout.request_seconds",
         "member",
+        "round",
     }
 )
 """Fields that never change a stage's numbers, or (kind, seed) are elsewhere in the key; ``rollout.…`` are those of a field."""
@@ -105,7 +106,7 @@ def key_parts(
     kind, row = work.kind, KINDS[work.kind]
     configuration = dumped(work)
     digests = dict(inputs)
-    stand_in = row.reference_from
+    stand_in = row.reference_from if getattr(work, "reads_reference", True) else None
     if stand_in is not None and configuration["reference"] is None and stand_in in digests:
         digests.setdefault("reference", digests[stand_in])
 

@@ -29,6 +29,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from string import ascii_lowercase
+from typing import Any
 
 BUILTIN_ROWS = 24_000
 """Number of rows of a built-in dataset for which the recipe gives none; about four fifths are for training."""
@@ -190,6 +191,15 @@ def preferences(*, seed: int, count: int, dial: Dial = SHORT) -> Iterator[dict[s
             habit_places = slip_places if dial.habit_rate is not None else None
             rejected = _write_response(problem, rng, slip_places=slip_places, habit_places=habit_places)
         yield {"prompt": problem.prompt, "chosen": clean, "rejected": rejected}
+
+
+def labelled_responses(*, seed: int, count: int, dial: Dial = SHORT) -> Iterator[dict[str, Any]]:
+    """Yield rows `{prompt, response, label}`: of each pair of `preferences` one side, and whether it is the chosen one."""
+    rng = random.Random(f"{dial.name}/labelled_responses/{seed}")
+    for pair in preferences(seed=seed, count=count, dial=dial):
+        is_desirable = rng.random() < 0.5
+        response = pair["chosen" if is_desirable else "rejected"]
+        yield {"prompt": pair["prompt"], "response": response, "label": is_desirable}
 
 
 def prompts(

@@ -11,6 +11,7 @@ from vantage.schemas.steps import CONTENT_COLUMNS, missing_columns
 from vantage.tasks.data.columns import whole_text
 from vantage.tasks.data.conversations import common_beginning, is_transcript, joined, read_transcript
 from vantage.tasks.data.judgments import Undecided, Unpairable, preferred
+from vantage.tasks.data.single_answers import grade_of
 
 SOURCE_COLUMNS = (
     "conversation",
@@ -23,7 +24,8 @@ SOURCE_COLUMNS = (
     "scores",
     "score",
 )
-"""Columns that a file's mapping may have and that no dataset has: other columns are made from them."""
+"""Columns that a file's mapping may have and that no dataset has: other columns are made from them. Only
+``labelled_responses`` have the label itself, as true or false."""
 
 Values = dict[str, Any]
 
@@ -72,6 +74,8 @@ class Assembly:
             turns = _with_tools(self._with_system(turns, values.get("system")), values.get("tools"))
             row["messages"] = None if is_one_prompt(turns) else turns
             row["prompt"] = turns[0]["content"] if is_one_prompt(turns) else transcript(turns)
+        if self.content == "labelled_responses":
+            row["label"] = grade_of({"label": row.get("label")}, self.labels) > 0
         if row.get("scores") is not None and row.get("ranks") is None:
             row["ranks"] = [None if score is None else -score for score in row["scores"]]
         for column in _SIDES:
@@ -97,7 +101,7 @@ class Assembly:
 
     def _before_the_response(self, turns: list[Message], row: Values) -> list[Message]:
         answered = turns[-1]["role"] == "assistant"
-        if self.content == "demonstrations" and "response" not in self.columns:
+        if self.content in ("demonstrations", "labelled_responses") and "response" not in self.columns:
             if not answered or len(turns) < 2:
                 raise ValueError("a conversation that does not end with the assistant's answer to somebody")
             row["response"] = [turns[-1]]

@@ -126,6 +126,8 @@ class Completions:
     """Ranges of learnt tokens, for demonstrations that are the rest of a conversation: begin, end, begin …"""
     subgroups: list[str | None] | None = None
     """Subgroups of preferences, if the rows have them: the part of the data that each pair belongs to."""
+    labels: Sequence[int] | None = None
+    """Labels of single responses, if the rows have them: 1 for a desirable one, 0 for another."""
 
     def __len__(self) -> int:
         return len(self.prompt_ids)
@@ -269,11 +271,13 @@ def read_completions(
         half: read the rows of one half of the prompts (``vantage.tasks.data.halves``); None: of all prompts.
     """
     there = column_names(folder, split)
-    has_turns, has_margins, has_subgroups = (name in there for name in ("messages", "margin", "subgroup"))
+    has_turns, has_margins, has_subgroups, has_labels = (
+        name in there for name in ("messages", "margin", "subgroup", "label")
+    )
     prompts = TokenRowsWriter(codec.scratch)
     responses = {column: TokenRowsWriter(codec.scratch) for column in columns}
     learnt = TokenRowsWriter(codec.scratch)
-    margins = array("d")
+    margins, labels = array("d"), array("b")
     subgroups: list[str | None] = []
     names: dict[str | None, str | None] = {}  # so that each name is in memory only once
     counts, num_too_long, num_kept = NOT_COUNTED, 0, 0
@@ -286,6 +290,7 @@ def read_completions(
             responses[column].extend(part.response_ids[column])
         learnt.extend(part.learnt)
         margins.extend(row["margin"] or 0.0 for row in part.rows if has_margins)
+        labels.extend(row["label"] for row in part.rows if has_labels)
         subgroups += [
             names.setdefault(row["subgroup"], row["subgroup"]) for row in part.rows if has_subgroups
         ]
@@ -306,6 +311,7 @@ def read_completions(
         margins=margins if has_margins else None,
         learnt=learnt.rows() if has_turns and train_on == "all_responses" else None,
         subgroups=subgroups if has_subgroups else None,
+        labels=labels if has_labels else None,
     )
 
 

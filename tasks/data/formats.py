@@ -107,7 +107,9 @@ def _reasons(
             empty = [
                 column
                 for column in CONTENT_COLUMNS[content]
-                if not made[column] and not calls_tools(made.get(f"{column}_extra"))
+                if not made[column]
+                and made[column] is not False
+                and not calls_tools(made.get(f"{column}_extra"))
             ]
             yield from (_lacking(column, made[column]) for column in empty[:1])
 

@@ -36,8 +36,16 @@ from vantage.tasks.data.row_reader import RowReader
 from vantage.tasks.data.saved_datasets import rows_of_files
 from vantage.tasks.data.whole_objects import whole_object
 
-CONTENTS: tuple[Content, ...] = ("rankings", "preferences", "demonstrations", "prompts")
+CONTENTS: tuple[Content, ...] = (
+    "rankings",
+    "preferences",
+    "labelled_responses",
+    "demonstrations",
+    "prompts",
+)
 """Contents in the order in which they are tried on a file: the first has the most columns in a row."""
+_GUESSED: tuple[Content, ...] = ("rankings", "preferences", "demonstrations")
+"""Contents whose nearest format is shown for a file in no known one."""
 SCRIPT_ROWS = 2_000
 """Number of usable rows whose letters are counted."""
 
@@ -178,9 +186,7 @@ def _unknown(path: Path, first: Sequence[SourceRow], content: Content | None, en
         )
     near = "".join(
         f"\n  {each} {why}"
-        for each, why in _nearly(
-            rows, [content] if content else CONTENTS[:3], ending, also_single=True
-        ).items()
+        for each, why in _nearly(rows, [content] if content else _GUESSED, ending, also_single=True).items()
     )
     return (
         f"{path}: rows with the columns {names} are in no known format"

@@ -176,7 +176,9 @@ def candidates(content: str, spelt: Spellings) -> Iterator[Format]:
             for answer in _ANSWERS_BESIDE:
                 yield Format("prompts with answers", {"prompt": "prompt", "answer": answer})
     yield own_format(content)
-    if content in ("preferences", "rankings"):
+    if content == "labelled_responses":
+        yield from _marked_answers(spelt)
+    elif content in ("preferences", "rankings"):
         yield from (_preferences if content == "preferences" else _rankings)(spelt)
     else:
         yield from (_demonstrations if content == "demonstrations" else _prompts)(spelt)
@@ -228,15 +230,20 @@ def _preferences(spelt: Spellings) -> Iterator[Format]:
     for form in _graded(spelt):
         yield Format("graded answers: the best against the worst", form.columns)
     yield from _single_answers(spelt)
-    for (prompt, response), mark in product(product(prompts, spelt.present(_RESPONSES)), MARKS):
-        if mark in spelt.names:
-            columns = {"prompt": prompt, "response": response, "label": mark}
-            yield Format("single answers, good or bad (KTO)", columns)
-    for column, mark in product(conversations, MARKS):
-        yield Format("single answers, good or bad (KTO)", {"conversation": column, "label": mark})
+    yield from _marked_answers(spelt)
     if not set(_LABELS) & set(spelt.names):
         for (chosen, rejected), prompt in product(_CHOSEN_UNLESS_JUDGED, prompts):
             yield Format("pairs", {"prompt": prompt, "chosen": chosen, "rejected": rejected})
+
+
+def _marked_answers(spelt: Spellings) -> Iterator[Format]:
+    prompts, responses = spelt.present(_PROMPTS), spelt.present(_RESPONSES)
+    for (prompt, response), mark in product(product(prompts, responses), MARKS):
+        if mark in spelt.names:
+            columns = {"prompt": prompt, "response": response, "label": mark}
+            yield Format("single answers, good or bad (KTO)", columns)
+    for column, mark in product(spelt.present(_CONVERSATIONS), MARKS):
+        yield Format("single answers, good or bad (KTO)", {"conversation": column, "label": mark})
 
 
 def _published_judgments() -> Iterator[Format]:

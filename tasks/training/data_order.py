@@ -13,6 +13,7 @@ from vantage.schemas.recipe.stages_on_data import (
     RewardModelling,
     SupervisedFineTuning,
 )
+from vantage.schemas.recipe.unpaired import KahnemanTverskyOptimization
 from vantage.tasks.training.seeds import generator
 
 WINDOW_BATCHES = 16
@@ -53,7 +54,7 @@ class DataOrder:
 
 def order_of(
     examples: Examples,
-    work: SupervisedFineTuning | RewardModelling | DirectPreferenceOptimization,
+    work: SupervisedFineTuning | RewardModelling | DirectPreferenceOptimization | KahnemanTverskyOptimization,
     seed: int,
 ) -> DataOrder:
     """Return the order of a stage's training examples, by its ``batch_size`` and ``group_by_length``."""

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from vantage.algorithms.aggregation import Aggregation, Denominator, aggregate, denominator_of
 from vantage.algorithms.bounded_ratio import clipped_weight_gradient, geometric_mean_surrogate, soft_gate
@@ -22,6 +23,8 @@ from vantage.algorithms.kl_loss import (
     old_kl_loss,
     reference_kl_loss,
 )
+from vantage.algorithms.kto_loss import KTOLoss, kto
+from vantage.algorithms.pair_losses import ipo, orpo, simpo
 from vantage.algorithms.policy_loss import (
     PolicyLoss,
     clipped_surrogate,
@@ -350,6 +353,44 @@ def direct_preference(outputs: Tensor, batch: Batch, denominator: Denominator | 
     )
 
 
+def identity_preference(outputs: Tensor, batch: Batch, denominator: Denominator | None) -> DPOLoss:
+    return ipo(
+        summed(outputs, batch),
+        batch.old[:, 0],
+        batch.targets[:, 0],
+        0.5 * batch.targets[:, 0],
+        beta=0.3,
+        denominator=denominator,
+    )
+
+
+def mean_logprobs(outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Numbers below 0 for each row and for the one that it is compared with."""
+    return -softplus(summed(outputs, batch)), -softplus(batch.old[:, 0])
+
+
+def simple_preference(outputs: Tensor, batch: Batch, denominator: Denominator | None) -> DPOLoss:
+    sides = mean_logprobs(outputs, batch)
+    return simpo(*sides, beta=2.0, target_margin=0.5, label_smoothing=0.1, denominator=denominator)
+
+
+def odds_ratio(outputs: Tensor, batch: Batch, denominator: Denominator | None) -> DPOLoss:
+    return orpo(*mean_logprobs(outputs, batch), beta=0.3, denominator=denominator)
+
+
+def unpaired(outputs: Tensor, batch: Batch, denominator: Denominator | None) -> KTOLoss:
+    return kto(
+        summed(outputs, batch),
+        batch.old[:, 0],
+        batch.is_positive,
+        reference_point=0.2,
+        beta=0.3,
+        desirable_weight=1.5,
+        undesirable_weight=0.5,
+        denominator=denominator,
+    )
+
+
 def completions(batch: Batch) -> tuple[Tensor, Tensor]:
     """Each row is a prompt and each of its tokens a completion; the rounded targets rank them, with ties."""
     prompts = torch.arange(len(batch.mask)).unsqueeze(1).expand(batch.mask.shape)
@@ -450,6 +491,10 @@ CASES: dict[str, Case] = {
     "bradley_terry": Case(preference, lambda batch: float(batch.pair_weights.sum()), of_pairs=True),
     "score_centring": Case(centring, lambda batch: len(batch.mask), of_pairs=True),
     "dpo": Case(direct_preference, lambda batch: len(batch.mask), of_pairs=True),
+    "ipo": Case(identity_preference, lambda batch: len(batch.mask), of_pairs=True),
+    "simpo": Case(simple_preference, lambda batch: len(batch.mask), of_pairs=True),
+    "orpo": Case(odds_ratio, lambda batch: len(batch.mask), of_pairs=True),
+    "kto": Case(unpaired, lambda batch: len(batch.mask), of_pairs=True),
     "ranking_loss": Case(ranking, lambda batch: rankable(*completions(batch))),
     "token_nll": Case(
         lambda outputs, batch, denominator: token_nll(outputs, batch.mask, denominator=denominator), TOKENS

@@ -26,6 +26,7 @@ generation: {max_prompt_tokens: 32, max_response_tokens: 64}
 data:
   demonstrations: {source: "builtin:arithmetic/demonstrations", rows: 2000}
   preferences: {source: "builtin:arithmetic/preferences", rows: 1000}
+  labelled: {source: "builtin:arithmetic/labelled_responses", rows: 1000}
   prompts: {source: "builtin:arithmetic/prompts", rows: 500, split: {validation: 64, test: 50}}
 rewards: {main: {terms: [{model: reward}]}}
 stages:
@@ -43,6 +44,8 @@ stages:
   raft: {kind: best_of_n, init: sft, reward: main, prompts: prompts, iterations: 2, minibatch_size: 8}
   pairs: {kind: preference_collection, policy: sft, prompts: prompts, judge: {reward: main}, batch_size: 32}
   dpo: {kind: dpo, init: sft, data: pairs, batch_size: 32}
+  simpo: {kind: dpo, loss: simpo, beta: 2.0, target_margin: 1.0, init: sft, data: pairs, batch_size: 32}
+  kto: {kind: kto, init: sft, data: labelled, batch_size: 32}
   collected:
     {kind: rollout_collection, policy: sft, prompts: prompts, reward: main, samples_per_prompt: 4,
      held_out_samples_per_prompt: 2, batch_size: 32}
@@ -64,6 +67,24 @@ def stage(found: RecipeEstimate, name: str) -> StageEstimate:
 
 def weights(found: RecipeEstimate, name: str) -> dict[str, tuple[int, bool]]:
     return {each.role: (each.weights, each.is_trained) for each in stage(found, name).workload.networks}
+
+
+def test_losses_without_a_reference_hold_none_and_pass_none(every_kind: RecipeEstimate) -> None:
+    assert weights(every_kind, "dpo").keys() == weights(every_kind, "kto").keys() == {"policy", "reference"}
+    assert weights(every_kind, "simpo").keys() == {"policy"}
+    passes = {name: stage(every_kind, name).workload.passes for name in ("dpo", "simpo", "kto")}
+    assert {each.role for each in passes["simpo"]} == {"policy"}
+    of_policy = [each for each in passes["dpo"] if each.role == "policy"]
+    assert list(passes["simpo"]) == of_policy, "the same rows go through the policy"
+
+
+def test_kto_reads_its_minibatch_a_second_time_for_the_reference_point(every_kind: RecipeEstimate) -> None:
+    found = stage(every_kind, "kto").workload
+    steps = found.counts["optimizer_steps"]
+    trained, mismatched, of_reference = found.passes[:3]
+    assert (trained.does, trained.role, trained.times) == ("train", "policy", steps)
+    assert (mismatched.does, mismatched.role, mismatched.times) == ("score", "policy", steps)
+    assert (of_reference.role, of_reference.times) == ("reference", 2 * steps)
 
 
 def test_every_kind_of_stage_is_estimated(every_kind: RecipeEstimate) -> None:

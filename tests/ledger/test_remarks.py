@@ -1,5 +1,7 @@
 """A model that is the one it came from, or is measured against, is said to be."""
 
+import re
+
 import pytest
 
 from tests.ledger.small_run import EVALUATION, artifact, sha
@@ -59,3 +61,20 @@ def test_a_critic_that_was_left_out_is_said_to_be(weight: float, said: str | Non
     trained = policy("policy", "others").model_copy(update={"metrics": {"critic_weight_mean": weight}})
     assert left_critic_out(trained) == remark_on(trained, {}) == said
     assert remark_on(policy("policy", "others"), {}) is None
+
+
+@pytest.mark.parametrize(
+    ("ratio", "said"),
+    [
+        (None, None),
+        (1.0, None),
+        (0.96, None),
+        (1.35, None),
+        (1.6, "1.60 times .* 1 to 1.33 is recommended .*; raise undesirable_weight, or lower desirable_weight"),
+        (0.4, "0.40 times .*; raise desirable_weight, or lower undesirable_weight"),
+    ],
+)
+def test_weights_that_do_not_balance_the_labels_are_named(ratio: float | None, said: str | None) -> None:
+    metrics = {} if ratio is None else {"label_weight_ratio": ratio}
+    found = remark_on(policy("kto", "others").model_copy(update={"metrics": metrics}), {})
+    assert found is None if said is None else re.search(said, found or "")

@@ -26,6 +26,7 @@ from vantage.schemas.recipe.stages_on_data import (
     SupervisedFineTuning,
 )
 from vantage.schemas.recipe.stages_that_collect import PreferenceCollection, RolloutCollection
+from vantage.schemas.recipe.unpaired import KahnemanTverskyOptimization
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training import checkpoints
@@ -262,6 +263,60 @@ def test_dpo(folders: dict[str, Path], tmp_path: Path) -> None:
     inputs = inputs_of(folders, init="init", reference="reference", data="pairs")
     job = job_of(work, tmp_path, inputs, seed=3, rewards={})
     outcome = run_both(job, oracle_stages.direct_preference, headline_says_which_split)
+    assert_moved_alike(load_file(job.output / "model.safetensors"), outcome.weights, outcome.before)
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {"label_smoothing": 0.2},
+        {"length_normalised": True, "beta": 5.0},
+        {"loss": "ipo"},
+        {"loss": "ipo", "length_normalised": True},
+        {"loss": "simpo", "beta": 2.5, "target_margin": 1.0},
+        {"loss": "simpo", "beta": 2.5, "target_margin": 0.5, "label_smoothing": 0.1},
+        {"loss": "orpo", "beta": 0.5},
+    ],
+    ids=lambda switches: " ".join(f"{name}={value}" for name, value in switches.items()),
+)
+def test_other_losses_on_pairs(switches: dict[str, Any], folders: dict[str, Path], tmp_path: Path) -> None:
+    """At a temperature of 0.7; SimPO and ORPO are given no reference."""
+    work = DirectPreferenceOptimization.model_validate(
+        {**ROWS, "kind": "dpo", "init": "init", "data": "pairs", "beta": 0.4, **switches}
+    )
+    roles = {"init": "init", "data": "pairs"}
+    if work.reads_reference:
+        work = work.model_copy(update={"reference": "reference"})
+        roles["reference"] = "reference"
+    job = job_of(work, tmp_path, inputs_of(folders, **roles), seed=3, rewards={})
+    outcome = run_both(job, oracle_stages.direct_preference, headline_says_which_split)
+    assert_moved_alike(load_file(job.output / "model.safetensors"), outcome.weights, outcome.before)
+
+
+def test_kto(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Two responses to each prompt lie side by side, so that not every row before another is a mismatch; 9 of 12 are desirable."""
+    work = KahnemanTverskyOptimization.model_validate(
+        {
+            **ROWS,
+            "kind": "kto",
+            "init": "reference",
+            "reference": "init",
+            "data": "labelled",
+            "beta": 0.4,
+            "desirable_weight": 0.6,
+            "undesirable_weight": 1.7,
+            "epochs": 0.5,
+        }
+    )
+    inputs = inputs_of(folders, init="reference", reference="init", data="labelled")
+    job = job_of(work, tmp_path, inputs, seed=3, rewards={})
+
+    def happens(outcome: Outcome) -> bool:
+        points = [metrics["reference_point"] for metrics in outcome.journal]
+        differ = outcome.metrics["kto_loss"] != outcome.metrics["validation_kto_loss"]
+        return max(points) > 0 and differ
+
+    outcome = run_both(job, oracle_stages.labelled_responses, happens)
     assert_moved_alike(load_file(job.output / "model.safetensors"), outcome.weights, outcome.before)
 
 

@@ -63,7 +63,7 @@ def write_inputs(root: Path) -> dict[str, Path]:
     folders = {
         name: root / name
         for name in ("init", "reference", "fresh", "critic", "reward", "prompts", "demonstrations", "pairs")
-    } | {"rankings": root / "rankings", "last_digit": root / "last_digit"}
+    } | {name: root / name for name in ("rankings", "labelled", "last_digit")}
     for folder in folders.values():
         folder.mkdir(parents=True)
     for number, name in enumerate(("init", "reference", "fresh")):
@@ -196,7 +196,18 @@ def _write_data(folders: Mapping[str, Path]) -> None:
         demonstrations = [{"prompt": p, "response": "a" * (i % 4) + a} for i, (p, a) in enumerate(rows)]
         write_rows(folders["demonstrations"], side, demonstrations)
         write_rows(folders["pairs"], side, [_pair(i, p, a) for i, (p, a) in enumerate(rows)])
+        write_rows(folders["labelled"], side, [_labelled(i, *rows[i // 2]) for i in range(2 * len(rows))])
         write_rows(folders["rankings"], side, [_ranking(i, p, a) for i, (p, a) in enumerate(rows)])
+
+
+def _labelled(number: int, prompt: str, answer: str) -> dict[str, Any]:
+    """Two responses to each prompt: the right one is desirable, and of every other prompt both are."""
+    is_right = number % 2 == 0
+    return {
+        "prompt": prompt,
+        "response": "a" * (number % 3) + (answer if is_right else f"{answer}+"),
+        "label": is_right or number % 4 == 1,
+    }
 
 
 def _pair(number: int, prompt: str, answer: str) -> dict[str, Any]:

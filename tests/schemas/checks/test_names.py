@@ -25,7 +25,7 @@ def test_a_right_recipe_has_no_problems(plain: dict[str, Any]) -> None:
     assert said(plain) == []
 
 
-POLICIES = "sft or dpo or policy_optimization or best_of_n stage, or the recipe's model"
+POLICIES = "sft or dpo or kto or policy_optimization or best_of_n stage, or the recipe's model"
 
 
 @every(
@@ -105,7 +105,7 @@ POLICIES = "sft or dpo or policy_optimization or best_of_n stage, or the recipe'
          "'accuracy_gain_standard_error' comes without a standard error, so no confidence can be asked of it; "
          "remove confidence, or gate on one of: accuracy, "),
         # -- publication
-        ("publish.0.stage", "value", "'value' is a value_pretraining stage; a stage is a sft or dpo "
+        ("publish.0.stage", "value", "'value' is a value_pretraining stage; a stage is a sft or dpo or kto "
          "or policy_optimization or best_of_n or reward_model stage; use one of: sft, reward, policy"),
         ("publish.0.stage", "model", "'model' is the recipe's model; a stage is a sft or dpo"),
         ("publish.0.after", "sft", "'sft' has no gate that could pass; use one of: reward, value, evaluation"),

@@ -15,7 +15,8 @@ from vantage.schemas.recipe.stages_on_data import SupervisedFineTuning
 CLOSED = {
     "sft": {"learning_rate"},
     "reward_model": {"learning_rate"},
-    "dpo": {"learning_rate", "reference"},
+    "dpo": {"learning_rate"},  # a loss may read no reference
+    "kto": {"learning_rate", "reference"},
     "value_pretraining": {"learning_rate", "reference", "returns"},
     "policy_optimization": {"learning_rate", "reference"},
     "best_of_n": {"learning_rate"},

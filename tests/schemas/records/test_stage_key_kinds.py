@@ -228,6 +228,14 @@ def test_dpo_is_held_to_what_it_starts_from_unless_it_says_otherwise() -> None:
     assert parts_of(other, "init", "data", "reference")["inputs"]["reference"] == digest("reference")
 
 
+@pytest.mark.parametrize("switches", [{"loss": "simpo", "beta": 2.0, "target_margin": 1.0}, {"loss": "orpo"}])
+def test_a_loss_without_a_reference_has_none_in_its_key(switches: dict[str, Any]) -> None:
+    work = DirectPreferenceOptimization.model_validate(
+        {"kind": "dpo", "init": "sft", "data": "pairs", **switches}
+    )
+    assert set(parts_of(work, "init", "data")["inputs"]) == {"init", "data"}
+
+
 def test_how_many_are_sampled_side_by_side_is_in_no_key() -> None:
     """Neither beside other fields of ``rollout`` nor alone, where the field is then as if it were left out."""
     names = {"algorithm": "ppo", "init": "sft", "critic": "value", "reward": "main", "prompts": "tasks"}

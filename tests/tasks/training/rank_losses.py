@@ -28,12 +28,13 @@ from vantage.schemas.recipe.inputs import Generation
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.resolved import (
     ResolvedDirectPreferenceOptimization,
+    ResolvedKahnemanTverskyOptimization,
     ResolvedRewardModelling,
     ResolvedValuePretraining,
 )
 from vantage.schemas.recipe.stages import PolicyOptimization
 from vantage.schemas.records.job import StageJob
-from vantage.tasks import dpo, reward_model
+from vantage.tasks import dpo, kto, reward_model
 from vantage.tasks.data.examples import Codec, Completions, Rankings
 from vantage.tasks.rewards.scoring import Scorer, Scores
 from vantage.tasks.rollout.engine import load_engine
@@ -134,20 +135,53 @@ def ranking(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
     return reward, with_tokens(*reward_model.accumulate_rankings(reward, rankings, rows, work))
 
 
-def preferences(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
-    work = ResolvedDirectPreferenceOptimization(
-        kind="dpo",
+@dataclass(frozen=True)
+class Preferences:
+    """The loss of a ``dpo`` stage under these switches."""
+
+    switches: dict[str, Any]
+
+    def __call__(self, folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
+        work = ResolvedDirectPreferenceOptimization.model_validate(
+            {
+                "kind": "dpo",
+                "init": "model",
+                "data": "pairs",
+                "beta": 0.3,
+                "learning_rate": LEARNING_RATE,
+                "microbatch_size": 2,
+                **self.switches,
+            }
+        )
+        models = dpo.Models(
+            policy=PolicyModel(load_policy(folder)),
+            reference=reference_of(folder) if work.reads_reference else None,
+            temperature=0.8,
+        )
+        return models.policy, with_tokens(*dpo.accumulate_preferences(models, pairs(), rows, work))
+
+
+def labelled(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
+    """Every third response is desirable. The reference point is of all ranks' rows, of which two have one prompt."""
+    work = ResolvedKahnemanTverskyOptimization(
+        kind="kto",
         init="model",
         reference="model",
-        data="pairs",
+        data="labelled",
         beta=0.3,
+        desirable_weight=2.0,
         learning_rate=LEARNING_RATE,
         microbatch_size=2,
     )
-    models = dpo.Models(
-        policy=PolicyModel(load_policy(folder)), reference=reference_of(folder), temperature=0.8
-    )
-    return models.policy, with_tokens(*dpo.accumulate_preferences(models, pairs(), rows, work))
+    prompts = [PROMPTS[0], *PROMPTS[:6]]
+    labels = [int(row % 3 == 0) for row in range(7)]
+    data = Completions(prompts, {"response": IDS}, pad_token_id=0, num_too_long=0, labels=labels)
+    policy = PolicyModel(load_policy(folder))
+    policy.load_state_dict(
+        reference_of(folder).state_dict()
+    )  # to which mismatched responses are likelier than to the reference
+    models = dpo.Models(policy=policy, reference=frozen(folder), temperature=0.8)
+    return models.policy, with_tokens(*kto.accumulate_labelled(models, data, rows, work))
 
 
 def value_regression(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
@@ -293,7 +327,11 @@ LOSSES: dict[str, Loss] = {
     "SFT NLL, packed": packed_likelihood,
     "Bradley-Terry, centring and NLL": bradley_terry,
     "ranking": ranking,
-    "DPO": preferences,
+    "DPO": Preferences({}),
+    "KTO": labelled,
+    "IPO of means": Preferences({"loss": "ipo", "length_normalised": True}),
+    "SimPO": Preferences({"loss": "simpo", "beta": 2.0, "target_margin": 1.0, "label_smoothing": 0.1}),
+    "ORPO": Preferences({"loss": "orpo"}),
     "value loss": value_regression,
     "token": PolicyLoss({**PPO, "aggregation": "token"}),
     "sequence": PolicyLoss({**PPO, "aggregation": "sequence"}),
