@@ -11,20 +11,13 @@ from vantage.attempts.machine import at_most_asked, available_cpus
 from vantage.models.source_digest import import_digest
 from vantage.models.source_facts import CLOCK, DATE, PADDING, UNKNOWN, facts_of
 from vantage.schemas.kinds import KINDS
-from vantage.schemas.recipe.inputs import (
-    DEFAULT_DATE,
-    MODEL,
-    Data,
-    Generation,
-    Model,
-    SourcedModel,
-    Verifier,
-)
+from vantage.schemas.recipe.inputs import DEFAULT_DATE, MODEL, Data, Generation, Model, SourcedModel
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.sources import Builtin, LocalPath
 from vantage.schemas.recipe.stage import Gate, Resources, Stage
 from vantage.schemas.recipe.stages import threads_for_each
+from vantage.schemas.recipe.verifiers import Verifier
 from vantage.schemas.recipe.work import (
     CheckRows,
     ImportBenchmark,

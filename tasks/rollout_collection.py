@@ -71,11 +71,12 @@ def run(job: StageJob[ResolvedRolloutCollection]) -> StageResult:
             parts = [files.attachment(number) for number, batch in enumerate(batches) if batch.split == split]
             join_parts(parts, split_file(job.output, split))
     digest = tokenizer_digest(job.inputs["policy"])
+    assert models.scorer is not None  # it is loaded unless another stage has scored the responses
     header = RolloutsHeader(
         tokenizer_digest=digest,
         samples_per_prompt=work.samples_per_prompt,
         held_out_samples_per_prompt=work.held_out_samples_per_prompt,
-        terms=tuple(term.name for term in job.rewards[work.reward].terms),
+        terms=models.scorer.score_names,
     )
     (job.output / HEADER).write_text(header.model_dump_json(indent=2) + "\n", encoding="utf-8")
 

@@ -75,6 +75,11 @@ class Reward(Frozen):
                 f"the models of an ensemble count equally, and {weighted.name} has weight={weighted.weight:g}; "
                 "leave it out, and set ensemble.weight"
             )
+        if shaped := next((term for term in members if term.clip is not None or term.offset), None):
+            raise ValueError(
+                f"the models of an ensemble are combined as they are, and {shaped.name} has a clip or an offset; "
+                "leave it out"
+            )
 
     @property
     def members(self) -> tuple[str, ...]:

@@ -9,13 +9,14 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator
 
-from vantage.schemas.frozen import Frozen, rule
-from vantage.schemas.recipe.fields import Name, Number
+from vantage.schemas.frozen import rule
+from vantage.schemas.recipe.fields import MAX_NAMED, Name, Number, is_default
+from vantage.schemas.recipe.score_rules import ScoreRule
 
 
-class RewardTerm(Frozen):
+class RewardTerm(ScoreRule):
     """One term of a reward; each kind has its own class."""
 
     weight: Number = 1.0
@@ -68,15 +69,38 @@ class ModelTerm(RewardTerm):
         return self.model
 
 
-class VerifierTerm(RewardTerm):
-    """A term that is 1 for a response that a verifier accepts."""
+class NamedScoresTerm(RewardTerm):
+    """A term whose source may give several named scores; each of them counts by a rule of its own."""
+
+    scores: dict[Name, ScoreRule] = Field(
+        default_factory=dict, max_length=MAX_NAMED, exclude_if=is_default({})
+    )
+    """Name → its weight, clip and offset, for a source that gives named scores: all of them, or none. The term is
+    weight · Σ of them. Left out: each named score counts with weight 1."""
+
+    @rule
+    def _named_scores_have_rules_of_their_own(self) -> None:
+        if self.scores and (self.clip is not None or self.offset):
+            raise ValueError(
+                "clip and offset are of one score, and this term has several; give them to a name under scores"
+            )
+
+    def rule_of(self, name: str) -> ScoreRule:
+        """Return the rule by which a named score counts in the whole sum."""
+        own = self.scores.get(name, ScoreRule())
+        return own.model_copy(update={"weight": self.weight * own.weight})
+
+
+class VerifierTerm(NamedScoresTerm):
+    """A term that is a verifier's score: 1 for a response that it accepts, or the number or numbers that it returns."""
 
     model: None = None
     """Always null in this kind of term; it is part of stage keys."""
     verifier: str
     """One of the recipe's ``verifiers``, or a built-in one."""
     wrong: Number = 0.0
-    """Score of a wrong response; a right one scores 1. VC-PPO and DAPO use −1."""
+    """Score of a wrong response, for a verifier that returns right or wrong; a right one scores 1. VC-PPO and DAPO use
+    −1."""
 
     @property
     def verifier_name(self) -> str:

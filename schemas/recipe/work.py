@@ -6,15 +6,8 @@ from pydantic import Field
 
 from vantage.schemas.frozen import Frozen
 from vantage.schemas.recipe.fields import Count, Name, Positive, is_default
-from vantage.schemas.recipe.inputs import (
-    Benchmark,
-    Content,
-    Data,
-    HeldOutRows,
-    Model,
-    Shares,
-    Verifier,
-)
+from vantage.schemas.recipe.inputs import Benchmark, Content, Data, HeldOutRows, Model, Shares
+from vantage.schemas.recipe.verifiers import Verifier
 
 
 class Work(Frozen):

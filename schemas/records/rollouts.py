@@ -20,4 +20,4 @@ class RolloutsHeader(Frozen):
     held_out_samples_per_prompt: Count
     """Number of adjacent rows that answer the same validation or test prompt."""
     terms: tuple[str, ...]
-    """The reward's terms; each has a column ``score.TERM``."""
+    """The reward's terms; each has a column ``score.TERM``. A term with named scores is ``TERM.NAME`` for each of them."""

@@ -1,17 +1,23 @@
 """Try a verifier on the prompts that it will judge, before anything is trained."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from vantage.schemas.recipe.inputs import EXACT_MATCH
+from vantage.schemas.recipe.verifiers import EXACT_MATCH
 from vantage.schemas.recipe.work import ImportVerifier
 from vantage.schemas.records.job import StageJob
+from vantage.schemas.records.verdict_form import VerdictForm
 from vantage.tasks.data.rows import Row, read_rows
 from vantage.tasks.data.splits import SPLITS
+from vantage.tasks.rewards.verdicts import common_form
+from vantage.tasks.rewards.verifier_process import Case
 from vantage.tasks.rewards.verifiers import (
     BUILTIN_FUNCTIONS,
     MissingAnswers,
-    in_process,
     lack_of_answers,
+    process_of,
+    refuse_unfit_right,
+    write_form,
 )
 
 ROWS = 4
@@ -32,9 +38,10 @@ def try_verifier(job: StageJob[ImportVerifier]) -> None:
     answer, one of them is tried. A built-in verifier is tried on every prompt.
 
     Raises:
-        BrokenVerifier: a user's verifier fails, or returns neither right nor wrong.
+        BrokenVerifier: a user's verifier fails, returns no verdict, or verdicts of different forms.
         MissingAnswers: the verifier compares with answers, and some prompts have none.
         ForeignPrompts: a built-in verifier cannot judge some prompt.
+        UndecidedVerifier: what the recipe defines as right does not fit the verdicts.
     """
     verifier = job.work.verifier
     name = job.name.partition(".")[2]
@@ -46,12 +53,23 @@ def try_verifier(job: StageJob[ImportVerifier]) -> None:
     if verifier.source == EXACT_MATCH:
         for folder in folders:
             _refuse_missing_answers(name, folder)
-    process = in_process(job.output, name=name)
+    cases = [case for folder in folders for row in _first_rows(folder) for case in _cases(row)]
+    form = _found_form(job.output, cases or [("1 + 1?", "2", "2")], name=name)
+    refuse_unfit_right(name, form, verifier.right)
+    write_form(job.output, form)
+
+
+def _found_form(folder: Path, cases: Sequence[Case], *, name: str) -> VerdictForm:
+    """Return the form of the verifier's verdicts on the cases, which all have it."""
+    process = process_of(folder, name=name, form=None)
     try:
-        cases = [case for folder in folders for row in _first_rows(folder) for case in _cases(row)]
-        process.verdicts(cases or [("1 + 1?", "2", "2")])
+        verdicts = process.verdicts(cases)
     finally:
         process.close()
+    form = common_form(verdicts)
+    for case, verdict in zip(cases, verdicts, strict=True):
+        process.fit(verdict, form, case)
+    return form
 
 
 def _try_built_in(name: str, folder: Path) -> None:

@@ -12,20 +12,45 @@ from vantage.algorithms.rewards import replace_missing_eos, subtract_missing_eos
 from vantage.models.sequences import Sequences
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rewards import Ensemble, MissingEos
-from vantage.schemas.recipe.terms import RewardTerm, row_of
+from vantage.schemas.recipe.score_rules import ScoreRule
+from vantage.schemas.recipe.terms import NamedScoresTerm, RewardTerm, row_of
 from vantage.schemas.records.job import StageJob
-from vantage.tasks.rewards.term_scores import Responses, Source, TermScores
+from vantage.tasks.rewards.term_scores import NamedScores, Responses, Source, TermScores
 
 
 @dataclass(frozen=True)
 class Term:
-    """One loaded summand of a reward."""
+    """One loaded term of a reward, with one score or several named ones."""
 
     name: str
     weight: float
-    scores: TermScores
+    scores: TermScores | NamedScores
     is_model: bool = False
     """Whether a reward model scores it."""
+    rules: tuple[ScoreRule, ...] = ()
+    """The rule of its score, or of each named one, in that order; none: the weight alone."""
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        """The names of its scores in curves: the term's, or ``TERM.NAME`` for each named score."""
+        return (
+            tuple(f"{self.name}.{name}" for name in self.scores.names)
+            if isinstance(self.scores, NamedScores)
+            else (self.name,)
+        )
+
+    def score(self, given: Responses) -> dict[str, Tensor]:
+        """Return each score's name in curves → scores (B,), unclipped and unweighted."""
+        if not isinstance(self.scores, NamedScores):
+            return {self.name: self.scores(given)}
+        return dict(zip(self.score_names, self.scores.scores(given).unbind(dim=1), strict=True))
+
+    def parts(self, by_score: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return each score's name in curves → its part (B,) of the sum."""
+        rules = self.rules or (ScoreRule(weight=self.weight),)
+        return {
+            name: _counted(by_score[name], rule) for name, rule in zip(self.score_names, rules, strict=True)
+        }
 
 
 @dataclass(frozen=True)
@@ -38,6 +63,11 @@ class Scorer:
     members: tuple[str, ...] = ()
     """Names of the terms that the ensemble combines."""
 
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        """Names of all scores, as ``Scores.by_term`` has them."""
+        return tuple(name for term in self.terms for name in term.score_names)
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -48,6 +78,7 @@ class Scores:
     weighted_sum: Tensor
     """The weighted sum without that rule; it shows whether all responses of a group are equally right."""
     by_term: dict[str, Tensor]
+    """Term → scores; ``TERM.NAME`` for each named score of a term that has several."""
 
 
 def load_scorer(
@@ -77,13 +108,19 @@ def load_scorer(
             device,
             dtype,
         )
-        terms.append(Term(term.name, term.weight, _load(term, source), is_model=term.stage is not None))
+        scores = _load(term, source)
+        rules = (
+            tuple(term.rule_of(name) for name in scores.names)
+            if isinstance(scores, NamedScores) and isinstance(term, NamedScoresTerm)
+            else (term,)
+        )
+        terms.append(Term(term.name, term.weight, scores, is_model=term.stage is not None, rules=rules))
     whole = job.rewards[reward]
     return Scorer(tuple(terms), whole.missing_eos, ensemble=whole.ensemble, members=whole.members)
 
 
-def _load(term: RewardTerm, source: Source) -> TermScores:
-    loaded: TermScores = import_module(row_of(term).module).load(term, source)
+def _load(term: RewardTerm, source: Source) -> TermScores | NamedScores:
+    loaded: TermScores | NamedScores = import_module(row_of(term).module).load(term, source)
     return loaded
 
 
@@ -104,22 +141,36 @@ def score(
         ended: (B,) True where the response ended with its end-of-sequence token.
     """
     given = Responses(sequences, prompts, responses, answers, ended.device, limits)
-    by_term = {term.name: term.scores(given) for term in scorer.terms}
+    by_term = scores_of(scorer, given)
     total = weighted_sum(by_term, scorer)
     return Scores(
         total=apply_missing_eos(total, ended, scorer.missing_eos), weighted_sum=total, by_term=by_term
     )
 
 
+def scores_of(scorer: Scorer, given: Responses) -> dict[str, Tensor]:
+    """Return all terms' scores (B,), as ``Scores.by_term`` has them."""
+    return {name: scores for term in scorer.terms for name, scores in term.score(given).items()}
+
+
 def weighted_sum(by_term: Mapping[str, Tensor], scorer: Scorer) -> Tensor:
-    """Return the sum (B,) of the scorer's terms, each by its weight; those of an ensemble count as one."""
-    total = torch.zeros_like(by_term[scorer.terms[0].name])
+    """Return the sum (B,) of the scorer's terms, each score clipped, moved and weighted by its rule; the models of an
+    ensemble count as one."""
+    total = torch.zeros_like(next(iter(by_term.values())))
     for term in scorer.terms:
         if term.name not in scorer.members:
-            total = total + term.weight * by_term[term.name]
+            for part in term.parts(by_term).values():
+                total = total + part
     if scorer.ensemble is not None:
         total = total + scorer.ensemble.weight * of_members(by_term, scorer)
     return total
+
+
+def _counted(scores: Tensor, rule: ScoreRule) -> Tensor:
+    """Return the part (B,) of the sum that scores (B,) are, by their rule."""
+    if rule.clip is not None:
+        scores = scores.clamp(rule.clip.low, rule.clip.high)
+    return rule.weight * (scores + rule.offset if rule.offset else scores)
 
 
 def of_members(by_term: Mapping[str, Tensor], scorer: Scorer) -> Tensor:

@@ -42,3 +42,12 @@ class Responses:
 
 TermScores = Callable[[Responses], Tensor]
 """Function from responses to scores (B,), unweighted."""
+
+
+@dataclass(frozen=True)
+class NamedScores:
+    """What a term gives that has several named scores."""
+
+    names: tuple[str, ...]
+    scores: Callable[[Responses], Tensor]
+    """Function from responses to scores (B,N), unclipped and unweighted, in the order of the names."""

@@ -12,10 +12,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy
+from vantage.tasks.rewards.verdicts import UnusableVerdict, Verdict, as_verdict
 
-VerifierFunction = Callable[[str, str, str | None], bool]
-"""(prompt, response, the row's answer or None) → right or wrong. A user's function is called with these argument names."""
+VerifierFunction = Callable[[str, str, str | None], Verdict]
+"""(prompt, response, the row's answer or None) → verdict. A user's function is called with these argument names."""
 
 FILE = "verifier.py"
 """Name of the copy in the store."""
@@ -24,7 +24,7 @@ _SHOWN_CHARACTERS = 200
 
 
 class BrokenVerifier(ValueError):
-    """A verifier cannot be loaded or called, or returns neither right nor wrong."""
+    """A verifier cannot be loaded or called, or returns no verdict."""
 
 
 def load_function(file: Path, function: str, *, name: str) -> VerifierFunction:
@@ -35,24 +35,24 @@ def load_function(file: Path, function: str, *, name: str) -> VerifierFunction:
 
     Raises:
         BrokenVerifier: the file is not Python or fails as it is run, or has no such function with the parameters
-            prompt, response and answer; from the function itself: it raises, or returns something else than right or
-            wrong.
+            prompt, response and answer; from the function itself: it raises, or returns no verdict.
     """
     judge = _function_in(_run(file, name=name), function, name=name)
 
-    def verify(prompt: str, response: str, answer: str | None) -> bool:
+    def verify(prompt: str, response: str, answer: str | None) -> Verdict:
         try:
-            verdict = judge(prompt=prompt, response=response, answer=answer)
+            returned = judge(prompt=prompt, response=response, answer=answer)
         except BaseException as error:  # a user's code may raise anything
             raise BrokenVerifier(
                 f"verifiers.{name}: {function} raised {_described(error, file)} for {shown_case(prompt, response, answer)}"
             ) from error
-        if isinstance(verdict, bool | numpy.bool_) or (isinstance(verdict, int) and verdict in (0, 1)):
-            return bool(verdict)
-        raise BrokenVerifier(
-            f"verifiers.{name}: {function} returned {_short(verdict)} (a {type(verdict).__name__}) for "
-            f"{shown_case(prompt, response, answer)}; {_instead_of(verdict)}"
-        )
+        try:
+            return as_verdict(returned)
+        except UnusableVerdict as error:
+            raise BrokenVerifier(
+                f"verifiers.{name}: {function} returned {_short(returned)} (a {type(returned).__name__}) for "
+                f"{shown_case(prompt, response, answer)}; {error}"
+            ) from None
 
     return verify
 
@@ -123,11 +123,3 @@ def _short(value: object) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
-
-
-def _instead_of(verdict: object) -> str:
-    if isinstance(verdict, float | numpy.floating):
-        return (
-            "a verifier returns True (right) or False (wrong); a graded score is for a reward, {model: STAGE}"
-        )
-    return "return True or False"

@@ -19,8 +19,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from vantage.schemas.recipe.verifiers import Right
+from vantage.schemas.records.verdict_form import RIGHT_OR_WRONG, VerdictForm
+from vantage.tasks.rewards.verdicts import UnusableVerdict, Verdict, fitted, verdict_in
 from vantage.tasks.rewards.verifier_file import BrokenVerifier, shown_case
-from vantage.tasks.rewards.verifier_worker import READY, RIGHT, WRONG
+from vantage.tasks.rewards.verifier_worker import READY
 from vantage.tasks.training import progress
 from vantage.tasks.training.control_groups import oom_kills
 
@@ -59,29 +62,40 @@ class VerifierOutOfMemory(MemoryError):
 class VerifierProcess:
     """Judges by the function in the process, which is started by the first call."""
 
-    def __init__(self, configuration: Mapping[str, Any], *, name: str, function: str) -> None:
+    def __init__(
+        self,
+        configuration: Mapping[str, Any],
+        *,
+        name: str,
+        function: str,
+        form: VerdictForm | None = RIGHT_OR_WRONG,
+        right: Right | None = None,
+    ) -> None:
         """Hold what is needed to start the process.
 
         Args:
             configuration: for ``vantage.tasks.rewards.verifier_worker``: ``file`` and ``function``, or ``extract``.
             name: what the recipe calls the verifier.
             function: what is named where it is at fault.
+            form: the form of all verdicts; None: the dry run, which finds it.
+            right: what counts as right of scores, where the recipe gives it.
         """
         self._configuration = dict(configuration)
-        self._name, self._function = name, function
+        self.name, self._function = name, function
+        self.form, self.right = form, right
         self._running: _Running | None = None
         self._begun: list[Case] = []
         """Asked about, and not answered yet, in that order."""
 
-    def __call__(self, prompt: str, response: str, answer: str | None) -> bool:
-        """Return right or wrong; see ``verdicts``."""
+    def __call__(self, prompt: str, response: str, answer: str | None) -> Verdict:
+        """Return the verdict; see ``verdicts``."""
         return self.verdicts([(prompt, response, answer)])[0]
 
-    def verdicts(self, cases: Sequence[Case]) -> list[bool]:
-        """Return right or wrong, case by case.
+    def verdicts(self, cases: Sequence[Case]) -> list[Verdict]:
+        """Return the verdicts, case by case.
 
         Raises:
-            BrokenVerifier: the verifier cannot be loaded, raises, returns something else than right or wrong, takes too
+            BrokenVerifier: the verifier cannot be loaded, raises, returns no verdict or one of another form, takes too
                 long, prints too much, or ends its process.
             VerifierOutOfMemory: the kernel has ended it.
         """
@@ -89,7 +103,7 @@ class VerifierProcess:
             return []
         with self._killed_when_anything_breaks_off():
             running = self._started()
-            known: dict[Case, deque[bool]] = defaultdict(deque)
+            known: dict[Case, deque[Verdict]] = defaultdict(deque)
             begun, self._begun = self._begun, []
             others = _without(cases, begun)
             if others:
@@ -119,7 +133,7 @@ class VerifierProcess:
 
     def _started(self) -> "_Running":
         if self._running is None:
-            self._running = _Running(self._configuration, self._name)
+            self._running = _Running(self._configuration, self.name)
             self._load(self._running)
         return self._running
 
@@ -135,11 +149,21 @@ class VerifierProcess:
         if reply != READY:
             raise self._broken(running, reply, "running the file", LOAD_SECONDS, "")
 
-    def _verdict(self, running: "_Running", case: Case) -> bool:
+    def _verdict(self, running: "_Running", case: Case) -> Verdict:
         reply = running.reply(CALL_SECONDS)
-        if reply in (RIGHT, WRONG):
-            return reply == RIGHT
+        verdict = verdict_in(reply) if isinstance(reply, bytes) else None
+        if verdict is not None:
+            return verdict if self.form is None else self.fit(verdict, self.form, case)
         raise self._broken(running, reply, self._function, CALL_SECONDS, f" for {shown_case(*case)}")
+
+    def fit(self, verdict: Verdict, form: VerdictForm, case: Case) -> Verdict:
+        """Return the verdict in its form; BrokenVerifier names the case if it has another."""
+        try:
+            return fitted(verdict, form)
+        except UnusableVerdict as error:
+            raise BrokenVerifier(
+                f"verifiers.{self.name}: {self._function} returned {json.dumps(verdict)} for {shown_case(*case)}; {error}"
+            ) from None
 
     def _broken(
         self, running: "_Running", reply: "bytes | _NoReply", what: str, seconds: float, case: str
@@ -147,7 +171,7 @@ class VerifierProcess:
         """Return the meaning of the reply, or of its absence."""
         if isinstance(reply, bytes):
             return BrokenVerifier(json.loads(reply))
-        about = f"verifiers.{self._name}: {what}"
+        about = f"verifiers.{self.name}: {what}"
         if reply.status == -signal.SIGKILL and running.is_out_of_memory():
             return VerifierOutOfMemory(
                 f"{about} was ended by the kernel, because memory ran out{case}; let it take less memory, or give the "

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from vantage.tasks.rewards.exact_match import exact_match
+from vantage.tasks.rewards.verdicts import line_of
 from vantage.tasks.rewards.verifier_file import BrokenVerifier, VerifierFunction, load_function
 
-READY, RIGHT, WRONG = b"ready\n", b"1\n", b"0\n"
+READY = b"ready\n"
 PR_SET_PDEATHSIG = 1
 """Value of the constant in ``linux/prctl.h``."""
 
@@ -40,7 +41,7 @@ def main() -> None:
             for case in json.loads(batch):
                 verdict = _answered(int(replies), partial(verify, *case))
                 if verdict is not None:
-                    os.write(int(replies), RIGHT if verdict else WRONG)
+                    os.write(int(replies), line_of(verdict))
             sys.stdout.flush()
             sys.stderr.flush()
 

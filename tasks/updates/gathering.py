@@ -14,7 +14,7 @@ from vantage.schemas.recipe.rollout_correction import RolloutCorrection
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.data.examples import Prompts
 from vantage.tasks.rewards.verifier_file import VerifierFunction
-from vantage.tasks.rewards.verifiers import load_verifier
+from vantage.tasks.rewards.verifiers import load_deciding_verifier
 from vantage.tasks.rollout.group_sampling import Filled, fill, uniform_groups
 from vantage.tasks.rollout.response_shape import response_shape
 from vantage.tasks.rollout.rollout_models import RolloutModels
@@ -186,7 +186,7 @@ def load_positive_verifier(job: StageJob, algorithm: Algorithm) -> VerifierFunct
     """Return the verifier that decides which responses are imitated; None: no verifier decides it."""
     if not algorithm.positive_nll_coef or algorithm.positive_verifier is None:
         return None
-    return load_verifier(job, algorithm.positive_verifier, role="positive_verifier")
+    return load_deciding_verifier(job, algorithm.positive_verifier, role="positive_verifier")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,35 @@
+"""The rules by which one score counts in a reward's sum: its weight, clip and offset."""
+
+from pydantic import Field
+
+from vantage.schemas.frozen import Frozen, rule
+from vantage.schemas.recipe.fields import Number, is_default, is_unset
+
+
+class ScoreRange(Frozen):
+    """The bounds to which a score is clipped, in the score's own unit."""
+
+    low: Number | None = None
+    """Least value; None: no bound below."""
+    high: Number | None = None
+    """Largest value; None: no bound above."""
+
+    @rule
+    def _bounds_something(self) -> None:
+        if self.low is None and self.high is None:
+            raise ValueError("clip has neither low nor high; give one or both, or leave clip out")
+        if self.low is not None and self.high is not None and not self.low < self.high:
+            raise ValueError(
+                f"clip.low={self.low:g} is not below clip.high={self.high:g}; give the smaller bound as low"
+            )
+
+
+class ScoreRule(Frozen):
+    """The part of one score in a reward's sum: weight · (clipped score + offset)."""
+
+    weight: Number = 1.0
+    """The factor in the sum; 0 only records the score."""
+    clip: ScoreRange | None = Field(None, exclude_if=is_unset)
+    """Bounds of the score, in its own unit, before offset and weight; None: no bounds."""
+    offset: Number = Field(0.0, exclude_if=is_default(0.0))
+    """Added to the clipped score, in its own unit, before the weight."""

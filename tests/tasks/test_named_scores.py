@@ -1,0 +1,168 @@
+"""A reward of graded and named scores in real stages, recomputed from the responses by rules of the test's own."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from vantage.ledger.journal import read
+from vantage.schemas.recipe.rewards import Reward
+from vantage.schemas.recipe.stages import BestOfN
+from vantage.schemas.recipe.stages_that_collect import RolloutCollection
+from vantage.schemas.recipe.verifiers import Verifier
+from vantage.schemas.recipe.work import ImportVerifier
+from vantage.schemas.records.job import StageJob
+from vantage.tasks.rewards.verifier_scores import UnfitScores
+from vantage.tasks.stages import run_stage
+from vantage.tasks.training.scratch import JOURNAL
+
+RUBRIC = """\
+def verify(prompt, response, answer):
+    return {"length": len(response), "digits": sum(c.isdigit() for c in response) / 4, "echo": prompt[0] in response}
+"""
+GRADED = """\
+def verify(prompt, response, answer):
+    return len(response) / 7
+"""
+TERMS: list[dict[str, Any]] = [
+    {
+        "verifier": "rubric",
+        "weight": 2.0,
+        "scores": {
+            "length": {"weight": 0.5, "clip": {"low": 2, "high": 6}, "offset": -4.0},
+            "digits": {"weight": -1.0, "clip": {"high": 1.0}},
+            "echo": {"weight": 0.0},
+        },
+    },
+    {"verifier": "graded", "weight": 3.0, "clip": {"low": 0.5}, "offset": 0.25},
+]
+
+
+def by_hand(prompt: str, response: str) -> dict[str, float]:
+    """The scores and their sum, written out again from the recipe above."""
+    length, digits = float(len(response)), sum(character in "0123456789" for character in response) / 4
+    graded = len(response) / 7
+    return {
+        "rubric.length": length,
+        "rubric.digits": digits,
+        "rubric.echo": 1.0 if prompt[0] in response else 0.0,
+        "graded": graded,
+        "sum": 2 * (0.5 * (sorted((2, length, 6))[1] - 4) - min(digits, 1)) + 3 * (max(graded, 0.5) + 0.25),
+    }
+
+
+@pytest.fixture(scope="module")
+def verifiers(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return the artifact of a verifier with this text, imported and tried on the prompts once."""
+    made: dict[str, Path] = {}
+
+    def artifact(text: str) -> Path:
+        if text not in made:
+            folder = tmp_path_factory.mktemp("verifier")
+            (folder / "mine.py").write_text(text)
+            (folder / "output").mkdir()
+            work = ImportVerifier(verifier=Verifier(source=str(folder / "mine.py")))
+            job = pipeline.job("model").model_copy(
+                update={
+                    "name": "verifiers.mine",
+                    "work": work,
+                    "inputs": {"prompts.0": pipeline.folder("prompts")},
+                    "scratch": folder,
+                    "output": folder / "output",
+                }
+            )
+            run_stage(job)
+            made[text] = folder / "output"
+        return made[text]
+
+    return artifact
+
+
+def with_reward(job: StageJob, terms: list[dict[str, Any]], *artifacts: Path) -> StageJob:
+    inputs = {role: folder for role, folder in job.inputs.items() if not role.startswith("reward.")}
+    inputs |= {f"reward.main.{index}": folder for index, folder in enumerate(artifacts)}
+    return job.model_copy(
+        update={"rewards": {"main": Reward.model_validate({"terms": terms})}, "inputs": inputs}
+    )
+
+
+def test_every_collected_response_has_its_named_scores_and_their_sum(
+    pipeline: Any, verifiers: Any, tmp_path: Path
+) -> None:
+    job = pipeline.job("collected", folder=tmp_path)
+    assert isinstance(job.work, RolloutCollection)
+    job = with_reward(job, TERMS, verifiers(RUBRIC), verifiers(GRADED))
+    result = run_stage(job)
+    names = ["rubric.digits", "rubric.echo", "rubric.length", "graded"]
+    assert json.loads((job.output / "rollouts.json").read_text())["terms"] == names
+    with pa.memory_map(str(job.output / "train.arrow")) as file:
+        rows = pa.ipc.open_file(file).read_all().to_pylist()
+    expected = [by_hand(row["prompt"], row["response"]) for row in rows]
+    for row, scores in zip(rows, expected, strict=True):
+        assert {name: row[f"score.{name}"] for name in names} == pytest.approx(
+            {name: scores[name] for name in names}, rel=1e-6
+        )
+        assert row["score"] == pytest.approx(scores["sum"], rel=1e-5)
+    assert len({round(scores["sum"], 3) for scores in expected}) > 5, "equal scores would prove nothing"
+    assert result.metrics["train_rows"] == len(rows)
+
+
+def test_each_named_score_has_a_curve(pipeline: Any, verifiers: Any, tmp_path: Path) -> None:
+    work = BestOfN(
+        kind="best_of_n",
+        init="sft",
+        reward="main",
+        prompts="prompts",
+        iterations=2,
+        batch_size=8,
+        minibatch_size=4,
+        samples_per_prompt=2,
+        validation_samples=4,
+        learning_rate=1e-6,
+    )
+    job = pipeline.job("sft", folder=tmp_path).model_copy(
+        update={
+            "work": work,
+            "inputs": {"init": pipeline.folder("sft"), "prompts": pipeline.folder("prompts")},
+        }
+    )
+    run_stage(with_reward(job, TERMS, verifiers(RUBRIC), verifiers(GRADED)))
+    entries = [entry.metrics for entry in read(job.scratch / JOURNAL) if "score_mean" in entry.metrics]
+    assert len(entries) == 2
+    for entry in entries:
+        means = {name: entry[f"score_mean_{name}"] for name in ("rubric.length", "rubric.digits", "graded")}
+        assert means["graded"] == pytest.approx(means["rubric.length"] / 7, rel=1e-5)
+        assert "score_mean_rubric" not in entry
+    assert fmean(entry["score_mean_rubric.length"] for entry in entries) > 1
+
+
+@pytest.mark.parametrize(
+    ("text", "term", "message"),
+    [
+        (
+            GRADED,
+            {"wrong": -1.0},
+            "returns one number, and wrong=-1 is the score of a wrong response; remove wrong",
+        ),
+        (GRADED, {"scores": {"a": {}}}, "returns one number, and scores names a; remove scores"),
+        (RUBRIC, {"offset": 1.0}, "digits, echo, length; give clip and offset to each of them under scores"),
+        (RUBRIC, {"scores": {"digit": {}}}, "and not digit; correct the names under scores"),
+        (
+            RUBRIC,
+            {"scores": {"digits": {}, "length": {}}},
+            "and scores has no echo; add it, with weight: 0 if it is only recorded",
+        ),
+    ],
+)
+def test_a_term_that_does_not_fit_its_verifier_is_refused(
+    pipeline: Any, verifiers: Any, tmp_path: Path, text: str, term: dict[str, Any], message: str
+) -> None:
+    job = pipeline.job("collected", folder=tmp_path)
+    with pytest.raises(UnfitScores) as refused:
+        run_stage(with_reward(job, [{"verifier": "mine", **term}], verifiers(text)))
+    assert str(refused.value).startswith("rewards.main.terms.0: verifier 'mine' returns ")
+    assert str(refused.value).endswith(message)
