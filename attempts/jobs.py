@@ -58,6 +58,7 @@ from vantage.schemas.steps import (
     rewards_read,
     sources_of,
 )
+from vantage.schemas.verifier_uses import uses_of
 
 DATA_PREFIX = "data."
 """Prefix of the implicit steps that prepare data."""
@@ -107,7 +108,7 @@ def work_of(recipe: ResolvedRecipe, step: str) -> Work:
     if step.startswith(VERIFIER_PREFIX):
         name = step.removeprefix(VERIFIER_PREFIX)
         verifier = recipe.verifiers.get(name) or Verifier(source=str(Builtin(name)))
-        return ImportVerifier(verifier=found_now(verifier))
+        return ImportVerifier(verifier=found_now(verifier), uses=uses_of(recipe, name))
     if step.startswith(BENCHMARK_PREFIX):
         return ImportBenchmark(benchmark=found_now(recipe.benchmarks[step.removeprefix(BENCHMARK_PREFIX)]))
     if step.startswith(MERGED_PREFIX):

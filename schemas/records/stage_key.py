@@ -70,6 +70,7 @@ NOT_IN_KEY = frozenset(
         "rollout.weights_folder",
         "rollout.request_seconds",
         "member",
+        "uses",
     }
 )
 """Fields that never change a stage's numbers, or (kind, seed) are elsewhere in the key; ``rollout.…`` are those of a field."""

@@ -103,6 +103,15 @@ def fitted(verdict: Verdict, form: VerdictForm) -> Verdict:
     raise UnusableVerdict(f"the dry run had {form}, and this is {found}; return the same form for every row")
 
 
+def is_close(one: Verdict, other: Verdict) -> bool:
+    """Return whether two verdicts on one response differ by rounding at most, as a model's do in batches of other sizes."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(is_close(one[name], other[name]) for name in one)
+    if isinstance(one, dict) or isinstance(other, dict):
+        return False
+    return math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-5)
+
+
 def line_of(verdict: Verdict) -> bytes:
     """Return a verdict as a line; a float has all its digits."""
     if isinstance(verdict, bool):

@@ -122,4 +122,19 @@ def _numbers(
         for verdict in verdicts(verifier, prompts[mine], responses[mine], answers[mine])
     ]
     numbers[mine] = torch.tensor(rows, dtype=torch.float64).view(-1, numbers.shape[1])
-    return ranks.total(numbers)
+    numbers = ranks.total(numbers)
+    if form_of(verifier).kind == "right_or_wrong":
+        return numbers
+    return numbers[_first_equal_cases(prompts, responses, answers)]
+
+
+def _first_equal_cases(
+    prompts: Sequence[str], responses: Sequence[str], answers: Sequence[str | None]
+) -> list[int]:
+    """Return for each case the row of the first that is equal to it.
+
+    Equal responses to a prompt have equal scores: a difference by rounding or chance would look like a preference.
+    """
+    first: dict[tuple[str, str, str | None], int] = {}
+    cases = zip(prompts, responses, answers, strict=True)
+    return [first.setdefault(case, row) for row, case in enumerate(cases)]

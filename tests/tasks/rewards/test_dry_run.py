@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 
 from vantage.schemas.recipe.inputs import Generation
+from vantage.schemas.recipe.terms import VerifierTerm
 from vantage.schemas.recipe.verifiers import EXACT_MATCH, Right, Verifier
-from vantage.schemas.recipe.work import ImportVerifier
+from vantage.schemas.recipe.work import ImportVerifier, VerifierUse
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.data.rows import write_rows
 from vantage.tasks.data.splits import SPLITS
 from vantage.tasks.import_verifier import run
 from vantage.tasks.rewards.dry_run import ForeignPrompts
 from vantage.tasks.rewards.verifier_file import BrokenVerifier
-from vantage.tasks.rewards.verifiers import MissingAnswers, UndecidedVerifier
+from vantage.tasks.rewards.verifier_scores import judged
+from vantage.tasks.rewards.verifiers import MissingAnswers, UndecidedVerifier, in_process
 
 
 def dataset(folder: Path, **rows: list[dict[str, Any]]) -> Path:
@@ -181,3 +183,73 @@ def test_a_right_that_does_not_fit_the_verdicts_is_refused(
     verifier = own(tmp_path, body).model_copy(update={"right": Right(**right)})
     with pytest.raises(UndecidedVerifier, match=re.escape(message)):
         run(job_of(tmp_path, verifier, dataset(tmp_path / "data")))
+
+
+@pytest.mark.parametrize(
+    ("body", "changed"),
+    [
+        ("return [len(r) - sum(map(len, responses)) / len(responses) for r in responses]", True),
+        ("return [number / 7 for number, _ in enumerate(responses)]", True),
+        ("return [random.random() for _ in responses]", True),
+        ("return [len(r) * (1 + 1e-6 * len(responses)) for r in responses]", False),
+    ],
+    ids=["mean of the batch", "place in the batch", "chance", "rounding"],
+)
+def test_a_verdict_that_depends_on_the_batch_is_refused(tmp_path: Path, body: str, changed: bool) -> None:
+    source = tmp_path / "mine.py"
+    source.write_text(f"import random\ndef verify_batch(prompts, responses, answers):\n    {body}\n")
+    job = job_of(tmp_path, Verifier(source=str(source)), dataset(tmp_path / "data"))
+    if not changed:
+        run(job)
+        return
+    with pytest.raises(BrokenVerifier) as broken:
+        run(job)
+    assert str(broken.value).endswith(
+        "let the verdict depend on the response alone, not on others in the batch or on chance"
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "use", "message"),
+    [
+        (
+            "return 0.5",
+            VerifierUse(path="stages.evaluation.judge.verifier"),
+            "verifiers.mine returns one number, and stages.evaluation.judge.verifier asks for right or wrong; define what is "
+            "right, for example verifiers.mine.right: {at_least: 0.5}",
+        ),
+        (
+            "return {'b': 0.5, 'a': 1.0}",
+            VerifierUse(path="stages.policy.algorithm.positive_verifier"),
+            "verifiers.mine returns scores named a, b, and stages.policy.algorithm.positive_verifier asks for right or wrong; "
+            "define what is right, for example verifiers.mine.right: {score: a, at_least: 0.5}",
+        ),
+        (
+            "return 0.5",
+            VerifierUse(path="rewards.main.terms.0", term=VerifierTerm(verifier="mine", wrong=-1.0)),
+            "rewards.main.terms.0: verifier 'mine' returns one number, and wrong=-1 is the score of a wrong response; remove "
+            "wrong",
+        ),
+    ],
+)
+def test_uses_that_do_not_fit_are_refused_before_anything_trains(
+    tmp_path: Path, body: str, use: VerifierUse, message: str
+) -> None:
+    job = job_of(tmp_path, own(tmp_path, body), dataset(tmp_path / "data"))
+    job = job.model_copy(update={"work": job.work.model_copy(update={"uses": (use,)})})
+    with pytest.raises(ValueError) as refused:
+        run(job)
+    assert str(refused.value) == message
+    assert not (job.output / "verdicts.json").exists()
+
+
+def test_a_threshold_makes_scores_right_or_wrong(tmp_path: Path) -> None:
+    verifier = own(tmp_path, "return {'a': 0.5}").model_copy(update={"right": Right(at_least=0.5, score="a")})
+    job = job_of(tmp_path, verifier, dataset(tmp_path / "data"))
+    use = VerifierUse(path="stages.evaluation.judge.verifier")
+    run(job.model_copy(update={"work": job.work.model_copy(update={"uses": (use,)})}))
+    process = in_process(job.output, name="mine")
+    try:
+        assert judged(process, ["p", "q"], ["r", "s"], [None, None]).tolist() == [True, True]
+    finally:
+        process.close()

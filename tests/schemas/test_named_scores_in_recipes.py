@@ -1,0 +1,108 @@
+"""Terms with named scores in recipes: what loads, what is refused, and what the dry run of a verifier is given to check."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vantage.schemas.loading.recipe_file import parse_recipe
+from vantage.schemas.problems import RecipeError
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.rewards import Reward
+from vantage.schemas.recipe.score_rules import ScoreRange, ScoreRule
+from vantage.schemas.recipe.terms import VerifierTerm
+from vantage.schemas.verifier_uses import uses_of
+
+NAMED = "{verifier: mine, weight: 2.0, scores: {style: {weight: 0.5, clip: {low: 0, high: 1}, offset: -0.5}, facts: {}}}"
+
+
+def with_term(text: str, term: str) -> str:
+    """The small recipe with a verifier of its own, and a term of its reward in line 12."""
+    return text.replace("rewards:\n", "verifiers:\n  mine: {source: mine.py}\nrewards:\n").replace(
+        "      - {model: reward}\n", f"      - {{model: reward}}\n      - {term}\n"
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text("")
+    return tmp_path
+
+
+def test_rules_of_named_scores_load_and_are_written_again(text: str, folder: Path) -> None:
+    recipe = parse_recipe(with_term(text, NAMED), folder=folder)
+    term = recipe.rewards["main"].terms[1]
+    assert isinstance(term, VerifierTerm)
+    assert term.scores == {
+        "style": ScoreRule(weight=0.5, clip=ScoreRange(low=0.0, high=1.0), offset=-0.5),
+        "facts": ScoreRule(),
+    }
+    assert term.rule_of("style").weight == 1.0 and term.rule_of("facts").weight == 2.0
+    assert Recipe.model_validate(recipe.model_dump(mode="json")) == recipe
+
+
+def test_terms_without_them_are_written_as_ever() -> None:
+    """What is written is in the keys of the stages that read the reward."""
+    reward = Reward.model_validate({"terms": [{"model": "reward"}, {"verifier": "a", "wrong": -1.0}]})
+    assert reward.model_dump(mode="json")["terms"] == [
+        {"weight": 1.0, "model": "reward", "verifier": None, "wrong": 0.0},
+        {"weight": 1.0, "model": None, "verifier": "a", "wrong": -1.0},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("term", "message"),
+    [
+        (
+            "{verifier: mine, offset: 1.0, scores: {a: {}}}",
+            "rewards.main.terms.1: clip and offset are of one score, and this term has several; give them to a name under "
+            "scores",
+        ),
+        (
+            "{verifier: mine, clip: {}}",
+            "rewards.main.terms.1.clip: clip has neither low nor high; give one or both, or leave clip out",
+        ),
+        (
+            "{verifier: mine, clip: {low: 1, high: 1}}",
+            "rewards.main.terms.1.clip: clip.low=1 is not below clip.high=1; give the smaller bound as low",
+        ),
+        ("{verifier: mine, scores: {Style: {}}}", "'Style' is not a valid name"),
+        (
+            "{verifier: mine, scores: {a: {wait: 1}}}",
+            "rewards.main.terms.1.scores.a.wait: there is no field 'wait' here; did you mean",
+        ),
+        ("{model: reward, scores: {a: {}}}", "there is no field 'scores' here"),
+    ],
+)
+def test_refusals_name_the_line_the_field_and_the_remedy(
+    text: str, folder: Path, term: str, message: str
+) -> None:
+    with pytest.raises(RecipeError) as refused:
+        parse_recipe(with_term(text, term), name="x.yaml", folder=folder)
+    assert "x.yaml:13: " in str(refused.value) and message in str(refused.value)
+
+
+def test_a_model_of_an_ensemble_has_no_rule_of_its_own() -> None:
+    terms = [{"model": "a"}, {"model": "b", "offset": 1.0}]
+    with pytest.raises(ValueError, match="b has a clip or an offset; leave it out"):
+        Reward.model_validate({"terms": terms, "ensemble": {"combine": "mean"}})
+
+
+def test_the_dry_run_is_given_every_use_of_a_verifier(plain: dict[str, Any]) -> None:
+    plain["verifiers"] = {
+        "mine": {"source": "builtin:exact_match"},
+        "other": {"source": "builtin:exact_match"},
+    }
+    plain["rewards"]["main"]["terms"] = [{"model": "reward"}, {"verifier": "mine", "wrong": -1.0}]
+    plain["rewards"]["unread"] = {"terms": [{"verifier": "mine"}]}
+    plain["stages"]["policy"]["algorithm"] = {"preset": "vapo", "positive_verifier": "mine"}
+    plain["stages"]["evaluation"]["judge"] = {"verifier": "mine"}
+    recipe = Recipe.model_validate(plain)
+    uses = uses_of(recipe, "mine")
+    assert [use.path for use in uses] == [
+        "rewards.main.terms.1",  # once, though two stages read it
+        "stages.policy.algorithm.positive_verifier",
+        "stages.evaluation.judge.verifier",
+    ]
+    assert [use.term for use in uses] == [VerifierTerm(verifier="mine", wrong=-1.0), None, None]
+    assert uses_of(recipe, "other") == ()
