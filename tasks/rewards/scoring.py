@@ -9,7 +9,9 @@ from torch import Tensor
 
 from vantage.algorithms.ensembles import combined
 from vantage.algorithms.rewards import replace_missing_eos, subtract_missing_eos
+from vantage.algorithms.score_distribution import quantiles
 from vantage.models.sequences import Sequences
+from vantage.schemas.metric_names import TERM_PERCENTILES
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rewards import Ensemble, MissingEos
 from vantage.schemas.recipe.score_rules import ScoreRule
@@ -29,6 +31,11 @@ class Term:
     """Whether a reward model scores it."""
     rules: tuple[ScoreRule, ...] = ()
     """The rule of its score, or of each named one, in that order; none: the weight alone."""
+
+    @property
+    def is_graded(self) -> bool:
+        """Whether its scores are numbers of a verifier's own, and not 1 and 0."""
+        return isinstance(self.scores, NamedScores) or getattr(self.scores, "is_graded", False)
 
     @property
     def score_names(self) -> tuple[str, ...]:
@@ -64,6 +71,11 @@ class Scorer:
     """Names of the terms that the ensemble combines."""
 
     @property
+    def graded(self) -> tuple[str, ...]:
+        """Names of the scores that are numbers of a verifier's own."""
+        return tuple(name for term in self.terms if term.is_graded for name in term.score_names)
+
+    @property
     def score_names(self) -> tuple[str, ...]:
         """Names of all scores, as ``Scores.by_term`` has them."""
         return tuple(name for term in self.terms for name in term.score_names)
@@ -79,6 +91,17 @@ class Scores:
     """The weighted sum without that rule; it shows whether all responses of a group are equally right."""
     by_term: dict[str, Tensor]
     """Term → scores; ``TERM.NAME`` for each named score of a term that has several."""
+    graded: tuple[str, ...] = ()
+    """Those of a verifier that returns numbers, whose spread is reported too."""
+
+    def select(self, rows: Tensor) -> "Scores":
+        """Return the scores at ``rows``, in that order."""
+        return Scores(
+            total=self.total[rows],
+            weighted_sum=self.weighted_sum[rows],
+            by_term={name: term[rows] for name, term in self.by_term.items()},
+            graded=self.graded,
+        )
 
 
 def load_scorer(
@@ -144,8 +167,26 @@ def score(
     by_term = scores_of(scorer, given)
     total = weighted_sum(by_term, scorer)
     return Scores(
-        total=apply_missing_eos(total, ended, scorer.missing_eos), weighted_sum=total, by_term=by_term
+        total=apply_missing_eos(total, ended, scorer.missing_eos),
+        weighted_sum=total,
+        by_term=by_term,
+        graded=scorer.graded,
     )
+
+
+def score_metrics(scores: Scores) -> dict[str, float]:
+    """Return the mean of each term's or named score, unweighted, and percentiles of the graded ones."""
+    means = {f"score_mean_{name}": term.mean().item() for name, term in scores.by_term.items()}
+    spread = {
+        f"score_p{percent}_{name}": value
+        for name in scores.graded
+        for percent, value in zip(
+            TERM_PERCENTILES,
+            quantiles(scores.by_term[name], [percent / 100 for percent in TERM_PERCENTILES]),
+            strict=True,
+        )
+    }
+    return means | spread
 
 
 def scores_of(scorer: Scorer, given: Responses) -> dict[str, Tensor]:

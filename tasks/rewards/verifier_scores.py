@@ -67,10 +67,15 @@ class VerifierScores:
     verifier: VerifierFunction
     wrong: float
 
+    @property
+    def is_graded(self) -> bool:
+        """Whether the verifier returns numbers."""
+        return form_of(self.verifier).kind != "right_or_wrong"
+
     def __call__(self, given: Responses) -> Tensor:
         """Return scores (B,)."""
         asked = (given.prompts, given.responses, given.answers)
-        if form_of(self.verifier).kind == "right_or_wrong":
+        if not self.is_graded:
             return torch.where(judged(self.verifier, *asked).to(given.device), 1.0, self.wrong)
         return _numbers(self.verifier, *asked, names=()).squeeze(1).float().to(given.device)
 

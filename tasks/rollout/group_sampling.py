@@ -91,5 +91,6 @@ def join_scored(parts: list[Scored], *, pad_token_id: int) -> Scored:
             total=torch.cat([each.total for each in scores]),
             weighted_sum=torch.cat([each.weighted_sum for each in scores]),
             by_term={name: torch.cat([each.by_term[name] for each in scores]) for name in scores[0].by_term},
+            graded=scores[0].graded,
         ),
     )

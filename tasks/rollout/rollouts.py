@@ -71,11 +71,7 @@ class Scored:
         places = torch.tensor(rows, device=self.sampled.ended.device)
         return Scored(
             sampled=self.sampled.select(rows),
-            scores=Scores(
-                total=self.scores.total[places],
-                weighted_sum=self.scores.weighted_sum[places],
-                by_term={name: term[places] for name, term in self.scores.by_term.items()},
-            ),
+            scores=self.scores.select(places),
         )
 
 

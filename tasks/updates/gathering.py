@@ -13,6 +13,7 @@ from vantage.schemas.recipe.resolved import ResolvedPolicyOptimization
 from vantage.schemas.recipe.rollout_correction import RolloutCorrection
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.data.examples import Prompts
+from vantage.tasks.rewards.scoring import score_metrics
 from vantage.tasks.rewards.verifier_file import VerifierFunction
 from vantage.tasks.rewards.verifiers import load_deciding_verifier
 from vantage.tasks.rollout.group_sampling import Filled, fill, uniform_groups
@@ -284,11 +285,10 @@ def describe(gathered: Gathered, algorithm: Algorithm, state: PolicyState) -> di
     """Return metrics of a rollout before its updates, and the coefficients of its rewards."""
     rollout, estimates, filled = gathered.rollout, gathered.estimates, gathered.filled
     mask = rollout.sequences.response_mask
-    terms = {f"score_mean_{name}": term.mean().item() for name, term in rollout.scores.by_term.items()}
     metrics = {
         **_disagreement(rollout, gathered.members),
         "score_mean": rollout.scores.total.mean().item(),
-        **terms,
+        **score_metrics(rollout.scores),
         "scaled_score_mean": rollout.scaled_scores.mean().item(),
         "reward_mean": sequence_sums(rollout.rewards, mask).mean().item(),
         **_divergence(sequence_sums(rollout.log_ratios, mask), rollout.sequences.lengths),

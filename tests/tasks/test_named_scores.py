@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy
 import pyarrow as pa
 import pytest
 
@@ -109,6 +110,15 @@ def test_every_collected_response_has_its_named_scores_and_their_sum(
         assert row["score"] == pytest.approx(scores["sum"], rel=1e-5)
     assert len({round(scores["sum"], 3) for scores in expected}) > 5, "equal scores would prove nothing"
     assert result.metrics["train_rows"] == len(rows)
+    start = (len(expected) - 1) // job.work.batch_size * job.work.batch_size
+    batch = [
+        scores["rubric.length"] for scores in expected[start:]
+    ]  # the last batch of the split that comes last
+    last = [entry.metrics for entry in read(job.scratch / JOURNAL)][-1]
+    assert last["score_mean_rubric.length"] == pytest.approx(fmean(batch))
+    assert [last[f"score_p{percent}_rubric.length"] for percent in (10, 50, 90)] == pytest.approx(
+        numpy.quantile(batch, [0.1, 0.5, 0.9]).tolist()
+    )
 
 
 def test_each_named_score_has_a_curve(pipeline: Any, verifiers: Any, tmp_path: Path) -> None:
@@ -137,6 +147,14 @@ def test_each_named_score_has_a_curve(pipeline: Any, verifiers: Any, tmp_path: P
         means = {name: entry[f"score_mean_{name}"] for name in ("rubric.length", "rubric.digits", "graded")}
         assert means["graded"] == pytest.approx(means["rubric.length"] / 7, rel=1e-5)
         assert "score_mean_rubric" not in entry
+        for name in ("rubric.length", "rubric.digits", "rubric.echo", "graded"):
+            low, middle, high = (entry[f"score_p{percent}_{name}"] for percent in (10, 50, 90))
+            assert low <= middle <= high
+        of_graded, of_length = (
+            [entry[f"score_p{percent}_{name}"] for percent in (10, 50, 90)]
+            for name in ("graded", "rubric.length")
+        )
+        assert of_graded == pytest.approx([value / 7 for value in of_length], rel=1e-5)
     assert fmean(entry["score_mean_rubric.length"] for entry in entries) > 1
 
 
