@@ -1,6 +1,6 @@
 """Score responses by a recipe's reward: the weighted sum of its terms."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -52,12 +52,13 @@ class Term:
             return {self.name: self.scores(given)}
         return dict(zip(self.score_names, self.scores.scores(given).unbind(dim=1), strict=True))
 
-    def parts(self, by_score: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return each score's name in curves → its part (B,) of the sum."""
+    def summands(self, by_score: Mapping[str, Tensor]) -> list["Summand"]:
+        """Return the parts of the sum, one for each of its scores (B,)."""
         rules = self.rules or (ScoreRule(weight=self.weight),)
-        return {
-            name: _counted(by_score[name], rule) for name, rule in zip(self.score_names, rules, strict=True)
-        }
+        return [
+            Summand(rule.weight, _counted(by_score[name], rule))
+            for name, rule in zip(self.score_names, rules, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,15 @@ class Scorer:
 
 
 @dataclass(frozen=True)
+class Summand:
+    """One part of a reward's weighted sum."""
+
+    weight: float
+    scores: Tensor
+    """(B,), clipped and moved by its rule."""
+
+
+@dataclass(frozen=True)
 class Scores:
     """Scores (B,) of whole responses, before any scaling and KL."""
 
@@ -93,6 +103,8 @@ class Scores:
     """Term → scores; ``TERM.NAME`` for each named score of a term that has several."""
     graded: tuple[str, ...] = ()
     """Those of a verifier that returns numbers, whose spread is reported too."""
+    summands: tuple[Summand, ...] = ()
+    """The parts of the weighted sum; none, for collected responses."""
 
     def select(self, rows: Tensor) -> "Scores":
         """Return the scores at ``rows``, in that order."""
@@ -101,6 +113,7 @@ class Scores:
             weighted_sum=self.weighted_sum[rows],
             by_term={name: term[rows] for name, term in self.by_term.items()},
             graded=self.graded,
+            summands=tuple(Summand(each.weight, each.scores[rows]) for each in self.summands),
         )
 
 
@@ -171,6 +184,7 @@ def score(
         weighted_sum=total,
         by_term=by_term,
         graded=scorer.graded,
+        summands=tuple(summands_of(by_term, scorer)),
     )
 
 
@@ -198,20 +212,25 @@ def weighted_sum(by_term: Mapping[str, Tensor], scorer: Scorer) -> Tensor:
     """Return the sum (B,) of the scorer's terms, each score clipped, moved and weighted by its rule; the models of an
     ensemble count as one."""
     total = torch.zeros_like(next(iter(by_term.values())))
-    for term in scorer.terms:
-        if term.name not in scorer.members:
-            for part in term.parts(by_term).values():
-                total = total + part
-    if scorer.ensemble is not None:
-        total = total + scorer.ensemble.weight * of_members(by_term, scorer)
+    for each in summands_of(by_term, scorer):
+        total = total + each.weight * each.scores
     return total
 
 
+def summands_of(by_term: Mapping[str, Tensor], scorer: Scorer) -> Iterator[Summand]:
+    """Yield the parts of the weighted sum: the terms' in their order, then the ensemble's."""
+    for term in scorer.terms:
+        if term.name not in scorer.members:
+            yield from term.summands(by_term)
+    if scorer.ensemble is not None:
+        yield Summand(scorer.ensemble.weight, of_members(by_term, scorer))
+
+
 def _counted(scores: Tensor, rule: ScoreRule) -> Tensor:
-    """Return the part (B,) of the sum that scores (B,) are, by their rule."""
+    """Return scores (B,) clipped and moved by their rule."""
     if rule.clip is not None:
         scores = scores.clamp(rule.clip.low, rule.clip.high)
-    return rule.weight * (scores + rule.offset if rule.offset else scores)
+    return scores + rule.offset if rule.offset else scores
 
 
 def of_members(by_term: Mapping[str, Tensor], scorer: Scorer) -> Tensor:

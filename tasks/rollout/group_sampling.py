@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vantage.models.sequences import join
-from vantage.tasks.rewards.scoring import Scores
+from vantage.tasks.rewards.scoring import Scores, Summand
 from vantage.tasks.rollout.rollouts import Sampled, Scored, padded
 
 
@@ -31,8 +31,25 @@ def uniform_groups(scores: Tensor, *, samples_per_prompt: int) -> Tensor:
     return groups.amax(dim=1) == groups.amin(dim=1)
 
 
+def groups_without_contrast(scores: Scores, *, samples_per_prompt: int, each: bool) -> Tensor:
+    """Return which groups (B / K,) prefer no response: by their weighted sum, or with ``each`` by none of its parts."""
+    if not each:
+        return uniform_groups(scores.weighted_sum, samples_per_prompt=samples_per_prompt)
+    by_part = [
+        uniform_groups(part.scores, samples_per_prompt=samples_per_prompt)
+        for part in scores.summands
+        if part.weight
+    ]
+    return torch.stack(by_part).all(dim=0)
+
+
 def fill(
-    draw: Callable[[int], Scored], *, samples_per_prompt: int, max_rounds: int, pad_token_id: int
+    draw: Callable[[int], Scored],
+    *,
+    samples_per_prompt: int,
+    max_rounds: int,
+    pad_token_id: int,
+    each: bool = False,
 ) -> Filled:
     """Sample until there is a whole rollout of groups that are not uniform, ``max_rounds`` times at most.
 
@@ -40,6 +57,7 @@ def fill(
 
     Args:
         draw: from the number of the round to a whole rollout of new prompts, groups in a row.
+        each: whether a group is uniform only if each of its scores is, and not their sum alone.
     """
     parts: list[Scored] = []
     mixed: list[tuple[int, int]] = []
@@ -48,8 +66,8 @@ def fill(
     while not parts or (len(mixed) < wanted and len(parts) < max_rounds):
         number = len(parts)
         parts.append(draw(number))
-        is_uniform = uniform_groups(
-            parts[-1].scores.weighted_sum, samples_per_prompt=samples_per_prompt
+        is_uniform = groups_without_contrast(
+            parts[-1].scores, samples_per_prompt=samples_per_prompt, each=each
         ).tolist()
         wanted = len(is_uniform)
         for group, same in enumerate(is_uniform):
@@ -92,5 +110,9 @@ def join_scored(parts: list[Scored], *, pad_token_id: int) -> Scored:
             weighted_sum=torch.cat([each.weighted_sum for each in scores]),
             by_term={name: torch.cat([each.by_term[name] for each in scores]) for name in scores[0].by_term},
             graded=scores[0].graded,
+            summands=tuple(
+                Summand(parts[0].weight, torch.cat([part.scores for part in parts]))
+                for parts in zip(*(each.summands for each in scores), strict=True)
+            ),
         ),
     )

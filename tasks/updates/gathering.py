@@ -16,7 +16,7 @@ from vantage.tasks.data.examples import Prompts
 from vantage.tasks.rewards.scoring import score_metrics
 from vantage.tasks.rewards.verifier_file import VerifierFunction
 from vantage.tasks.rewards.verifiers import load_deciding_verifier
-from vantage.tasks.rollout.group_sampling import Filled, fill, uniform_groups
+from vantage.tasks.rollout.group_sampling import Filled, fill, groups_without_contrast
 from vantage.tasks.rollout.response_shape import response_shape
 from vantage.tasks.rollout.rollout_models import RolloutModels
 from vantage.tasks.rollout.rollouts import (
@@ -246,9 +246,12 @@ def sample_rollout(
             samples_per_prompt=group,
             max_rounds=work.algorithm.max_sampling_rounds,
             pad_token_id=models.codec.pad_token_id,
+            each=work.algorithm.normalise_each_score,
         )
     scored = draw(0)
-    uniform = uniform_groups(scored.scores.weighted_sum, samples_per_prompt=group)
+    uniform = groups_without_contrast(
+        scored.scores, samples_per_prompt=group, each=work.algorithm.normalise_each_score
+    )
     return Filled(scored=scored, rounds=1, uniform_share=uniform.float().mean().item())
 
 

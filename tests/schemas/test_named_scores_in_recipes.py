@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from vantage.schemas.checks.score_switches import score_problems
 from vantage.schemas.loading.recipe_file import parse_recipe
 from vantage.schemas.problems import RecipeError
+from vantage.schemas.recipe.algorithm import Algorithm
 from vantage.schemas.recipe.recipe import Recipe
 from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.score_rules import ScoreRange, ScoreRule
@@ -106,3 +108,43 @@ def test_the_dry_run_is_given_every_use_of_a_verifier(plain: dict[str, Any]) -> 
     ]
     assert [use.term for use in uses] == [VerifierTerm(verifier="mine", wrong=-1.0), None, None]
     assert uses_of(recipe, "other") == ()
+
+
+@pytest.mark.parametrize(
+    ("switches", "message"),
+    [
+        (
+            {"preset": "rloo"},
+            "normalise_each_score is a form of advantage=group_normalised, and advantage is leave_one_out; use "
+            "advantage: group_normalised, or normalise_each_score: false",
+        ),
+        (
+            {"preset": "grpo", "kl_coef": 0.1},
+            "kl_coef=0.1 changes the sum of the scores, which normalise_each_score does not read; use kl_loss_coef in its place",
+        ),
+        ({"preset": "grpo", "reward_scaling": "scale"}, "reward_scaling=scale changes the sum of the scores"),
+        ({"preset": "grpo", "reward_clip": 1.0}, "give clip to the terms or named scores of the reward"),
+        ({"preset": "grpo", "overlong_buffer": 0.2}, "use overlong_filter, or a named score"),
+        ({"preset": "grpo", "whiten_advantages": True}, "leave it out: the sum is whitened already"),
+    ],
+)
+def test_each_score_is_normalised_only_where_nothing_else_is_added(
+    switches: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError) as refused:
+        Algorithm.model_validate({**switches, "normalise_each_score": True})
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("missing_eos", {"subtract": 1.0}), ("ensemble", {"combine": "mean"})]
+)
+def test_a_reward_with_more_than_scores_cannot_be_normalised_score_by_score(
+    text: str, folder: Path, field: str, value: dict[str, Any]
+) -> None:
+    plain = text.replace("algorithm: vapo", "algorithm: {preset: grpo, normalise_each_score: true}")
+    recipe = parse_recipe(plain, folder=folder)
+    reward = recipe.rewards["main"].model_copy(update={field: value})
+    [problem] = score_problems({"main": reward}, "policy", recipe.stages["policy"])
+    assert problem.path == ("stages", "policy", "algorithm", "normalise_each_score")
+    assert f"'main' has {field}, which is no score that could be normalised within a group" == problem.message

@@ -12,11 +12,12 @@ import pytest
 
 from vantage.ledger.journal import read
 from vantage.schemas.recipe.rewards import Reward
-from vantage.schemas.recipe.stages import BestOfN
+from vantage.schemas.recipe.stages import BestOfN, PolicyOptimization
 from vantage.schemas.recipe.stages_that_collect import RolloutCollection
 from vantage.schemas.recipe.verifiers import Verifier
 from vantage.schemas.recipe.work import ImportVerifier
 from vantage.schemas.records.job import StageJob
+from vantage.tasks import policy_optimization
 from vantage.tasks.rewards.verifier_scores import UnfitScores
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training.scratch import JOURNAL
@@ -184,3 +185,60 @@ def test_a_term_that_does_not_fit_its_verifier_is_refused(
         run_stage(with_reward(job, [{"verifier": "mine", **term}], verifiers(text)))
     assert str(refused.value).startswith("rewards.main.terms.0: verifier 'mine' returns ")
     assert str(refused.value).endswith(message)
+
+
+PARTS = {"rubric.length": (1.0, lambda x: sorted((2.0, x, 6.0))[1] - 4), "rubric.digits": (-2.0, lambda x: min(x, 1.0)),
+         "rubric.echo": (0.0, lambda x: x), "graded": (3.0, lambda x: max(x, 0.5) + 0.25)}  # fmt: skip
+"""Of ``TERMS``: the weight of each score in the whole sum, and what is done to it before."""
+
+
+def test_each_score_is_normalised_within_its_group_before_the_sum(
+    pipeline: Any, verifiers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The advantages of a real rollout against numpy in float64, from the responses alone (GDPO)."""
+    work = PolicyOptimization.model_validate(
+        {
+            "kind": "policy_optimization",
+            "algorithm": {
+                "preset": "grpo",
+                "samples_per_prompt": 4,
+                "kl_loss_coef": 0.0,
+                "normalise_each_score": True,
+            },
+            "init": "sft",
+            "reward": "main",
+            "prompts": "prompts",
+            "iterations": 2,
+            "batch_size": 16,
+            "minibatch_size": 16,
+            "validation_samples": 4,
+            "learning_rate": 1e-6,
+        }
+    )
+    sft = pipeline.folder("sft")
+    job = pipeline.job("sft", folder=tmp_path).model_copy(
+        update={
+            "work": work,
+            "inputs": {"init": sft, "reference": sft, "prompts": pipeline.folder("prompts")},
+        }
+    )
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        policy_optimization,
+        "update",
+        lambda _, rollout, estimates, *__, **___: seen.append((rollout, estimates)) or {},
+    )
+    run_stage(with_reward(job, TERMS, verifiers(RUBRIC), verifiers(GRADED)))
+    assert len(seen) == 2
+    for rollout, estimates in seen:
+        sampled, mask = rollout.sampled, rollout.sequences.response_mask.numpy()
+        scores = [by_hand(*case) for case in zip(sampled.prompts, sampled.responses, strict=True)]
+        summed = numpy.zeros(len(scores))
+        for name, (weight, counted) in PARTS.items():
+            groups = numpy.array([counted(each[name]) for each in scores]).reshape(-1, 4)
+            spread = groups.std(axis=1, ddof=1, keepdims=True)
+            summed += weight * ((groups - groups.mean(axis=1, keepdims=True)) / (spread + 1e-6)).ravel()
+        tokens = numpy.repeat(summed, mask.sum(axis=1))
+        expected = (tokens - tokens.mean()) / numpy.sqrt(tokens.var(ddof=1) + 1e-8)
+        assert numpy.abs(expected).max() > 0.5
+        numpy.testing.assert_allclose(estimates.advantages.numpy()[mask], expected, atol=1e-5)
