@@ -11,14 +11,17 @@ import pyarrow as pa
 import pytest
 
 from vantage.ledger.journal import read
-from vantage.schemas.recipe.rewards import Reward
+from vantage.schemas.recipe.evaluations import PolicyEvaluation
+from vantage.schemas.recipe.rewards import Judge, Reward
 from vantage.schemas.recipe.stages import BestOfN, PolicyOptimization
 from vantage.schemas.recipe.stages_that_collect import RolloutCollection
-from vantage.schemas.recipe.verifiers import Verifier
+from vantage.schemas.recipe.verifiers import Right, Verifier
 from vantage.schemas.recipe.work import ImportVerifier
 from vantage.schemas.records.job import StageJob
 from vantage.tasks import policy_optimization
+from vantage.tasks.data.rows import read_rows
 from vantage.tasks.rewards.verifier_scores import UnfitScores
+from vantage.tasks.rewards.verifiers import UndecidedVerifier
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training.scratch import JOURNAL
 
@@ -58,16 +61,16 @@ def by_hand(prompt: str, response: str) -> dict[str, float]:
 
 
 @pytest.fixture(scope="module")
-def verifiers(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def verifiers(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Return the artifact of a verifier with this text, imported and tried on the prompts once."""
-    made: dict[str, Path] = {}
+    made: dict[tuple[str, Right | None], Path] = {}
 
-    def artifact(text: str) -> Path:
-        if text not in made:
+    def artifact(text: str, right: Right | None = None) -> Path:
+        if (text, right) not in made:
             folder = tmp_path_factory.mktemp("verifier")
             (folder / "mine.py").write_text(text)
             (folder / "output").mkdir()
-            work = ImportVerifier(verifier=Verifier(source=str(folder / "mine.py")))
+            work = ImportVerifier(verifier=Verifier(source=str(folder / "mine.py"), right=right))
             job = pipeline.job("model").model_copy(
                 update={
                     "name": "verifiers.mine",
@@ -78,8 +81,8 @@ def verifiers(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> Callab
                 }
             )
             run_stage(job)
-            made[text] = folder / "output"
-        return made[text]
+            made[text, right] = folder / "output"
+        return made[text, right]
 
     return artifact
 
@@ -90,6 +93,40 @@ def with_reward(job: StageJob, terms: list[dict[str, Any]], *artifacts: Path) ->
     return job.model_copy(
         update={"rewards": {"main": Reward.model_validate({"terms": terms})}, "inputs": inputs}
     )
+
+
+def policy_job(pipeline: Any, folder: Path, algorithm: dict[str, Any]) -> StageJob:
+    work = PolicyOptimization.model_validate(
+        {
+            "kind": "policy_optimization",
+            "algorithm": algorithm,
+            "init": "sft",
+            "reward": "main",
+            "prompts": "prompts",
+            "iterations": 2,
+            "batch_size": 16,
+            "minibatch_size": 16,
+            "validation_samples": 4,
+            "learning_rate": 1e-6,
+        }
+    )
+    sft = pipeline.folder("sft")
+    inputs = {"init": sft, "reference": sft, "prompts": pipeline.folder("prompts")}
+    job: StageJob = pipeline.job("sft", folder=folder).model_copy(update={"work": work, "inputs": inputs})
+    return job
+
+
+def rollouts_of(job: StageJob, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
+    """The stage's rollouts with their estimates, as its updates are given them; nothing is learnt."""
+    seen: list[tuple[Any, Any]] = []
+
+    def remember(networks: Any, rollout: Any, estimates: Any, *_: Any, **__: Any) -> Any:
+        seen.append((rollout, estimates))
+        return {}
+
+    monkeypatch.setattr(policy_optimization, "update", remember)
+    run_stage(job)
+    return seen
 
 
 def test_every_collected_response_has_its_named_scores_and_their_sum(
@@ -196,39 +233,9 @@ def test_each_score_is_normalised_within_its_group_before_the_sum(
     pipeline: Any, verifiers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The advantages of a real rollout against numpy in float64, from the responses alone (GDPO)."""
-    work = PolicyOptimization.model_validate(
-        {
-            "kind": "policy_optimization",
-            "algorithm": {
-                "preset": "grpo",
-                "samples_per_prompt": 4,
-                "kl_loss_coef": 0.0,
-                "normalise_each_score": True,
-            },
-            "init": "sft",
-            "reward": "main",
-            "prompts": "prompts",
-            "iterations": 2,
-            "batch_size": 16,
-            "minibatch_size": 16,
-            "validation_samples": 4,
-            "learning_rate": 1e-6,
-        }
-    )
-    sft = pipeline.folder("sft")
-    job = pipeline.job("sft", folder=tmp_path).model_copy(
-        update={
-            "work": work,
-            "inputs": {"init": sft, "reference": sft, "prompts": pipeline.folder("prompts")},
-        }
-    )
-    seen: list[Any] = []
-    monkeypatch.setattr(
-        policy_optimization,
-        "update",
-        lambda _, rollout, estimates, *__, **___: seen.append((rollout, estimates)) or {},
-    )
-    run_stage(with_reward(job, TERMS, verifiers(RUBRIC), verifiers(GRADED)))
+    switches = {"preset": "grpo", "samples_per_prompt": 4, "kl_loss_coef": 0.0, "normalise_each_score": True}
+    job = with_reward(policy_job(pipeline, tmp_path, switches), TERMS, verifiers(RUBRIC), verifiers(GRADED))
+    seen = rollouts_of(job, monkeypatch)
     assert len(seen) == 2
     for rollout, estimates in seen:
         sampled, mask = rollout.sampled, rollout.sequences.response_mask.numpy()
@@ -242,3 +249,49 @@ def test_each_score_is_normalised_within_its_group_before_the_sum(
         expected = (tokens - tokens.mean()) / numpy.sqrt(tokens.var(ddof=1) + 1e-8)
         assert numpy.abs(expected).max() > 0.5
         numpy.testing.assert_allclose(estimates.advantages.numpy()[mask], expected, atol=1e-5)
+
+
+def test_an_evaluation_counts_as_right_what_the_recipe_defines(pipeline: Any, verifiers: Any) -> None:
+    work = PolicyEvaluation(
+        kind="evaluation",
+        candidate="policy",
+        baseline="sft",
+        prompts="prompts",
+        judge=Judge(verifier="rubric"),
+    )
+    roles = {role: pipeline.folder("sft") for role in ("candidate", "baseline")}
+    inputs = {
+        **roles,
+        "prompts": pipeline.folder("prompts"),
+        "judge": verifiers(RUBRIC, Right(at_least=21, score="length")),
+    }
+    job = pipeline.job("evaluation", **dict(work)).model_copy(update={"inputs": inputs})
+    result = run_stage(job)
+    rows = read_rows(job.output, "candidate")
+    expected = [float(by_hand(row["prompt"], row["response"])["rubric.length"] >= 21) for row in rows]
+    assert [row["judgement"] for row in rows] == expected and set(expected) == {0.0, 1.0}
+    assert result.metrics["accuracy"] == pytest.approx(fmean(expected))
+    undecided = job.model_copy(update={"inputs": {**inputs, "judge": verifiers(RUBRIC)}})
+    with pytest.raises(
+        UndecidedVerifier,
+        match="returns scores named digits, echo, length, and judge asks for right or wrong",
+    ):
+        run_stage(undecided)
+
+
+def test_positive_examples_are_those_that_the_recipe_defines_as_right(
+    pipeline: Any, verifiers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switches = {
+        "preset": "grpo",
+        "samples_per_prompt": 4,
+        "positive_nll_coef": 0.1,
+        "positive_verifier": "graded",
+    }
+    job = policy_job(pipeline, tmp_path, switches)
+    job = with_reward(job, TERMS, verifiers(RUBRIC), verifiers(GRADED))
+    right = verifiers(GRADED, Right(at_least=2.0))
+    job = job.model_copy(update={"inputs": {**job.inputs, "positive_verifier": right}})
+    for rollout, estimates in rollouts_of(job, monkeypatch):
+        expected = [len(response) / 7 >= 2.0 for response in rollout.sampled.responses]
+        assert estimates.is_positive.tolist() == expected and set(expected) == {True, False}
