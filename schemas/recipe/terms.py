@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator
 
 from vantage.schemas.frozen import rule
-from vantage.schemas.recipe.fields import MAX_NAMED, Name, Number, is_default
+from vantage.schemas.recipe.fields import MAX_NAMED, Count, Name, Number, is_default
 from vantage.schemas.recipe.score_rules import ScoreRule
 
 
@@ -108,6 +108,34 @@ class VerifierTerm(NamedScoresTerm):
         return self.verifier
 
 
+class LengthPenalty(RewardTerm):
+    """A term that is lower for longer responses, counted in tokens, their end-of-sequence token included."""
+
+    length: Literal["linear", "overlong", "relative"]
+    """``linear``: −length/limit. ``overlong``: 0, and over the buffer before the limit down to −1 (DAPO, arXiv 2503.14476 eq.
+    13). ``relative``: from 1/2 for the shortest down to −1/2 for the longest response to the prompt that is scored with it, 0
+    if all are equal (Kimi k1.5, arXiv 2501.12599 §2.3.3, for wrong responses too)."""
+    limit: Count | None = None
+    """Tokens; None: ``generation.max_response_tokens``. Not for ``relative``."""
+    buffer: Annotated[float, Field(gt=0.0, le=1.0, strict=True)] | None = None
+    """Share of the limit at its end over which ``overlong`` goes down (DAPO: 0.2)."""
+
+    @rule
+    def _fields_fit_the_penalty(self) -> None:
+        if (self.buffer is None) == (self.length == "overlong"):
+            remedy = "give one, DAPO's is 0.2" if self.buffer is None else "leave it out"
+            raise ValueError(f"buffer is of length: overlong, and this is length: {self.length}; {remedy}")
+        if self.limit is not None and self.length == "relative":
+            raise ValueError(
+                f"limit={self.limit} is not read by length: relative, which compares responses to one prompt; leave it out"
+            )
+
+    @property
+    def name(self) -> str:
+        """Name of the term in metrics."""
+        return f"length_{self.length}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class TermKind:
     """One row: a kind of term."""
@@ -120,6 +148,8 @@ class TermKind:
     """The meaning of the field: a stage that makes a reward model, a verifier, or neither."""
     module: str
     """Dotted name of its module in ``vantage.tasks.rewards``, whose function ``load`` makes the scorer."""
+    shapes: bool = False
+    """Whether it shapes the score of responses that are equally good. A group whose other terms are all equal is uniform."""
 
 
 TERMS = (
@@ -128,6 +158,9 @@ TERMS = (
     ),
     TermKind(
         term=VerifierTerm, field="verifier", names="verifier", module="vantage.tasks.rewards.verifier_scores"
+    ),
+    TermKind(
+        term=LengthPenalty, field="length", module="vantage.tasks.rewards.length_penalties", shapes=True
     ),
 )
 """Every kind of reward term."""

@@ -1,7 +1,7 @@
 """Score responses by a recipe's reward: the weighted sum of its terms."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 
 import torch
@@ -29,6 +29,8 @@ class Term:
     scores: TermScores | NamedScores
     is_model: bool = False
     """Whether a reward model scores it."""
+    shapes: bool = False
+    """Whether it shapes the score of responses that are equally good."""
     rules: tuple[ScoreRule, ...] = ()
     """The rule of its score, or of each named one, in that order; none: the weight alone."""
 
@@ -56,7 +58,7 @@ class Term:
         """Return the parts of the sum, one for each of its scores (B,)."""
         rules = self.rules or (ScoreRule(weight=self.weight),)
         return [
-            Summand(rule.weight, _counted(by_score[name], rule))
+            Summand(rule.weight, _counted(by_score[name], rule), shapes=self.shapes)
             for name, rule in zip(self.score_names, rules, strict=True)
         ]
 
@@ -89,6 +91,8 @@ class Summand:
     weight: float
     scores: Tensor
     """(B,), clipped and moved by its rule."""
+    shapes: bool = False
+    """Whether it shapes the score of responses that are equally good, as a length penalty does."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,8 @@ class Scores:
     total: Tensor
     """The weighted sum of the terms, with the missing-EOS rule applied."""
     weighted_sum: Tensor
-    """The weighted sum without that rule; it shows whether all responses of a group are equally right."""
+    """The weighted sum without that rule and without length penalties; it shows whether all responses of a group are equally
+    right."""
     by_term: dict[str, Tensor]
     """Term → scores; ``TERM.NAME`` for each named score of a term that has several."""
     graded: tuple[str, ...] = ()
@@ -113,7 +118,7 @@ class Scores:
             weighted_sum=self.weighted_sum[rows],
             by_term={name: term[rows] for name, term in self.by_term.items()},
             graded=self.graded,
-            summands=tuple(Summand(each.weight, each.scores[rows]) for each in self.summands),
+            summands=tuple(replace(each, scores=each.scores[rows]) for each in self.summands),
         )
 
 
@@ -150,7 +155,16 @@ def load_scorer(
             if isinstance(scores, NamedScores) and isinstance(term, NamedScoresTerm)
             else (term,)
         )
-        terms.append(Term(term.name, term.weight, scores, is_model=term.stage is not None, rules=rules))
+        terms.append(
+            Term(
+                term.name,
+                term.weight,
+                scores,
+                is_model=term.stage is not None,
+                shapes=row_of(term).shapes,
+                rules=rules,
+            )
+        )
     whole = job.rewards[reward]
     return Scorer(tuple(terms), whole.missing_eos, ensemble=whole.ensemble, members=whole.members)
 
@@ -178,13 +192,14 @@ def score(
     """
     given = Responses(sequences, prompts, responses, answers, ended.device, limits)
     by_term = scores_of(scorer, given)
-    total = weighted_sum(by_term, scorer)
+    summands = tuple(summands_of(by_term, scorer))
+    total = sum_of(summands)
     return Scores(
         total=apply_missing_eos(total, ended, scorer.missing_eos),
-        weighted_sum=total,
+        weighted_sum=sum_of([each for each in summands if not each.shapes] or summands),
         by_term=by_term,
         graded=scorer.graded,
-        summands=tuple(summands_of(by_term, scorer)),
+        summands=summands,
     )
 
 
@@ -211,8 +226,13 @@ def scores_of(scorer: Scorer, given: Responses) -> dict[str, Tensor]:
 def weighted_sum(by_term: Mapping[str, Tensor], scorer: Scorer) -> Tensor:
     """Return the sum (B,) of the scorer's terms, each score clipped, moved and weighted by its rule; the models of an
     ensemble count as one."""
-    total = torch.zeros_like(next(iter(by_term.values())))
-    for each in summands_of(by_term, scorer):
+    return sum_of(list(summands_of(by_term, scorer)))
+
+
+def sum_of(summands: Sequence[Summand]) -> Tensor:
+    """Return the weighted sum (B,) of one part or more."""
+    total = torch.zeros_like(summands[0].scores)
+    for each in summands:
         total = total + each.weight * each.scores
     return total
 

@@ -1,13 +1,13 @@
 """Dynamic sampling (DAPO, arXiv 2503.14476 §3.2): groups without a learning signal are replaced by others."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from vantage.models.sequences import join
-from vantage.tasks.rewards.scoring import Scores, Summand
+from vantage.tasks.rewards.scoring import Scores
 from vantage.tasks.rollout.rollouts import Sampled, Scored, padded
 
 
@@ -38,8 +38,10 @@ def groups_without_contrast(scores: Scores, *, samples_per_prompt: int, each: bo
     by_part = [
         uniform_groups(part.scores, samples_per_prompt=samples_per_prompt)
         for part in scores.summands
-        if part.weight
+        if part.weight and not part.shapes
     ]
+    if not by_part:
+        return uniform_groups(scores.weighted_sum, samples_per_prompt=samples_per_prompt)
     return torch.stack(by_part).all(dim=0)
 
 
@@ -111,7 +113,7 @@ def join_scored(parts: list[Scored], *, pad_token_id: int) -> Scored:
             by_term={name: torch.cat([each.by_term[name] for each in scores]) for name in scores[0].by_term},
             graded=scores[0].graded,
             summands=tuple(
-                Summand(parts[0].weight, torch.cat([part.scores for part in parts]))
+                replace(parts[0], scores=torch.cat([part.scores for part in parts]))
                 for parts in zip(*(each.summands for each in scores), strict=True)
             ),
         ),

@@ -148,3 +148,75 @@ def test_a_reward_with_more_than_scores_cannot_be_normalised_score_by_score(
     [problem] = score_problems({"main": reward}, "policy", recipe.stages["policy"])
     assert problem.path == ("stages", "policy", "algorithm", "normalise_each_score")
     assert f"'main' has {field}, which is no score that could be normalised within a group" == problem.message
+
+
+@pytest.mark.parametrize(
+    ("term", "message"),
+    [
+        (
+            "{length: linear, buffer: 0.2}",
+            "buffer is of length: overlong, and this is length: linear; leave it out",
+        ),
+        (
+            "{length: overlong}",
+            "buffer is of length: overlong, and this is length: overlong; give one, DAPO's is 0.2",
+        ),
+        (
+            "{length: relative, limit: 9}",
+            "limit=9 is not read by length: relative, which compares responses to one prompt",
+        ),
+        ("{length: square}", "rewards.main.terms.1.length: 'square' is not"),
+        (
+            "{length: linear, verifier: mine}",
+            "a reward term names either a model, a verifier or a length; give exactly one",
+        ),
+    ],
+)
+def test_length_penalties_that_make_no_sense_are_refused(
+    text: str, folder: Path, term: str, message: str
+) -> None:
+    with pytest.raises(RecipeError) as refused:
+        parse_recipe(with_term(text, term), name="x.yaml", folder=folder)
+    assert "x.yaml:13: " in str(refused.value) and message in str(refused.value)
+
+
+GROUPS = "compares the lengths of responses to one prompt, and samples_per_prompt is 1"
+
+
+@pytest.mark.parametrize(
+    ("term", "algorithm", "message"),
+    [
+        ({"length": "linear", "weight": 0.5}, "vapo", None),
+        ({"length": "overlong", "buffer": 0.2}, "grpo", None),
+        ({"length": "relative"}, "vapo", None),
+        ({"length": "relative"}, {"preset": "grpo", "samples_per_prompt": 1}, f"'main' {GROUPS}"),
+        ({"length": "relative"}, {"preset": "grpo", "samples_per_prompt": 4}, None),
+        (
+            {"length": "overlong", "buffer": 0.2},
+            {"preset": "grpo", "overlong_buffer": 0.2},
+            "'main' has a term length: overlong, and algorithm.overlong_buffer is the same penalty",
+        ),
+    ],
+)
+def test_length_penalties_fit_the_policy_stages_that_read_them(
+    plain: dict[str, Any], term: dict[str, Any], algorithm: Any, message: str | None
+) -> None:
+    plain["stages"]["policy"]["algorithm"] = algorithm
+    plain["rewards"]["main"]["terms"].append(term)
+    recipe = Recipe.model_validate(plain)
+    found = [each.message for each in score_problems(recipe.rewards, "policy", recipe.stages["policy"])]
+    assert found == ([] if message is None else [message])
+
+
+@pytest.mark.parametrize("kind", ["linear", "relative"])
+def test_a_critic_cannot_learn_what_depends_on_other_responses(text: str, folder: Path, kind: str) -> None:
+    written = with_term(text, f"{{length: {kind}}}")
+    if kind == "linear":
+        parse_recipe(written, folder=folder)
+        return
+    with pytest.raises(RecipeError) as refused:
+        parse_recipe(written, name="x.yaml", folder=folder)
+    assert (
+        "stages.value.reward: 'main' compares lengths within a group, which a critic of single responses cannot predict; use "
+        "length: linear or overlong"
+    ) in str(refused.value)

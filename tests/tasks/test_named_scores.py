@@ -18,7 +18,7 @@ from vantage.schemas.recipe.stages_that_collect import RolloutCollection
 from vantage.schemas.recipe.verifiers import Right, Verifier
 from vantage.schemas.recipe.work import ImportVerifier
 from vantage.schemas.records.job import StageJob
-from vantage.tasks import policy_optimization
+from vantage.tasks import policy_optimization, value_pretraining
 from vantage.tasks.data.rows import read_rows
 from vantage.tasks.rewards.verifier_scores import UnfitScores
 from vantage.tasks.rewards.verifiers import UndecidedVerifier
@@ -32,6 +32,10 @@ def verify(prompt, response, answer):
 GRADED = """\
 def verify(prompt, response, answer):
     return len(response) / 7
+"""
+ODD = """\
+def verify(prompt, response, answer):
+    return len(response) % 2 == 1
 """
 TERMS: list[dict[str, Any]] = [
     {
@@ -295,3 +299,56 @@ def test_positive_examples_are_those_that_the_recipe_defines_as_right(
     for rollout, estimates in rollouts_of(job, monkeypatch):
         expected = [len(response) / 7 >= 2.0 for response in rollout.sampled.responses]
         assert estimates.is_positive.tolist() == expected and set(expected) == {True, False}
+
+
+def test_length_penalties_are_terms_of_the_reward(
+    pipeline: Any, verifiers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores by hand from the ids' number; a group is uniform if its responses are equally right, whatever their lengths."""
+    terms = [
+        {"verifier": "right", "weight": 2.0},
+        {"length": "linear", "weight": 0.5, "limit": 10},
+        {"length": "overlong", "buffer": 0.5},
+        {"length": "relative", "weight": 3.0},
+    ]
+    switches = {"preset": "grpo", "samples_per_prompt": 4}
+    job = with_reward(policy_job(pipeline, tmp_path, switches), terms, verifiers(ODD))
+    most = job.generation.max_response_tokens
+    for rollout, _ in rollouts_of(job, monkeypatch):
+        lengths = [len(row) for row in rollout.sequences.response_rows()]
+        right = [float(len(response) % 2) for response in rollout.sampled.responses]
+        prompts = rollout.sampled.prompts
+        for row, length in enumerate(lengths):
+            others = [each for each, prompt in zip(lengths, prompts, strict=True) if prompt == prompts[row]]
+            spread = max(others) - min(others)
+            relative = 0.5 - (length - min(others)) / spread if spread else 0.0
+            buffer = round(0.5 * most)
+            overlong = min(0.0, max(-1.0, ((most - buffer) - length) / buffer))
+            expected = 2 * right[row] - 0.5 * length / 10 + overlong + 3 * relative
+            assert rollout.scores.total[row].item() == pytest.approx(expected, rel=1e-5)
+            assert rollout.scores.weighted_sum[row].item() == 2 * right[row]
+    entry = [entry.metrics for entry in read(job.scratch / JOURNAL) if "score_mean" in entry.metrics][-1]
+    assert entry["score_mean_length_linear"] == pytest.approx(-entry["response_length_mean"] / 10, rel=1e-5)
+    groups = [right[start : start + 4] for start in range(0, len(right), 4)]
+    assert entry["uniform_group_share"] == sum(len(set(group)) == 1 for group in groups) / len(groups)
+
+
+def test_value_pretraining_learns_the_same_reward(
+    pipeline: Any, verifiers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terms = [*TERMS, {"length": "linear", "weight": 0.5, "limit": 10}]
+    job = pipeline.job("value", folder=tmp_path)
+    job = with_reward(job, terms, verifiers(RUBRIC), verifiers(GRADED))
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        value_pretraining, "regress", lambda *args, **_: seen.append(args[2].rollout) or {"value_loss": 0.0}
+    )
+    run_stage(job)
+    assert seen
+    for rollout in seen:
+        lengths = [len(row) for row in rollout.sequences.response_rows()]
+        cases = zip(rollout.sampled.prompts, rollout.sampled.responses, lengths, strict=True)
+        expected = [
+            by_hand(prompt, response)["sum"] - 0.5 * length / 10 for prompt, response, length in cases
+        ]
+        assert rollout.scores.total.tolist() == pytest.approx(expected, rel=1e-5)
