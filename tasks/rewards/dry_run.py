@@ -1,6 +1,7 @@
 """Try a verifier on the prompts that it will judge, before anything is trained."""
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -62,6 +63,7 @@ def try_verifier(job: StageJob[ImportVerifier]) -> None:
             _refuse_missing_answers(name, folder)
     cases = [case for folder in folders for row in _first_rows(folder) for case in _cases(row)]
     form = _found_form(job.output, cases or [("1 + 1?", "2", "2")], name=name)
+    sys.stdout.write(f"vantage: verifiers.{name} returns {form} for each of {len(cases)} responses\n")
     refuse_unfit_right(name, form, verifier.right)
     _refuse_unfit_uses(job, name, form)
     write_form(job.output, form)

@@ -56,9 +56,8 @@ class _Together:
 
     def __call__(self, cases: Sequence[Case]) -> Iterator[Verdict | BrokenVerifier]:
         loop = self._runner.get_loop()
-        slots = asyncio.Semaphore(
-            MAX_CALLS_AT_ONCE
-        )  # first come, first served: an earlier case never waits for a later one
+        # First come, first served: an earlier case never waits for a later one
+        slots = asyncio.Semaphore(MAX_CALLS_AT_ONCE)
         tasks = [loop.create_task(self._verdict(slots, *case)) for case in cases]
         for task in tasks:
             yield loop.run_until_complete(task)

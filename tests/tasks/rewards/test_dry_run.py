@@ -117,10 +117,14 @@ def test_a_built_in_verifier_refuses_prompts_of_another_task(tmp_path: Path) -> 
         ),
     ],
 )
-def test_the_form_of_verdicts_is_found_and_kept(tmp_path: Path, body: str, found: dict[str, Any]) -> None:
+def test_the_form_of_verdicts_is_found_and_kept(
+    tmp_path: Path, body: str, found: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
     job = job_of(tmp_path, own(tmp_path, body), dataset(tmp_path / "data"))
     run(job)
     assert json.loads((job.output / "verdicts.json").read_text()) == found
+    shown = f"scores named {', '.join(found['names'])}" if found["names"] else "one number"
+    assert f"vantage: verifiers.mine returns {shown} for each of 9 responses\n" in capfd.readouterr().out
 
 
 def test_the_artifact_of_a_verifier_of_right_and_wrong_has_no_new_file(tmp_path: Path) -> None:
