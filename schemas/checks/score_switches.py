@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from vantage.schemas.problems import Path, Problem
+from vantage.schemas.recipe.algorithm import COLLECTED
 from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.stage import Stage
 from vantage.schemas.recipe.stages import PolicyOptimization, ValuePretraining
@@ -15,6 +16,7 @@ def score_problems(rewards: Mapping[str, Reward], name: str, stage: Stage) -> It
         return
     reward = rewards[stage.reward]
     yield from _length_problems(reward, name, stage)
+    yield from _whitening_problems(reward, name, stage)
     if isinstance(stage, PolicyOptimization) and stage.algorithm.normalise_each_score:
         yield from _additions(reward, name, stage.reward)
 
@@ -55,3 +57,30 @@ def _length_problems(
             f"'{stage.reward}' has a term length: overlong, and algorithm.overlong_buffer is the same penalty"
         )
         yield Problem(path, message, "leave one of them out")
+
+
+def _whitening_problems(
+    reward: Reward, name: str, stage: PolicyOptimization | ValuePretraining
+) -> Iterator[Problem]:
+    """Yield what needs scores of one unit in all rollouts, where a score is whitened over each of them."""
+    if not reward.whitens:
+        return
+    returns = stage.algorithm if isinstance(stage, PolicyOptimization) else stage.returns
+    field: Path = ("algorithm",) if isinstance(stage, PolicyOptimization) else ("returns",)
+    found: list[tuple[str, str]] = []
+    if returns is not None and returns.reward_scaling != "none":
+        found.append(("reward_scaling", "has moments of scores that are not whitened"))
+    if isinstance(stage, PolicyOptimization):
+        switches = stage.algorithm
+        if switches.normalise_each_score:
+            found.append(("normalise_each_score", "normalises each score already"))
+        if switches.advantage in ("greedy_baseline", *COLLECTED):
+            found.append(("advantage", f"{switches.advantage} compares with responses of another rollout"))
+    if isinstance(stage, ValuePretraining) and stage.rollouts is not None:
+        message = (
+            f"'{stage.reward}' has a score with whiten, and collected responses have no parts of their scores"
+        )
+        yield Problem(("stages", name, "rollouts"), message, "sample responses, or leave whiten out")
+    for switch, why in found:
+        message = f"{why}, and '{stage.reward}' has a score with whiten"
+        yield Problem(("stages", name, *field, switch), message, "leave one of them out")

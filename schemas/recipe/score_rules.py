@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from vantage.schemas.frozen import Frozen, rule
-from vantage.schemas.recipe.fields import Number, is_default, is_unset
+from vantage.schemas.recipe.fields import Number, Switch, is_default, is_off, is_unset
 
 
 class ScoreRange(Frozen):
@@ -33,3 +33,13 @@ class ScoreRule(Frozen):
     """Bounds of the score, in its own unit, before offset and weight; None: no bounds."""
     offset: Number = Field(0.0, exclude_if=is_default(0.0))
     """Added to the clipped score, in its own unit, before the weight."""
+    whiten: Switch = Field(False, exclude_if=is_off)
+    """In rollouts that are learned from, the clipped score less its mean over the rollout's responses, divided by their standard
+    deviation (0 where all are equal). Curves, validation and judges have the score itself."""
+
+    @rule
+    def _an_offset_is_not_whitened_away(self) -> None:
+        if self.whiten and self.offset:
+            raise ValueError(
+                f"offset={self.offset:g} is without effect on a score whose mean is subtracted; leave it out, or whiten: false"
+            )

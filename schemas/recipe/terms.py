@@ -36,6 +36,11 @@ class RewardTerm(ScoreRule):
         return str(getattr(self, row_of(self).field))
 
     @property
+    def is_shaped(self) -> bool:
+        """Whether its score counts otherwise than as it is."""
+        return self.clip is not None or bool(self.offset) or self.whiten
+
+    @property
     def stage(self) -> str | None:
         """The stage whose reward model the term reads; None: none."""
         return None
@@ -80,9 +85,9 @@ class NamedScoresTerm(RewardTerm):
 
     @rule
     def _named_scores_have_rules_of_their_own(self) -> None:
-        if self.scores and (self.clip is not None or self.offset):
+        if self.scores and (self.clip is not None or self.offset or self.whiten):
             raise ValueError(
-                "clip and offset are of one score, and this term has several; give them to a name under scores"
+                "clip, offset and whiten are of one score, and this term has several; give them to a name under scores"
             )
 
     def rule_of(self, name: str) -> ScoreRule:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vantage.algorithms.ensembles import combined
-from vantage.algorithms.rewards import replace_missing_eos, subtract_missing_eos
+from vantage.algorithms.rewards import replace_missing_eos, subtract_missing_eos, whiten_scores
 from vantage.algorithms.score_distribution import quantiles
 from vantage.models.sequences import Sequences
 from vantage.schemas.metric_names import TERM_PERCENTILES
@@ -58,7 +58,7 @@ class Term:
         """Return the parts of the sum, one for each of its scores (B,)."""
         rules = self.rules or (ScoreRule(weight=self.weight),)
         return [
-            Summand(rule.weight, _counted(by_score[name], rule), shapes=self.shapes)
+            Summand(rule.weight, _counted(by_score[name], rule), shapes=self.shapes, whiten=rule.whiten)
             for name, rule in zip(self.score_names, rules, strict=True)
         ]
 
@@ -93,6 +93,8 @@ class Summand:
     """(B,), clipped and moved by its rule."""
     shapes: bool = False
     """Whether it shapes the score of responses that are equally good, as a length penalty does."""
+    whiten: bool = False
+    """Whether it is whitened over a rollout that is learned from."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,14 @@ class Scores:
     """Those of a verifier that returns numbers, whose spread is reported too."""
     summands: tuple[Summand, ...] = ()
     """The parts of the weighted sum; none, for collected responses."""
+
+    def learned(self) -> Tensor:
+        """Return the scores (B,) that a rollout is learned from: the total, with whitened parts where a rule asks for them."""
+        total = self.total
+        for each in self.summands:
+            if each.whiten:
+                total = total + each.weight * (whiten_scores(each.scores) - each.scores)
+        return total
 
     def select(self, rows: Tensor) -> "Scores":
         """Return the scores at ``rows``, in that order."""

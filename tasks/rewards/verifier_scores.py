@@ -42,8 +42,8 @@ def refuse_unfit(term: VerifierTerm, form: VerdictForm, *, path: str) -> None:
         if term.scores:
             raise UnfitScores(f"{about}, and scores names {', '.join(term.scores)}; remove scores")
         return
-    if term.clip is not None or term.offset:
-        raise UnfitScores(f"{about}; give clip and offset to each of them under scores")
+    if term.clip is not None or term.offset or term.whiten:
+        raise UnfitScores(f"{about}; give clip, offset and whiten to each of them under scores")
     if not term.scores:
         return
     if unknown := [name for name in term.scores if name not in form.names]:

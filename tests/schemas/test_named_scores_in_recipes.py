@@ -57,7 +57,7 @@ def test_terms_without_them_are_written_as_ever() -> None:
     [
         (
             "{verifier: mine, offset: 1.0, scores: {a: {}}}",
-            "rewards.main.terms.1: clip and offset are of one score, and this term has several; give them to a name under "
+            "rewards.main.terms.1: clip, offset and whiten are of one score, and this term has several; give them to a name under "
             "scores",
         ),
         (
@@ -86,7 +86,7 @@ def test_refusals_name_the_line_the_field_and_the_remedy(
 
 def test_a_model_of_an_ensemble_has_no_rule_of_its_own() -> None:
     terms = [{"model": "a"}, {"model": "b", "offset": 1.0}]
-    with pytest.raises(ValueError, match="b has a clip or an offset; leave it out"):
+    with pytest.raises(ValueError, match="b has a clip, an offset or whiten; leave it out"):
         Reward.model_validate({"terms": terms, "ensemble": {"combine": "mean"}})
 
 
@@ -220,3 +220,65 @@ def test_a_critic_cannot_learn_what_depends_on_other_responses(text: str, folder
         "stages.value.reward: 'main' compares lengths within a group, which a critic of single responses cannot predict; use "
         "length: linear or overlong"
     ) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        ("vapo", None),
+        ({"preset": "grpo", "reward_scaling": "scale"}, "has moments of scores that are not whitened"),
+        ({"preset": "grpo", "normalise_each_score": True}, "normalises each score already"),
+        (
+            {"preset": "grpo", "advantage": "greedy_baseline"},
+            "greedy_baseline compares with responses of another rollout",
+        ),
+    ],
+)
+def test_whitened_scores_fit_the_stages_that_read_them(
+    plain: dict[str, Any], algorithm: Any, message: str | None
+) -> None:
+    plain["stages"]["policy"]["algorithm"] = algorithm
+    plain["rewards"]["main"]["terms"].append({"verifier": "arithmetic", "scores": {"a": {"whiten": True}}})
+    recipe = Recipe.model_validate(plain)
+    found = [each.message for each in score_problems(recipe.rewards, "policy", recipe.stages["policy"])]
+    assert found == ([] if message is None else [f"{message}, and 'main' has a score with whiten"])
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (
+            {"terms": [{"model": "a", "whiten": True, "offset": 1.0}]},
+            "offset=1 is without effect on a score whose mean is",
+        ),
+        (
+            {"terms": [{"model": "a", "whiten": True}], "missing_eos": {"replace": -1.0}},
+            "use missing_eos.subtract",
+        ),
+        (
+            {"terms": [{"verifier": "a", "whiten": True, "scores": {"b": {}}}]},
+            "give them to a name under scores",
+        ),
+    ],
+)
+def test_whitening_that_makes_no_sense_is_refused(reward: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Reward.model_validate(reward)
+
+
+def test_collected_responses_cannot_be_whitened(plain: dict[str, Any]) -> None:
+    plain["rewards"]["main"]["terms"] = [{"model": "reward", "whiten": True}]
+    plain["stages"]["collected"] = {
+        "kind": "rollout_collection",
+        "policy": "sft",
+        "prompts": "tasks",
+        "reward": "main",
+    }
+    plain["stages"]["value"]["rollouts"] = "collected"
+    recipe = Recipe.model_validate(plain)
+    [problem] = score_problems(recipe.rewards, "value", recipe.stages["value"])
+    assert problem.path == ("stages", "value", "rollouts")
+    assert (
+        problem.message
+        == "'main' has a score with whiten, and collected responses have no parts of their scores"
+    )

@@ -12,7 +12,7 @@ import pytest
 
 from vantage.ledger.journal import read
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
-from vantage.schemas.recipe.rewards import Judge, Reward
+from vantage.schemas.recipe.rewards import Judge, MissingEos, Reward
 from vantage.schemas.recipe.stages import BestOfN, PolicyOptimization
 from vantage.schemas.recipe.stages_that_collect import RolloutCollection
 from vantage.schemas.recipe.verifiers import Right, Verifier
@@ -209,7 +209,11 @@ def test_each_named_score_has_a_curve(pipeline: Any, verifiers: Any, tmp_path: P
             "returns one number, and wrong=-1 is the score of a wrong response; remove wrong",
         ),
         (GRADED, {"scores": {"a": {}}}, "returns one number, and scores names a; remove scores"),
-        (RUBRIC, {"offset": 1.0}, "digits, echo, length; give clip and offset to each of them under scores"),
+        (
+            RUBRIC,
+            {"offset": 1.0},
+            "digits, echo, length; give clip, offset and whiten to each of them under scores",
+        ),
         (RUBRIC, {"scores": {"digit": {}}}, "and not digit; correct the names under scores"),
         (
             RUBRIC,
@@ -352,3 +356,33 @@ def test_value_pretraining_learns_the_same_reward(
             by_hand(prompt, response)["sum"] - 0.5 * length / 10 for prompt, response, length in cases
         ]
         assert rollout.scores.total.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_whitened_score_is_whitened_over_each_rollout_and_nowhere_else(
+    pipeline: Any, verifiers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = {
+        "length": {"weight": 0.5, "clip": {"low": 20.0}, "whiten": True},
+        "digits": {"weight": -1.0},
+        "echo": {"whiten": True},
+    }
+    terms = [{"verifier": "rubric", "weight": 2.0, "scores": scores}]
+    job = with_reward(
+        policy_job(pipeline, tmp_path, {"preset": "grpo", "samples_per_prompt": 4}), terms, verifiers(RUBRIC)
+    )
+    reward = job.rewards["main"].model_copy(update={"missing_eos": MissingEos(subtract=0.25)})
+    for rollout, _ in rollouts_of(job.model_copy(update={"rewards": {"main": reward}}), monkeypatch):
+        cases = zip(rollout.sampled.prompts, rollout.sampled.responses, strict=True)
+        found = [by_hand(*case) for case in cases]
+        lengths = numpy.array([max(each["rubric.length"], 20.0) for each in found])
+        digits, echo = (
+            numpy.array([each[f"rubric.{name}"] for each in found]) for name in ("digits", "echo")
+        )
+        missing = 0.25 * (1 - rollout.sampled.ended.numpy())
+        plain = 2 * (0.5 * lengths - digits + echo) - missing
+        numpy.testing.assert_allclose(rollout.scores.total.numpy(), plain, rtol=1e-5)
+        assert lengths.std() > 0.5
+        whitened = (lengths - lengths.mean()) / lengths.std()
+        of_echo = (echo - echo.mean()) / echo.std() if echo.std() else 0 * echo
+        expected = 2 * (0.5 * whitened - digits + of_echo) - missing
+        numpy.testing.assert_allclose(rollout.scaled_scores.numpy(), expected, atol=1e-5)
