@@ -239,6 +239,33 @@ def group_normalised(scores: Tensor, group_ids: Tensor) -> Tensor:
     return (deviations / (variance.sqrt() + GROUP_EPSILON)[index]).to(_widened(scores))
 
 
+def each_group_normalised(scores: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+    """Return Σ_k w_k · (R_ik − mean) / (std + 1e-6), each score k normalised within its group: GDPO, arXiv 2601.05242 §3.
+
+    `scores` (B,K), `weights` (K,) → (B,). A score that is equal in a whole group adds nothing there.
+
+    Raises ValueError for unequal shapes, and as `group_normalised`.
+    """
+    check_shape("weights", weights, (scores.shape[1],) if scores.dim() == 2 else (0,))
+    normalised = torch.stack([group_normalised(each, group_ids) for each in scores.double().unbind(1)], dim=1)
+    return (normalised @ weights.to(normalised)).to(_widened(scores))
+
+
+def whiten_by_sample(advantages: Tensor, response_mask: Tensor) -> Tensor:
+    """Return (A − mean) / √(variance + 1e-8) over all valid tokens, with the sample's variance (ddof 1): GDPO's last step.
+
+    The paper normalises over responses; like its widely used implementation we do over tokens. Shapes and errors are
+    as for `whiten`; a single valid token gives 0.
+    """
+    check_response_mask(response_mask, advantages=advantages)
+    valid = keep(advantages.detach(), response_mask)[response_mask]
+    if valid.numel() == 0:
+        raise ValueError("response_mask has no True element; whiten the advantages of the whole batch")
+    variance, mean = torch.var_mean(valid, correction=min(1, valid.numel() - 1))
+    whitened = (valid - mean) * torch.rsqrt(variance + WHITENING_EPSILON)
+    return whitened.new_zeros(response_mask.shape).masked_scatter(response_mask, whitened)
+
+
 def greedy_baseline(scores: Tensor, greedy_scores: Tensor) -> Tensor:
     """Return A_i = R_i − the score of the greedy response to the same prompt: ReMax, arXiv 2310.10505.
 

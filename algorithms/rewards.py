@@ -132,6 +132,17 @@ def scale_scores(
     return scaled if clip is None else scaled.clamp(min=-clip, max=clip)
 
 
+def whiten_scores(scores: Tensor) -> Tensor:
+    """Return (s − mean)/std over all scores (B,), std with ddof 0; 0 where std is below SCALE_EPSILON: there is no scale then.
+
+    → (B,) in float32 or better, detached.
+    """
+    exact = scores.detach().double()
+    std, mean = torch.std_mean(exact, correction=0)
+    whitened = (exact - mean) / std if std >= SCALE_EPSILON else torch.zeros_like(exact)
+    return whitened.to(torch.promote_types(scores.dtype, torch.float32))
+
+
 def overlong_penalty(lengths: Tensor, *, max_length: int, buffer: int) -> Tensor:
     """Return what DAPO adds to the scores of long responses: arXiv 2503.14476 eq. 13, between 0 and −1.
 

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from vantage.attempts.identity.package import package_folder
-from vantage.schemas.recipe.inputs import Benchmark, Data, Verifier
+from vantage.schemas.recipe.inputs import Benchmark, Data
+from vantage.schemas.recipe.verifiers import Verifier
 
 Sourced = TypeVar("Sourced", Data, Verifier, Benchmark)
 

@@ -11,20 +11,13 @@ from vantage.attempts.machine import at_most_asked, available_cpus
 from vantage.models.source_digest import import_digest
 from vantage.models.source_facts import CLOCK, DATE, PADDING, UNKNOWN, facts_of
 from vantage.schemas.kinds import KINDS
-from vantage.schemas.recipe.inputs import (
-    DEFAULT_DATE,
-    MODEL,
-    Data,
-    Generation,
-    Model,
-    SourcedModel,
-    Verifier,
-)
+from vantage.schemas.recipe.inputs import DEFAULT_DATE, MODEL, Data, Generation, Model, SourcedModel
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.sources import Builtin, LocalPath
 from vantage.schemas.recipe.stage import Gate, Resources, Stage
 from vantage.schemas.recipe.stages import threads_for_each
+from vantage.schemas.recipe.verifiers import Verifier
 from vantage.schemas.recipe.work import (
     CheckRows,
     ImportBenchmark,
@@ -65,6 +58,7 @@ from vantage.schemas.steps import (
     rewards_read,
     sources_of,
 )
+from vantage.schemas.verifier_uses import uses_of
 
 DATA_PREFIX = "data."
 """Prefix of the implicit steps that prepare data."""
@@ -114,7 +108,7 @@ def work_of(recipe: ResolvedRecipe, step: str) -> Work:
     if step.startswith(VERIFIER_PREFIX):
         name = step.removeprefix(VERIFIER_PREFIX)
         verifier = recipe.verifiers.get(name) or Verifier(source=str(Builtin(name)))
-        return ImportVerifier(verifier=found_now(verifier))
+        return ImportVerifier(verifier=found_now(verifier), uses=uses_of(recipe, name))
     if step.startswith(BENCHMARK_PREFIX):
         return ImportBenchmark(benchmark=found_now(recipe.benchmarks[step.removeprefix(BENCHMARK_PREFIX)]))
     if step.startswith(MERGED_PREFIX):

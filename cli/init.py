@@ -242,7 +242,7 @@ def _draft(given: Given, file: Path, name: str | None) -> "tuple[Draft, bool]":
     from vantage.cli.data_columns import builtin_rows, check_builtin
     from vantage.cli.recipe_draft import DataDraft, Draft
     from vantage.cli.room import lengths_for, num_weights
-    from vantage.schemas.recipe.inputs import EXACT_MATCH
+    from vantage.schemas.recipe.verifiers import EXACT_MATCH
 
     has_files = any((given.demonstrations, given.preferences, given.prompts))
     reward = _reward_of(given)

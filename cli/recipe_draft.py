@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vantage.schemas.recipe.inputs import EXACT_MATCH, Content
+from vantage.schemas.recipe.inputs import Content
+from vantage.schemas.recipe.verifiers import EXACT_MATCH
 from vantage.schemas.steps import BUILTIN_VERIFIERS
 
 OWN = "check"

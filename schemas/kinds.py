@@ -42,6 +42,7 @@ from vantage.schemas.metric_names import (
     SAMPLING,
     SPEED,
     STEP,
+    TERM_QUANTILES,
     UNCOMPILED,
     WATCHED,
     compared,
@@ -311,6 +312,7 @@ _TABLE = (
         curves=(
             "score_mean",
             "score_mean_TERM",
+            *TERM_QUANTILES,
             "response_length_mean",
             "truncated_share",
             *SPEED,

@@ -38,17 +38,23 @@ IMPORTANCE = (
 SAMPLER = ("sampler_gap", "sampler_gap_k3", "sampler_gap_worst")
 SAMPLED_POLICY = ("test_score", "mean_response_length", "truncated_share")
 CHOSEN_POLICY = ("best_iteration", "validation_score", "reward_spread")
-ROLLOUT = ("score_mean", "score_mean_TERM", "response_length_mean", "truncated_share", "validation_score")
 
 LENGTH_PERCENTILES = (10, 50, 90)
 """Percentiles of the response length that a rollout reports."""
 SCORE_PERCENTILES = (5, 10, 25, 50, 75, 90, 95)
 """Percentiles of scores that a measurement reports: of the validation responses, and of what they are compared with."""
+TERM_PERCENTILES = (10, 50, 90)
+"""Percentiles of a graded or named score that a rollout reports."""
+TERM_QUANTILES = tuple(f"score_p{percent}_TERM" for percent in TERM_PERCENTILES)
 VALIDATION_PERCENTILES = tuple(f"validation_score_p{percent}" for percent in SCORE_PERCENTILES)
 INITIAL_PERCENTILES = tuple(f"initial_score_p{percent}" for percent in SCORE_PERCENTILES)
 """Percentiles of the scores of the validation responses before the first iteration."""
 REWARD_DATA_PERCENTILES = tuple(f"reward_data_score_p{percent}" for percent in SCORE_PERCENTILES)
 """Percentiles of the scores of the responses that the reward's models were trained on."""
+ROLLOUT = (
+    *("score_mean", "score_mean_TERM", *TERM_QUANTILES),
+    *("response_length_mean", "truncated_share", "validation_score"),
+)
 MONITORS = (*VALIDATION_PERCENTILES, *INITIAL_PERCENTILES, "validation_score_drift")
 REWARD_DATA = (*REWARD_DATA_PERCENTILES, "reward_data_distance")
 """Curves of a policy stage that names ``preferences``."""

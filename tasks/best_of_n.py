@@ -12,6 +12,7 @@ from vantage.schemas.records.job import StageJob, StageResult
 from vantage.tasks.data.encoding_counts import encoding_metrics
 from vantage.tasks.data.examples import Codec, Prompts, read_prompts
 from vantage.tasks.data.splits import SPLITS, TRAIN
+from vantage.tasks.rewards.scoring import score_metrics
 from vantage.tasks.rollout.collected import Collected, read_collected
 from vantage.tasks.rollout.minibatches import OptimizerSteps
 from vantage.tasks.rollout.response_shape import response_shape
@@ -215,9 +216,8 @@ def describe(scored: Scored, best: Tensor) -> dict[str, float]:
     measured = {
         "score_mean": scored.scores.total,
         "best_score_mean": scored.scores.total[best],
-        **{f"score_mean_{name}": term for name, term in scored.scores.by_term.items()},
         "response_length_mean": lengths.float(),
         "truncated_share": (~ended).float(),
     }
     means = {name: values.mean().item() for name, values in measured.items()}
-    return means | response_shape(scored.sampled.sequences)
+    return means | score_metrics(scored.scores) | response_shape(scored.sampled.sequences)

@@ -14,6 +14,7 @@ from vantage.schemas.records.rollouts import HEADER, RolloutsHeader
 from vantage.tasks.data.encoding_counts import encoding_metrics
 from vantage.tasks.data.examples import Prompts, read_prompts
 from vantage.tasks.data.splits import SPLITS, TEST, TRAIN
+from vantage.tasks.rewards.scoring import score_metrics
 from vantage.tasks.rollout.collected import Collected, join_parts, part_of, read_collected, split_file
 from vantage.tasks.rollout.group_sampling import uniform_groups
 from vantage.tasks.rollout.rollout_models import load_rollout_models
@@ -71,11 +72,13 @@ def run(job: StageJob[ResolvedRolloutCollection]) -> StageResult:
             parts = [files.attachment(number) for number, batch in enumerate(batches) if batch.split == split]
             join_parts(parts, split_file(job.output, split))
     digest = tokenizer_digest(job.inputs["policy"])
+    assert models.scorer is not None  # it is loaded unless another stage has scored the responses
     header = RolloutsHeader(
         tokenizer_digest=digest,
         samples_per_prompt=work.samples_per_prompt,
         held_out_samples_per_prompt=work.held_out_samples_per_prompt,
-        terms=tuple(term.name for term in job.rewards[work.reward].terms),
+        terms=models.scorer.score_names,
+        graded=models.scorer.graded,
     )
     (job.output / HEADER).write_text(header.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
@@ -112,11 +115,11 @@ def describe(scored: Scored) -> dict[str, float]:
     sampled, scores = scored.sampled, scored.scores
     measured = {
         "score_mean": scores.total,
-        **{f"score_mean_{name}": term for name, term in scores.by_term.items()},
         "response_length_mean": sampled.sequences.lengths.float(),
         "truncated_share": (~sampled.ended).float(),
     }
-    return {name: values.mean().item() for name, values in measured.items()}
+    means = {name: values.mean().item() for name, values in measured.items()}
+    return means | score_metrics(scores)
 
 
 def estimate(test: Collected) -> dict[str, Estimate]:

@@ -54,6 +54,8 @@ _TITLES = {
 def title_and_note(metric: str, kind: str) -> tuple[str, str]:
     """Return title and hint for a curve of a kind of stage."""
     title, note = _TITLES.get(metric, (metric, ""))
+    if metric.startswith("score_mean_"):
+        title, note = f"Score {metric.removeprefix('score_mean_')}", "mean, unweighted"
     row = KINDS.get(kind)
     if metric == "score_mean" and row is not None and row.learns_from_samples:
         note += "; good: rises"

@@ -9,6 +9,7 @@ from vantage.review.reports.ridges import is_shown, ridges_of
 from vantage.review.reports.times import is_time, times_of
 from vantage.runs.history import Row
 from vantage.schemas.kinds import KINDS
+from vantage.schemas.metric_names import TERM_PERCENTILES
 from vantage.schemas.records.firings import Firing
 from vantage.schemas.records.metric import Metric
 from vantage.schemas.records.metrics import METRICS
@@ -57,6 +58,11 @@ ORDER = (
 )
 """Metrics whose curves are drawn, the most important first: reward, held-out score, loss, KL, entropy, length, clipping."""
 
+_REWARDS = ORDER.index("validation_watch_score") + 1
+"""Number of the first metrics of that order, after which the graded scores of a reward come."""
+MEAN_OF = "score_mean_"
+"""Prefix of the metric with the mean of a term's or a named score."""
+
 MARKED_ON: Mapping[str, tuple[str, ...]] = {
     "watch_falls": ("validation_watch_score", "validation_score"),
     "watch_worse": ("validation_watch_score",),
@@ -87,15 +93,19 @@ def stage_curves(
     for firing in firings:
         for metric in MARKED_ON.get(firing.guard.metric, (firing.guard.metric,)):
             fired.setdefault(metric, []).append(firing.step)
-    found = [name for name in dict.fromkeys((*fired, *ORDER)) if measured.get(name)]
+    graded = [f"{MEAN_OF}{name}" for name in graded_scores(measured)]
+    found = [
+        name for name in dict.fromkeys((*fired, *ORDER[:_REWARDS], *graded, *ORDER)) if measured.get(name)
+    ]
     by = KINDS[kind].curves_by if kind in KINDS else "optimiser step"
     if by == "optimiser step":  # a reward model's mean score is of little interest
         found.sort(key="score_mean".__eq__)
-    curves = (_curve(name, measured[name], fired.get(name, ())) for name in found[:most])
+    curves = (_curve(name, measured, fired.get(name, ())) for name in found[:most])
     drawn = tuple(filter(None, curves))
     if not drawn:
         return None
     shown = {each.metric for each in drawn}
+    shown |= {name for each in drawn if each.band for name in _quantiles_of(each.metric)}
     ridges = ridges_of(measured)
     times = times_of(measured)
     elsewhere = {name for name in measured if (ridges and is_shown(name)) or (times and is_time(name))}
@@ -149,7 +159,7 @@ def trend(points: Sequence[Point], parts: int = TREND_POINTS) -> tuple[Point, ..
 
 def meaning_of(name: str) -> tuple[str, str]:
     """Return unit and meaning of a metric; empty if no stage of this version measures it."""
-    known = _TABLE.get(name)
+    known = _TABLE.get(name) or (_TABLE.get(f"{MEAN_OF}TERM") if name.startswith(MEAN_OF) else None)
     return (known.unit, known.meaning) if known else ("", "")
 
 
@@ -178,18 +188,44 @@ def tokens_of(measured: Mapping[str, Sequence[Row]], starts: Iterable[int]) -> f
     return total
 
 
-def _curve(name: str, rows: Sequence[Row], fired: Sequence[int]) -> Curve | None:
+def graded_scores(measured: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Return the names of the graded scores whose percentiles are measured: ``TERM``, or ``TERM.NAME``."""
+    median = f"score_p{TERM_PERCENTILES[1]}_"
+    return sorted(name.removeprefix(median) for name in measured if name.startswith(median))
+
+
+def _quantiles_of(metric: str) -> tuple[str, ...]:
+    """Return the metrics with the percentiles of a graded score, from the one with its mean."""
+    return tuple(f"score_p{percent}_{metric.removeprefix(MEAN_OF)}" for percent in TERM_PERCENTILES)
+
+
+def _band(
+    metric: str, measured: Mapping[str, Sequence[Row]], steps: Iterable[int]
+) -> tuple[tuple[int, float, float], ...]:
+    """Return step, 10th and 90th percentile of a graded score at these steps; empty for another metric."""
+    if not metric.startswith(MEAN_OF):
+        return ()
+    low, _, high = (
+        {step: value for step, _, value in measured.get(name, ())} for name in _quantiles_of(metric)
+    )
+    return tuple((step, low[step], high[step]) for step in steps if step in low and step in high)
+
+
+def _curve(name: str, measured: Mapping[str, Sequence[Row]], fired: Sequence[int]) -> Curve | None:
+    rows = measured[name]
     finite = [(step, value) for step, _, value in rows if isfinite(value)]
     if not finite:
         return None
     unit, meaning = meaning_of(name)
+    points = thinned(finite)
     return Curve(
         metric=name,
         unit=unit,
         meaning=meaning,
-        points=thinned(finite),
+        points=points,
         total=len(finite),
         undefined=len(rows) - len(finite),
         trend=() if name in _WITHOUT_NOISE else trend(finite),
         fired=tuple(sorted(set(fired))),
+        band=_band(name, measured, (step for step, _ in points)),
     )

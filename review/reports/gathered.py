@@ -74,6 +74,8 @@ class Curve:
     """Trend of a long curve: the mean of each equal part, at the mean of its steps."""
     fired: tuple[int, ...] = ()
     """Steps after which a guard on this metric fired."""
+    band: tuple[tuple[int, float, float], ...] = ()
+    """Step, 10th and 90th percentile of the graded score whose mean this is."""
 
 
 @dataclass(frozen=True)

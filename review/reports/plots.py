@@ -99,6 +99,8 @@ def _curve(stage: StageCurves, curve: Curve) -> Plot:
         if curve.metric in _CROSSING_ZERO:
             axes.axhline(0, color=INK, linewidth=0.8)
         marked = len(steps) <= _MARKED
+        if curve.band:
+            axes.fill_between(*zip(*curve.band, strict=True), color=OTHER, alpha=0.3, linewidth=0)
         if curve.trend:
             axes.plot(steps, values, color=OTHER, linewidth=0.7, alpha=0.7)
             axes.plot(*zip(*curve.trend, strict=True), color=ONE, linewidth=1.8)
@@ -113,7 +115,8 @@ def _curve(stage: StageCurves, curve: Curve) -> Plot:
     unit = f", {curve.unit}" if curve.unit not in ("", "1") else ""
     ends = f"{number(values[0])} → {number(values[-1])}"
     title, note = title_and_note(curve.metric, stage.kind)
-    said = ", ".join(filter(None, [note, _fired(curve), _left_out(curve)]))
+    band = "the band is from the 10th to the 90th percentile" if curve.band else ""
+    said = ", ".join(filter(None, [note, band, _fired(curve), _left_out(curve)]))
     label = (
         f"{stage.step}: {title} ({curve.metric}{unit}) by {stage.by}, from {ends}, lowest {number(min(values))}, "
         f"highest {number(max(values))}{f'; {_fired(curve)}' if curve.fired else ''}"

@@ -25,6 +25,10 @@ SELECTS = "best_iteration"
 """The headline metric of kinds that return the weights that measured best."""
 
 
+_OF_TERM = "TERM"
+"""End of the names of curves of which each term of a reward has its own."""
+
+
 def guard_problems(name: str, stage: Stage, rewards: Mapping[str, Reward]) -> Iterator[Problem]:
     """Yield a problem for each guard on a curve that the stage does not report, or with an action that it cannot take."""
     if not isinstance(stage, Training) or stage.guards is None or stage.guards == OFF:
@@ -52,11 +56,18 @@ def _metric_problems(
         yield Problem((*path, "metric"), f"{guard.metric} is measured only where {lacking[0]}", lacking[1])
         return
     curves = curve_metric_names(stage.kind)
-    term = guard.metric.removeprefix("score_mean_")
-    if guard.metric in curves - {"score_mean_TERM"} or (term != guard.metric and "score_mean_TERM" in curves):
+    of_terms = {name for name in curves if name.endswith(_OF_TERM)}
+    if guard.metric in curves - of_terms:
+        return
+    if any(_is_of_family(guard.metric, name.removesuffix(_OF_TERM)) for name in of_terms):
         return
     message = f"a {stage.kind} stage has no curve {quote(guard.metric)}"
     yield Problem((*path, "metric"), message, suggest(guard.metric, sorted(curves - set(OF_MACHINE))))
+
+
+def _is_of_family(metric: str, beginning: str) -> bool:
+    """Return whether a metric has this beginning, and the name of a term after it."""
+    return metric.startswith(beginning) and metric != beginning
 
 
 def _lacking(metric: str, stage: Training, rewards: Mapping[str, Reward]) -> tuple[str, str] | None:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from vantage.schemas.checks.partial_recipe import PartialData, PartialRecipe
 from vantage.schemas.checks.references import RecipeReferences, Reference
 from vantage.schemas.problems import Problem
-from vantage.schemas.recipe.inputs import EXACT_MATCH
 from vantage.schemas.recipe.sources import Builtin
+from vantage.schemas.recipe.verifiers import EXACT_MATCH
 from vantage.schemas.steps import BUILTIN_VERIFIERS, WATCH_PROMPTS
 
 

@@ -19,12 +19,7 @@ from vantage.schemas.loading.source_paths import (
     BUILTIN_MODELS,
 )
 from vantage.schemas.recipe.guards import RELATIONS, Guard
-from vantage.schemas.recipe.inputs import (
-    EXACT_MATCH,
-    Data,
-    Model,
-    Verifier,
-)
+from vantage.schemas.recipe.inputs import Data, Model
 from vantage.schemas.recipe.recipe import Publication, Recipe
 from vantage.schemas.recipe.rewards import Judge, MissingEos
 from vantage.schemas.recipe.rollout_correction import NAMED
@@ -33,6 +28,7 @@ from vantage.schemas.recipe.sources import Hub, HubDataset, HubFiles, Package
 from vantage.schemas.recipe.stage import Gate
 from vantage.schemas.recipe.stages_on_data import DirectPreferenceOptimization, RewardModelling
 from vantage.schemas.recipe.stages_that_collect import PreferenceCollection
+from vantage.schemas.recipe.verifiers import EXACT_MATCH, Verifier
 from vantage.schemas.sweep import Sweep
 
 Schema = dict[str, Any]

@@ -16,7 +16,6 @@ from vantage.schemas.problems import (
     quote,
     suggest,
 )
-from vantage.schemas.recipe.inputs import EXACT_MATCH
 from vantage.schemas.recipe.sources import (
     Builtin,
     Gguf,
@@ -30,6 +29,7 @@ from vantage.schemas.recipe.sources import (
     file_source,
     model_source,
 )
+from vantage.schemas.recipe.verifiers import EXACT_MATCH
 from vantage.schemas.source_files import PLAIN_FORMATS, data_format, files_of, saved_files, why_not_saved
 
 _NO_FILE = "there is no file"

@@ -121,6 +121,10 @@ class Algorithm(Losses, Returns):
     critic_blend: Switch = Field(False, exclude_if=is_off)
     """Ours, EVPO without a step: values are drawn towards the rollout's mean return m, to m + k·(V − m), where k is the
     explained variance, at least 0."""
+    normalise_each_score: Switch = Field(False, exclude_if=is_off)
+    """Normalise each score of the reward, named ones apart, within its group before the weighted sum, and the sum over the
+    rollout's tokens in the policy's loss (GDPO, arXiv 2601.05242); for ``advantage: group_normalised``. With False the sum
+    is normalised."""
     whiten_advantages: Switch = False
     """Shift and scale the advantages of a rollout to mean 0 and standard deviation 1, over the tokens in the policy's
     loss (those removed by ``overlong_filter`` do not count)."""
@@ -259,6 +263,32 @@ class Algorithm(Losses, Returns):
                 "kl_loss_kind=k1 has an expected gradient of 0, so as a loss it does nothing but add noise; "
                 "use k2 or full (KL(π‖ref)) or k3 (KL(ref‖π)), or kl_coef, where k1 belongs"
             )
+
+    @rule
+    def _scores_that_are_normalised_each_have_nothing_added(self) -> None:
+        if not self.normalise_each_score:
+            return
+        if self.advantage != "group_normalised":
+            raise ValueError(
+                f"normalise_each_score is a form of advantage=group_normalised, and advantage is {self.advantage}; use "
+                "advantage: group_normalised, or normalise_each_score: false"
+            )
+        for name, is_on, remedy in (
+            ("kl_coef", bool(self.kl_coef), "use kl_loss_coef in its place"),
+            ("reward_scaling", self.reward_scaling != "none", "leave it out"),
+            (
+                "reward_clip",
+                self.reward_clip is not None,
+                "give clip to the terms or named scores of the reward",
+            ),
+            ("overlong_buffer", self.overlong_buffer is not None, "use overlong_filter, or a named score"),
+            ("whiten_advantages", self.whiten_advantages, "leave it out: the sum is whitened already"),
+        ):
+            if is_on:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} changes the sum of the scores, which normalise_each_score does not read; "
+                    f"{remedy}"
+                )
 
     @rule
     def _kl_targets_need_coefficients(self) -> None:

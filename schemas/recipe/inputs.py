@@ -1,6 +1,5 @@
 """The inputs of a recipe: its model, settings of sampling, datasets and verifiers."""
 
-import re
 from datetime import date as date_type
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,20 +23,16 @@ from vantage.schemas.recipe.lora import Lora
 from vantage.schemas.recipe.sources import (
     Builtin,
     DataSource,
-    FileSource,
     HubDataset,
     LocalPath,
     ModelSource,
     Registered,
     data_source,
-    file_source,
     model_source,
 )
 
 MODEL = "model"
 """The name by which a stage refers to the recipe's model."""
-EXACT_MATCH = str(Builtin("exact_match"))
-"""Source of the verifier that compares a response with the row's answer."""
 
 Content = Literal["demonstrations", "preferences", "rankings", "labelled_responses", "prompts"]
 """Content of a dataset's rows."""
@@ -397,46 +392,3 @@ class Benchmark(Frozen):
     def origin(self) -> LocalPath:
         """Return what ``source`` names."""
         return LocalPath(Path(self.source))
-
-
-class Verifier(Frozen):
-    """A named rule that decides whether a response is right: a user's function, or a comparison with the answer."""
-
-    source: str
-    """A Python file (from the recipe's folder on), or ``builtin:exact_match``."""
-    function: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = "verify"
-    """The file's function ``(prompt, response, answer) -> bool``; ``answer`` is None where the row has none."""
-    extract: str | None = None
-    """A regular expression with one group, for ``builtin:exact_match``. The group's last match is compared with the
-    row's answer; None: the whole response is compared."""
-
-    @field_validator("extract")
-    @classmethod
-    def _one_group(cls, extract: str | None) -> str | None:
-        if extract is None:
-            return None
-        try:
-            groups = re.compile(extract).groups
-        # RecursionError: groups nested too deeply; OverflowError: a repetition of too many
-        except (re.error, RecursionError, OverflowError) as error:
-            raise ValueError(f"{extract!r} is not a regular expression: {error}; correct it") from None
-        if groups != 1:
-            raise ValueError(
-                f"{extract!r} has {groups} groups; put one pair of parentheses around what is compared with the answer "
-                "((?:…) groups without counting)"
-            )
-        return extract
-
-    @property
-    def origin(self) -> FileSource:
-        """Return what ``source`` names."""
-        return file_source(self.source)
-
-    @rule
-    def _fields_fit_the_source(self) -> None:
-        if self.source == EXACT_MATCH and self.function != "verify":
-            raise ValueError(f"{EXACT_MATCH} has no function={self.function}; remove it")
-        if self.source != EXACT_MATCH and self.extract is not None:
-            raise ValueError(
-                f"extract={self.extract!r} belongs to {EXACT_MATCH}; remove it, or let the file's function do it"
-            )

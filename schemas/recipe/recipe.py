@@ -20,18 +20,11 @@ from vantage.schemas.recipe.fields import (
     is_off,
     is_unset,
 )
-from vantage.schemas.recipe.inputs import (
-    Benchmark,
-    Data,
-    Generation,
-    Mixture,
-    Model,
-    OtherModel,
-    Verifier,
-)
+from vantage.schemas.recipe.inputs import Benchmark, Data, Generation, Mixture, Model, OtherModel
 from vantage.schemas.recipe.notify import Notify
 from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.signing import Signing
+from vantage.schemas.recipe.verifiers import Verifier
 
 StepName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_.-]{0,70}$")]
 """Name of a step, as ``vantage plan`` prints it."""

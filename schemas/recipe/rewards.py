@@ -75,6 +75,25 @@ class Reward(Frozen):
                 f"the models of an ensemble count equally, and {weighted.name} has weight={weighted.weight:g}; "
                 "leave it out, and set ensemble.weight"
             )
+        if shaped := next((term for term in members if term.is_shaped), None):
+            raise ValueError(
+                f"the models of an ensemble are combined as they are, and {shaped.name} has a clip, an offset or whiten; "
+                "leave it out"
+            )
+
+    @rule
+    def _a_whitened_score_is_not_replaced(self) -> None:
+        if self.missing_eos is not None and self.missing_eos.replace is not None and self.whitens:
+            raise ValueError(
+                "missing_eos.replace gives a score in the reward's unit, and a term with whiten has none; use "
+                "missing_eos.subtract, or whiten: false"
+            )
+
+    @property
+    def whitens(self) -> bool:
+        """Whether any score is whitened over a rollout."""
+        rules = (rule for term in self.terms for rule in (term, *getattr(term, "scores", {}).values()))
+        return any(rule.whiten for rule in rules)
 
     @property
     def members(self) -> tuple[str, ...]:

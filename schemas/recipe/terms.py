@@ -9,13 +9,14 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator
 
-from vantage.schemas.frozen import Frozen, rule
-from vantage.schemas.recipe.fields import Name, Number
+from vantage.schemas.frozen import rule
+from vantage.schemas.recipe.fields import MAX_NAMED, Count, Name, Number, is_default
+from vantage.schemas.recipe.score_rules import ScoreRule
 
 
-class RewardTerm(Frozen):
+class RewardTerm(ScoreRule):
     """One term of a reward; each kind has its own class."""
 
     weight: Number = 1.0
@@ -33,6 +34,11 @@ class RewardTerm(Frozen):
     def name(self) -> str:
         """Name of the term in metrics: the value of its kind's field."""
         return str(getattr(self, row_of(self).field))
+
+    @property
+    def is_shaped(self) -> bool:
+        """Whether its score counts otherwise than as it is."""
+        return self.clip is not None or bool(self.offset) or self.whiten
 
     @property
     def stage(self) -> str | None:
@@ -68,20 +74,71 @@ class ModelTerm(RewardTerm):
         return self.model
 
 
-class VerifierTerm(RewardTerm):
-    """A term that is 1 for a response that a verifier accepts."""
+class NamedScoresTerm(RewardTerm):
+    """A term whose source may give several named scores; each of them counts by a rule of its own."""
+
+    scores: dict[Name, ScoreRule] = Field(
+        default_factory=dict, max_length=MAX_NAMED, exclude_if=is_default({})
+    )
+    """Name → its weight, clip and offset, for a source that gives named scores: all of them, or none. The term is
+    weight · Σ of them. Left out: each named score counts with weight 1."""
+
+    @rule
+    def _named_scores_have_rules_of_their_own(self) -> None:
+        if self.scores and (self.clip is not None or self.offset or self.whiten):
+            raise ValueError(
+                "clip, offset and whiten are of one score, and this term has several; give them to a name under scores"
+            )
+
+    def rule_of(self, name: str) -> ScoreRule:
+        """Return the rule by which a named score counts in the whole sum."""
+        own = self.scores.get(name, ScoreRule())
+        return own.model_copy(update={"weight": self.weight * own.weight})
+
+
+class VerifierTerm(NamedScoresTerm):
+    """A term that is a verifier's score: 1 for a response that it accepts, or the number or numbers that it returns."""
 
     model: None = None
     """Always null in this kind of term; it is part of stage keys."""
     verifier: str
     """One of the recipe's ``verifiers``, or a built-in one."""
     wrong: Number = 0.0
-    """Score of a wrong response; a right one scores 1. VC-PPO and DAPO use −1."""
+    """Score of a wrong response, for a verifier that returns right or wrong; a right one scores 1. VC-PPO and DAPO use
+    −1."""
 
     @property
     def verifier_name(self) -> str:
         """The verifier."""
         return self.verifier
+
+
+class LengthPenalty(RewardTerm):
+    """A term that is lower for longer responses, counted in tokens, their end-of-sequence token included."""
+
+    length: Literal["linear", "overlong", "relative"]
+    """``linear``: −length/limit. ``overlong``: 0, and over the buffer before the limit down to −1 (DAPO, arXiv 2503.14476 eq.
+    13). ``relative``: from 1/2 for the shortest down to −1/2 for the longest response to the prompt that is scored with it, 0
+    if all are equal (Kimi k1.5, arXiv 2501.12599 §2.3.3, for wrong responses too)."""
+    limit: Count | None = None
+    """Tokens; None: ``generation.max_response_tokens``. Not for ``relative``."""
+    buffer: Annotated[float, Field(gt=0.0, le=1.0, strict=True)] | None = None
+    """Share of the limit at its end over which ``overlong`` goes down (DAPO: 0.2)."""
+
+    @rule
+    def _fields_fit_the_penalty(self) -> None:
+        if (self.buffer is None) == (self.length == "overlong"):
+            remedy = "give one, DAPO's is 0.2" if self.buffer is None else "leave it out"
+            raise ValueError(f"buffer is of length: overlong, and this is length: {self.length}; {remedy}")
+        if self.limit is not None and self.length == "relative":
+            raise ValueError(
+                f"limit={self.limit} is not read by length: relative, which compares responses to one prompt; leave it out"
+            )
+
+    @property
+    def name(self) -> str:
+        """Name of the term in metrics."""
+        return f"length_{self.length}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +153,8 @@ class TermKind:
     """The meaning of the field: a stage that makes a reward model, a verifier, or neither."""
     module: str
     """Dotted name of its module in ``vantage.tasks.rewards``, whose function ``load`` makes the scorer."""
+    shapes: bool = False
+    """Whether it shapes the score of responses that are equally good. A group whose other terms are all equal is uniform."""
 
 
 TERMS = (
@@ -104,6 +163,9 @@ TERMS = (
     ),
     TermKind(
         term=VerifierTerm, field="verifier", names="verifier", module="vantage.tasks.rewards.verifier_scores"
+    ),
+    TermKind(
+        term=LengthPenalty, field="length", module="vantage.tasks.rewards.length_penalties", shapes=True
     ),
 )
 """Every kind of reward term."""

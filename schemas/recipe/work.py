@@ -6,15 +6,9 @@ from pydantic import Field
 
 from vantage.schemas.frozen import Frozen
 from vantage.schemas.recipe.fields import Count, Name, Positive, is_default
-from vantage.schemas.recipe.inputs import (
-    Benchmark,
-    Content,
-    Data,
-    HeldOutRows,
-    Model,
-    Shares,
-    Verifier,
-)
+from vantage.schemas.recipe.inputs import Benchmark, Content, Data, HeldOutRows, Model, Shares
+from vantage.schemas.recipe.terms import VerifierTerm
+from vantage.schemas.recipe.verifiers import Verifier
 
 
 class Work(Frozen):
@@ -70,11 +64,22 @@ class CheckRows(Work):
     """Largest share of unusable rows of each dataset."""
 
 
+class VerifierUse(Frozen):
+    """One place of a recipe that uses a verifier."""
+
+    path: str
+    """Path in the recipe, for messages: ``rewards.main.terms.0``."""
+    term: VerifierTerm | None = None
+    """The term that its verdicts score; None: it is asked for right or wrong."""
+
+
 class ImportVerifier(Work):
-    """The implicit step that copies one of the recipe's verifiers into the store."""
+    """The implicit step that copies one of the recipe's verifiers into the store, and tries it."""
 
     kind: Literal["import_verifier"] = "import_verifier"
     verifier: Verifier
+    uses: tuple[VerifierUse, ...] = Field((), exclude_if=is_default(()))
+    """The recipe's uses of it, which the dry run compares with its verdicts. They are in no stage key: what is stored is the same."""
 
 
 class ImportBenchmark(Work):

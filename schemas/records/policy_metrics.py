@@ -1,6 +1,6 @@
 """The metrics of stages that train a policy on its own responses: rows of the table of metrics."""
 
-from vantage.schemas.metric_names import LENGTH_PERCENTILES
+from vantage.schemas.metric_names import LENGTH_PERCENTILES, TERM_QUANTILES
 from vantage.schemas.records.metric import Metric
 from vantage.schemas.records.monitor_metrics import MONITOR_METRICS
 
@@ -11,7 +11,19 @@ POLICY_METRICS: tuple[Metric, ...] = (
         "Mean score of the rollout's responses, before any KL penalty; in reward_model: of the minibatch's pairs or "
         "ranked responses.",
     ),
-    Metric("score_mean_TERM", "1", "The same of one term of the reward, unweighted; TERM is its model or verifier."),
+    Metric(
+        "score_mean_TERM", "1",
+        "The same of one term of the reward, unclipped and unweighted; TERM is its model or verifier, or VERIFIER.NAME for each "
+        "score of a verifier that returns several.",
+    ),
+    *(
+        Metric(
+            name, "1",
+            "10th, 50th and 90th percentile of the same scores. Only of a verifier that returns numbers.",
+            family="`score_p10_TERM`, `score_p50_TERM`, `score_p90_TERM`",
+        )
+        for name in TERM_QUANTILES
+    ),
     Metric("best_score_mean", "reward", "Mean score of the kept responses: each prompt's best."),
     Metric(
         "reward_disagreement", "reward",

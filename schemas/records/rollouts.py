@@ -2,8 +2,10 @@
 
 from typing import Literal
 
+from pydantic import Field
+
 from vantage.schemas.frozen import Frozen
-from vantage.schemas.recipe.fields import Count
+from vantage.schemas.recipe.fields import Count, is_default
 from vantage.schemas.records.artifacts import Digest
 
 HEADER = "rollouts.json"
@@ -20,4 +22,6 @@ class RolloutsHeader(Frozen):
     held_out_samples_per_prompt: Count
     """Number of adjacent rows that answer the same validation or test prompt."""
     terms: tuple[str, ...]
-    """The reward's terms; each has a column ``score.TERM``."""
+    """The reward's terms; each has a column ``score.TERM``. A term with named scores is ``TERM.NAME`` for each of them."""
+    graded: tuple[str, ...] = Field((), exclude_if=is_default(()))
+    """Those of a verifier that returns numbers."""

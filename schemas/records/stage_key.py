@@ -71,6 +71,7 @@ NOT_IN_KEY = frozenset(
         "rollout.request_seconds",
         "member",
         "round",
+        "uses",
     }
 )
 """Fields that never change a stage's numbers, or (kind, seed) are elsewhere in the key; ``rollout.…`` are those of a field."""

@@ -1,17 +1,29 @@
 """Try a verifier on the prompts that it will judge, before anything is trained."""
 
+import json
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vantage.schemas.recipe.inputs import EXACT_MATCH
+from vantage.schemas.recipe.verifiers import EXACT_MATCH
 from vantage.schemas.recipe.work import ImportVerifier
 from vantage.schemas.records.job import StageJob
+from vantage.schemas.records.verdict_form import RIGHT_OR_WRONG, VerdictForm
 from vantage.tasks.data.rows import Row, read_rows
 from vantage.tasks.data.splits import SPLITS
+from vantage.tasks.rewards.verdicts import Verdict, common_form, is_close
+from vantage.tasks.rewards.verifier_calls import Case
+from vantage.tasks.rewards.verifier_file import BrokenVerifier, shown_case
+from vantage.tasks.rewards.verifier_process import VerifierProcess
+from vantage.tasks.rewards.verifier_scores import refuse_unfit
 from vantage.tasks.rewards.verifiers import (
     BUILTIN_FUNCTIONS,
     MissingAnswers,
-    in_process,
     lack_of_answers,
+    process_of,
+    refuse_undecided,
+    refuse_unfit_right,
+    write_form,
 )
 
 ROWS = 4
@@ -32,26 +44,68 @@ def try_verifier(job: StageJob[ImportVerifier]) -> None:
     answer, one of them is tried. A built-in verifier is tried on every prompt.
 
     Raises:
-        BrokenVerifier: a user's verifier fails, or returns neither right nor wrong.
+        BrokenVerifier: a user's verifier fails, returns no verdict, or verdicts of different forms.
         MissingAnswers: the verifier compares with answers, and some prompts have none.
         ForeignPrompts: a built-in verifier cannot judge some prompt.
+        UndecidedVerifier: what the recipe defines as right is missing, or does not fit the verdicts.
+        UnfitScores: a term of the recipe does not fit the verdicts.
     """
     verifier = job.work.verifier
     name = job.name.partition(".")[2]
     folders = [folder for role, folder in sorted(job.inputs.items()) if role.startswith(PLACE)]
     if name in BUILTIN_FUNCTIONS:
+        _refuse_unfit_uses(job, name, RIGHT_OR_WRONG)
         for folder in folders:
             _try_built_in(name, folder)
         return
     if verifier.source == EXACT_MATCH:
         for folder in folders:
             _refuse_missing_answers(name, folder)
-    process = in_process(job.output, name=name)
+    cases = [case for folder in folders for row in _first_rows(folder) for case in _cases(row)]
+    form = _found_form(job.output, cases or [("1 + 1?", "2", "2")], name=name)
+    sys.stdout.write(f"vantage: verifiers.{name} returns {form} for each of {len(cases)} responses\n")
+    refuse_unfit_right(name, form, verifier.right)
+    _refuse_unfit_uses(job, name, form)
+    write_form(job.output, form)
+
+
+def _found_form(folder: Path, cases: Sequence[Case], *, name: str) -> VerdictForm:
+    """Return the form of the verifier's verdicts on the cases, which all have it."""
+    process = process_of(folder, name=name, form=None)
     try:
-        cases = [case for folder in folders for row in _first_rows(folder) for case in _cases(row)]
-        process.verdicts(cases or [("1 + 1?", "2", "2")])
+        verdicts = process.verdicts(cases)
+        form = common_form(verdicts)
+        for case, verdict in zip(cases, verdicts, strict=True):
+            process.fit(verdict, form, case)
+        if process.takes_batch:
+            _refuse_dependence(process, dict(zip(cases, verdicts, strict=True)), name=name)
     finally:
         process.close()
+    return form
+
+
+def _refuse_dependence(process: VerifierProcess, verdicts: Mapping[Case, Verdict], *, name: str) -> None:
+    """Raise BrokenVerifier if the verdict on a case changes when it is asked about alone, or in another order: a stage cuts
+    its batches as its engine and its ranks do."""
+    cases = list(verdicts)
+    for asked in ([case] for case in cases[:ROWS]), [cases[::-1]]:
+        for batch in asked:
+            for case, again in zip(batch, process.verdicts(batch), strict=True):
+                if not is_close(verdicts[case], again):
+                    raise BrokenVerifier(
+                        f"verifiers.{name}: of {len(cases)} responses in one call, one has the verdict "
+                        f"{json.dumps(verdicts[case])}, and in a call with {len(batch)} in another order "
+                        f"{json.dumps(again)}, for {shown_case(*case)}; let the verdict depend on the response alone, not "
+                        "on others in the batch or on chance"
+                    )
+
+
+def _refuse_unfit_uses(job: StageJob[ImportVerifier], name: str, form: VerdictForm) -> None:
+    for use in job.work.uses:
+        if use.term is None:
+            refuse_undecided(name, form, job.work.verifier.right, reader=use.path)
+        else:
+            refuse_unfit(use.term, form, path=use.path)
 
 
 def _try_built_in(name: str, folder: Path) -> None:

@@ -1,31 +1,66 @@
 """Score responses by a recipe's reward: the weighted sum of its terms."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 
 import torch
 from torch import Tensor
 
 from vantage.algorithms.ensembles import combined
-from vantage.algorithms.rewards import replace_missing_eos, subtract_missing_eos
+from vantage.algorithms.rewards import replace_missing_eos, subtract_missing_eos, whiten_scores
+from vantage.algorithms.score_distribution import quantiles
 from vantage.models.sequences import Sequences
+from vantage.schemas.metric_names import TERM_PERCENTILES
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rewards import Ensemble, MissingEos
-from vantage.schemas.recipe.terms import RewardTerm, row_of
+from vantage.schemas.recipe.score_rules import ScoreRule
+from vantage.schemas.recipe.terms import NamedScoresTerm, RewardTerm, row_of
 from vantage.schemas.records.job import StageJob
-from vantage.tasks.rewards.term_scores import Responses, Source, TermScores
+from vantage.tasks.rewards.term_scores import NamedScores, Responses, Source, TermScores
 
 
 @dataclass(frozen=True)
 class Term:
-    """One loaded summand of a reward."""
+    """One loaded term of a reward, with one score or several named ones."""
 
     name: str
     weight: float
-    scores: TermScores
+    scores: TermScores | NamedScores
     is_model: bool = False
     """Whether a reward model scores it."""
+    shapes: bool = False
+    """Whether it shapes the score of responses that are equally good."""
+    rules: tuple[ScoreRule, ...] = ()
+    """The rule of its score, or of each named one, in that order; none: the weight alone."""
+
+    @property
+    def is_graded(self) -> bool:
+        """Whether its scores are numbers of a verifier's own, and not 1 and 0."""
+        return isinstance(self.scores, NamedScores) or getattr(self.scores, "is_graded", False)
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        """The names of its scores in curves: the term's, or ``TERM.NAME`` for each named score."""
+        return (
+            tuple(f"{self.name}.{name}" for name in self.scores.names)
+            if isinstance(self.scores, NamedScores)
+            else (self.name,)
+        )
+
+    def score(self, given: Responses) -> dict[str, Tensor]:
+        """Return each score's name in curves → scores (B,), unclipped and unweighted."""
+        if not isinstance(self.scores, NamedScores):
+            return {self.name: self.scores(given)}
+        return dict(zip(self.score_names, self.scores.scores(given).unbind(dim=1), strict=True))
+
+    def summands(self, by_score: Mapping[str, Tensor]) -> list["Summand"]:
+        """Return the parts of the sum, one for each of its scores (B,)."""
+        rules = self.rules or (ScoreRule(weight=self.weight),)
+        return [
+            Summand(rule.weight, _counted(by_score[name], rule), shapes=self.shapes, whiten=rule.whiten)
+            for name, rule in zip(self.score_names, rules, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -38,6 +73,29 @@ class Scorer:
     members: tuple[str, ...] = ()
     """Names of the terms that the ensemble combines."""
 
+    @property
+    def graded(self) -> tuple[str, ...]:
+        """Names of the scores that are numbers of a verifier's own."""
+        return tuple(name for term in self.terms if term.is_graded for name in term.score_names)
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        """Names of all scores, as ``Scores.by_term`` has them."""
+        return tuple(name for term in self.terms for name in term.score_names)
+
+
+@dataclass(frozen=True)
+class Summand:
+    """One part of a reward's weighted sum."""
+
+    weight: float
+    scores: Tensor
+    """(B,), clipped and moved by its rule."""
+    shapes: bool = False
+    """Whether it shapes the score of responses that are equally good, as a length penalty does."""
+    whiten: bool = False
+    """Whether it is whitened over a rollout that is learned from."""
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -46,8 +104,32 @@ class Scores:
     total: Tensor
     """The weighted sum of the terms, with the missing-EOS rule applied."""
     weighted_sum: Tensor
-    """The weighted sum without that rule; it shows whether all responses of a group are equally right."""
+    """The weighted sum without that rule and without length penalties; it shows whether all responses of a group are equally
+    right."""
     by_term: dict[str, Tensor]
+    """Term → scores; ``TERM.NAME`` for each named score of a term that has several."""
+    graded: tuple[str, ...] = ()
+    """Those of a verifier that returns numbers, whose spread is reported too."""
+    summands: tuple[Summand, ...] = ()
+    """The parts of the weighted sum; none, for collected responses."""
+
+    def learned(self) -> Tensor:
+        """Return the scores (B,) that a rollout is learned from: the total, with whitened parts where a rule asks for them."""
+        total = self.total
+        for each in self.summands:
+            if each.whiten:
+                total = total + each.weight * (whiten_scores(each.scores) - each.scores)
+        return total
+
+    def select(self, rows: Tensor) -> "Scores":
+        """Return the scores at ``rows``, in that order."""
+        return Scores(
+            total=self.total[rows],
+            weighted_sum=self.weighted_sum[rows],
+            by_term={name: term[rows] for name, term in self.by_term.items()},
+            graded=self.graded,
+            summands=tuple(replace(each, scores=each.scores[rows]) for each in self.summands),
+        )
 
 
 def load_scorer(
@@ -77,13 +159,28 @@ def load_scorer(
             device,
             dtype,
         )
-        terms.append(Term(term.name, term.weight, _load(term, source), is_model=term.stage is not None))
+        scores = _load(term, source)
+        rules = (
+            tuple(term.rule_of(name) for name in scores.names)
+            if isinstance(scores, NamedScores) and isinstance(term, NamedScoresTerm)
+            else (term,)
+        )
+        terms.append(
+            Term(
+                term.name,
+                term.weight,
+                scores,
+                is_model=term.stage is not None,
+                shapes=row_of(term).shapes,
+                rules=rules,
+            )
+        )
     whole = job.rewards[reward]
     return Scorer(tuple(terms), whole.missing_eos, ensemble=whole.ensemble, members=whole.members)
 
 
-def _load(term: RewardTerm, source: Source) -> TermScores:
-    loaded: TermScores = import_module(row_of(term).module).load(term, source)
+def _load(term: RewardTerm, source: Source) -> TermScores | NamedScores:
+    loaded: TermScores | NamedScores = import_module(row_of(term).module).load(term, source)
     return loaded
 
 
@@ -104,22 +201,66 @@ def score(
         ended: (B,) True where the response ended with its end-of-sequence token.
     """
     given = Responses(sequences, prompts, responses, answers, ended.device, limits)
-    by_term = {term.name: term.scores(given) for term in scorer.terms}
-    total = weighted_sum(by_term, scorer)
+    by_term = scores_of(scorer, given)
+    summands = tuple(summands_of(by_term, scorer))
+    total = sum_of(summands)
     return Scores(
-        total=apply_missing_eos(total, ended, scorer.missing_eos), weighted_sum=total, by_term=by_term
+        total=apply_missing_eos(total, ended, scorer.missing_eos),
+        weighted_sum=sum_of([each for each in summands if not each.shapes] or summands),
+        by_term=by_term,
+        graded=scorer.graded,
+        summands=summands,
     )
 
 
+def score_metrics(scores: Scores) -> dict[str, float]:
+    """Return the mean of each term's or named score, unweighted, and percentiles of the graded ones."""
+    means = {f"score_mean_{name}": term.mean().item() for name, term in scores.by_term.items()}
+    spread = {
+        f"score_p{percent}_{name}": value
+        for name in scores.graded
+        for percent, value in zip(
+            TERM_PERCENTILES,
+            quantiles(scores.by_term[name], [percent / 100 for percent in TERM_PERCENTILES]),
+            strict=True,
+        )
+    }
+    return means | spread
+
+
+def scores_of(scorer: Scorer, given: Responses) -> dict[str, Tensor]:
+    """Return all terms' scores (B,), as ``Scores.by_term`` has them."""
+    return {name: scores for term in scorer.terms for name, scores in term.score(given).items()}
+
+
 def weighted_sum(by_term: Mapping[str, Tensor], scorer: Scorer) -> Tensor:
-    """Return the sum (B,) of the scorer's terms, each by its weight; those of an ensemble count as one."""
-    total = torch.zeros_like(by_term[scorer.terms[0].name])
+    """Return the sum (B,) of the scorer's terms, each score clipped, moved and weighted by its rule; the models of an
+    ensemble count as one."""
+    return sum_of(list(summands_of(by_term, scorer)))
+
+
+def sum_of(summands: Sequence[Summand]) -> Tensor:
+    """Return the weighted sum (B,) of one part or more."""
+    total = torch.zeros_like(summands[0].scores)
+    for each in summands:
+        total = total + each.weight * each.scores
+    return total
+
+
+def summands_of(by_term: Mapping[str, Tensor], scorer: Scorer) -> Iterator[Summand]:
+    """Yield the parts of the weighted sum: the terms' in their order, then the ensemble's."""
     for term in scorer.terms:
         if term.name not in scorer.members:
-            total = total + term.weight * by_term[term.name]
+            yield from term.summands(by_term)
     if scorer.ensemble is not None:
-        total = total + scorer.ensemble.weight * of_members(by_term, scorer)
-    return total
+        yield Summand(scorer.ensemble.weight, of_members(by_term, scorer))
+
+
+def _counted(scores: Tensor, rule: ScoreRule) -> Tensor:
+    """Return scores (B,) clipped and moved by their rule."""
+    if rule.clip is not None:
+        scores = scores.clamp(rule.clip.low, rule.clip.high)
+    return scores + rule.offset if rule.offset else scores
 
 
 def of_members(by_term: Mapping[str, Tensor], scorer: Scorer) -> Tensor:

@@ -39,6 +39,22 @@ class Responses:
     """Device on which the scores are returned."""
     limits: PassLimits
 
+    def cases(self) -> Tensor:
+        """Return the number of each response's prompt and answer (B,): equal ones have the same."""
+        numbers: dict[tuple[str, str | None], int] = {}
+        of_rows = zip(self.prompts, self.answers, strict=True)
+        found = [numbers.setdefault(case, len(numbers)) for case in of_rows]
+        return torch.tensor(found, device=self.device)
+
 
 TermScores = Callable[[Responses], Tensor]
 """Function from responses to scores (B,), unweighted."""
+
+
+@dataclass(frozen=True)
+class NamedScores:
+    """What a term gives that has several named scores."""
+
+    names: tuple[str, ...]
+    scores: Callable[[Responses], Tensor]
+    """Function from responses to scores (B,N), unclipped and unweighted, in the order of the names."""

@@ -8,53 +8,95 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy
+from vantage.tasks.rewards.verdicts import UnusableVerdict, Verdict, as_verdict
 
-VerifierFunction = Callable[[str, str, str | None], bool]
-"""(prompt, response, the row's answer or None) → right or wrong. A user's function is called with these argument names."""
+VerifierFunction = Callable[[str, str, str | None], Verdict]
+"""(prompt, response, the row's answer or None) → verdict. A user's function is called with these argument names."""
 
 FILE = "verifier.py"
 """Name of the copy in the store."""
+VERIFY, VERIFY_BATCH = "verify", "verify_batch"
 SIGNATURE = "(prompt, response, answer)"
 _SHOWN_CHARACTERS = 200
 
 
 class BrokenVerifier(ValueError):
-    """A verifier cannot be loaded or called, or returns neither right nor wrong."""
+    """A verifier cannot be loaded or called, or returns no verdict."""
+
+
+@dataclass(frozen=True)
+class UserFunction:
+    """A function of a user's file, and what its faults are described by."""
+
+    call: Callable[..., Any]
+    function: str
+    """Its name in the file."""
+    verifier: str
+    """What the recipe calls the verifier."""
+    file: Path
+    takes_batch: bool
+    """Whether it is called with prompts, responses and answers, and not with those of one response."""
+    is_async: bool
+
+    def judge(self, prompt: str, response: str, answer: str | None) -> Verdict:
+        """Return the verdict on one response; BrokenVerifier if it raises, or returns no verdict."""
+        about = f"for {shown_case(prompt, response, answer)}"
+        try:
+            returned = self.call(prompt=prompt, response=response, answer=answer)
+        except BaseException as error:  # a user's code may raise anything
+            raise self.raised(error, about) from error
+        return self.checked(returned, about)
+
+    def checked(self, returned: object, about: str) -> Verdict:
+        """Return what it returned as a verdict; BrokenVerifier if it is none."""
+        try:
+            return as_verdict(returned)
+        except UnusableVerdict as error:
+            raise self.broken(
+                f"returned {_short(returned)} (a {type(returned).__name__}) {about}; {error}"
+            ) from None
+
+    def raised(self, error: BaseException, about: str) -> BrokenVerifier:
+        """Return the fault of a call that raised."""
+        return self.broken(f"raised {_described(error, self.file)} {about}")
+
+    def broken(self, fault: str) -> BrokenVerifier:
+        """Return a fault with the names of verifier and function."""
+        return BrokenVerifier(f"verifiers.{self.verifier}: {self.function} {fault}")
 
 
 def load_function(file: Path, function: str, *, name: str) -> VerifierFunction:
-    """Return the function of the file, checked at every call.
+    """Return the function of the file that judges one response, checked at every call.
+
+    Raises:
+        BrokenVerifier: see ``load_user_function``; from the function itself: it raises, or returns no verdict.
+    """
+    return load_user_function(file, function, name=name).judge
+
+
+def load_user_function(file: Path, function: str, *, name: str) -> UserFunction:
+    """Return the function of the file; ``verify_batch`` in place of ``verify`` if the file has only that.
 
     Args:
         name: what the recipe calls the verifier.
 
     Raises:
         BrokenVerifier: the file is not Python or fails as it is run, or has no such function with the parameters
-            prompt, response and answer; from the function itself: it raises, or returns something else than right or
-            wrong.
+            prompt, response and answer, or prompts, responses and answers.
     """
-    judge = _function_in(_run(file, name=name), function, name=name)
-
-    def verify(prompt: str, response: str, answer: str | None) -> bool:
-        try:
-            verdict = judge(prompt=prompt, response=response, answer=answer)
-        except BaseException as error:  # a user's code may raise anything
-            raise BrokenVerifier(
-                f"verifiers.{name}: {function} raised {_described(error, file)} for {shown_case(prompt, response, answer)}"
-            ) from error
-        if isinstance(verdict, bool | numpy.bool_) or (isinstance(verdict, int) and verdict in (0, 1)):
-            return bool(verdict)
-        raise BrokenVerifier(
-            f"verifiers.{name}: {function} returned {_short(verdict)} (a {type(verdict).__name__}) for "
-            f"{shown_case(prompt, response, answer)}; {_instead_of(verdict)}"
-        )
-
-    return verify
+    module = _run(file, name=name)
+    if function == VERIFY and not hasattr(module, VERIFY) and callable(getattr(module, VERIFY_BATCH, None)):
+        function = VERIFY_BATCH
+    found, takes_batch = _function_in(module, function, name=name)
+    is_async = inspect.iscoroutinefunction(found) or inspect.iscoroutinefunction(
+        getattr(found, "__call__", None)  # noqa: B004  (an object whose call is a coroutine)
+    )
+    return UserFunction(found, function, name, file, takes_batch=takes_batch, is_async=is_async)
 
 
 def _run(file: Path, *, name: str) -> ModuleType:
@@ -80,7 +122,8 @@ def _run(file: Path, *, name: str) -> ModuleType:
     return module
 
 
-def _function_in(module: ModuleType, function: str, *, name: str) -> Callable[..., Any]:
+def _function_in(module: ModuleType, function: str, *, name: str) -> tuple[Callable[..., Any], bool]:
+    """Return the function, and whether it takes a batch."""
     found = getattr(module, function, None)
     if not callable(found):
         there = [key for key, value in vars(module).items() if inspect.isfunction(value)]
@@ -88,15 +131,24 @@ def _function_in(module: ModuleType, function: str, *, name: str) -> Callable[..
             f"verifiers.{name}.function={function!r}: the file has no such function (it has "
             f"{', '.join(there) or 'none'}); define def {function}{SIGNATURE}, or name another as function"
         )
+    fault = _fault_of_call(found, prompt="", response="", answer=None)
+    if fault is None:
+        return found, False
+    if _fault_of_call(found, prompts=[], responses=[], answers=[]) is None:
+        return found, True
+    raise BrokenVerifier(
+        f"verifiers.{name}.function={function!r} cannot be called with prompt, response and answer by these names: "
+        f"{fault}; define def {function}{SIGNATURE}"
+    )
+
+
+def _fault_of_call(function: Callable[..., Any], **arguments: object) -> str | None:
+    """Return why the function cannot be called with these arguments; None: it can."""
     try:
-        inspect.signature(found).bind(prompt="", response="", answer=None)
+        inspect.signature(function).bind(**arguments)
     except (TypeError, ValueError) as error:
-        raise BrokenVerifier(
-            f"verifiers.{name}.function={function!r} cannot be called with prompt, response and answer by these names: "
-            f"{error}; define def {function}{SIGNATURE}"
-        ) from None
-    function_found: Callable[..., Any] = found
-    return function_found
+        return str(error)
+    return None
 
 
 def _described(error: BaseException, file: Path) -> str:
@@ -123,11 +175,3 @@ def _short(value: object) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
-
-
-def _instead_of(verdict: object) -> str:
-    if isinstance(verdict, float | numpy.floating):
-        return (
-            "a verifier returns True (right) or False (wrong); a graded score is for a reward, {model: STAGE}"
-        )
-    return "return True or False"

@@ -19,13 +19,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from vantage.schemas.recipe.verifiers import Right
+from vantage.schemas.records.verdict_form import RIGHT_OR_WRONG, VerdictForm
+from vantage.tasks.rewards.verdicts import UnusableVerdict, Verdict, fitted, verdict_in
+from vantage.tasks.rewards.verifier_calls import Case
 from vantage.tasks.rewards.verifier_file import BrokenVerifier, shown_case
-from vantage.tasks.rewards.verifier_worker import READY, RIGHT, WRONG
+from vantage.tasks.rewards.verifier_worker import READY, READY_FOR_BATCHES
 from vantage.tasks.training import progress
 from vantage.tasks.training.control_groups import oom_kills
 
 CALL_SECONDS = 30.0
-"""Most seconds of one call; results that need longer belong into the data, as an answer."""
+"""Most seconds of one call; results that need longer belong into the data, as an answer. Of calls at the same time, most
+seconds after the one before."""
+BATCH_SECONDS = 600.0
+"""Most seconds of one call with a whole batch; fewer for less than 20 responses: ``CALL_SECONDS`` for each."""
 LOAD_SECONDS = 120.0
 """Most seconds of the file's execution: its imports may be large."""
 MAX_PRINTED = 2**20
@@ -48,9 +55,6 @@ PASSED_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "VERIFIER_")
 _STACK_SECONDS = 2.0
 _LOOK_SECONDS = 0.5
 
-Case = tuple[str, str, str | None]
-"""(prompt, response, the row's answer or None)"""
-
 
 class VerifierOutOfMemory(MemoryError):
     """The kernel has ended the verifier's process because memory ran out."""
@@ -59,29 +63,40 @@ class VerifierOutOfMemory(MemoryError):
 class VerifierProcess:
     """Judges by the function in the process, which is started by the first call."""
 
-    def __init__(self, configuration: Mapping[str, Any], *, name: str, function: str) -> None:
+    def __init__(
+        self,
+        configuration: Mapping[str, Any],
+        *,
+        name: str,
+        function: str,
+        form: VerdictForm | None = RIGHT_OR_WRONG,
+        right: Right | None = None,
+    ) -> None:
         """Hold what is needed to start the process.
 
         Args:
             configuration: for ``vantage.tasks.rewards.verifier_worker``: ``file`` and ``function``, or ``extract``.
             name: what the recipe calls the verifier.
             function: what is named where it is at fault.
+            form: the form of all verdicts; None: the dry run, which finds it.
+            right: what counts as right of scores, where the recipe gives it.
         """
         self._configuration = dict(configuration)
-        self._name, self._function = name, function
+        self.name, self._function = name, function
+        self.form, self.right = form, right
         self._running: _Running | None = None
         self._begun: list[Case] = []
         """Asked about, and not answered yet, in that order."""
 
-    def __call__(self, prompt: str, response: str, answer: str | None) -> bool:
-        """Return right or wrong; see ``verdicts``."""
+    def __call__(self, prompt: str, response: str, answer: str | None) -> Verdict:
+        """Return the verdict; see ``verdicts``."""
         return self.verdicts([(prompt, response, answer)])[0]
 
-    def verdicts(self, cases: Sequence[Case]) -> list[bool]:
-        """Return right or wrong, case by case.
+    def verdicts(self, cases: Sequence[Case]) -> list[Verdict]:
+        """Return the verdicts, case by case.
 
         Raises:
-            BrokenVerifier: the verifier cannot be loaded, raises, returns something else than right or wrong, takes too
+            BrokenVerifier: the verifier cannot be loaded, raises, returns no verdict or one of another form, takes too
                 long, prints too much, or ends its process.
             VerifierOutOfMemory: the kernel has ended it.
         """
@@ -89,7 +104,7 @@ class VerifierProcess:
             return []
         with self._killed_when_anything_breaks_off():
             running = self._started()
-            known: dict[Case, deque[bool]] = defaultdict(deque)
+            known: dict[Case, deque[Verdict]] = defaultdict(deque)
             begun, self._begun = self._begun, []
             others = _without(cases, begun)
             if others:
@@ -97,16 +112,23 @@ class VerifierProcess:
             asked = [*begun, *others]
             for number, case in enumerate(asked):
                 progress.phase("waiting for verifiers", number, len(asked))
-                known[case].append(self._verdict(running, case))
+                known[case].append(
+                    self._verdict(running, case, seconds=_seconds(running, number, len(asked)))
+                )
             running.look(0.0)  # what it has printed
             return [known[case].popleft() for case in cases]
 
     def begin(self, cases: Sequence[Case]) -> None:
-        """Begin cases whose verdicts are wanted later; does not wait for the process."""
+        """Begin cases whose verdicts are wanted later; does not wait for the process.
+
+        A function that takes a whole batch is asked about all cases later, by ``verdicts``.
+        """
         if not cases:
             return
         with self._killed_when_anything_breaks_off():
             running = self._started()
+            if running.takes_batch:
+                return
             running.ask(cases)
             self._begun += cases
             running.look(0.0)
@@ -117,9 +139,14 @@ class VerifierProcess:
             with self._killed_when_anything_breaks_off():
                 self._running.look(0.0)
 
+    @property
+    def takes_batch(self) -> bool:
+        """Whether the running process calls its function with a whole batch."""
+        return self._running is not None and self._running.takes_batch
+
     def _started(self) -> "_Running":
         if self._running is None:
-            self._running = _Running(self._configuration, self._name)
+            self._running = _Running(self._configuration, self.name)
             self._load(self._running)
         return self._running
 
@@ -132,14 +159,25 @@ class VerifierProcess:
 
     def _load(self, running: "_Running") -> None:
         reply = running.reply(LOAD_SECONDS)
-        if reply != READY:
+        if reply not in (READY, READY_FOR_BATCHES):
             raise self._broken(running, reply, "running the file", LOAD_SECONDS, "")
+        running.takes_batch = reply == READY_FOR_BATCHES
 
-    def _verdict(self, running: "_Running", case: Case) -> bool:
-        reply = running.reply(CALL_SECONDS)
-        if reply in (RIGHT, WRONG):
-            return reply == RIGHT
-        raise self._broken(running, reply, self._function, CALL_SECONDS, f" for {shown_case(*case)}")
+    def _verdict(self, running: "_Running", case: Case, *, seconds: float) -> Verdict:
+        reply = running.reply(seconds)
+        verdict = verdict_in(reply) if isinstance(reply, bytes) else None
+        if verdict is not None:
+            return verdict if self.form is None else self.fit(verdict, self.form, case)
+        raise self._broken(running, reply, self._function, seconds, f" for {shown_case(*case)}")
+
+    def fit(self, verdict: Verdict, form: VerdictForm, case: Case) -> Verdict:
+        """Return the verdict in its form; BrokenVerifier names the case if it has another."""
+        try:
+            return fitted(verdict, form)
+        except UnusableVerdict as error:
+            raise BrokenVerifier(
+                f"verifiers.{self.name}: {self._function} returned {json.dumps(verdict)} for {shown_case(*case)}; {error}"
+            ) from None
 
     def _broken(
         self, running: "_Running", reply: "bytes | _NoReply", what: str, seconds: float, case: str
@@ -147,7 +185,7 @@ class VerifierProcess:
         """Return the meaning of the reply, or of its absence."""
         if isinstance(reply, bytes):
             return BrokenVerifier(json.loads(reply))
-        about = f"verifiers.{self._name}: {what}"
+        about = f"verifiers.{self.name}: {what}"
         if reply.status == -signal.SIGKILL and running.is_out_of_memory():
             return VerifierOutOfMemory(
                 f"{about} was ended by the kernel, because memory ran out{case}; let it take less memory, or give the "
@@ -175,6 +213,13 @@ class VerifierProcess:
         except BaseException:
             self.close()
             raise
+
+
+def _seconds(running: "_Running", number: int, asked: int) -> float:
+    """Return how long the verdict with this number is waited for; of a whole batch, the first one comes when all do."""
+    if running.takes_batch and number == 0:
+        return min(BATCH_SECONDS, CALL_SECONDS * asked)
+    return CALL_SECONDS
 
 
 def _without(cases: Sequence[Case], begun: Sequence[Case]) -> list[Case]:
@@ -228,6 +273,8 @@ class _Running:
             os.set_blocking(descriptor, False)
             self._selector.register(descriptor, selectors.EVENT_READ)
         os.set_blocking(self._requests, False)
+        self.takes_batch = False
+        """Whether its function is called with a whole batch."""
         self._to_send = memoryview(b"")
         self._unread = b""
         self._tail = b""

@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from vantage.tasks.rewards.exact_match import exact_match
-from vantage.tasks.rewards.verifier_file import BrokenVerifier, VerifierFunction, load_function
+from vantage.tasks.rewards.verdicts import Verdict, line_of
+from vantage.tasks.rewards.verifier_calls import Calls, calls_of, one_by_one
+from vantage.tasks.rewards.verifier_file import BrokenVerifier, load_user_function
 
-READY, RIGHT, WRONG = b"ready\n", b"1\n", b"0\n"
+READY, READY_FOR_BATCHES = b"ready\n", b"ready for batches\n"
+"""What is replied once the file has been run; the second, if its function takes a whole batch at once."""
 PR_SET_PDEATHSIG = 1
 """Value of the constant in ``linux/prctl.h``."""
 
@@ -31,16 +34,18 @@ def main() -> None:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     requests, replies, name, configuration = sys.argv[1:]
-    verify = _answered(int(replies), lambda: _load(json.loads(configuration), name))
-    if verify is None:
+    try:
+        judge, is_ready = _load(json.loads(configuration), name)
+    except BrokenVerifier as fault:
+        os.write(int(replies), _line(fault))
         return
-    os.write(int(replies), READY)
+    os.write(int(replies), is_ready)
     with open(int(requests), "rb") as batches:
         for batch in batches:
-            for case in json.loads(batch):
-                verdict = _answered(int(replies), partial(verify, *case))
-                if verdict is not None:
-                    os.write(int(replies), RIGHT if verdict else WRONG)
+            for answered in judge(
+                [(prompt, response, answer) for prompt, response, answer in json.loads(batch)]
+            ):
+                os.write(int(replies), _line(answered))
             sys.stdout.flush()
             sys.stderr.flush()
 
@@ -49,10 +54,12 @@ def _leave_to_the_stage(number: int, frame: object) -> None:
     """Ignore a request to stop that all processes receive: the stage saves its state, and ends this process then."""
 
 
-def _load(configuration: dict[str, Any], name: str) -> VerifierFunction:
+def _load(configuration: dict[str, Any], name: str) -> tuple[Calls, bytes]:
+    """Return how the verifier is called, and the reply that it is ready."""
     if "extract" in configuration:
-        return partial(_compare, extract=configuration["extract"])
-    return load_function(Path(configuration["file"]), configuration["function"], name=name)
+        return one_by_one(partial(_compare, extract=configuration["extract"])), READY
+    found = load_user_function(Path(configuration["file"]), configuration["function"], name=name)
+    return calls_of(found), READY_FOR_BATCHES if found.takes_batch else READY
 
 
 def _compare(prompt: str, response: str, answer: str | None, *, extract: str | None) -> bool:
@@ -60,13 +67,11 @@ def _compare(prompt: str, response: str, answer: str | None, *, extract: str | N
     return exact_match(response, answer, extract=extract)
 
 
-def _answered(replies: int, work: Any) -> Any:
-    """Return the result of the work; if the verifier is broken, reply that and return None."""
-    try:
-        return work()
-    except BrokenVerifier as error:
-        os.write(replies, json.dumps(str(error)).encode() + b"\n")
-        return None
+def _line(answered: Verdict | BrokenVerifier) -> bytes:
+    """Return a verdict as a line, or the text of a fault as a JSON string."""
+    if isinstance(answered, BrokenVerifier):
+        return json.dumps(str(answered)).encode() + b"\n"
+    return line_of(answered)
 
 
 if __name__ == "__main__":

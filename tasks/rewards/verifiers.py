@@ -1,26 +1,34 @@
-"""Verifiers: rules that decide whether a response is right, by the name that a recipe gives them."""
+"""Verifiers: rules that judge a response, by the name that a recipe gives them."""
 
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
-from vantage.schemas.recipe.inputs import EXACT_MATCH, Verifier
 from vantage.schemas.recipe.stages import Rollouts
 from vantage.schemas.recipe.stages_that_collect import PreferenceCollection, RolloutCollection
+from vantage.schemas.recipe.verifiers import EXACT_MATCH, Right, Verifier
 from vantage.schemas.records.job import StageJob
+from vantage.schemas.records.verdict_form import RIGHT_OR_WRONG, VerdictForm
 from vantage.tasks.data import arithmetic
 from vantage.tasks.data.rows import count_missing
 from vantage.tasks.data.splits import SPLITS
+from vantage.tasks.rewards.verdicts import Verdict
 from vantage.tasks.rewards.verifier_file import FILE, VerifierFunction
 from vantage.tasks.rewards.verifier_process import VerifierProcess
 
 CONFIGURATION = "verifier.json"
 """The recipe's fields of one of its own verifiers, in the artifact; their ``source`` is a file beside it."""
+FORM = "verdicts.json"
+"""The form of the verdicts as the dry run found it, in the artifact; absent for right or wrong."""
 
 
 class MissingAnswers(ValueError):
     """Prompts without the answers that a verifier compares with."""
+
+
+class UndecidedVerifier(ValueError):
+    """A verifier returns scores, and ``right`` is missing or does not fit them."""
 
 
 def _on_a_dial(prompt: str, response: str, answer: str | None = None, *, dial: arithmetic.Dial) -> bool:
@@ -52,18 +60,88 @@ def load_verifier(job: StageJob, name: str, *, role: str) -> VerifierFunction:
     return in_process(job.inputs[role], name=name)
 
 
+def load_deciding_verifier(job: StageJob, name: str, *, role: str) -> VerifierFunction:
+    """Return the verifier with this name, for a reader that asks for right or wrong.
+
+    Raises:
+        UndecidedVerifier: it returns scores, and nothing in the recipe defines which of them are right.
+        BrokenVerifier, MissingAnswers: see ``load_verifier``.
+    """
+    verifier = load_verifier(job, name, role=role)
+    refuse_undecided(name, form_of(verifier), right_of(verifier), reader=role)
+    return verifier
+
+
+def refuse_undecided(name: str, form: VerdictForm, right: Right | None, *, reader: str) -> None:
+    """Raise UndecidedVerifier unless the verifier decides what is right, by its verdict or by the recipe's ``right``."""
+    if form.kind != "right_or_wrong" and right is None:
+        example = "{at_least: 0.5}" if form.kind == "score" else f"{{score: {form.names[0]}, at_least: 0.5}}"
+        raise UndecidedVerifier(
+            f"verifiers.{name} returns {form}, and {reader} asks for right or wrong; define what is right, for example "
+            f"verifiers.{name}.right: {example}"
+        )
+
+
+def refuse_unfit_right(name: str, form: VerdictForm, right: Right | None) -> None:
+    """Raise UndecidedVerifier if ``right`` does not fit the form of the verdicts."""
+    if right is None:
+        return
+    about = f"verifiers.{name} returns {form}, and right"
+    if form.kind == "right_or_wrong":
+        raise UndecidedVerifier(f"{about} is for scores; remove right")
+    if form.kind == "score" and right.score is not None:
+        raise UndecidedVerifier(f"{about}.score={right.score} is a named score; remove right.score")
+    if form.kind == "named_scores" and right.score not in form.names:
+        raise UndecidedVerifier(
+            f"{about}.score={right.score} is none of them; set right.score to one of them"
+        )
+
+
 def in_process(folder: Path, *, name: str) -> VerifierProcess:
-    """Return a verifier of a recipe's own, from its artifact, in a process of its own.
+    """Return a verifier of a recipe's own, from its artifact, in a process of its own; its verdicts have the form that the
+    dry run found."""
+    return process_of(folder, name=name, form=read_form(folder))
+
+
+def process_of(folder: Path, *, name: str, form: VerdictForm | None) -> VerifierProcess:
+    """Return the process of a verifier whose verdicts have this form; None: the dry run, which finds it.
 
     A regular expression may take for ever just like a user's function.
     """
     configuration = read_configuration(folder)
     if configuration.source == EXACT_MATCH:
         return VerifierProcess({"extract": configuration.extract}, name=name, function=EXACT_MATCH)
-    file = str(folder / FILE)
     return VerifierProcess(
-        {"file": file, "function": configuration.function}, name=name, function=configuration.function
+        {"file": str(folder / FILE), "function": configuration.function},
+        name=name,
+        function=configuration.function,
+        form=form,
+        right=configuration.right,
     )
+
+
+def write_form(folder: Path, form: VerdictForm) -> None:
+    """Write the form of a verifier's verdicts into its artifact, unless it is right or wrong."""
+    if form != RIGHT_OR_WRONG:
+        (folder / FORM).write_text(form.model_dump_json(indent=2) + "\n")
+
+
+def read_form(folder: Path) -> VerdictForm:
+    """Return the form of a verifier's verdicts from its artifact."""
+    file = folder / FORM
+    return VerdictForm.model_validate_json(file.read_bytes()) if file.exists() else RIGHT_OR_WRONG
+
+
+def form_of(verifier: VerifierFunction) -> VerdictForm:
+    """Return the form of a loaded verifier's verdicts."""
+    form = verifier.form if isinstance(verifier, VerifierProcess) else RIGHT_OR_WRONG
+    assert form is not None  # only a dry run has none
+    return form
+
+
+def right_of(verifier: VerifierFunction) -> Right | None:
+    """Return what counts as right of a loaded verifier's scores, if the recipe gives it."""
+    return verifier.right if isinstance(verifier, VerifierProcess) else None
 
 
 def read_configuration(folder: Path) -> Verifier:
@@ -76,8 +154,8 @@ def verdicts(
     prompts: Sequence[str],
     responses: Sequence[str],
     answers: Sequence[str | None],
-) -> list[bool]:
-    """Return right or wrong, response by response."""
+) -> list[Verdict]:
+    """Return the verdicts, response by response."""
     cases = list(zip(prompts, responses, answers, strict=True))
     if isinstance(verifier, VerifierProcess):
         return verifier.verdicts(cases)

@@ -46,6 +46,8 @@ class Collected:
     table: pa.Table
     samples_per_prompt: int
     pad_token_id: int
+    graded: tuple[str, ...] = ()
+    """Names of the graded scores, as ``Scores`` has them."""
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -101,6 +103,7 @@ class Collected:
             total=self._floats("score", rows).to(device),
             weighted_sum=self._floats("weighted_sum", rows).to(device),
             by_term={name.removeprefix(_SCORE): self._floats(name, rows).to(device) for name in terms},
+            graded=self.graded,
         )
         sampled = Sampled(
             prompts=part["prompt"].to_pylist(),
@@ -137,6 +140,7 @@ def read_collected(folder: Path, split: str, codec: Codec, *, tokenizer: str) ->
         if split == TRAIN
         else header.held_out_samples_per_prompt,
         pad_token_id=codec.pad_token_id,
+        graded=header.graded,
     )
 
 

@@ -1,7 +1,7 @@
 """Dynamic sampling (DAPO, arXiv 2503.14476 §3.2): groups without a learning signal are replaced by others."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,8 +31,27 @@ def uniform_groups(scores: Tensor, *, samples_per_prompt: int) -> Tensor:
     return groups.amax(dim=1) == groups.amin(dim=1)
 
 
+def groups_without_contrast(scores: Scores, *, samples_per_prompt: int, each: bool) -> Tensor:
+    """Return which groups (B / K,) prefer no response: by their weighted sum, or with ``each`` by none of its parts."""
+    if not each:
+        return uniform_groups(scores.weighted_sum, samples_per_prompt=samples_per_prompt)
+    by_part = [
+        uniform_groups(part.scores, samples_per_prompt=samples_per_prompt)
+        for part in scores.summands
+        if part.weight and not part.shapes
+    ]
+    if not by_part:
+        return uniform_groups(scores.weighted_sum, samples_per_prompt=samples_per_prompt)
+    return torch.stack(by_part).all(dim=0)
+
+
 def fill(
-    draw: Callable[[int], Scored], *, samples_per_prompt: int, max_rounds: int, pad_token_id: int
+    draw: Callable[[int], Scored],
+    *,
+    samples_per_prompt: int,
+    max_rounds: int,
+    pad_token_id: int,
+    each: bool = False,
 ) -> Filled:
     """Sample until there is a whole rollout of groups that are not uniform, ``max_rounds`` times at most.
 
@@ -40,6 +59,7 @@ def fill(
 
     Args:
         draw: from the number of the round to a whole rollout of new prompts, groups in a row.
+        each: whether a group is uniform only if each of its scores is, and not their sum alone.
     """
     parts: list[Scored] = []
     mixed: list[tuple[int, int]] = []
@@ -48,8 +68,8 @@ def fill(
     while not parts or (len(mixed) < wanted and len(parts) < max_rounds):
         number = len(parts)
         parts.append(draw(number))
-        is_uniform = uniform_groups(
-            parts[-1].scores.weighted_sum, samples_per_prompt=samples_per_prompt
+        is_uniform = groups_without_contrast(
+            parts[-1].scores, samples_per_prompt=samples_per_prompt, each=each
         ).tolist()
         wanted = len(is_uniform)
         for group, same in enumerate(is_uniform):
@@ -91,5 +111,10 @@ def join_scored(parts: list[Scored], *, pad_token_id: int) -> Scored:
             total=torch.cat([each.total for each in scores]),
             weighted_sum=torch.cat([each.weighted_sum for each in scores]),
             by_term={name: torch.cat([each.by_term[name] for each in scores]) for name in scores[0].by_term},
+            graded=scores[0].graded,
+            summands=tuple(
+                replace(parts[0], scores=torch.cat([part.scores for part in parts]))
+                for parts in zip(*(each.summands for each in scores), strict=True)
+            ),
         ),
     )

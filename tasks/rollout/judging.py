@@ -11,7 +11,7 @@ from vantage.schemas.recipe.rewards import Judge
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.rewards.scoring import Scorer, load_scorer, score
 from vantage.tasks.rewards.verifier_scores import judged
-from vantage.tasks.rewards.verifiers import load_verifier
+from vantage.tasks.rewards.verifiers import load_deciding_verifier
 from vantage.tasks.rollout.rollouts import Sampled
 
 Judgement = Callable[[Sampled], Tensor]
@@ -58,7 +58,7 @@ def load_judge(
         TokenizersDiffer, BrokenVerifier, MissingAnswers: see ``load_scorer`` and ``load_verifier``.
     """
     if judge.verifier is not None:
-        verifier = load_verifier(job, judge.verifier, role=role)
+        verifier = load_deciding_verifier(job, judge.verifier, role=role)
         return lambda sampled: judged(verifier, sampled.prompts, sampled.responses, sampled.answers).float()
     assert judge.reward is not None
     return RewardJudge(load_scorer(job, judge.reward, tokenizers_of=policies, device=device), limits)

@@ -14,7 +14,7 @@ from vantage.schemas.recipe.resolved import ResolvedPolicyOptimization
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.data.examples import Completions, read_completions
 from vantage.tasks.data.splits import TRAIN, VALIDATION
-from vantage.tasks.rewards.scoring import Scorer, Scores, weighted_sum
+from vantage.tasks.rewards.scoring import Scorer, Scores, scores_of, weighted_sum
 from vantage.tasks.rewards.term_scores import Responses
 from vantage.tasks.rollout.rollout_models import RolloutModels
 from vantage.tasks.training import progress
@@ -155,7 +155,7 @@ def pair_scores(scorer: Scorer, pairs: Completions, models: RolloutModels, limit
     """Return the scores (2N,) of the chosen and then of the rejected responses of N pairs, by terms that read ids alone."""
     sequences = pairs.batch(range(len(pairs))).to(models.policy.device)
     given = Responses(sequences, (), (), (), models.policy.device, limits)
-    return weighted_sum({term.name: term.scores(given) for term in scorer.terms}, scorer)
+    return weighted_sum(scores_of(scorer, given), scorer)
 
 
 def first_rows(examples: Completions, count: int) -> Completions:

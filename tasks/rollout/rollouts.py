@@ -71,11 +71,7 @@ class Scored:
         places = torch.tensor(rows, device=self.sampled.ended.device)
         return Scored(
             sampled=self.sampled.select(rows),
-            scores=Scores(
-                total=self.scores.total[places],
-                weighted_sum=self.scores.weighted_sum[places],
-                by_term={name: term[places] for name, term in self.scores.by_term.items()},
-            ),
+            scores=self.scores.select(places),
         )
 
 
@@ -285,7 +281,7 @@ def build_rollout(
 def scale(scored: Scored, returns: Returns, moments: RunningMoments | None, *, max_length: int) -> Tensor:
     """Return the scores (B,) of responses as the reward's last token begins with them; see ``shape_scores``."""
     lengths = scored.sampled.sequences.lengths
-    return shape_scores(scored.scores.total, lengths, returns, moments, max_length=max_length)
+    return shape_scores(scored.scores.learned(), lengths, returns, moments, max_length=max_length)
 
 
 def shape_scores(

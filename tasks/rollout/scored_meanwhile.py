@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from vantage.tasks.data.examples import Codec, Prompts
 from vantage.tasks.rewards.scoring import Scorer
+from vantage.tasks.rewards.term_scores import NamedScores
 from vantage.tasks.rewards.verifier_process import VerifierProcess
-from vantage.tasks.rewards.verifier_scores import VerifierScores
+from vantage.tasks.rewards.verifier_scores import NamedVerifierScores, VerifierScores
 from vantage.tasks.rollout.engine import Listener
 
 
@@ -41,9 +42,9 @@ def scored_meanwhile(
     scorer: Scorer, codec: Codec, prompts: Prompts, indices: Sequence[int]
 ) -> Listener | None:
     """Return the listener for the scorer's verifiers; None: none of them has a process of its own."""
-    verifiers = [
-        term.scores.verifier
-        for term in scorer.terms
-        if isinstance(term.scores, VerifierScores) and isinstance(term.scores.verifier, VerifierProcess)
+    scores = [
+        term.scores.scores if isinstance(term.scores, NamedScores) else term.scores for term in scorer.terms
     ]
+    asked = [each.verifier for each in scores if isinstance(each, VerifierScores | NamedVerifierScores)]
+    verifiers = [each for each in asked if isinstance(each, VerifierProcess)]
     return Meanwhile(verifiers, codec, prompts, indices) if verifiers else None

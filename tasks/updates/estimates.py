@@ -8,6 +8,7 @@ from torch import Tensor
 from vantage.algorithms.advantages import (
     above_mean_return,
     blended_values,
+    each_group_normalised,
     gae,
     greedy_baseline,
     group_mean_baseline,
@@ -20,10 +21,12 @@ from vantage.algorithms.advantages import (
     returns_to_go,
     truncated_gae,
     whiten,
+    whiten_by_sample,
 )
 from vantage.algorithms.diagnostics import blended_weight, explained_variance, switched_weight
 from vantage.algorithms.rewards import shape_rewards
 from vantage.schemas.recipe.algorithm import COLLECTED, GROUPED, Algorithm
+from vantage.tasks.rewards.scoring import Scores
 from vantage.tasks.rewards.verifier_file import VerifierFunction
 from vantage.tasks.rewards.verifier_scores import judged
 from vantage.tasks.rollout.rollouts import Rollout, sequence_sums
@@ -98,6 +101,8 @@ def estimate(
         greedy_scores=greedy_scores,
         prompt_baselines=prompt_baselines,
     )
+    if algorithm.normalise_each_score and policy_mask.any():
+        advantages = whiten_by_sample(advantages, policy_mask)
     if algorithm.whiten_advantages:
         # Mean and deviation are over the tokens of the loss
         advantages = _whitened(advantages, policy_mask)
@@ -187,6 +192,8 @@ def _advantages(
         rewards = shape_rewards(above, rollout.kl, mask, kl_coef=rollout.kl_coef)
         return returns_to_go(rewards, mask, gamma=1.0)
     if algorithm.advantage in (*GROUPED, *COLLECTED):
+        if algorithm.normalise_each_score:
+            return over_tokens(_above_others_each(rollout.scores, algorithm), mask)
         of_responses = sequence_sums(rollout.rewards, mask)
         return over_tokens(_above_others(of_responses, algorithm, prompt_baselines), mask)
     rewards = rollout.rewards
@@ -205,6 +212,14 @@ def _above_others(scores: Tensor, algorithm: Algorithm, prompt_baselines: Tensor
         return _AGAINST_THE_GROUP[algorithm.advantage](scores, groups)
     assert prompt_baselines is not None
     return (scores.double() - prompt_baselines).to(scores.dtype)
+
+
+def _above_others_each(scores: Scores, algorithm: Algorithm) -> Tensor:
+    """Return the weighted sum (B,) of the scores, each normalised within its group (GDPO)."""
+    counted = torch.stack([each.scores for each in scores.summands], dim=1)
+    weights = torch.tensor([each.weight for each in scores.summands], dtype=torch.float64)
+    groups = torch.arange(len(counted), device=counted.device) // algorithm.samples_per_prompt
+    return each_group_normalised(counted, weights.to(counted.device), groups)
 
 
 def minibatch_advantages(advantages: Tensor, policy_mask: Tensor, algorithm: Algorithm) -> Tensor:

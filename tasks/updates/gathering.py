@@ -13,9 +13,10 @@ from vantage.schemas.recipe.resolved import ResolvedPolicyOptimization
 from vantage.schemas.recipe.rollout_correction import RolloutCorrection
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.data.examples import Prompts
+from vantage.tasks.rewards.scoring import score_metrics
 from vantage.tasks.rewards.verifier_file import VerifierFunction
-from vantage.tasks.rewards.verifiers import load_verifier
-from vantage.tasks.rollout.group_sampling import Filled, fill, uniform_groups
+from vantage.tasks.rewards.verifiers import load_deciding_verifier
+from vantage.tasks.rollout.group_sampling import Filled, fill, groups_without_contrast
 from vantage.tasks.rollout.response_shape import response_shape
 from vantage.tasks.rollout.rollout_models import RolloutModels
 from vantage.tasks.rollout.rollouts import (
@@ -186,7 +187,7 @@ def load_positive_verifier(job: StageJob, algorithm: Algorithm) -> VerifierFunct
     """Return the verifier that decides which responses are imitated; None: no verifier decides it."""
     if not algorithm.positive_nll_coef or algorithm.positive_verifier is None:
         return None
-    return load_verifier(job, algorithm.positive_verifier, role="positive_verifier")
+    return load_deciding_verifier(job, algorithm.positive_verifier, role="positive_verifier")
 
 
 @dataclass(frozen=True)
@@ -245,9 +246,12 @@ def sample_rollout(
             samples_per_prompt=group,
             max_rounds=work.algorithm.max_sampling_rounds,
             pad_token_id=models.codec.pad_token_id,
+            each=work.algorithm.normalise_each_score,
         )
     scored = draw(0)
-    uniform = uniform_groups(scored.scores.weighted_sum, samples_per_prompt=group)
+    uniform = groups_without_contrast(
+        scored.scores, samples_per_prompt=group, each=work.algorithm.normalise_each_score
+    )
     return Filled(scored=scored, rounds=1, uniform_share=uniform.float().mean().item())
 
 
@@ -284,11 +288,10 @@ def describe(gathered: Gathered, algorithm: Algorithm, state: PolicyState) -> di
     """Return metrics of a rollout before its updates, and the coefficients of its rewards."""
     rollout, estimates, filled = gathered.rollout, gathered.estimates, gathered.filled
     mask = rollout.sequences.response_mask
-    terms = {f"score_mean_{name}": term.mean().item() for name, term in rollout.scores.by_term.items()}
     metrics = {
         **_disagreement(rollout, gathered.members),
         "score_mean": rollout.scores.total.mean().item(),
-        **terms,
+        **score_metrics(rollout.scores),
         "scaled_score_mean": rollout.scaled_scores.mean().item(),
         "reward_mean": sequence_sums(rollout.rewards, mask).mean().item(),
         **_divergence(sequence_sums(rollout.log_ratios, mask), rollout.sequences.lengths),

@@ -11,6 +11,7 @@ from vantage.algorithms.rewards import (
     replace_missing_eos,
     shape_rewards,
     subtract_missing_eos,
+    whiten_scores,
 )
 
 
@@ -118,3 +119,11 @@ def test_refusals():
         subtract_missing_eos(torch.zeros(3), has_eos, penalty=1.0)
     with pytest.raises(ValueError, match=r"scores has shape \(3,\); it must be \(2,\)"):
         shape_rewards(torch.zeros(3), torch.zeros(2, 4), torch.ones(2, 4).bool(), kl_coef=0.1)
+
+
+def test_whitened_scores_by_hand() -> None:
+    """1, 2, 3 and 6 have mean 3 and variance 3.5; equal ones have no scale."""
+    found = whiten_scores(torch.tensor([1.0, 2.0, 3.0, 6.0]))
+    torch.testing.assert_close(found, torch.tensor([-2.0, -1.0, 0.0, 3.0]) / 3.5**0.5)
+    assert whiten_scores(torch.tensor([0.1, 0.1, 0.1])).tolist() == [0.0, 0.0, 0.0]
+    assert whiten_scores(torch.tensor([5.0])).tolist() == [0.0]

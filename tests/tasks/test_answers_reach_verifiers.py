@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
-from vantage.schemas.recipe.inputs import Data, Split, Verifier
+from vantage.schemas.recipe.inputs import Data, Split
 from vantage.schemas.recipe.rewards import Judge, Reward
 from vantage.schemas.recipe.stages import BestOfN, PolicyOptimization
 from vantage.schemas.recipe.stages_that_collect import PreferenceCollection
 from vantage.schemas.recipe.terms import VerifierTerm
+from vantage.schemas.recipe.verifiers import Verifier
 from vantage.schemas.recipe.work import ImportVerifier, PrepareData
 from vantage.schemas.records.job import StageJob
 from vantage.tasks import best_of_n, policy_optimization

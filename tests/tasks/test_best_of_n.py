@@ -15,7 +15,15 @@ from tests.tasks.small_models import load
 from vantage.ledger.journal import read
 from vantage.models.heads import load_scalar, scores
 from vantage.models.sequences import collate
-from vantage.schemas.metric_names import COMPILED, ENGINE, GRAPHS, NONFINITE, UNCOMPILED, WATCHED
+from vantage.schemas.metric_names import (
+    COMPILED,
+    ENGINE,
+    GRAPHS,
+    NONFINITE,
+    TERM_QUANTILES,
+    UNCOMPILED,
+    WATCHED,
+)
 from vantage.schemas.recipe.pass_limits import UNLIMITED
 from vantage.schemas.recipe.rewards import MissingEos, Reward
 from vantage.schemas.recipe.stages import BestOfN
@@ -222,6 +230,6 @@ def test_it_reports_exactly_the_metrics_of_the_page(pipeline: Any, tmp_path: Pat
     written = {name for entry in read(job.scratch / JOURNAL) for name in entry.metrics}
     named = {name.replace("score_mean_reward", "score_mean_TERM") for name in written}
     assert named == curve_metric_names("best_of_n") - {
-        *(*GRAPHS, *ENGINE, *COMPILED, *NONFINITE, *WATCHED),
+        *(*GRAPHS, *ENGINE, *COMPILED, *NONFINITE, *WATCHED, *TERM_QUANTILES),
         "seconds_beside",
     }

@@ -24,6 +24,7 @@ from vantage.schemas.metric_names import (
     NONFINITE,
     OF_MACHINE,
     REWARD_DATA,
+    TERM_QUANTILES,
     UNCOMPILED,
     WATCHED,
 )
@@ -167,6 +168,7 @@ def expected_metrics(case: Case, *, reward_term: str) -> set[str]:
         **dict.fromkeys(ENGINE, False),  # tests/tasks/rollout/test_vllm_engine.py
         **dict.fromkeys(GRAPHS, False),  # tests/tasks/test_replayed_stage.py
         **dict.fromkeys(LOSSES_OF_SWITCHES, False),  # tests/tasks/test_losses_by_oracle.py
+        **dict.fromkeys(TERM_QUANTILES, False),  # tests/tasks/test_named_scores.py
         **dict.fromkeys(ENSEMBLE, False),  # tests/tasks/test_reward_ensemble.py
         **dict.fromkeys(WATCHED, False),  # tests/tasks/test_watched_policy.py
         **dict.fromkeys(NONFINITE, False),  # tests/tasks/test_nonfinite_steps.py

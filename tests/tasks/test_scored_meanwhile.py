@@ -9,10 +9,10 @@ import pytest
 
 from tests.tasks.kills import same_bytes_after_a_kill
 from vantage.models import sampling
-from vantage.schemas.recipe.inputs import Verifier
 from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.stages import BestOfN
 from vantage.schemas.recipe.terms import VerifierTerm
+from vantage.schemas.recipe.verifiers import Verifier
 from vantage.schemas.recipe.work import ImportVerifier
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.data.examples import Prompts

@@ -18,6 +18,7 @@ from vantage.schemas.metric_names import (
     LOSSES_OF_SWITCHES,
     NONFINITE,
     REWARD_DATA,
+    TERM_QUANTILES,
     UNCOMPILED,
     WATCHED,
 )
@@ -151,7 +152,7 @@ def test_a_stage_reports_exactly_the_metrics_of_the_page(name: str, pipeline: An
         written |= {"positive_nll", *OF_OTHER_SWITCHES}  # no response may have been held to be right
     named = {metric.replace("score_mean_reward", "score_mean_TERM") for metric in written}
     assert named == curve_metric_names(kind) - {
-        *(*GRAPHS, *ENGINE, *COMPILED, *NONFINITE, *WATCHED, *ENSEMBLE),
+        *(*GRAPHS, *ENGINE, *COMPILED, *NONFINITE, *WATCHED, *ENSEMBLE, *TERM_QUANTILES),
         "seconds_beside",
     }, "a GPU's, and those of other switches"
 

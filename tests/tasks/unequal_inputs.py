@@ -27,10 +27,11 @@ from transformers import (
     PreTrainedModel,
 )
 
-from vantage.schemas.recipe.inputs import Generation, Verifier
+from vantage.schemas.recipe.inputs import Generation
 from vantage.schemas.recipe.rewards import MissingEos, Reward
 from vantage.schemas.recipe.stages_that_collect import RolloutCollection
 from vantage.schemas.recipe.terms import ModelTerm, VerifierTerm
+from vantage.schemas.recipe.verifiers import Verifier
 from vantage.schemas.recipe.work import Work
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.data.rows import write_rows

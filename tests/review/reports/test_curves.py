@@ -151,3 +151,24 @@ def test_a_curve_shows_where_its_guard_fired() -> None:
         ("validation_score", (5,)),
         ("score_mean", ()),
     ]
+
+
+def test_graded_scores_are_drawn_after_the_rewards_with_their_spread() -> None:
+    told = {
+        "entropy": [(1, 0, 3.0), (2, 0, 2.0)],
+        "score_mean": [(1, 0, 1.0), (2, 0, 2.0)],
+        "score_mean_rubric.style": [(1, 0, 0.5), (2, 0, 0.75)],
+        "score_p10_rubric.style": [(1, 0, 0.25), (2, 0, 0.5)],
+        "score_p50_rubric.style": [(1, 0, 0.5), (2, 0, 0.75)],
+        "score_p90_rubric.style": [(1, 0, 1.0), (2, 0, 2.0)],
+        "score_mean_reward": [(1, 0, 1.0)],
+    }
+    found = stage_curves("policy", "policy_optimization", told, most=9)
+    assert found is not None
+    assert [curve.metric for curve in found.curves] == ["score_mean", "score_mean_rubric.style", "entropy"]
+    assert found.curves[1].band == ((1, 0.25, 1.0), (2, 0.5, 2.0))
+    assert found.curves[0].band == found.curves[2].band == ()
+    assert found.others == ("score_mean_reward",), "a model's scores are reported and not drawn, as ever"
+    [plot] = [plot for plot in plots.curve_plots(found) if "rubric" in plot.title]
+    assert plot.title == "Score rubric.style (score_mean_rubric.style)"
+    assert "the band is from the 10th to the 90th percentile" in plot.note

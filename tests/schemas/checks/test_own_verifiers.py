@@ -12,11 +12,12 @@ from vantage.schemas.loading.recipe_file import load_recipe, parse_recipe
 from vantage.schemas.loading.validation import problems_of_names
 from vantage.schemas.problems import RecipeError
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
-from vantage.schemas.recipe.inputs import EXACT_MATCH, Generation, Verifier
+from vantage.schemas.recipe.inputs import Generation
 from vantage.schemas.recipe.recipe import Recipe
 from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.stages import BestOfN, PolicyOptimization
 from vantage.schemas.recipe.terms import VerifierTerm
+from vantage.schemas.recipe.verifiers import EXACT_MATCH, Verifier
 from vantage.schemas.recipe.work import ImportVerifier, Work
 from vantage.schemas.records.stage_key import differences, key_parts, stage_key
 from vantage.schemas.steps import dependencies, ordered_steps, verifiers_of

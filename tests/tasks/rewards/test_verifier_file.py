@@ -50,10 +50,6 @@ def test_right_and_wrong_in_the_forms_that_people_use(tmp_path: Path, verdict: s
 @pytest.mark.parametrize(
     ("verdict", "told"),
     [
-        ("0.5", "returned 0.5 (a float)"),
-        ("1.0", "returned 1.0 (a float)"),
-        ("numpy.float32(1)", "(a float32)"),
-        ("2", "returned 2 (a int)"),
         ("None", "returned None (a NoneType)"),
         ("'True'", "returned 'True' (a str)"),
         ("torch.tensor(True)", "returned tensor(True) (a Tensor)"),
@@ -65,10 +61,25 @@ def test_anything_else_is_refused_with_the_case(tmp_path: Path, verdict: str, to
     assert message.startswith("verifiers.gsm8k: verify returned ")
     assert told in message
     assert "for prompt '1+1?', response '2', answer '2'; " in message
-    graded = (
-        "a verifier returns True (right) or False (wrong); a graded score is for a reward, {model: STAGE}"
-    )
-    assert message.endswith(graded if "float" in told else "; return True or False")
+    assert message.endswith("; return True or False, a number, or numbers by name ({'style': 0.5})")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "meant"),
+    [("1.0", 1.0), ("numpy.float32(0.5)", 0.5), ("2", 2.0), ("{'a': True, 'b': 2}", {"a": 1.0, "b": 2.0})],
+)
+def test_graded_and_named_scores(tmp_path: Path, verdict: str, meant: float | dict[str, float]) -> None:
+    found = load(tmp_path, returning(verdict))("p", "r", "a")
+    assert found == meant and type(found) is type(meant)
+
+
+@pytest.mark.parametrize(
+    "verdict", ["float('nan')", "float('-inf')", "{'a': 1.0, 'b': float('inf')}", "10 ** 400"]
+)
+def test_a_score_that_is_not_finite_is_refused_with_the_case(tmp_path: Path, verdict: str) -> None:
+    message = refusal(tmp_path, returning(verdict))
+    assert "for prompt '1+1?', response '2', answer '2'; " in message
+    assert message.endswith(" is not finite; return a finite number, for a failed measurement too")
 
 
 # -- what cannot be loaded

@@ -124,7 +124,9 @@ def test_any_text_arrives_as_it_is(tmp_path: Path, verifier: VerifierProcess) ->
         ("print('x' * 10**9); return True", f"verify printed more than 1048576 bytes {SHOWN}"),
         ("raise ValueError('x' * 10**8)", "verify raised ValueError: xxx"),
         ("return 'x' * 10**8", "verify returned 'xxx"),
-        ("return 0.5", f"verify returned 0.5 (a float) {SHOWN}a verifier returns True (right) or False (wrong)"),
+        ("return 0.5", f"verify returned 0.5 {SHOWN}the dry run had right or wrong, and this is one number; return"),
+        ("return {'a': 1}", f"verify returned {{\"a\": 1.0}} {SHOWN}the dry run had right or wrong, and this is scores named a"),
+        ("return 1e999", f"verify returned inf (a float) {SHOWN}the score is not finite; return a finite number"),
         ("class T:\n        def __repr__(self): raise OSError\n    return T()", "verify returned (a T) (a T) for"),
     ],
 )  # fmt: skip

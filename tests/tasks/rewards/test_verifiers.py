@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
-from vantage.schemas.recipe.inputs import EXACT_MATCH, Generation, Verifier
+from vantage.schemas.recipe.inputs import Generation
 from vantage.schemas.recipe.rewards import Judge
+from vantage.schemas.recipe.verifiers import EXACT_MATCH, Verifier
 from vantage.schemas.recipe.work import ImportVerifier
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.schemas.source_files import SourceChanged, SourceTooLarge

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from vantage.models.sequences import collate
-from vantage.tasks.rewards.scoring import Scores
+from vantage.tasks.rewards.scoring import Scores, Summand
 from vantage.tasks.rollout.group_sampling import (
     Filled,
     fill,
+    groups_without_contrast,
     join_scored,
     uniform_groups,
 )
@@ -174,3 +175,16 @@ def test_what_is_paid_for_being_cut_off_does_not_make_equal_answers_differ() -> 
     result = filled([[(0.5, 1.0)]], missing_eos=0.5)
     assert result.scored.scores.total.tolist() == [0.5, 0.5]
     assert (result.rounds, result.uniform_share) == (1, 0.0)
+
+
+def test_a_group_whose_scores_differ_though_their_sum_does_not_is_kept_where_each_counts() -> None:
+    first, second = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0]), torch.tensor([0.0, 1.0, 2.0, 2.0, 0.0, 1.0])
+    recorded = torch.tensor([5.0, 6.0, 5.0, 6.0, 5.0, 6.0])
+    scores = Scores(
+        total=first + second,
+        weighted_sum=first + second,
+        by_term={},
+        summands=(Summand(1.0, first), Summand(1.0, second), Summand(0.0, recorded)),
+    )
+    assert groups_without_contrast(scores, samples_per_prompt=2, each=False).tolist() == [True, True, False]
+    assert groups_without_contrast(scores, samples_per_prompt=2, each=True).tolist() == [False, True, False]

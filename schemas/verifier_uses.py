@@ -1,0 +1,25 @@
+"""Find where a recipe uses a verifier, so that its dry run can refuse a use that does not fit what it returns."""
+
+from collections.abc import Iterator
+
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.terms import VerifierTerm
+from vantage.schemas.recipe.work import VerifierUse
+from vantage.schemas.steps import JUDGES, rewards_read, verifiers_of
+
+
+def uses_of(recipe: Recipe, verifier: str) -> tuple[VerifierUse, ...]:
+    """Return every use of the verifier by a stage, each once."""
+    return tuple({use.path: use for use in _uses(recipe, verifier)}.values())
+
+
+def _uses(recipe: Recipe, verifier: str) -> Iterator[VerifierUse]:
+    for name, stage in recipe.stages.items():
+        for reward in rewards_read(stage):
+            for index, term in enumerate(recipe.rewards[reward].terms):
+                if isinstance(term, VerifierTerm) and term.verifier == verifier:
+                    yield VerifierUse(path=f"rewards.{reward}.terms.{index}", term=term)
+        for role, named in verifiers_of(recipe, stage).items():
+            if named == verifier and not role.startswith("reward."):
+                path = (*JUDGES[role], "verifier") if role in JUDGES else ("algorithm", role)
+                yield VerifierUse(path=".".join(("stages", name, *path)))

@@ -1,0 +1,129 @@
+"""Verdicts: what a verifier returns for a response, checked, and as lines between processes."""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from numbers import Real
+
+import numpy
+
+from vantage.schemas.recipe.fields import MAX_NAMED
+from vantage.schemas.records.verdict_form import RIGHT_OR_WRONG, VerdictForm
+
+Verdict = bool | float | dict[str, float]
+"""Right or wrong, one score, or scores by name."""
+
+MAX_SCORE = 1e30
+"""Largest size of a score: scores are added and squared in float32."""
+
+_RIGHT, _WRONG = b"1\n", b"0\n"
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+
+
+class UnusableVerdict(ValueError):
+    """A returned value is no verdict, or one of another form than its verifier's; the text is the rule and the remedy."""
+
+
+def as_verdict(returned: object) -> Verdict:
+    """Return what a user's function returned as a verdict: a bool (1 and 0 too), a float, or floats by name, sorted.
+
+    Raises:
+        UnusableVerdict: it is something else, or a number that is not finite.
+    """
+    if isinstance(returned, bool | numpy.bool_) or (isinstance(returned, int) and returned in (0, 1)):
+        return bool(returned)
+    if isinstance(returned, Mapping):
+        return _by_name(returned)
+    if isinstance(returned, Real):
+        return _finite(returned, "the score")
+    raise UnusableVerdict("return True or False, a number, or numbers by name ({'style': 0.5})")
+
+
+def _by_name(returned: Mapping[object, object]) -> dict[str, float]:
+    if not 0 < len(returned) <= MAX_NAMED:
+        raise UnusableVerdict(f"return between 1 and {MAX_NAMED} named scores")
+    found = {}
+    for name, score in returned.items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise UnusableVerdict(
+                f"{name!r:.80} is no name of a score; use lower case, digits and underscores"
+            )
+        if not isinstance(score, Real | numpy.bool_):
+            raise UnusableVerdict(f"{name} is a {type(score).__name__}; return a number for each name")
+        found[name] = _finite(score, name)
+    return dict(sorted(found.items()))
+
+
+def _finite(score: Real | numpy.bool_, what: str) -> float:
+    try:
+        found = float(score)
+    except OverflowError:  # an integer beyond every float
+        found = math.inf
+    if not math.isfinite(found):
+        raise UnusableVerdict(f"{what} is not finite; return a finite number, for a failed measurement too")
+    if abs(found) > MAX_SCORE:
+        raise UnusableVerdict(f"the size of {what} is above {MAX_SCORE:g}; scale it down")
+    return found
+
+
+def form_of(verdict: Verdict) -> VerdictForm:
+    """Return the form of one verdict."""
+    if isinstance(verdict, bool):
+        return RIGHT_OR_WRONG
+    if isinstance(verdict, dict):
+        return VerdictForm(kind="named_scores", names=tuple(verdict))
+    return VerdictForm(kind="score")
+
+
+def common_form(verdicts: Sequence[Verdict]) -> VerdictForm:
+    """Return the form of the first verdict that is more than right or wrong; with none, right or wrong."""
+    forms = map(form_of, verdicts)
+    return next((form for form in forms if form != RIGHT_OR_WRONG), RIGHT_OR_WRONG)
+
+
+def fitted(verdict: Verdict, form: VerdictForm) -> Verdict:
+    """Return a verdict in its verifier's form: True and False are the scores 1 and 0 of a verifier that returns one number.
+
+    Raises:
+        UnusableVerdict: it has another form.
+    """
+    if form.kind == "score" and isinstance(verdict, bool):
+        return float(verdict)
+    found = form_of(verdict)
+    if found == form:
+        return verdict
+    if found.kind == form.kind:
+        missing, new = set(form.names) - set(found.names), set(found.names) - set(form.names)
+        changes = [f"lacks {', '.join(sorted(missing))}"] if missing else []
+        changes += [f"has {', '.join(sorted(new))} besides"] if new else []
+        raise UnusableVerdict(
+            f"the dry run had {form}, and this one {' and '.join(changes)}; return the same names for every row"
+        )
+    raise UnusableVerdict(f"the dry run had {form}, and this is {found}; return the same form for every row")
+
+
+def is_close(one: Verdict, other: Verdict) -> bool:
+    """Return whether two verdicts on one response differ by rounding at most, as a model's do in batches of other sizes."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(is_close(one[name], other[name]) for name in one)
+    if isinstance(one, dict) or isinstance(other, dict):
+        return False
+    return math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-5)
+
+
+def line_of(verdict: Verdict) -> bytes:
+    """Return a verdict as a line; a float has all its digits."""
+    if isinstance(verdict, bool):
+        return _RIGHT if verdict else _WRONG
+    return json.dumps(verdict if isinstance(verdict, dict) else [verdict]).encode() + b"\n"
+
+
+def verdict_in(line: bytes) -> Verdict | None:
+    """Return the verdict in a line; None: it is a message."""
+    if line in (_RIGHT, _WRONG):
+        return line == _RIGHT
+    found = json.loads(line)
+    if isinstance(found, list):
+        return float(found[0])
+    return found if isinstance(found, dict) else None

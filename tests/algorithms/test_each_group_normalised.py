@@ -1,0 +1,84 @@
+"""GDPO: each score is normalised within its group, then the weighted sum over the batch."""
+
+import json
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vantage.algorithms.advantages import (
+    each_group_normalised,
+    group_normalised,
+    over_tokens,
+    whiten_by_sample,
+)
+
+BY_VERL = Path(__file__).with_name("gdpo_by_verl.json")
+
+
+@pytest.mark.parametrize("case", json.loads(BY_VERL.read_text())["cases"])
+def test_recorded_numbers_of_another_library(case: dict[str, Any]) -> None:
+    scores, lengths = torch.tensor(case["scores"]), torch.tensor(case["lengths"])
+    mask = torch.arange(int(lengths.max())) < lengths[:, None]
+    groups = torch.arange(len(scores)) // case["samples_per_prompt"]
+    summed = each_group_normalised(scores, torch.tensor(case["weights"]), groups)
+    found = whiten_by_sample(over_tokens(summed, mask), mask)
+    assert found[mask].tolist() == pytest.approx(list(chain(*case["advantages"])), abs=1e-6)
+
+
+def test_two_scores_by_hand() -> None:
+    """Deviations −1, 1 and std √2 give ∓0.7071 for the first; the second, 100 times as large, gives ±0.7071: 2 · 0.7071 less
+    0.5 · 0.7071 of the other sign."""
+    scores = torch.tensor([[0.0, 300.0], [2.0, 100.0]])
+    found = each_group_normalised(scores, torch.tensor([2.0, -0.5]), torch.tensor([0, 0]))
+    assert found.tolist() == pytest.approx([-2.5 / 2**0.5, 2.5 / 2**0.5], rel=1e-5)
+    # the sum would be normalised to ∓0.7071 of the second alone
+    assert group_normalised(scores @ torch.tensor([1.0, 1.0]), torch.tensor([0, 0]))[0] > 0
+
+
+def test_sums_that_are_equal_keep_their_contrast() -> None:
+    """(1, 0), (0, 1) and (0, 1) sum to 1 each: GRPO learns nothing from them."""
+    scores, ids = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]), torch.tensor([0, 0, 0])
+    assert group_normalised(scores.sum(1), ids).tolist() == [0.0, 0.0, 0.0]
+    found = each_group_normalised(scores, torch.tensor([2.0, 1.0]), ids)
+    assert found[0] > 0 > found[1] == found[2]
+
+
+@given(st.integers(1, 4), st.integers(2, 5), st.integers(1, 4), st.randoms(use_true_random=False))
+def test_an_oracle_in_float64(groups: int, samples: int, names: int, random: Any) -> None:
+    scores = np.array(
+        [[random.choice([0, 0.5, 1, 3, -7]) for _ in range(names)] for _ in range(groups * samples)], float
+    )
+    weights = np.array([random.uniform(-2, 2) for _ in range(names)])
+    expected = np.zeros(len(scores))
+    for start in range(0, len(scores), samples):
+        group = scores[start : start + samples]
+        spread = group.std(axis=0, ddof=1)
+        expected[start : start + samples] = ((group - group.mean(axis=0)) / (spread + 1e-6)) @ weights
+    order = np.array(random.sample(range(len(scores)), len(scores)))
+    ids = torch.tensor(np.arange(len(scores)) // samples)
+    found = each_group_normalised(torch.tensor(scores), torch.tensor(weights), ids)
+    np.testing.assert_allclose(found.numpy(), expected, atol=1e-9)
+    shuffled = each_group_normalised(torch.tensor(scores[order]), torch.tensor(weights), ids[order])
+    np.testing.assert_allclose(shuffled.numpy(), expected[order], atol=1e-9)
+
+
+def test_whitening_by_the_sample_s_variance() -> None:
+    """1, 2, 3 have variance 1 with ddof 1; what is masked changes nothing."""
+    advantages = torch.tensor([[1.0, 2.0], [3.0, float("nan")]])
+    mask = torch.tensor([[True, True], [True, False]])
+    assert whiten_by_sample(advantages, mask).tolist() == [[-1.0, 0.0], [1.0, 0.0]]
+    one = torch.tensor([[True, False]])
+    assert whiten_by_sample(torch.tensor([[5.0, 1.0]]), one).tolist() == [[0.0, 0.0]]
+    with pytest.raises(ValueError, match="no True element"):
+        whiten_by_sample(torch.zeros(1, 2), torch.zeros(1, 2).bool())
+
+
+def test_shapes_are_equal() -> None:
+    with pytest.raises(ValueError, match=r"weights has shape \(3,\)"):
+        each_group_normalised(torch.zeros(4, 2), torch.zeros(3), torch.zeros(4, dtype=torch.int64))
