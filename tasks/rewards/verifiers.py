@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from vantage.schemas.recipe.builtin_verifiers import COMPARING, ROW_OF, CodeVerifier
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
 from vantage.schemas.recipe.stages import Rollouts
 from vantage.schemas.recipe.stages_that_collect import PreferenceCollection, RolloutCollection
@@ -13,12 +14,12 @@ from vantage.schemas.records.verdict_form import RIGHT_OR_WRONG, VerdictForm
 from vantage.tasks.data import arithmetic
 from vantage.tasks.data.rows import count_missing
 from vantage.tasks.data.splits import SPLITS
+from vantage.tasks.rewards.configuration import read_configuration, refuse_other_libraries
+from vantage.tasks.rewards.sandbox import longest_call, refuse_without_isolation
 from vantage.tasks.rewards.verdicts import Verdict
 from vantage.tasks.rewards.verifier_file import FILE, VerifierFunction
 from vantage.tasks.rewards.verifier_process import VerifierProcess
 
-CONFIGURATION = "verifier.json"
-"""The recipe's fields of one of its own verifiers, in the artifact; their ``source`` is a file beside it."""
 FORM = "verdicts.json"
 """The form of the verdicts as the dry run found it, in the artifact; absent for right or wrong."""
 
@@ -55,7 +56,7 @@ def load_verifier(job: StageJob, name: str, *, role: str) -> VerifierFunction:
     if name in BUILTIN_FUNCTIONS:  # which no verifier of a recipe's own is called
         return BUILTIN_FUNCTIONS[name]
     configuration = read_configuration(job.inputs[role])
-    if configuration.source == EXACT_MATCH:
+    if configuration.source in COMPARING:
         refuse_missing_answers(job, name)
     return in_process(job.inputs[role], name=name)
 
@@ -111,12 +112,33 @@ def process_of(folder: Path, *, name: str, form: VerdictForm | None) -> Verifier
     configuration = read_configuration(folder)
     if configuration.source == EXACT_MATCH:
         return VerifierProcess({"extract": configuration.extract}, name=name, function=EXACT_MATCH)
+    if configuration.source in ROW_OF:
+        refuse_other_libraries(configuration, folder, name=name)
+        return builtin_process(configuration, name=name)
     return VerifierProcess(
         {"file": str(folder / FILE), "function": configuration.function},
         name=name,
         function=configuration.function,
         form=form,
         right=configuration.right,
+    )
+
+
+def builtin_process(configuration: Verifier, *, name: str) -> VerifierProcess:
+    """Return a built-in verifier in a process of its own.
+
+    Raises:
+        NotIsolated: it runs programs, and the kernel of this machine does not isolate them.
+    """
+    seconds = None
+    if isinstance(configuration, CodeVerifier):
+        refuse_without_isolation(configuration, name=name)
+        seconds = longest_call(configuration)
+    return VerifierProcess(
+        {"builtin": configuration.model_dump(mode="json")},
+        name=name,
+        function=configuration.source,
+        call_seconds=seconds,
     )
 
 
@@ -142,11 +164,6 @@ def form_of(verifier: VerifierFunction) -> VerdictForm:
 def right_of(verifier: VerifierFunction) -> Right | None:
     """Return what counts as right of a loaded verifier's scores, if the recipe gives it."""
     return verifier.right if isinstance(verifier, VerifierProcess) else None
-
-
-def read_configuration(folder: Path) -> Verifier:
-    """Return the content of a verifier's artifact."""
-    return Verifier.model_validate_json((folder / CONFIGURATION).read_bytes())
 
 
 def verdicts(
