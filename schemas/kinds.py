@@ -18,6 +18,8 @@ from vantage.schemas.metric_names import (
     CHOSEN_POLICY,
     COMPARED_BY_JUDGE,
     COMPILED,
+    CRITIC_ENSEMBLE,
+    CRITIC_FORMS,
     CRITIC_SLICES,
     DEMONSTRATED,
     DISTINCT,
@@ -141,6 +143,7 @@ _TABLE = (
             "constant_mse",
             *(f"explained_variance_position_{quarter}" for quarter in (1, 2, 3, 4)),
             "calibration_error",
+            *CRITIC_FORMS,
             "best_iteration",
             *UNCOMPILED,
         ),
@@ -204,7 +207,7 @@ _TABLE = (
                 "greedy_score_mean",
                 "baseline_mean",
             ),
-            *("advantage_mean", "advantage_std", "explained_variance", "critic_weight"),
+            *("advantage_mean", "advantage_std", "explained_variance", "critic_weight", *CRITIC_ENSEMBLE),
             # the update
             *(
                 "policy_loss",

@@ -63,6 +63,10 @@ VALUES = (
     "value_clip_fraction",
 )
 """Curves of a policy stage with a critic."""
+LEARNED_VALUES = ("value_loss", "value_bias", "value_mse", "value_clip_fraction", "grad_norm_critic")
+"""Curves of a policy stage whose critic learns."""
+CRITIC_ENSEMBLE = ("critic_disagreement",)
+"""Curves of a policy stage whose critic has several heads."""
 MOVED_BY_CRITIC = (*VALUES, "grad_norm_critic", "advantage_mean", "advantage_std")
 """Curves that can change while only the critic learns."""
 RESPONSE_SHAPE = (
@@ -73,6 +77,8 @@ RESPONSE_SHAPE = (
 
 DOUBLING_TOKENS = ("1", *(f"{2**low}_{2 ** (low + 1) - 1}" for low in range(1, 16)), f"{2**16}")
 """Ranges of numbers of tokens by which a critic is measured: 1, 2 to 3, 4 to 7 …, and 65,536 or more."""
+CRITIC_FORMS = ("quantile_calibration_error", *CRITIC_ENSEMBLE)
+"""Headline metrics of a critic that predicts quantiles, or is an ensemble."""
 CRITIC_SLICES = (
     *(f"tenth_{tenth}" for tenth in range(1, 11)),
     *(f"tokens_left_{tokens}" for tokens in DOUBLING_TOKENS),

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from tests.support.every import every
 from vantage.schemas.recipe.algorithm import GROUPED, Algorithm, Returns
+from vantage.schemas.recipe.critic_head import CriticHead
 from vantage.schemas.recipe.presets import PRESETS, PresetName
 from vantage.schemas.recipe.rollout_correction import RolloutCorrection
 
@@ -24,6 +25,7 @@ OFF: dict[str, Any] = {
     "ratio_mask": False, "ratio_mask_gradient": False, "freeze_critic": "none", "policy_starts_at": 0,
     "old_logprobs": "policy", "critic_steps": 1, "critic_first": False, "rollout_correction": None,
     "optimal_value_beta": 0.5, "tracker_kl_half_life": 0.06, "tracker_memory_low": 0.875, "tracker_memory_high": 0.96,
+    "critic_head": CriticHead(), "mask_agreed_share": None,
 }  # fmt: skip
 """Switch → what it is where a row of the table says nothing of it: off, or not read."""
 
@@ -180,6 +182,7 @@ OTHERS: dict[str, tuple[Any, Any]] = {
     "critic_first": (True, False),
     "optimal_value_beta": (0.1, 1.0), "tracker_kl_half_life": (0.1, 1.0), "tracker_memory_low": (0.5, 0.9),
     "tracker_memory_high": (0.9, 0.99),
+    "critic_head": (CriticHead(quantiles=16), CriticHead(ensemble=2)), "mask_agreed_share": (0.2, None),
 }  # fmt: skip
 """Switch → two values, at least one of which no preset has."""
 
@@ -205,6 +208,12 @@ COMPANY: dict[str, dict[str, Any]] = {
     "bootstrap_truncated": {"advantage": "gae"},
     "positive_nll_coef": {"positive_threshold": 0.25},
     "rollout_correction": {"old_logprobs": "policy"},
+    "critic_head": {"advantage": "gae", "value_clip_range": None},
+    "mask_agreed_share": {
+        "advantage": "gae",
+        "value_clip_range": None,
+        "critic_head": CriticHead(ensemble=2),
+    },
 }
 """Switch → what must stand beside it, or it is refused."""
 
@@ -242,7 +251,7 @@ def test_a_wrong_preset_is_the_only_complaint(value: Any) -> None:
      {"critic_ev_threshold": "0"}, {"critic_blend": 1}, {"gae_horizon": 0}, {"gae_horizon": 2.0},
      {"gae_horizon": True}, {"ratio_mask": 1}, {"ratio_mask_gradient": "detach"}, {"freeze_critic": "mlp"},
      {"policy_starts_at": -1}, {"policy_starts_at": 1.0}, {"old_logprobs": "old"}, {"critic_steps": 0},
-     {"critic_first": 1}],
+     {"critic_first": 1}, {"mask_agreed_share": 1.0}, {"mask_agreed_share": 0}],
 )  # fmt: skip
 def test_values_out_of_range_are_refused(switches: dict[str, Any]) -> None:
     with pytest.raises(ValidationError) as caught:

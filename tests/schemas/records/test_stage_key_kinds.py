@@ -65,12 +65,15 @@ CHANGED: dict[str, Any] = {
     "ratio_mask": True, "ratio_mask_gradient": True, "freeze_critic": "attention", "policy_starts_at": 3,
     "old_logprobs": "sampler", "critic_steps": 2, "critic_first": True,
     "optimal_value_beta": 1.0, "tracker_kl_half_life": 0.1, "tracker_memory_low": 0.5, "tracker_memory_high": 0.9,
+    "critic_head": {"quantiles": 8}, "mask_agreed_share": 0.2,
 }  # fmt: skip
 """Switch → a value that is not the one of ``ppo``."""
 COMPANY: dict[str, dict[str, Any]] = {
     "drop_uniform_groups": {"samples_per_prompt": 2},
     "kl_penalty_target": {"kl_penalty_coef": 0.5},
     "positive_nll_coef": {"positive_threshold": 0.5},
+    "critic_head": {"value_clip_range": None},
+    "mask_agreed_share": {"value_clip_range": None, "critic_head": {"ensemble": 2}},
 }
 """Switch → what must stand beside it."""
 
