@@ -40,6 +40,7 @@ from vantage.schemas.metric_names import (
     SAMPLED_POLICY,
     SAMPLER,
     SAMPLING,
+    SELECTED,
     SPEED,
     STEP,
     UNCOMPILED,
@@ -49,6 +50,7 @@ from vantage.schemas.metric_names import (
 )
 from vantage.schemas.recipe.evaluations import BenchmarkEvaluation, PolicyEvaluation, RewardEvaluation
 from vantage.schemas.recipe.inputs import MODEL, Content
+from vantage.schemas.recipe.prompt_selection import PromptSelection
 from vantage.schemas.recipe.resolved import (
     ResolvedBestOfN,
     ResolvedDirectPreferenceOptimization,
@@ -294,6 +296,16 @@ _TABLE = (
             *PASSES,
             *SAMPLING,
         ),
+    ),
+    Kind(
+        work=PromptSelection,
+        module="vantage.tasks.prompt_selection",
+        makes="dataset",
+        content="prompts",
+        revision=1,
+        reads={"rollouts": ("rollouts",)},
+        data={"prompts": "prompts"},
+        numbers=(*ROWS, *SELECTED),
     ),
     Kind(
         work=RewardEvaluation,

@@ -9,6 +9,7 @@ from vantage.schemas.checks.engines import engine_problems
 from vantage.schemas.checks.guards import guard_problems
 from vantage.schemas.checks.monitors import monitor_problems
 from vantage.schemas.checks.offloading import offload_problems
+from vantage.schemas.checks.prompt_selections import selection_problems
 from vantage.schemas.problems import Problem
 from vantage.schemas.recipe.algorithm import Returns
 from vantage.schemas.recipe.critic_head import ONE_VALUE, CriticHead
@@ -57,6 +58,7 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[Problem]]:
         problems += guard_problems(name, stage, recipe.rewards)
         problems += monitor_problems(recipe, name, stage)
         problems += rollout_problems(recipe, name, stage)
+        problems += selection_problems(recipe, name, stage)
         if (reference := stage_reference(stage)) is not None:
             stage = stage.model_copy(update={"reference": reference})
         stages[name] = with_lora(recipe.model.lora, stage)

@@ -262,6 +262,9 @@ class PolicyOptimization(WatchedRollouts):
     rollouts: Name | None = Field(None, exclude_if=is_unset)
     """A ``rollout_collection`` stage of the same prompts and reward, which the baselines ``reference_mean``,
     ``optimal_value`` and ``tracked_mean`` begin with."""
+    curriculum: Literal["none", "easy_first"] = Field("none", exclude_if=is_default("none"))
+    """``easy_first``: in each pass over the prompts, those with the highest pass rate come first, equal ones in random order. The
+    prompts are then those of a ``prompt_selection``. ``none``: random order."""
     ptx: Name | None = None
     """A dataset of demonstrations, for ``ptx_coef``; each minibatch has as many of them as responses."""
     iterations: Count = 50

@@ -205,6 +205,7 @@ def batch_of(job: StageJob[ResolvedPolicyOptimization], prompts: Prompts, number
         samples_per_prompt=work.algorithm.samples_per_prompt,
         num_prompts=len(prompts),
         seed=seed,
+        easiness=prompts.pass_rates if work.curriculum == "easy_first" else None,
     )
     return Batch(indices, seed=derive_seed(seed, "sampling", number))
 
