@@ -272,8 +272,9 @@ def policy(subject: Subject) -> Workload:
         )
         read.append(work.ptx)
     if algorithm.reads_critic:
-        critic_batch, critic_steps = rollouts.trained(work, logits=0.0), steps * algorithm.critic_steps
-        passes.append(Pass(role="critic", does="train", times=critic_steps, sequences=critic_batch))
+        if algorithm.trains_critic:
+            critic_batch, critic_steps = rollouts.trained(work, logits=0.0), steps * algorithm.critic_steps
+            passes.append(Pass(role="critic", does="train", times=critic_steps, sequences=critic_batch))
         looks = work.iterations + (policy_steps // of_iteration if algorithm.critic_first else 0)
         passes.append(forward("critic", looks, rollouts.scored(work.batch_size, logits=0.0)))
     samplings = [rollouts.sampling("policy", work.iterations, work.batch_size)]
@@ -296,7 +297,8 @@ def policy(subject: Subject) -> Workload:
     monitored, monitored_data = monitors(subject, work)
     networks = [language_model(subject, "policy", trained=True), language_model(subject, "reference")]
     if algorithm.reads_critic:
-        networks.append(Network(role="critic", shape=subject.shape, is_scalar=True, is_trained=True))
+        trains = algorithm.trains_critic
+        networks.append(Network(role="critic", shape=subject.shape, is_scalar=True, is_trained=trains))
     copies = work.rollout.ahead and not work.rollout.is_served
     if copies and lora_of(work) is None:  # of adapters it copies nothing but them
         networks.append(Network(role="copy", shape=subject.shape))

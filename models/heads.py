@@ -3,16 +3,15 @@
 A reward folder is what `AutoModelForSequenceClassification(num_labels=1)` reads, where transformers has that class;
 `scalar.json` beside it holds the shift that is subtracted from its raw score. A value folder, and a reward folder of
 an architecture without that class, is the trunk as `AutoModel` reads it, with the head in `head.safetensors`
-(`weight` (1, H) and, in value models, `bias` (1,)) and the same `scalar.json`.
+(`weight` (1, H) and, in value models, `bias` (1,)) and the same `scalar.json`. A critic that predicts quantiles or is an
+ensemble has N rows in its head, and its form in `scalar.json`; its value is their mean.
 """
 
 import copy
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -38,18 +37,17 @@ from vantage.models.folders import (
 )
 from vantage.models.logprobs import token_logprobs
 from vantage.models.output_head import LanguageHead, output_head, trunk
-from vantage.models.scalar_head import fresh_head, read_scalars
+from vantage.models.scalar_head import critic_head_from, fresh_head, read_outputs, read_scalars
+from vantage.models.scalar_sidecar import SIDECAR, Role, read_sidecar, refuse_other_head, write_sidecar
 from vantage.models.sequences import Sequences
 from vantage.models.sharding import are_deferred, is_sharded, whole_weights
 from vantage.models.shared_weights import shared
 from vantage.models.stored_models import Training, load_stored_policy, whole_folder, with_adapters
 from vantage.models.token_states import token_states
+from vantage.schemas.recipe.critic_head import ONE_VALUE, CriticHead
 from vantage.schemas.records.model_files import ModelFiles
 
-SIDECAR = "scalar.json"
 HEAD = "head.safetensors"
-
-Role = Literal["reward", "value"]
 
 
 class ScalarModel(nn.Module):
@@ -65,10 +63,12 @@ class ScalarModel(nn.Module):
         *,
         score_shift: float = 0.0,
         language_head: LanguageHead | None = None,
+        form: CriticHead = ONE_VALUE,
     ) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
+        self.form = form
         self.score_shift = score_shift
         self.language_head = language_head
 
@@ -78,16 +78,17 @@ class ScalarModel(nn.Module):
         return self.backbone.device
 
     def forward(
-        self, sequences: Sequences, positions: Tensor, language_rows: int = 0
+        self, sequences: Sequences, positions: Tensor, language_rows: int = 0, *, every_output: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Return scalars (B, P) in float32 at `positions` (B, P) of the sequences.
 
         With `language_rows`, also the language head's log-probabilities (N, T) of the first N responses, from the same
-        pass.
+        pass. With `every_output`, all outputs (B, P, N) of the head in place of their mean.
         """
         states = token_states(self.backbone, sequences)
         rows = torch.arange(len(sequences), device=positions.device)[:, None].expand_as(positions)
-        scalars = read_scalars(states[sequences.places(rows, positions)], self.head) - self.score_shift
+        read = read_outputs if every_output else read_scalars
+        scalars = read(states[sequences.places(rows, positions)], self.head) - self.score_shift
         return (scalars, self._logprobs(states, sequences, language_rows)) if language_rows else scalars
 
     def _logprobs(self, states: Tensor, sequences: Sequences, num_rows: int) -> Tensor:
@@ -157,6 +158,17 @@ def values(model: ScalarModel, sequences: Sequences) -> Tensor:
     return torch.where(sequences.response_mask, result, result.new_zeros(()))
 
 
+def outputs(model: ScalarModel, sequences: Sequences) -> Tensor:
+    """Return all outputs (B, T, N) of a critic's head, of which `values` are the mean, in float32. 0 where masked.
+
+    Raises:
+        ValueError: a response has no token.
+    """
+    _refuse_empty(sequences.known.responses)
+    result: Tensor = model(sequences, sequences.response_positions, every_output=True)
+    return torch.where(sequences.response_mask[..., None], result, result.new_zeros(()))
+
+
 def values_and_final(model: ScalarModel, sequences: Sequences) -> tuple[Tensor, Tensor]:
     """Return `values`, and the value (B,) of each whole response, which has seen its last token too; one pass.
 
@@ -208,6 +220,7 @@ def value_from_policy(
     seed: int,
     dtype: torch.dtype = torch.float32,
     training: Training = "all",
+    form: CriticHead = ONE_VALUE,
 ) -> ScalarModel:
     """Return a policy's trunk with a new small head and a bias of 0.
 
@@ -215,11 +228,17 @@ def value_from_policy(
         UnsafeModel: see `vantage.models.stored_models.load_stored_policy`.
     """
     backbone = trunk(load_stored_policy(_as_files(files), training=training, dtype=dtype))
-    return ScalarModel(backbone, fresh_head(backbone, seed=seed, bias=True)).eval()
+    head = critic_head_from(fresh_head(backbone, seed=seed, bias=True), form, seed=seed)
+    return _frozen_where(training, ScalarModel(backbone, head, form=form).eval())
 
 
 def value_from_reward(
-    files: ModelFiles | Path, *, dtype: torch.dtype = torch.float32, training: Training = "all"
+    files: ModelFiles | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    training: Training = "all",
+    form: CriticHead = ONE_VALUE,
+    seed: int = 0,
 ) -> ScalarModel:
     """Return a reward model's trunk and head; its score shift becomes the bias, so at first V equals the score.
 
@@ -232,21 +251,33 @@ def value_from_reward(
     with torch.no_grad():
         head.weight.copy_(reward.head.weight)
         head.bias.fill_(-reward.score_shift)
-    return ScalarModel(reward.backbone, head).eval()
+    head = critic_head_from(head, form, seed=seed)
+    return _frozen_where(training, ScalarModel(reward.backbone, head, form=form).eval())
 
 
-def load_critic(files: ModelFiles | Path, *, seed: int, training: Training = "all") -> ScalarModel:
+def load_critic(
+    files: ModelFiles | Path, *, seed: int, training: Training = "all", form: CriticHead = ONE_VALUE
+) -> ScalarModel:
     """Return a critic from whatever the folder holds: a value model as it is, a reward model, or a policy with a fresh head.
 
     Raises:
         UnsafeModel: see `vantage.models.stored_models.load_stored_policy`.
+        HeadDiffers: the value model in the folder has another form of head.
     """
     folder = _as_files(files).folder
     if not (folder / SIDECAR).is_file():
-        return value_from_policy(files, seed=seed, training=training)
-    if _read_sidecar(folder)[0] == "reward":
-        return value_from_reward(files, training=training)
+        return value_from_policy(files, seed=seed, training=training, form=form)
+    if read_sidecar(folder).role == "reward":
+        return value_from_reward(files, training=training, form=form, seed=seed)
+    refuse_other_head(folder, form)
     return load_scalar(files, role="value", training=training)
+
+
+def _frozen_where(training: Training, model: ScalarModel) -> ScalarModel:
+    """Freeze the head too if nothing is trained."""
+    if training == "nothing":
+        model.head.requires_grad_(False)
+    return model
 
 
 def load_scalar(
@@ -263,9 +294,9 @@ def load_scalar(
         ValueError: the folder holds the other role than `role`.
     """
     files = _as_files(files)
-    found, score_shift = _read_sidecar(files.folder)
-    if role is not None and found != role:
-        raise ValueError(f"{files.folder} holds a {found} model, where a {role} model is needed")
+    sidecar = read_sidecar(files.folder)
+    if role is not None and sidecar.role != role:
+        raise ValueError(f"{files.folder} holds a {sidecar.role} model, where a {role} model is needed")
     whole = whole_folder(files)
     if not (whole / SIDECAR).is_file():  # adapters on a policy's trunk
         backbone = trunk(load_stored_policy(files, training=training, dtype=dtype))
@@ -274,10 +305,9 @@ def load_scalar(
     else:
         backbone = shared(whole, dtype, lambda: _load_backbone(whole, dtype=dtype))
         backbone = with_adapters(backbone, files, training)
-    head = _load_head(files.folder, backbone)
-    if training == "nothing":
-        head.requires_grad_(False)
-    return ScalarModel(backbone, head, score_shift=score_shift).eval()
+    head = _load_head(files.folder, backbone, outputs=sidecar.head.outputs)
+    model = ScalarModel(backbone, head, score_shift=sidecar.score_shift, form=sidecar.head)
+    return _frozen_where(training, model.eval())
 
 
 def _load_backbone(folder: Path, *, dtype: torch.dtype) -> PreTrainedModel:
@@ -289,18 +319,18 @@ def _load_backbone(folder: Path, *, dtype: torch.dtype) -> PreTrainedModel:
     return trunk(load_weights(AutoModelForSequenceClassification, folder, config, dtype=dtype))
 
 
-def _load_head(folder: Path, backbone: PreTrainedModel) -> nn.Linear:
+def _load_head(folder: Path, backbone: PreTrainedModel, *, outputs: int) -> nn.Linear:
     if (folder / HEAD).is_file():
         tensors = load_file(folder / HEAD)
         weight, bias = tensors.get("weight"), tensors.get("bias")
     else:
         weight, bias = read_tensor(folder, "score.weight"), None
     hidden_size = backbone.config.get_text_config().hidden_size
-    if weight is None or weight.shape != (1, hidden_size):
+    if weight is None or weight.shape != (outputs, hidden_size):
         raise UnsafeModel(
-            f"{folder} has no head of shape (1, {hidden_size}); save it with save_reward or save_value"
+            f"{folder} has no head of shape ({outputs}, {hidden_size}); save it with save_reward or save_value"
         )
-    head = nn.Linear(hidden_size, 1, bias=bias is not None)
+    head = nn.Linear(hidden_size, outputs, bias=bias is not None)
     with torch.no_grad():
         head.weight.copy_(weight)
         if bias is not None:
@@ -343,7 +373,7 @@ def save_reward(
         _save_head(model, folder)
     else:
         _save_trunk(classifier, tokenizer, folder)
-    _write_sidecar(folder, role="reward", score_shift=score_shift)
+    write_sidecar(folder, role="reward", score_shift=score_shift)
 
 
 def save_value(
@@ -361,7 +391,7 @@ def save_value(
     else:
         _save_trunk(model.backbone, tokenizer, folder)
         _save_head(model, folder)
-    _write_sidecar(folder, role="value", score_shift=0.0)
+    write_sidecar(folder, role="value", score_shift=0.0, head=model.form)
 
 
 def _save_adapters(
@@ -409,21 +439,3 @@ def _as_sequence_classifier(model: ScalarModel) -> PreTrainedModel | None:
 def _save_trunk(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     check_embeddings(model, tokenizer)
     save_weights(model, tokenizer, folder)
-
-
-def _write_sidecar(folder: Path, *, role: Role, score_shift: float) -> None:
-    text = json.dumps({"role": role, "score_shift": score_shift}, indent=2)
-    (folder / SIDECAR).write_text(text + "\n", encoding="utf-8")
-
-
-def _read_sidecar(folder: Path) -> tuple[str, float]:
-    path = folder / SIDECAR
-    if not path.is_file():
-        raise UnsafeModel(f"{path} is missing: {folder} holds no reward or value model")
-    try:
-        sidecar = json.loads(path.read_text(encoding="utf-8"))
-        return str(sidecar["role"]), float(sidecar["score_shift"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise UnsafeModel(
-            f"{path} does not give role and score_shift ({error!r}); save the model again"
-        ) from error

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from vantage.models.folders import load_tokenizer, save_policy
-from vantage.models.heads import SIDECAR, load_scalar, save_reward
+from vantage.models.heads import load_scalar, save_reward
+from vantage.models.scalar_sidecar import SIDECAR
 from vantage.models.stored_models import load_stored_policy
 from vantage.schemas.records.model_files import ModelFiles
 

@@ -18,6 +18,8 @@ from vantage.schemas.metric_names import (
     CHOSEN_POLICY,
     COMPARED_BY_JUDGE,
     COMPILED,
+    CRITIC_ENSEMBLE,
+    CRITIC_FORMS,
     CRITIC_SLICES,
     DEMONSTRATED,
     DISTINCT,
@@ -40,6 +42,7 @@ from vantage.schemas.metric_names import (
     SAMPLED_POLICY,
     SAMPLER,
     SAMPLING,
+    SELECTED,
     SPEED,
     STEP,
     TERM_QUANTILES,
@@ -50,6 +53,7 @@ from vantage.schemas.metric_names import (
 )
 from vantage.schemas.recipe.evaluations import BenchmarkEvaluation, PolicyEvaluation, RewardEvaluation
 from vantage.schemas.recipe.inputs import MODEL, Content
+from vantage.schemas.recipe.prompt_selection import PromptSelection
 from vantage.schemas.recipe.resolved import (
     ResolvedBestOfN,
     ResolvedDirectPreferenceOptimization,
@@ -167,6 +171,7 @@ _TABLE = (
             "constant_mse",
             *(f"explained_variance_position_{quarter}" for quarter in (1, 2, 3, 4)),
             "calibration_error",
+            *CRITIC_FORMS,
             "best_iteration",
             *UNCOMPILED,
         ),
@@ -230,7 +235,7 @@ _TABLE = (
                 "greedy_score_mean",
                 "baseline_mean",
             ),
-            *("advantage_mean", "advantage_std", "explained_variance", "critic_weight"),
+            *("advantage_mean", "advantage_std", "explained_variance", "critic_weight", *CRITIC_ENSEMBLE),
             # the update
             *(
                 "policy_loss",
@@ -319,6 +324,16 @@ _TABLE = (
             *PASSES,
             *SAMPLING,
         ),
+    ),
+    Kind(
+        work=PromptSelection,
+        module="vantage.tasks.prompt_selection",
+        makes="dataset",
+        content="prompts",
+        revision=1,
+        reads={"rollouts": ("rollouts",)},
+        data={"prompts": "prompts"},
+        numbers=(*ROWS, *SELECTED),
     ),
     Kind(
         work=RewardEvaluation,

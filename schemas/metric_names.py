@@ -5,6 +5,7 @@ from collections.abc import Iterable
 PROMPTS_READ = ("prompts_too_long", "prompts_too_long_share", "unknown_token_share", "single_byte_share")
 RESPONSES_READ = ("responses_cut", "responses_cut_share")
 ROWS = ("train_rows", "validation_rows", "test_rows")
+SELECTED = ("rows_too_easy", "rows_too_hard", "rows_never_right", "rows_always_right", "mean_pass_rate")
 PAIRS = ("pair_accuracy", "preference_loss", "validation_pair_accuracy", "validation_preference_loss")
 MARGINS = tuple(
     f"{split}{name}"
@@ -79,6 +80,10 @@ VALUES = (
     "value_clip_fraction",
 )
 """Curves of a policy stage with a critic."""
+LEARNED_VALUES = ("value_loss", "value_bias", "value_mse", "value_clip_fraction", "grad_norm_critic")
+"""Curves of a policy stage whose critic learns."""
+CRITIC_ENSEMBLE = ("critic_disagreement",)
+"""Curves of a policy stage whose critic has several heads."""
 MOVED_BY_CRITIC = (*VALUES, "grad_norm_critic", "advantage_mean", "advantage_std")
 """Curves that can change while only the critic learns."""
 RESPONSE_SHAPE = (
@@ -89,6 +94,8 @@ RESPONSE_SHAPE = (
 
 DOUBLING_TOKENS = ("1", *(f"{2**low}_{2 ** (low + 1) - 1}" for low in range(1, 16)), f"{2**16}")
 """Ranges of numbers of tokens by which a critic is measured: 1, 2 to 3, 4 to 7 …, and 65,536 or more."""
+CRITIC_FORMS = ("quantile_calibration_error", *CRITIC_ENSEMBLE)
+"""Headline metrics of a critic that predicts quantiles, or is an ensemble."""
 CRITIC_SLICES = (
     *(f"tenth_{tenth}" for tenth in range(1, 11)),
     *(f"tokens_left_{tokens}" for tokens in DOUBLING_TOKENS),

@@ -5,6 +5,7 @@ from functools import reduce
 
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.inputs import MODEL, Content, Data
+from vantage.schemas.recipe.prompt_selection import PromptSelection
 from vantage.schemas.recipe.recipe import Recipe
 from vantage.schemas.recipe.rewards import Judge
 from vantage.schemas.recipe.sources import Builtin
@@ -232,8 +233,18 @@ def data_step(recipe: Recipe, name: str) -> str:
 def sources_of(recipe: Recipe, name: str) -> dict[str, Data]:
     """Return, by name, the recipe's datasets that the rows of a dataset or a mixture come from; none, if a stage collects
     them."""
+    name = selected_from(recipe, name)
     parts = recipe.mixtures[name].parts if name in recipe.mixtures else (name,)
     return {part: recipe.data[part] for part in parts if part in recipe.data}
+
+
+def selected_from(recipe: Recipe, name: str) -> str:
+    """Return the dataset from which a ``prompt_selection`` stage selects; any other name as it is."""
+    seen = {name}
+    while isinstance(stage := recipe.stages.get(name), PromptSelection) and stage.prompts not in seen:
+        name = stage.prompts
+        seen.add(name)
+    return name
 
 
 def merging_step(stage: str) -> str:
@@ -271,7 +282,9 @@ def _verifier_steps(recipe: Recipe) -> dict[str, dict[str, str]]:
                 for origin in origins
             )
             if name in recipe.verifiers or (name in BUILTIN_VERIFIERS and not its_own):
-                judged.setdefault(name, {}).update({data_step(recipe, data): None} if origins else {})
+                judged.setdefault(name, {}).update(
+                    {data_step(recipe, selected_from(recipe, data)): None} if origins else {}
+                )
     return {
         f"verifiers.{name}": {f"prompts.{i}": step for i, step in enumerate(judged[name])}
         for name in (*recipe.verifiers, *BUILTIN_VERIFIERS)

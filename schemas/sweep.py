@@ -51,6 +51,7 @@ from vantage.schemas.recipe.fields import (
     Name,
     Number,
     Seed,
+    is_default,
 )
 from vantage.schemas.recipe.members import Member, member_seed
 from vantage.schemas.recipe.recipe import Recipe
@@ -120,6 +121,14 @@ class Sweep(Frozen):
     """Arm → its overrides: dotted key → value."""
     published: Published | None = None
     """A paper's numbers for the same arms."""
+    correct: Literal["none", "bonferroni"] = Field("none", exclude_if=is_default("none"))
+    """``bonferroni``: intervals of differences hold together at 95 %: each at 1 − 0.05/m, for m = (arms − 1) · measures
+    comparisons. ``none``: each on its own."""
+
+    @property
+    def comparisons(self) -> int:
+        """Return the number of comparisons that the intervals are corrected for; 1: none."""
+        return 1 if self.correct == "none" else max(1, (len(self.arms) - 1) * len(self.measure))
 
     @field_validator("measure", mode="before")
     @classmethod

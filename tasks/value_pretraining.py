@@ -23,6 +23,7 @@ from vantage.tasks.rollout.critic_diagnosis import (
     uncertainty_of_diagnosis,
     write_diagnosis,
 )
+from vantage.tasks.rollout.critic_outputs import form_metrics
 from vantage.tasks.rollout.response_source import load_source
 from vantage.tasks.rollout.returns import Returned, measured_responses, score_moments, training_rollout
 from vantage.tasks.rollout.reward_moments import write_moments
@@ -136,6 +137,7 @@ def result_of(
         metrics={
             **diagnosis_metrics(diagnosis),
             **headline_metrics(measured),
+            **form_metrics(critic, test, models),
             "validation_explained_variance": attempt.state.best,
             "best_iteration": attempt.state.best_iteration,
             **encoding,

@@ -72,7 +72,9 @@ def _compare(sweep: Sweep, measure: Measure, arm: str, rows: Sequence[Row]) -> C
     own, base = (_by_seed(rows, each, measure.name) for each in (arm, sweep.baseline))
     published = sweep.published.values if sweep.published else {}
     differences = [value - base[seed] for seed, value in own.items() if seed in base]
-    difference, low, high = (None, None, None) if arm == sweep.baseline else interval(differences)
+    difference, low, high = (
+        (None, None, None) if arm == sweep.baseline else interval(differences, comparisons=sweep.comparisons)
+    )
     return Comparison(
         measure=measure.name,
         arm=arm,
@@ -89,17 +91,19 @@ def _compare(sweep: Sweep, measure: Measure, arm: str, rows: Sequence[Row]) -> C
     )
 
 
-def interval(differences: Sequence[float]) -> tuple[float | None, float | None, float | None]:
-    """Return mean of paired differences and its two-sided 95 % interval, d̄ ± t(0.975, n−1) · s/√n.
+def interval(
+    differences: Sequence[float], *, comparisons: int = 1
+) -> tuple[float | None, float | None, float | None]:
+    """Return mean of paired differences and its two-sided 95 % interval, d̄ ± t(1 − 0.025/m, n−1) · s/√n.
 
-    Student's t assumes roughly normal differences. A single pair has a mean and no interval.
+    Of m comparisons, all intervals hold together in 95 % of sweeps or more (Bonferroni). Student's t assumes roughly normal differences. A single pair has a mean and no interval.
     """
     if len(differences) < 2:
         return (differences[0] if differences else None), None, None
     from scipy.stats import sem, t
 
     centre = mean(differences)
-    margin = float(t.ppf((1 + CONFIDENCE) / 2, len(differences) - 1) * sem(differences))
+    margin = float(t.ppf(1 - (1 - CONFIDENCE) / (2 * comparisons), len(differences) - 1) * sem(differences))
     return centre, centre - margin, centre + margin
 
 
@@ -179,7 +183,7 @@ def table_markdown(
     lines += [
         "",
         f"Difference: mean of arm − {sweep.baseline} over the seeds that both have, with Student's 95 % interval; "
-        "not corrected for the number of arms. Inconclusive: the interval contains 0, or there is none.",
+        f"{_correction(sweep)}. Inconclusive: the interval contains 0, or there is none.",
     ]
     if sweep.published:
         said = markdown_text(f"{sweep.published.unit}, {sweep.published.source}")
@@ -189,6 +193,12 @@ def table_markdown(
         lines += ["", "Without a value:", ""]
         lines += [f"- {row.arm}, seed {row.seed}: {markdown_text(status_of_row(row))}" for row in missing]
     return "\n".join(lines) + "\n"
+
+
+def _correction(sweep: Sweep) -> str:
+    if sweep.correct == "none":
+        return "not corrected for the number of arms"
+    return f"corrected for {sweep.comparisons} comparisons (Bonferroni)"
 
 
 HEADINGS = ("arm", "n", "mean", "sd", "difference", "95 % interval", "verdict")

@@ -9,9 +9,11 @@ from vantage.schemas.checks.engines import engine_problems
 from vantage.schemas.checks.guards import guard_problems
 from vantage.schemas.checks.monitors import monitor_problems
 from vantage.schemas.checks.offloading import offload_problems
+from vantage.schemas.checks.prompt_selections import selection_problems
 from vantage.schemas.checks.score_switches import score_problems
 from vantage.schemas.problems import Problem
 from vantage.schemas.recipe.algorithm import Returns
+from vantage.schemas.recipe.critic_head import ONE_VALUE, CriticHead
 from vantage.schemas.recipe.recipe import Recipe
 from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.stage import Stage
@@ -39,6 +41,8 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[Problem]]:
             problems += _disagreements(recipe.rewards, name, stage, policy_stages)
             stage, found = _inherit(name, stage, policy_stages)
             problems += found
+            stage, found = _with_head(name, stage, policy_stages)
+            problems += found
             problems += _cut_reference(name, stage)
             if any(each.critic_optimizer == "carry" for each in policy_stages.values()):
                 stage = stage.model_copy(update={"keep_optimizer": True})
@@ -56,6 +60,7 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[Problem]]:
         problems += monitor_problems(recipe, name, stage)
         problems += rollout_problems(recipe, name, stage)
         problems += score_problems(recipe.rewards, name, stage)
+        problems += selection_problems(recipe, name, stage)
         if (reference := stage_reference(stage)) is not None:
             stage = stage.model_copy(update={"reference": reference})
         stages[name] = with_lora(recipe.model.lora, stage)
@@ -137,6 +142,26 @@ def _inherit(
             remedy = f"use one {switch} in all, or pretrain a critic for each"
             problems.append(Problem(("stages", name, "returns"), message, remedy))
     return stage.model_copy(update={"returns": next(iter(returns.values()), Returns())}), problems
+
+
+def _with_head(
+    name: str, stage: ValuePretraining, policy_stages: PolicyStages
+) -> tuple[ValuePretraining, list[Problem]]:
+    """Return the stage with the head of the policy stages that start from its critic; one value if there are none."""
+    heads = {each: policy_stage.algorithm.critic_head for each, policy_stage in policy_stages.items()}
+    wanted = next(iter(heads.values()), ONE_VALUE) if stage.head is None else stage.head
+    problems = []
+    for policy_name, head in heads.items():
+        if head != wanted:
+            message = f"{_described(wanted)} is not critic_head of '{policy_name}' ({_described(head)}), which starts from this critic"
+            remedy = "use one head in all, or pretrain a critic for each"
+            problems.append(Problem(("stages", name, "head"), message, remedy))
+    return stage.model_copy(update={"head": None if wanted.is_scalar else wanted}), problems
+
+
+def _described(head: CriticHead) -> str:
+    """Return the head as a recipe writes it."""
+    return head.model_dump_json().replace('"', "").replace(":", ": ").replace(",", ", ")
 
 
 def _disagreements(

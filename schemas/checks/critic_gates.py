@@ -5,12 +5,17 @@ from collections.abc import Iterator
 
 from vantage.schemas.metric_names import DOUBLING_TOKENS
 from vantage.schemas.problems import Path, Problem, quote
+from vantage.schemas.recipe.critic_head import ONE_VALUE
 from vantage.schemas.recipe.recipe import Recipe
 from vantage.schemas.recipe.stages import ValuePretraining
 from vantage.schemas.recipe.stages_that_collect import RolloutCollection
 from vantage.schemas.splits import asked_test_rows
 
 _BY_TOKENS = re.compile(r"explained_variance_(?:tokens_left|length)_(\d+)(?:_\d+)?")
+
+_NEEDED_HEAD = {"quantile_calibration_error": "quantiles", "critic_disagreement": "ensemble"}
+"""Metric → field of the head without which it is not measured."""
+_EXAMPLES = {"quantiles": 32, "ensemble": 2}
 
 SEVERAL_RESPONSES = {
     "explained_variance_within_prompts": 1,
@@ -34,6 +39,13 @@ def critic_gate_problems(recipe: Recipe, name: str, stage: ValuePretraining) -> 
             message = f"{quote(gate.metric)} is about more tokens than a response can have ({longest}: generation.max_response_tokens)"
             last = [tokens for tokens in DOUBLING_TOKENS if int(tokens.partition("_")[0]) <= longest][-1]
             yield Problem(path, message, f"use bins up to {last}")
+        head = ONE_VALUE if stage.head is None else stage.head
+        needed = _NEEDED_HEAD.get(gate.metric)
+        if needed is not None and getattr(head, needed) is None:
+            message = f"{quote(gate.metric)} needs a critic with {needed}, and this one has head={head.form}"
+            yield Problem(
+                path, message, f"set head: {{{needed}: {_EXAMPLES[needed]}}}, or leave the gate out"
+            )
         remedies = _for_several_responses(recipe, name, stage, needed=SEVERAL_RESPONSES.get(gate.metric, 0))
         if remedies:
             message = f"{quote(gate.metric)} compares responses to one prompt, and there are too few to a test prompt"

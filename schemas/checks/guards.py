@@ -4,8 +4,10 @@ from collections.abc import Iterator, Mapping
 
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.metric_names import (
+    CRITIC_ENSEMBLE,
     DEMONSTRATED,
     ENSEMBLE,
+    LEARNED_VALUES,
     MOVED_BY_CRITIC,
     OF_MACHINE,
     REWARD_DATA,
@@ -84,6 +86,13 @@ def _lacking(metric: str, stage: Training, rewards: Mapping[str, Reward]) -> tup
                 "a critic learns, and this algorithm reads none",
                 "use an algorithm with a critic, or leave the guard out",
             )
+        if metric in LEARNED_VALUES and stage.algorithm.reads_critic and not stage.algorithm.trains_critic:
+            return "the critic learns, and freeze_critic=all lets none learn", "leave the guard out"
+        if metric in CRITIC_ENSEMBLE and stage.algorithm.critic_head.ensemble is None:
+            return (
+                "the critic is an ensemble",
+                "set algorithm.critic_head: {ensemble: 2}, or leave the guard out",
+            )
     if isinstance(stage, WatchedRollouts) and metric in WATCHED and stage.watch is None:
         return "the stage has a watch", "add a watch, or leave the guard out"
     if isinstance(stage, WatchedRollouts) and metric in ENSEMBLE:
@@ -103,7 +112,9 @@ def _action_problems(path: Path, guard: Guard, stage: Training) -> Iterator[Prob
         )
         yield Problem((*path, "action"), message, "use finish, stop or warn")
     if guard.action == "freeze_policy" and not _has_own_critic(stage):
-        message = "freeze_policy lets the critic learn alone, and this stage has no critic of its own"
+        message = (
+            "freeze_policy lets the critic learn alone, and this stage has no critic of its own that learns"
+        )
         yield Problem((*path, "action"), message, "use stop, restore_best, finish or warn")
     elif guard.action == "freeze_policy" and guard.metric not in MOVED_BY_CRITIC:
         message = (
@@ -115,8 +126,4 @@ def _action_problems(path: Path, guard: Guard, stage: Training) -> Iterator[Prob
 
 
 def _has_own_critic(stage: Training) -> bool:
-    return (
-        isinstance(stage, PolicyOptimization)
-        and stage.algorithm.reads_critic
-        and not stage.algorithm.shared_trunk
-    )
+    return isinstance(stage, PolicyOptimization) and stage.algorithm.trains_critic

@@ -205,13 +205,20 @@ class _Names:
                 continue
             if target in self._recipe.datasets:
                 yield Reference(path, target)
-            elif collectors and target in self._recipe.stages:
+            elif self._is_collected(target, content):
                 yield replace(self.stage(path, target, collectors), collects=True)
             else:
                 collecting = (name for name, kind in self._kinds.items() if kind in collectors)
                 known = (*self._recipe.datasets, *collecting)
                 wrong = UnknownName(path, "no dataset", target, known, "define it under data")
                 yield Reference(path, target, wrong)
+
+    def _is_collected(self, target: str, content: Content) -> bool:
+        """Return whether a name is to be looked up as a stage that makes data of the content."""
+        if target not in self._recipe.stages:
+            return False
+        # a stage in the place of a dataset of prompts is a mistake, unless it selects them
+        return content == "preferences" or self._kinds.get(target) in _COLLECTORS[content]
 
     def stage_verifiers(self, name: str, stage: PartialStage) -> Iterator[Reference]:
         """Yield the references to verifiers in the stage's own fields, whatever its kind."""

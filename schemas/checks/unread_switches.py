@@ -38,6 +38,9 @@ def _unread(switches: Algorithm) -> dict[str, tuple[str, str]]:
         found["lambda_policy"] = ("while length_adaptive_alpha is set", "set length_adaptive_alpha: null")
     if advantage == "gae" and switches.critic_ev_threshold is None:
         found["critic_ev_hysteresis"] = ("while the critic is not switched", "set critic_ev_threshold")
+    if switches.reads_critic and not switches.trains_critic:
+        frozen = ("lambda_value", "value_clip_range")
+        found |= dict.fromkeys(frozen, ("while freeze_critic is all", "set freeze_critic: none"))
     if advantage != "optimal_value":
         found["optimal_value_beta"] = (f"by advantage={advantage}", "set advantage: optimal_value")
     if advantage != "tracked_mean":

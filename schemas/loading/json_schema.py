@@ -20,6 +20,7 @@ from vantage.schemas.loading.source_paths import (
 )
 from vantage.schemas.recipe.guards import RELATIONS, Guard
 from vantage.schemas.recipe.inputs import Data, Model
+from vantage.schemas.recipe.prompt_selection import PromptSelection
 from vantage.schemas.recipe.recipe import Publication, Recipe
 from vantage.schemas.recipe.rewards import Judge, MissingEos
 from vantage.schemas.recipe.rollout_correction import NAMED
@@ -94,7 +95,18 @@ def recipe_schema() -> Schema:
         _add_constraint(
             definitions[model.__name__]["properties"]["source"], _source_constraint(builtin, patterns)
         )
+    named: Schema = schema["properties"]["data"]["patternProperties"]
+    selected = _selected_data(definitions[PromptSelection.__name__])
+    named |= {pattern: {"anyOf": [data, selected]} for pattern, data in named.items()}
     return schema
+
+
+def _selected_data(stage: Schema) -> Schema:
+    """Return the schema of a dataset that is selected: its stage's, with ``from`` in place of the stages that it reads."""
+    properties = {name: each for name, each in stage["properties"].items() if name not in ("kind", "prompts")}
+    collection = properties.pop("rollouts")
+    required = ["from", *(name for name in stage["required"] if name in properties)]
+    return {**stage, "properties": {"from": collection, **properties}, "required": required}
 
 
 def sweep_schema() -> Schema:

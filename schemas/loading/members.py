@@ -1,4 +1,4 @@
-"""Writes out a stage with ``members``: one stage for each, and one term for each in the rewards that combine them.
+"""Writes out a stage with ``members``, and datasets that are selected (``vantage.schemas.loading.selections``): one stage for each, and one term for each in the rewards that combine them.
 
 It works on the plain recipe, before its fields and names are checked, so that nothing behind it knows of such stages. What is wrong
 with them is not judged here, but left as it is for those checks.
@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from vantage.schemas.loading.selections import with_selections
 from vantage.schemas.problems import Path, Problem
 from vantage.schemas.recipe.members import Members, MembersOrCount, member_name, member_seed
 from vantage.schemas.recipe.recipe import Recipe
@@ -39,7 +40,13 @@ class WrittenOut:
 
 
 def written_out(plain: Any) -> WrittenOut:
-    """Return the plain recipe with the members of its reward models as stages and as terms."""
+    """Return the plain recipe with the members of its reward models as stages and as terms, and selected datasets as stages."""
+    plain, found, selected = with_selections(plain)
+    whole = _with_members(plain)
+    return WrittenOut(whole.plain, (*found, *whole.problems), (*selected, *whole.written_at))
+
+
+def _with_members(plain: Any) -> WrittenOut:
     stages = plain.get("stages") if isinstance(plain, Mapping) else None
     if not isinstance(stages, Mapping):
         return WrittenOut(plain)

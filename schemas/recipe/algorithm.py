@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from vantage.schemas.frozen import Frozen, rule
+from vantage.schemas.recipe.critic_head import ONE_VALUE, CriticHead, refuse_frozen, refuse_head
 from vantage.schemas.recipe.fields import (
     MAX_COUNT,
     AboveOne,
@@ -194,8 +195,15 @@ class Algorithm(Losses, Returns):
     # -- other terms of the loss
     value_clip_range: Positive | None = None
     """How far, in units of reward, a new value may move from the rollout's value before its loss is clipped."""
-    freeze_critic: Literal["none", "attention"] = Field("none", exclude_if=is_default("none"))
-    """Parts of the critic that keep the weights that it starts from (SAO, arXiv 2607.07508 §3.2: its attention)."""
+    freeze_critic: Literal["none", "attention", "all"] = Field("none", exclude_if=is_default("none"))
+    """Parts of the critic that keep the weights that it starts from (SAO, arXiv 2607.07508 §3.2: its attention). ``all``: it
+    was pretrained, and learns no more (DVPO, arXiv 2502.16944): no update, no optimiser."""
+    critic_head: CriticHead = Field(ONE_VALUE, exclude_if=is_default(ONE_VALUE))
+    """What the critic predicts: one value, ``{quantiles: N}`` of the return, or ``{ensemble: K}`` values. A value stage
+    pretrains the head of the policy stages that start from it."""
+    mask_agreed_share: Fraction | None = Field(None, exclude_if=is_unset)
+    """Share of a rollout's tokens on which the ensemble's values agree most, whose advantages are set to 0; they still count in
+    the denominator (AsyPPO, arXiv 2510.01656, where agreement marks states with little to learn). None: none."""
     policy_starts_at: CountOrZero = Field(0, exclude_if=is_default(0))
     """Iterations at the beginning in which only the critic learns (SAO, arXiv 2607.07508 §4.1: 10 without pretraining)."""
     critic_steps: _Count = Field(1, exclude_if=is_default(1))
@@ -220,8 +228,13 @@ class Algorithm(Losses, Returns):
 
     @property
     def reads_critic(self) -> bool:
-        """Return whether a separate critic is trained with the policy."""
+        """Return whether a separate critic is trained with the policy, or only read if it is frozen."""
         return self.advantage == "gae" and not self.shared_trunk
+
+    @property
+    def trains_critic(self) -> bool:
+        """Return whether a separate critic learns beside the policy."""
+        return self.reads_critic and self.freeze_critic != "all"
 
     @property
     def reads_rollouts(self) -> bool:
@@ -359,6 +372,14 @@ class Algorithm(Losses, Returns):
             if value != off:
                 shown = str(value).lower()
                 raise ValueError(f"{name}={shown} is about a critic of its own, and {why}; leave {name} out")
+
+    @rule
+    def _the_head_fits_the_critic(self) -> None:
+        refuse_head(self)
+
+    @rule
+    def _a_frozen_critic_does_not_learn(self) -> None:
+        refuse_frozen(self)
 
     @rule
     def _the_critic_is_switched_or_blended(self) -> None:

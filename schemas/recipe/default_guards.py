@@ -16,7 +16,7 @@ OURS = "ours: beyond what healthy small runs reached (docs/log/training_and_crit
 POLICY, VALUE, BEST = "policy_optimization", "value_pretraining", "best_of_n"
 TRAINED = ("sft", "reward_model", "dpo", "kto", VALUE, POLICY, BEST)
 
-Need = Literal["a critic", "groups", "a watch", "another sampler"]
+Need = Literal["a critic", "a critic that learns", "groups", "a watch", "another sampler"]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ DEFAULTS: tuple[Default, ...] = (
         Guard(metric="explained_variance", below=0.01, over=5), (POLICY,),
         "below 0 a critic adds variance (EVPO, arXiv 2604.19485), and a blind one is at 0; the bound is ours", needs="a critic",
     ),
-    Default(Guard(metric="value_loss", rises_by="400%", over=5), (POLICY,), OURS, needs="a critic"),
+    Default(Guard(metric="value_loss", rises_by="400%", over=5), (POLICY,), OURS, needs="a critic that learns"),
     Default(Guard(metric="value_loss", rises_by="400%", over=5), (VALUE,), OURS),
     Default(
         Guard(metric="uniform_group_share", above=0.95, over=5), (POLICY,),
@@ -107,6 +107,7 @@ def default_guards(work: Training) -> tuple[Guard, ...]:
     if isinstance(work, PolicyOptimization):
         has |= {
             "a critic": work.algorithm.reads_critic,
+            "a critic that learns": work.algorithm.trains_critic,
             "groups": work.algorithm.samples_per_prompt > 1,
             "another sampler": work.weighs_by_sampler,
         }

@@ -32,10 +32,13 @@ def unset_rates(recipe: Recipe) -> Iterator[tuple[str, str]]:
     for name, stage in recipe.stages.items():
         if isinstance(stage, Training) and stage.learning_rate is None:
             yield name, "learning_rate"
-        if isinstance(stage, PolicyOptimization):
-            has_critic = stage.algorithm.reads_critic
-            if has_critic and stage.critic_learning_rate is None:
-                yield name, "critic_learning_rate"
+        if isinstance(stage, PolicyOptimization) and has_unset_critic_rate(stage):
+            yield name, "critic_learning_rate"
+
+
+def has_unset_critic_rate(stage: PolicyOptimization) -> bool:
+    """Return whether the stage trains a critic and does not set its learning rate."""
+    return stage.algorithm.trains_critic and stage.critic_learning_rate is None
 
 
 def rate_for(kind: str, field: str, *, width: int, lora: bool = False) -> float:

@@ -5,6 +5,7 @@ the same JSON and the same stage key.
 """
 
 from vantage.schemas.recipe.algorithm import Returns
+from vantage.schemas.recipe.critic_head import ONE_VALUE, CriticHead
 from vantage.schemas.recipe.fields import Count, Name, Positive
 from vantage.schemas.recipe.stage import Training
 from vantage.schemas.recipe.stages import BestOfN, PolicyOptimization, Rollouts, ValuePretraining
@@ -64,6 +65,11 @@ class ResolvedValuePretraining(ValuePretraining, ResolvedRollouts):
     """The policy that the KL part of the return is measured against."""
     returns: Returns
     """The returns that the critic predicts."""
+
+    @property
+    def critic_head(self) -> CriticHead:
+        """What the critic predicts at each position."""
+        return ONE_VALUE if self.head is None else self.head
 
     @property
     def fresh_responses(self) -> int:

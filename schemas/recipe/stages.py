@@ -6,6 +6,7 @@ from pydantic import Field
 
 from vantage.schemas.frozen import rule
 from vantage.schemas.recipe.algorithm import Algorithm, Returns
+from vantage.schemas.recipe.critic_head import ONE_VALUE, CriticHead, refuse_untrained
 from vantage.schemas.recipe.fields import (
     MAX_COUNT,
     Count,
@@ -144,6 +145,8 @@ class ValuePretraining(Rollouts):
     """The policy that the KL part of the return is measured against; None: ``policy``."""
     returns: Returns | None = None
     """The returns to predict; None: those of the policy stages that start from this critic."""
+    head: CriticHead | None = Field(None, exclude_if=lambda head: head in (None, ONE_VALUE))
+    """What the critic predicts; None: ``critic_head`` of the policy stages that start from this critic, else one value."""
     iterations: Count = 50
     """Most rollouts; ``patience`` may end the stage earlier."""
     samples_per_prompt: Count = 1
@@ -259,6 +262,9 @@ class PolicyOptimization(WatchedRollouts):
     rollouts: Name | None = Field(None, exclude_if=is_unset)
     """A ``rollout_collection`` stage of the same prompts and reward, which the baselines ``reference_mean``,
     ``optimal_value`` and ``tracked_mean`` begin with."""
+    curriculum: Literal["none", "easy_first"] = Field("none", exclude_if=is_default("none"))
+    """``easy_first``: in each pass over the prompts, those with the highest pass rate come first, equal ones in random order. The
+    prompts are then those of a ``prompt_selection``. ``none``: random order."""
     ptx: Name | None = None
     """A dataset of demonstrations, for ``ptx_coef``; each minibatch has as many of them as responses."""
     iterations: Count = 50
@@ -266,7 +272,7 @@ class PolicyOptimization(WatchedRollouts):
     rollout: Ahead = Field(Ahead(), exclude_if=is_default(Ahead()))
     """How responses are sampled, and whether while another rollout trains."""
     critic_learning_rate: Positive | None = None
-    """Learning rate of the critic's AdamW; read if ``algorithm`` has a critic."""
+    """Learning rate of the critic's AdamW; read if ``algorithm`` has a critic that learns."""
     critic_optimizer: Literal["fresh", "carry"] = Field("fresh", exclude_if=is_default("fresh"))
     """``carry``: the critic's AdamW goes on with the moments and the number of steps of its pretraining, and has no warm-up
     again; rate, decay and schedule are this stage's. ``fresh``: it begins anew."""
@@ -366,6 +372,10 @@ class PolicyOptimization(WatchedRollouts):
             raise ValueError(
                 f"critic={self.critic} and fresh_critic={self.fresh_critic} exclude each other; give one"
             )
+
+    @rule
+    def _a_frozen_critic_was_trained(self) -> None:
+        refuse_untrained(self)
 
     @rule
     def _only_a_pretrained_critic_has_an_optimizer(self) -> None:

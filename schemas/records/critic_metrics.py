@@ -18,7 +18,8 @@ CRITIC_METRICS: tuple[Metric, ...] = (
     Metric(
         "value_loss", "reward²",
         "½ · mean over valid tokens of (value − target)², clipped if the recipe says so; of the iteration's last "
-        "minibatch; in policy_optimization the mean over its minibatches.",
+        "minibatch; in policy_optimization the mean over its minibatches. With critic_head: {quantiles: N} the quantile "
+        "Huber loss; with an ensemble the values are those of the head that learns from the prompt.",
     ),
     Metric(
         "explained_variance", "1",
@@ -109,6 +110,19 @@ CRITIC_METRICS: tuple[Metric, ...] = (
         "calibration_error", "reward",
         "Mean over tokens of |mean value − mean return| of their part, by tenths of the tokens in the order of their values. "
         "Noise alone makes it positive.",
+    ),
+    Metric(
+        "quantile_calibration_error", "1",
+        "Mean over at most nine bounds of |share of returns up to the bound − mean predicted share up to it|, where a "
+        "critic with quantiles predicts the share of its quantiles up to the bound. The bounds lie between different "
+        "returns, near their tenths. On responses to test prompts; noise alone makes it positive. Only with critic_head: "
+        "{quantiles: N}.",
+    ),
+    Metric(
+        "critic_disagreement", "reward",
+        "Mean over valid tokens of the standard deviation over the values of an ensemble. value_pretraining: the kept "
+        "critic on responses to test prompts; policy_optimization: on the rollout, before the update. Only with "
+        "critic_head: {ensemble: K}.",
     ),
     Metric("value_clip_fraction", "1", "Share of valid tokens at which the clip of the value loss binds."),
     Metric("return_mean", "reward", "Mean Monte-Carlo return over the rollout's valid tokens."),

@@ -17,6 +17,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("train_rows", "rows", "Usable rows for training."),
     Metric("validation_rows", "rows", "Usable rows set apart for selection."),
     Metric("test_rows", "rows", "Usable rows set apart for gates and evaluation."),
+    Metric("rows_too_easy", "rows", "Training prompts that a selection leaves out since they pass more often than pass_rate allows."),
+    Metric("rows_too_hard", "rows", "Training prompts that a selection leaves out since they pass less often than pass_rate allows."),
+    Metric("rows_never_right", "rows", "Training prompts without any response that passes; report.json has the rows by tenth of the pass rate."),
+    Metric("rows_always_right", "rows", "Training prompts all of whose responses pass."),
+    Metric("mean_pass_rate", "1", "Mean over the training prompts of the share of their collected responses that pass."),
     Metric("source_rows", "rows", "Rows that the source has."),
     Metric(
         "dropped_rows", "rows",

@@ -31,6 +31,8 @@ from vantage.tasks.training.measured import clusters_of_ids
 
 log = logging.getLogger(__name__)
 
+PASS_RATE = "pass_rate"
+"""Column of prompts that were selected by their pass rate."""
 _ROWS_AT_ONCE = 4096
 """Number of rows whose text is in memory while it becomes ids."""
 
@@ -103,6 +105,8 @@ class Prompts:
     counts: EncodingCounts = NOT_COUNTED
     conversations: Sequence[list[Message] | None] | None = None
     """Turns of prompts that are conversations; None: no prompt is one."""
+    pass_rates: Sequence[float] | None = None
+    """Shares of collected responses that passed, of prompts that were selected by it; None: they were not."""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -227,7 +231,9 @@ class Rankings:
 
 def read_prompts(folder: Path, split: str, codec: Codec) -> Prompts:
     """Return the prompts of one split of a dataset as ids; those longer than the recipe's limit are left out."""
-    has_turns = "messages" in column_names(folder, split)
+    there = column_names(folder, split)
+    has_turns, has_rates = "messages" in there, PASS_RATE in there
+    rates = array("d")
     ids = TokenRowsWriter(codec.scratch)
     texts, answers, conversations = (JsonRowsWriter(codec.scratch) for _ in range(3))
     counts, num_too_long = NOT_COUNTED, 0
@@ -237,6 +243,7 @@ def read_prompts(folder: Path, split: str, codec: Codec) -> Prompts:
         texts.extend(row["prompt"] for row in encoded.rows)
         answers.extend(row.get("answer") for row in encoded.rows)
         conversations.extend(row["messages"] for row in encoded.rows if has_turns)
+        rates.extend(row[PASS_RATE] for row in encoded.rows if has_rates)
         counts, num_too_long = counts + encoded.counts(codec), num_too_long + encoded.num_too_long
     _refuse_no_fit(counts, num_too_long, codec)
     log.info("%s: %s rows, %s of them with a prompt that is too long", split, counts.num_rows, num_too_long)
@@ -247,6 +254,7 @@ def read_prompts(folder: Path, split: str, codec: Codec) -> Prompts:
         num_too_long=num_too_long,
         counts=counts,
         conversations=conversations.rows() if has_turns else None,
+        pass_rates=rates if has_rates else None,
     )
 
 

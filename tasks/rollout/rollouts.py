@@ -118,10 +118,24 @@ class Rollout:
 
 
 def prompts_of_iteration(
-    iteration: int, *, num_responses: int, samples_per_prompt: int, num_prompts: int, seed: int
+    iteration: int,
+    *,
+    num_responses: int,
+    samples_per_prompt: int,
+    num_prompts: int,
+    seed: int,
+    easiness: Sequence[float] | None = None,
 ) -> list[int]:
-    """Return indices of the prompts of one rollout, each of which is sampled ``samples_per_prompt`` times."""
-    order = DataOrder(num_examples=num_prompts, batch_size=num_responses // samples_per_prompt, seed=seed)
+    """Return indices of the prompts of one rollout, each of which is sampled ``samples_per_prompt`` times.
+
+    ``easiness``: numbers by which the prompts are ordered in each pass over them, the largest first.
+    """
+    order = DataOrder(
+        num_examples=num_prompts,
+        batch_size=num_responses // samples_per_prompt,
+        seed=seed,
+        easiness=easiness,
+    )
     return order.batch(iteration)
 
 

@@ -38,6 +38,8 @@ class DataOrder:
     seed: int
     lengths: Sequence[int] | None = field(default=None, hash=False)
     """Lengths of the examples in tokens, to make batches of similar length; None: plainly shuffled."""
+    easiness: Sequence[float] | None = field(default=None, hash=False)
+    """Numbers by which the examples of each epoch are ordered, the largest first; equal ones stay shuffled. None: no order."""
 
     def batch(self, number: int) -> list[int]:
         """Return the examples of batch ``number`` (from 0); batches continue over the ends of epochs, so all are full."""
@@ -72,6 +74,9 @@ def _epoch(order: DataOrder, epoch: int) -> Sequence[int]:
     draw = generator(order.seed, "order", epoch)
     # An array, since two lists of ten million integers take 800 MB
     shuffled = array("q", torch.randperm(order.num_examples, generator=draw).numpy().tobytes())
+    if order.easiness is not None:
+        easiness = order.easiness
+        return array("q", sorted(shuffled, key=lambda index: -easiness[index]))
     if order.lengths is None:
         return shuffled
     grouped = array("q")

@@ -24,6 +24,7 @@ from vantage.models.policy import PolicyModel
 from vantage.models.sharding import hold_frozen_in, like, local, read_own_rows, shard, without_weights
 from vantage.models.stored_models import Training, load_stored_policy, whole_folder
 from vantage.schemas.recipe import stage
+from vantage.schemas.recipe.resolved import ResolvedValuePretraining
 from vantage.schemas.records.job import StageJob
 from vantage.schemas.records.model_files import ModelFiles
 from vantage.tasks.training import ranks
@@ -108,12 +109,14 @@ def trained_policy(job: StageJob[stage.Training], device: torch.device) -> Polic
     )
 
 
-def trained_critic(job: StageJob[stage.Training], device: torch.device) -> ScalarModel:
+def trained_critic(job: StageJob[ResolvedValuePretraining], device: torch.device) -> ScalarModel:
     """Return the critic from ``init``, to be trained; if ``init`` is a policy, the critic has a new head."""
     seed = derive_seed(stage_seed(job), "init")
     return trained(
         job,
-        lambda training: load_critic(job.model("init"), seed=seed, training=training),
+        lambda training: load_critic(
+            job.model("init"), seed=seed, training=training, form=job.work.critic_head
+        ),
         job.model("init"),
         device,
     )

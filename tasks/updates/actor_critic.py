@@ -16,6 +16,7 @@ from vantage.schemas.recipe.resolved import ResolvedPolicyOptimization
 from vantage.schemas.records.job import StageJob
 from vantage.schemas.records.model_files import ModelFiles
 from vantage.tasks.data.examples import Prompts
+from vantage.tasks.rollout.critic_outputs import values_and_disagreement
 from vantage.tasks.rollout.rollout_models import RolloutModels, load_rollout_models
 from vantage.tasks.rollout.rollouts import (
     Rollout,
@@ -23,10 +24,23 @@ from vantage.tasks.rollout.rollouts import (
     rollout_values_and_final,
 )
 from vantage.tasks.training.carried_optimizer import carry_over
+from vantage.tasks.training.compiling import compiled
 from vantage.tasks.training.found_limits import Taken, longest_response
-from vantage.tasks.training.networks import trained
+from vantage.tasks.training.networks import placed, trained
 from vantage.tasks.training.optimization import optimizer_of
 from vantage.tasks.training.seeds import derive_seed, stage_seed
+
+
+@dataclass(frozen=True)
+class CriticReads:
+    """What a critic predicts about a rollout; None without a critic, and where it was not asked for."""
+
+    values: Tensor | None
+    """(B,T)."""
+    final_values: Tensor | None
+    """(B,)."""
+    disagreement: Tensor | None
+    """(B,T)."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +56,11 @@ class ActorCritic:
     """The module that each optimiser trains, by its name in checkpoints."""
     optimizers: dict[str, torch.optim.Optimizer]
     learning_rates: dict[str, float]
+
+    @property
+    def critic_learns(self) -> bool:
+        """Return whether a critic that is a network of its own is trained, and not only read."""
+        return "critic" in self.modules
 
     @property
     def policy(self) -> PolicyModel:
@@ -66,6 +85,19 @@ class ActorCritic:
         if self.critic is None:
             return rollout.values
         return rollout_values(self.critic, rollout.sequences, self.models)
+
+    def read_critic(self, rollout: Rollout, *, with_final: bool) -> CriticReads:
+        """Return the critic's values, those of the whole responses if asked for, and an ensemble's disagreement."""
+        disagreement = final_values = None
+        is_ensemble = self.critic is not None and self.critic.form.ensemble is not None
+        if self.critic is not None and is_ensemble:
+            found, disagreement = values_and_disagreement(self.critic, rollout.sequences, self.models)
+            old_values: Tensor | None = found
+        elif not with_final:
+            old_values = self.values(rollout)
+        if with_final:
+            old_values, final_values = self.values_and_final(rollout)
+        return CriticReads(old_values, final_values, disagreement)
 
     def values_and_final(self, rollout: Rollout) -> tuple[Tensor | None, Tensor | None]:
         """Return these values, and the value (B,) of each whole response, which is used for cut-off responses."""
@@ -94,9 +126,14 @@ def load_actor_critic(job: StageJob[ResolvedPolicyOptimization], device: torch.d
     elif work.algorithm.reads_critic:
         files = job.model(critic_role(job))
         load_it = partial(load_partly_frozen, files, work.algorithm, seed)
-        critic = trained(job, load_it, files, device)
-        modules["critic"] = critic
-        learning_rates["critic"] = work.required_critic_learning_rate
+        if work.algorithm.trains_critic:
+            critic = trained(job, load_it, files, device)
+            modules["critic"] = critic
+            learning_rates["critic"] = work.required_critic_learning_rate
+        else:
+            critic = compiled(
+                job, placed(partial(load_it, "nothing"), files, device, precision=work.arithmetic)
+            )
     optimizers = {name: optimizer_of(module, work) for name, module in modules.items()}
     if critic is not None and work.critic_optimizer == "carry":
         carry_over(optimizers["critic"], critic, critic_folder(job))
@@ -137,7 +174,7 @@ def taken_by(networks: ActorCritic, prompts: Prompts, job: StageJob[ResolvedPoli
 
 def load_partly_frozen(files: ModelFiles, algorithm: Algorithm, seed: int, training: Training) -> ScalarModel:
     """Return the critic, a part of which ``freeze_critic`` keeps unchanged."""
-    critic = load_critic(files, seed=seed, training=training)
+    critic = load_critic(files, seed=seed, training=training, form=algorithm.critic_head)
     if algorithm.freeze_critic == "attention":
         freeze_attention(critic)
     return critic

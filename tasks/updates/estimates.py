@@ -23,6 +23,7 @@ from vantage.algorithms.advantages import (
     whiten,
     whiten_by_sample,
 )
+from vantage.algorithms.critic_heads import agreement_weights
 from vantage.algorithms.diagnostics import blended_weight, explained_variance, switched_weight
 from vantage.algorithms.rewards import shape_rewards
 from vantage.schemas.recipe.algorithm import COLLECTED, GROUPED, Algorithm
@@ -30,6 +31,7 @@ from vantage.tasks.rewards.scoring import Scores
 from vantage.tasks.rewards.verifier_file import VerifierFunction
 from vantage.tasks.rewards.verifier_scores import judged
 from vantage.tasks.rollout.rollouts import Rollout, sequence_sums
+from vantage.tasks.updates.critic_losses import shards_of
 
 _AGAINST_THE_GROUP = {
     "leave_one_out": leave_one_out,
@@ -56,6 +58,12 @@ class Estimates:
     """Explained variance of the critic on this rollout."""
     critic_weight: float = 1.0
     """Weight of the critic in the advantages: 1 full, 0 none (return less mean return)."""
+    disagreement: Tensor | None = None
+    """(B,T): standard deviation over the values of the critic, if it is an ensemble."""
+    advantage_weights: Tensor | None = None
+    """(B,T): weights of the normalised advantages by this disagreement, if the switches ask for them."""
+    shards: Tensor | None = None
+    """(B,): the number of the ensemble's head that learns from each response."""
 
 
 def estimate(
@@ -68,6 +76,7 @@ def estimate(
     prompt_baselines: Tensor | None = None,
     critic_was_used: bool = True,
     weight: float | None = None,
+    disagreement: Tensor | None = None,
     positive_verifier: VerifierFunction | None = None,
 ) -> Estimates:
     """Return everything that the updates of one rollout learn from.
@@ -82,6 +91,7 @@ def estimate(
             and ``tracked_mean``.
         critic_was_used: whether the previous rollout used the critic; for ``critic_ev_hysteresis``.
         weight: weight of the critic in the advantages; None: from the explained variance of these values.
+        disagreement: (B,T), standard deviation over the values of an ensemble.
         positive_verifier: the algorithm's verifier, if it names one.
     """
     mask = rollout.sequences.response_mask
@@ -118,7 +128,20 @@ def estimate(
         targets=targets,
         explained_variance=explained,
         critic_weight=weight,
+        disagreement=disagreement,
+        advantage_weights=_weights_by_disagreement(disagreement, mask, algorithm),
+        shards=shards_of(rollout.sampled.prompts, algorithm.critic_head, mask.device),
     )
+
+
+def _weights_by_disagreement(
+    disagreement: Tensor | None, response_mask: Tensor, algorithm: Algorithm
+) -> Tensor | None:
+    """Return the weights (B,T) of the advantages; None if the switches ask for none."""
+    if algorithm.mask_agreed_share is None:
+        return None
+    assert disagreement is not None
+    return agreement_weights(disagreement, response_mask, share=algorithm.mask_agreed_share)
 
 
 def critic_weight(explained: float | None, algorithm: Algorithm, *, was_used: bool) -> float:

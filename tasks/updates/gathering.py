@@ -152,20 +152,17 @@ def estimates_now(
 ) -> Estimates:
     """Return estimates from the critic's present values; ``critic_weight`` None: the weight also comes from them."""
     networks, algorithm = source.networks, source.job.work.algorithm
-    old_values, final_values = (
-        networks.values_and_final(rollout)
-        if algorithm.bootstrap_truncated
-        else (networks.values(rollout), None)
-    )
+    found = networks.read_critic(rollout, with_final=algorithm.bootstrap_truncated)
     return estimate(
         rollout,
         algorithm,
-        old_values=old_values,
-        final_values=final_values,
+        old_values=found.values,
+        final_values=found.final_values,
         greedy_scores=greedy_scores,
         prompt_baselines=prompt_baselines,
         critic_was_used=state.critic_is_used,
         weight=critic_weight,
+        disagreement=found.disagreement,
         positive_verifier=source.positive_verifier,
     )
 
@@ -209,6 +206,7 @@ def batch_of(job: StageJob[ResolvedPolicyOptimization], prompts: Prompts, number
         samples_per_prompt=work.algorithm.samples_per_prompt,
         num_prompts=len(prompts),
         seed=seed,
+        easiness=prompts.pass_rates if work.curriculum == "easy_first" else None,
     )
     return Batch(indices, seed=derive_seed(seed, "sampling", number))
 
@@ -316,6 +314,8 @@ def describe(gathered: Gathered, algorithm: Algorithm, state: PolicyState) -> di
         metrics["baseline_mean"] = gathered.prompt_baselines.mean().item()
     if estimates.explained_variance is not None:
         metrics["explained_variance"] = estimates.explained_variance
+    if estimates.disagreement is not None:
+        metrics["critic_disagreement"] = estimates.disagreement[mask].mean().item()
     if algorithm.weighs_critic:
         metrics["critic_weight"] = estimates.critic_weight
     if algorithm.reward_scaling != "none":

@@ -14,8 +14,7 @@ from vantage.algorithms.aggregation import aggregate, denominator_of
 from vantage.algorithms.covariance import selected_kl_loss, selected_tokens
 from vantage.algorithms.kl_loss import exact_kl_loss, old_kl_loss, reference_kl_loss
 from vantage.algorithms.policy_loss import PolicyLoss, positive_example_nll
-from vantage.algorithms.value_loss import ValueLoss, value_loss
-from vantage.models.heads import values
+from vantage.algorithms.value_loss import ValueLoss
 from vantage.models.logprobs import LogProbs
 from vantage.models.row_lengths import on_device
 from vantage.models.sequences import Sequences
@@ -29,6 +28,7 @@ from vantage.tasks.training.metric_sums import LossSums, MetricSums
 from vantage.tasks.training.optimization import autocast
 from vantage.tasks.training.passes import passes_of
 from vantage.tasks.updates.actor_critic import ActorCritic
+from vantage.tasks.updates.critic_losses import critic_loss, predictions
 from vantage.tasks.updates.estimates import Estimates, minibatch_advantages
 from vantage.tasks.updates.surrogates import LossTokens, surrogate_loss
 
@@ -110,6 +110,8 @@ def minibatch_of(
     advantages = minibatch_advantages(estimates.advantages[rows], mask, algorithm)
     if rollout.importance is not None:
         advantages = advantages * rollout.importance.weights[rows]
+    if estimates.advantage_weights is not None:
+        advantages = advantages * estimates.advantage_weights[rows]
     return Minibatch(
         rollout=rollout,
         estimates=estimates,
@@ -156,10 +158,10 @@ def accumulate_losses(
                 losses=losses,
                 completes=micro.is_last and ptx is None and not is_guarded,
             )
-        if networks.critic is not None and "critic" in learning:
+        if networks.critic is not None and networks.critic_learns and "critic" in learning:
             with autocast(work.arithmetic, micro.policy_mask.device):
-                new_values = values(networks.critic, micro.sequences)
-            regression = value_loss_of(new_values.float(), micro, work)
+                predicted = predictions(networks.critic, micro.sequences, work.algorithm.critic_head)
+            regression = value_loss_of(predicted, micro, work)
             backward(micro.weight * regression.loss, networks.critic, is_last=micro.is_last)
             _add_value_loss(regression, micro, sums, losses)
     ptx_nll = {}
@@ -178,7 +180,7 @@ def accumulate_losses(
     for name, loss_value in totals.items():
         if not isfinite(loss_value):
             nonfinite.meet(name, loss_value, remedy="lower the learning rate, or look at the rollout")
-            for network in learning:
+            for network in set(learning) & networks.modules.keys():
                 settle(networks.modules[network])
                 nonfinite.spoil_gradient(networks.modules[network])
     return {**with_effective_share(sums.means()), **totals}
@@ -320,16 +322,18 @@ def policy_loss_of(
     return surrogate.loss, total
 
 
-def value_loss_of(new_values: Tensor, micro: Microbatch, work: PolicyOptimization) -> ValueLoss:
+def value_loss_of(predicted: Tensor, micro: Microbatch, work: PolicyOptimization) -> ValueLoss:
     """Return the critic's loss over all tokens, including those that the policy does not learn from."""
     estimates = micro.whole.estimates
     assert estimates.old_values is not None
     assert estimates.targets is not None
-    return value_loss(
-        new_values,
+    return critic_loss(
+        predicted,
         micro.of(estimates.old_values),
         micro.of(estimates.targets),
         micro.sequences.response_mask,
+        head=work.algorithm.critic_head,
+        shards=None if estimates.shards is None else estimates.shards[micro.rows],
         value_clip_range=work.algorithm.value_clip_range,
         denominator=micro.whole.num_tokens,
     )

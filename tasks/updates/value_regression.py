@@ -3,8 +3,7 @@
 from torch import Tensor
 from torch.optim import Optimizer
 
-from vantage.algorithms.value_loss import value_loss
-from vantage.models.heads import ScalarModel, values
+from vantage.models.heads import ScalarModel
 from vantage.schemas.recipe.resolved import ResolvedValuePretraining
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.rollout.minibatches import OptimizerSteps
@@ -15,6 +14,7 @@ from vantage.tasks.training.metric_sums import LossSums, MetricSums
 from vantage.tasks.training.optimization import autocast, update_weights
 from vantage.tasks.training.passes import passes_of
 from vantage.tasks.training.seeds import stage_seed
+from vantage.tasks.updates.critic_losses import critic_loss, predictions, shards_of
 
 
 def regress(
@@ -41,12 +41,23 @@ def accumulate_value_loss(
     sums, losses = MetricSums(), LossSums()
     minibatch, of_minibatch = rollout.sequences.select(rows), returns[rows]
     denominator = sum(minibatch.known.responses)
+    prompts = [rollout.sampled.prompts[row] for row in rows.tolist()]
+    shards = shards_of(prompts, work.critic_head, returns.device)
     for part in passes_of(minibatch, work.pass_limits):
         micro = part.select(minibatch)
         targets = of_minibatch[part.rows, : micro.response_ids.shape[1]]
         with autocast(work.arithmetic, targets.device):
-            predicted = values(critic, micro)
-        result = value_loss(predicted.float(), None, targets, micro.response_mask, denominator=denominator)
+            predicted = predictions(critic, micro, work.critic_head)
+        result = critic_loss(
+            predicted,
+            None,
+            targets,
+            micro.response_mask,
+            head=work.critic_head,
+            shards=None if shards is None else shards[part.rows],
+            value_clip_range=None,
+            denominator=denominator,
+        )
         backward(part.weight * result.loss, critic, is_last=part.is_last)
         sums.add(result, part.weight)
         losses.add("value_loss", result.loss, part.weight)

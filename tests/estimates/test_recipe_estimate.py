@@ -162,6 +162,9 @@ def test_the_critic_s_steps_and_the_passes_that_sao_saves_are_counted() -> None:
     assert times(waits, "critic", "score") == 4 + 3
     assert times("ppo", "policy", "score") - times(waits, "policy", "score") == 4
     assert times("ppo", "reference", "score") == times(waits, "reference", "score")
+    frozen = "{preset: ppo, freeze_critic: all}"
+    assert (times(frozen, "critic", "train"), times(frozen, "critic", "score")) == (0, 4)
+    assert times(frozen, "policy", "train") == 8
     guarded = "{preset: ppo, trust_region_kl: 0.1}"
     steered = "{preset: ppo, kl_penalty_coef: 1.0, kl_penalty_target: 0.01}"
     selecting = "{preset: ppo, covariance: clip}"
@@ -461,6 +464,12 @@ def test_a_quickstart_for_seven_billion_weights_names_the_gpus_that_it_needs(tmp
     held = policy.memory.weights + policy.memory.optimizer + policy.memory.gradients
     assert held == pytest.approx(40 * 6.7e9 / 8, rel=0.02)
     assert (policy.layout.strategy, policy.fits) == ("fsdp2", True)
+    overrides = [f"model.source={tmp_path}", "stages.policy.algorithm.freeze_critic=all"]
+    frozen = stage(estimate_recipe(load_recipe("quickstart", overrides), gpu="h100", gpus=8), "policy")
+    # a frozen critic is held like the reference: 16 + 3 · 4 bytes
+    assert frozen.layout.world == policy.layout.world
+    with_frozen = frozen.memory.weights + frozen.memory.optimizer + frozen.memory.gradients
+    assert with_frozen == pytest.approx(28 * 6.7e9 / 8, rel=0.02)
     assert policy.smallest is not None and policy.smallest[0].world in (4, 8)
 
 

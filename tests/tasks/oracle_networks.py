@@ -43,13 +43,13 @@ class Scalar(nn.Module):
     def __init__(self, backbone: LlamaModel, weight: Tensor, bias: Tensor | None, shift: float = 0.0) -> None:
         super().__init__()
         self.backbone, self.shift = backbone, shift
-        self.head = nn.Linear(weight.shape[1], 1, bias=bias is not None, dtype=torch.float64)
+        self.head = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, dtype=torch.float64)
         self.head.weight.data.copy_(weight)
         if bias is not None:
             self.head.bias.data.copy_(bias)
 
     def read(self, hidden: Tensor) -> Tensor:
-        scores: Tensor = self.head(hidden)[..., 0]
+        scores: Tensor = self.head(hidden).mean(-1)
         return scores - self.shift
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
+from tests.tasks import oracle_critic_heads as heads
 from tests.tasks import oracle_networks as nets
 from tests.tasks import oracle_rollouts as rolls
 from tests.tasks import oracle_surrogates as surrogates
@@ -67,6 +68,8 @@ class Rollout:
     targets: list[Tensor] | None
     critic_weight: float
     """How far the advantages are the critic's."""
+    spread: list[Tensor] | None
+    """Standard deviation over the heads of an ensemble."""
 
 
 class PolicyStage:
@@ -149,17 +152,23 @@ class PolicyStage:
         if not self.switches.reads_critic:
             return None
         folder = self.job.inputs.get("critic") or self.job.inputs["fresh_critic"]
-        critic = nets.critic_model(folder, head_seed=seed)
+        critic = heads.with_head(nets.critic_model(folder, head_seed=seed), self.switches.critic_head, seed)
         for name, parameter in critic.named_parameters():
             kept = self.switches.freeze_critic == "attention" and ".self_attn." in name
             parameter.requires_grad_(not kept)
         return critic
 
+    @property
+    def learning_critic(self) -> nets.Scalar | None:
+        """The critic, if it is not frozen as a whole."""
+        return None if self.switches.freeze_critic == "all" else self.critic
+
     def modules(self) -> dict[str, nn.Module]:
         if self.switches.shared_trunk:
             assert self.critic is not None
             return {"policy": _Joint(self.policy, self.critic)}
-        return {"policy": self.policy} | ({"critic": self.critic} if self.critic is not None else {})
+        critic = self.learning_critic
+        return {"policy": self.policy} | ({"critic": critic} if critic is not None else {})
 
     # -- one rollout
 
@@ -204,9 +213,12 @@ class PolicyStage:
         old, ref = of_tokens(said, batch.responses), of_tokens(of_reference, batch.responses)
         kl = rolls.kl_per_token(a.kl_kind, said, of_reference, batch)
         rewards = rolls.token_rewards(scaled, kl, self.kl_coef)
-        old_values = None
+        old_values = spread = None
         if self.critic is not None:
             old_values = nets.values(self.critic, batch.prompts, batch.responses)
+            if a.critic_head.ensemble is not None:
+                several = heads.outputs(self.critic, batch.prompts, batch.responses)
+                spread = [each.std(-1, correction=0) for each in several]
         learns = [end or not a.overlong_filter for end in batch.ended]
         weight = self.critic_weight(old_values, rewards)
         advantages = self.whitened(self.advantages(batch, scaled, kl, rewards, old_values, weight), learns)
@@ -237,6 +249,7 @@ class PolicyStage:
             old_values,
             targets,
             weight,
+            spread,
         ), share
 
     def whitened(self, advantages: list[Tensor], learns: list[bool]) -> list[Tensor]:
@@ -369,6 +382,10 @@ class PolicyStage:
             advantages = _standardised(advantages, torch.cat(kept))
         if a.advantage_clip is not None:
             advantages = [x.clamp(-a.advantage_clip, a.advantage_clip) for x in advantages]
+        if a.mask_agreed_share is not None:
+            assert r.spread is not None
+            kept = heads.kept_where_heads_differ(r.spread, a.mask_agreed_share)
+            advantages = [x * kept[i] for x, i in zip(advantages, rows, strict=True)]
         return advantages
 
     def said(self, r: Rollout, rows: list[int]) -> tuple[list[Tensor], list[Tensor]]:
@@ -456,13 +473,16 @@ class PolicyStage:
         return [found[order.index(i)] for i in range(len(rows))]
 
     def value_loss(self, r: Rollout, rows: list[int]) -> Tensor | None:
-        if self.critic is None:
+        critic, head = self.learning_critic, self.switches.critic_head
+        if critic is None:
             return None
         assert r.old_values is not None
         assert r.targets is not None
         prompts, responses = ([x[i] for i in rows] for x in (r.batch.prompts, r.batch.responses))
+        if not head.is_scalar:
+            return heads.loss(critic, prompts, responses, [r.targets[i] for i in rows], head)
         now, old = (
-            torch.cat(nets.values(self.critic, prompts, responses)),
+            torch.cat(nets.values(critic, prompts, responses)),
             torch.cat([r.old_values[i] for i in rows]),
         )
         target, c = torch.cat([r.targets[i] for i in rows]), self.switches.value_clip_range
@@ -625,6 +645,8 @@ class PolicyStage:
         if r.old_values is not None:
             returns = [rolls.discounted(x, self.switches.gamma) for x in r.rewards]
             metrics["explained_variance"] = rolls.explained(r.old_values, returns)
+        if r.spread is not None:
+            metrics["critic_disagreement"] = torch.cat(r.spread).mean().item()
         if self.collected:
             metrics["baseline_mean"] = mean([self.baseline(tuple(prompt)) for prompt in batch.prompts])
         if self.switches.critic_ev_threshold is not None or self.switches.critic_blend:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 from transformers import LlamaForCausalLM
 
+from tests.tasks import oracle_critic_heads as heads
 from tests.tasks import oracle_networks as nets
 from tests.tasks import oracle_rollouts as rolls
 from tests.tasks.oracle_networks import Optimizer, of_tokens
@@ -81,7 +82,10 @@ class ValueStage:
         self.job, self.work, self.temperature = job, job.work, job.generation.temperature
         self.policy = nets.language_model(job.inputs["policy"])
         self.reference = nets.language_model(job.inputs["reference"])
-        self.critic = nets.critic_model(job.inputs["init"], head_seed=nets.stream(job, "init"))
+        seed = nets.stream(job, "init")
+        self.critic = heads.with_head(
+            nets.critic_model(job.inputs["init"], head_seed=seed), job.work.critic_head, seed
+        )
         self.train = rolls.questions(job, "train")
         self.moments = Moments()
         if self.work.returns.reward_scaling != "none":
@@ -185,6 +189,10 @@ def pretrain_value(job: StageJob[ResolvedValuePretraining]) -> Outcome:
         for number, rows in enumerate(cut):
             error = torch.cat(stage.values(r, rows)) - torch.cat([r.returns[i] for i in rows])
             loss = (error**2).mean() / 2
+            if not work.critic_head.is_scalar:
+                prompts, responses = ([x[i] for i in rows] for x in (r.batch.prompts, r.batch.responses))
+                targets = [r.returns[i] for i in rows]
+                loss = heads.loss(stage.critic, prompts, responses, targets, work.critic_head)
             metrics = {"value_loss": loss.item(), "value_bias": error.mean().item()}
             step = iteration * len(cut) + number
             metrics |= _step(optimizer, work, loss, step, work.iterations * len(cut))

@@ -224,6 +224,42 @@ CASES = {
         },
         {"critic": None, "fresh_critic": "fresh", "schedule": "cosine"},
     ),
+    "a frozen critic that explains some of it, steered by its explained variance": Case(
+        {
+            **ACTOR_CRITIC,
+            "value_clip_range": None,
+            "freeze_critic": "all",
+            "critic_blend": True,
+            "whiten_advantages": False,
+            "bootstrap_truncated": True,
+        },
+        {"critic_learning_rate": None, "iterations": 4},
+        happens=lambda o: "value_loss" not in o.journal[0] and varied(o, "explained_variance"),
+    ),
+    "quantiles, of which few are far off": Case(
+        {
+            **ACTOR_CRITIC,
+            "value_clip_range": None,
+            "critic_head": {"quantiles": 5, "huber": 0.3},
+            "bootstrap_truncated": True,
+            "critic_steps": 2,
+        },
+        {"critic": None, "fresh_critic": "fresh", "iterations": 4},
+    ),
+    "an ensemble whose agreement silences tokens, after they are normalised": Case(
+        {
+            **ACTOR_CRITIC,
+            "value_clip_range": None,
+            "critic_head": {"ensemble": 3},
+            "mask_agreed_share": 0.4,
+            "whiten_advantages": False,
+            "normalise_advantages": True,
+            "bootstrap_truncated": True,
+            "overlong_filter": True,
+        },
+        {"critic": None, "fresh_critic": "fresh", "iterations": 4},
+        happens=lambda o: varied(o, "critic_disagreement"),
+    ),
     "groups, the uniform ones dropped; exact KL in the loss": Case(
         {
             "preset": "dapo",

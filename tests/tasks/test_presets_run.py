@@ -87,6 +87,14 @@ OTHER_CASES = {
     "masked ratio, and the policy waits": Case(
         preset("ppo", ratio_mask=True, policy_starts_at=1), {"epochs": 2}
     ),
+    "frozen critic": Case(preset("evpo", freeze_critic="all"), {"critic_learning_rate": None, "epochs": 2}),
+    "quantiles": Case(
+        preset("vc_ppo", critic_head={"quantiles": 8}), {"critic": None, "fresh_critic": "sft", "epochs": 2}
+    ),
+    "ensemble": Case(
+        preset("vc_ppo", critic_head={"ensemble": 2}, mask_agreed_share=0.3),
+        {"critic": None, "fresh_critic": "sft", "epochs": 2},
+    ),
     "full KL in the reward": Case(preset("a2c", kl_kind="full")),
     "full KL in the loss": Case(preset("grpo", kl_loss_kind="full")),
     "filter, dual clip and two minibatches": Case(
@@ -143,16 +151,18 @@ def job_of(case: Case, pipeline: Any, folder: Path) -> StageJob[Any]:
 def expected_metrics(case: Case, *, reward_term: str) -> set[str]:
     """The curves of the page that belong to the case's switches."""
     switches = Algorithm.model_validate(case.algorithm)
-    has_values = switches.reads_critic or switches.shared_trunk
+    reads_values = switches.reads_critic or switches.shared_trunk
+    has_values = switches.trains_critic or switches.shared_trunk
     off = {
-        "explained_variance": has_values,
+        "explained_variance": reads_values,
+        "critic_disagreement": switches.critic_head.ensemble is not None,
         "critic_weight": switches.weighs_critic,
         "value_loss": has_values,
         "value_bias": has_values,
         "value_mse": has_values,
         "value_clip_fraction": has_values,
-        "grad_norm_critic": switches.reads_critic,
-        "learning_rate_critic": switches.reads_critic,
+        "grad_norm_critic": switches.trains_critic,
+        "learning_rate_critic": switches.trains_critic,
         "ptx_nll": switches.ptx_coef > 0,
         "trust_region_undone": switches.trust_region_kl is not None,
         "kl_loss": switches.kl_loss_coef > 0,
@@ -189,8 +199,8 @@ def weights_at_first(job: StageJob[ResolvedPolicyOptimization]) -> dict[str, Map
     if switches.shared_trunk:
         head = fresh_value_head(load_policy(job.inputs["init"]), seed=seed).state_dict()
         return {"policy.weights/policy.": policy, "policy.weights/value_head.": head}
-    if switches.reads_critic:
-        critic = load_critic(critic_folder(job), seed=seed).state_dict()
+    if switches.trains_critic:
+        critic = load_critic(critic_folder(job), seed=seed, form=switches.critic_head).state_dict()
         return {"policy.weights/": policy, "critic.weights/": critic}
     return {"policy.weights/": policy}
 
@@ -199,7 +209,7 @@ def last_checkpoint(job: StageJob[ResolvedPolicyOptimization]) -> checkpoints.Lo
     """Everything that moved, as the last checkpoint has it."""
     found = checkpoints.latest(job.scratch / CHECKPOINTS)
     assert found is not None
-    modules = {"policy", "critic"} if job.work.algorithm.reads_critic else {"policy"}
+    modules = {"policy", "critic"} if job.work.algorithm.trains_critic else {"policy"}
     parts = {f"{name}.{part}" for name in modules for part in ("weights", "optimizer")}
     if job.work.algorithm.advantage == "tracked_mean":
         parts.add("baselines.weights")  # which no optimiser moves

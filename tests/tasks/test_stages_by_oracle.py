@@ -192,6 +192,36 @@ def test_value_pretraining_of_a_fresh_critic(folders: dict[str, Path], tmp_path:
     assert not (job.output / "reward_moments.json").exists()
 
 
+@pytest.mark.parametrize("head", [{"quantiles": 4}, {"quantiles": 3, "huber": 0.0}, {"ensemble": 2}])
+def test_value_pretraining_of_several_outputs(
+    head: dict[str, Any], folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """From the reward model, on its returns: what each row of the head learns, and what the artifact records of its form."""
+    work = ValuePretraining.model_validate(
+        {
+            **ROLLOUTS,
+            "kind": "value_pretraining",
+            "policy": "init",
+            "init": "reward",
+            "reference": "reference",
+            "returns": RETURNS,
+            "head": head,
+            "minibatch_size": 6,
+            "iterations": 3,
+        }
+    )
+    inputs = inputs_of(folders, policy="init", init="reward", reference="reference", **SCORED)
+    job = job_of(work, tmp_path, inputs, seed=4)
+    outcome = run_both(job, oracle_stages.pretrain_value, lambda o: len(o.journal) == 3)
+    assert_moved_alike(last_weights(job, "critic"), outcome.last, outcome.before)
+    form = {name: count for name, count in head.items() if name != "huber"}
+    assert json.loads((job.output / "scalar.json").read_text()) == {
+        "role": "value",
+        "score_shift": 0.0,
+        **form,
+    }
+
+
 def test_best_of_n(folders: dict[str, Path], tmp_path: Path) -> None:
     work = BestOfN.model_validate(
         {**ROLLOUTS, "kind": "best_of_n", "init": "init", "samples_per_prompt": 3, "minibatch_size": 2}

@@ -20,6 +20,7 @@ from tests.tasks.alike import ADAM_EPS, assert_alike, assert_alike_weights, run_
 from vantage.ledger.journal import read
 from vantage.schemas.kinds import resolve_work
 from vantage.schemas.metric_names import PASSES, SAMPLING, SPEED
+from vantage.schemas.recipe.critic_head import CriticHead
 from vantage.schemas.recipe.guards import Guard
 from vantage.schemas.recipe.rewards import Judge, Reward
 from vantage.schemas.recipe.rollout import Ahead
@@ -119,6 +120,14 @@ CASES: dict[int, dict[str, Job]] = {
     2: {name: of_preset(name) for name in test_presets_run.PRESET_CASES}
     | {
         "sampled ahead": of_preset("grpo", rollout=Ahead(ahead=1)),
+        "quantiles": of_preset("quantiles", microbatch_size=1),
+        **{
+            f"value with {name}": of_kind("value", microbatch_size=3, iterations=2, head=head)
+            for name, head in (
+                ("quantiles", CriticHead(quantiles=4)),
+                ("an ensemble", CriticHead(ensemble=2)),
+            )
+        },
         "moments in 8 bits": of_kind("sft", microbatch_size=3, optimizer_states="8bit"),
         "networks and moments in host memory": of_kind(
             "policy", iterations=2, resources=Resources(offload=("reference", "reward", "optimizer"))
@@ -150,6 +159,8 @@ CASES: dict[int, dict[str, Job]] = {
                 "dapo",
                 "vapo",
                 "sao",
+                "frozen critic",
+                "ensemble",
             )
         },
     },
@@ -298,6 +309,8 @@ SHARDED = (
     "reward",
     "vapo",
     "sao",
+    "frozen critic",
+    "ensemble",
     "shared trunk",
     "evaluation",
     "best of n",

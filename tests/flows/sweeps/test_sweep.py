@@ -91,6 +91,44 @@ def test_the_interval_is_students(differences: list[float], centre: float, margi
     assert interval(differences) == pytest.approx((centre, centre - margin, centre + margin))
 
 
+@pytest.mark.parametrize("count", [1, 4])
+def test_corrected_intervals_hold_together(count: int) -> None:
+    """Of two degrees of freedom t(p) = (2p − 1)/√(2p(1 − p)), at p = 1 − 0.025/m."""
+    p = 1 - 0.025 / count
+    margin = (2 * p - 1) / math.sqrt(2 * p * (1 - p)) / math.sqrt(3)
+    assert interval([1.0, 2.0, 3.0], comparisons=count) == pytest.approx((2.0, 2.0 - margin, 2.0 + margin))
+
+
+def test_a_sweep_corrects_for_its_arms_and_measures() -> None:
+    """Three arms and two measures: four comparisons with the baseline. The table's own sentence gives the number."""
+    plain = sweep_of("a", "b", "c")
+    assert plain.comparisons == 1 and "correct" not in plain.model_dump()
+    other = Measure(stage="policy", metric="test_score")
+    corrected = plain.model_copy(update={"correct": "bonferroni", "measure": (*plain.measure, other)})
+    assert corrected.comparisons == 4
+    rows = [
+        Row(
+            arm,
+            seed,
+            "completed",
+            {"policy.score": value, "policy.test_score": value},
+            1.0,
+            None,
+            None,
+            0,
+            "",
+        )
+        for arm, values in {"a": (0.0, 0.0, 0.0), "b": (1.0, 2.0, 3.0)}.items()
+        for seed, value in enumerate(values, start=1)
+    ]
+    found = {(line.measure, line.arm): (line.low, line.high) for line in compare(corrected, rows)}
+    assert found["policy.score", "b"] == interval([1.0, 2.0, 3.0], comparisons=4)[1:]
+    assert "corrected for 4 comparisons (Bonferroni)" in table_markdown(
+        corrected, rows, compare(corrected, rows), {}
+    )
+    assert "not corrected for the number of arms" in table_markdown(plain, [], compare(plain, []), {})
+
+
 def test_one_pair_has_no_interval() -> None:
     assert interval([0.5]) == (0.5, None, None)
     assert interval([]) == (None, None, None)

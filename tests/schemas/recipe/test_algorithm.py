@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from tests.support.every import every
 from vantage.schemas.recipe.algorithm import GROUPED, Algorithm, Returns
+from vantage.schemas.recipe.critic_head import CriticHead
 from vantage.schemas.recipe.presets import PRESETS, PresetName
 from vantage.schemas.recipe.rollout_correction import RolloutCorrection
 
@@ -28,6 +29,7 @@ OFF: dict[str, Any] = {
     "covariance": "none", "covariance_share": 2e-4, "covariance_low": 1.0, "covariance_high": 5.0, "covariance_kl_coef": 1.0,
     "kl_loss_gradient": "estimate", "kl_credit": "response",
     "entropy_target": None, "entropy_step": 0.005, "entropy_coef_max": 1.0,
+    "critic_head": CriticHead(), "mask_agreed_share": None,
 }  # fmt: skip
 """Switch → what it is where a row of the table says nothing of it: off, or not read."""
 
@@ -189,6 +191,7 @@ OTHERS: dict[str, tuple[Any, Any]] = {
     "covariance_share": (0.1, 0.2), "covariance_low": (0.5, -1.0), "covariance_high": (2.0, 9.0),
     "covariance_kl_coef": (0.5, 2.0), "kl_loss_gradient": ("unbiased", "estimate"), "kl_credit": ("token", "response"),
     "entropy_target": (0.2, None), "entropy_step": (0.1, 0.2), "entropy_coef_max": (0.5, 2.0),
+    "critic_head": (CriticHead(quantiles=16), CriticHead(ensemble=2)), "mask_agreed_share": (0.2, None),
 }  # fmt: skip
 """Switch → two values, at least one of which no preset has."""
 
@@ -218,6 +221,12 @@ COMPANY: dict[str, dict[str, Any]] = {
     "ratio_level": {"importance_ratio": True, "ratio_mask": False},
     "covariance": {"importance_ratio": True, "ratio_mask": False},
     "kl_loss_gradient": {"kl_loss_kind": "k3"},
+    "critic_head": {"advantage": "gae", "value_clip_range": None},
+    "mask_agreed_share": {
+        "advantage": "gae",
+        "value_clip_range": None,
+        "critic_head": CriticHead(ensemble=2),
+    },
 }
 """Switch → what must stand beside it, or it is refused."""
 
@@ -259,6 +268,7 @@ def test_a_wrong_preset_is_the_only_complaint(value: Any) -> None:
      {"soft_gate_negative": 0}, {"covariance": True}, {"covariance_share": 0}, {"covariance_share": 1.5},
      {"covariance_kl_coef": 0}, {"kl_loss_gradient": "biased"}, {"kl_credit": "tokens"}, {"entropy_target": 0},
      {"entropy_step": 0}, {"entropy_coef_max": 0}],
+     {"critic_first": 1}, {"mask_agreed_share": 1.0}, {"mask_agreed_share": 0}],
 )  # fmt: skip
 def test_values_out_of_range_are_refused(switches: dict[str, Any]) -> None:
     with pytest.raises(ValidationError) as caught:

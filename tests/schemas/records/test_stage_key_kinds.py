@@ -69,12 +69,15 @@ CHANGED: dict[str, Any] = {
     "covariance": "clip", "covariance_share": 0.1, "covariance_low": 0.5, "covariance_high": 4.0, "covariance_kl_coef": 0.5,
     "kl_loss_gradient": "unbiased", "kl_credit": "token",
     "entropy_target": 0.2, "entropy_step": 0.01, "entropy_coef_max": 0.5,
+    "critic_head": {"quantiles": 8}, "mask_agreed_share": 0.2,
 }  # fmt: skip
 """Switch → a value that is not the one of ``ppo``."""
 COMPANY: dict[str, dict[str, Any]] = {
     "drop_uniform_groups": {"samples_per_prompt": 2},
     "kl_penalty_target": {"kl_penalty_coef": 0.5},
     "positive_nll_coef": {"positive_threshold": 0.5},
+    "critic_head": {"value_clip_range": None},
+    "mask_agreed_share": {"value_clip_range": None, "critic_head": {"ensemble": 2}},
 }
 """Switch → what must stand beside it."""
 

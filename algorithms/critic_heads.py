@@ -1,0 +1,129 @@
+"""Losses, disagreement and calibration of critics that predict more than one value at a position.
+
+Shapes: `B` responses, `T` response tokens, `N` quantiles, `K` values of an ensemble. Critics predict (B,T,N) or (B,T,K); the
+value is the mean over the last dimension.
+"""
+
+import torch
+from torch import Tensor
+
+from vantage.algorithms.aggregation import Denominator, aggregate
+from vantage.algorithms.masking import check_response_mask, keep
+
+BOUNDS = 9
+"""Most bounds at which the distribution of quantiles is compared with that of the returns."""
+
+
+def quantile_levels(count: int, *, device: torch.device | None = None) -> Tensor:
+    """Return the levels (i + ½)/N (N,) of N quantiles (QR-DQN, arXiv 1710.10044 lemma 2)."""
+    return (torch.arange(count, dtype=torch.float32, device=device) + 0.5) / count
+
+
+def quantile_huber_loss(
+    quantiles: Tensor,
+    targets: Tensor,
+    response_mask: Tensor,
+    *,
+    huber: float,
+    denominator: Denominator | None = None,
+) -> Tensor:
+    """Return the mean over tokens and quantiles of the quantile Huber loss, 0-d and differentiable.
+
+    ρ_τ(u) = |τ − 1{u < 0}| · L(u)/κ with u = target − quantile, L(u) = ½u² for |u| ≤ κ, else κ·(|u| − ½κ) (QR-DQN, arXiv
+    1710.10044 eq. 9-10). At κ = 0 it is |τ − 1{u < 0}| · |u|. QR-DQN sums over the quantiles; the mean keeps the gradient's
+    size the same for every N.
+
+    `quantiles` (B,T,N); `targets`, `response_mask` (B,T). The gradient flows through `quantiles` only. `denominator` is the
+    number of valid tokens of the whole global minibatch; None takes this call's.
+
+    Raises ValueError for a negative κ, unequal shapes, and for an empty mask when the denominator is None.
+    """
+    if huber < 0:
+        raise ValueError(f"huber={huber} is negative; use 0 for the absolute error")
+    check_response_mask(response_mask, targets=targets, quantiles=quantiles[..., 0])
+    kept = keep(quantiles, response_mask[..., None])
+    error = keep(targets.detach(), response_mask)[..., None] - kept
+    weight = (quantile_levels(kept.shape[-1], device=kept.device) - (error < 0).to(kept.dtype)).abs()
+    size = error.abs()
+    if huber > 0:
+        size = torch.where(size <= huber, error.square() / (2 * huber), size - huber / 2)
+    return aggregate(
+        (weight * size).mean(dim=-1), response_mask, aggregation="token", denominator=denominator
+    )
+
+
+def own_values(values: Tensor, shards: Tensor) -> Tensor:
+    """Return, of the values (B,T,K) of an ensemble, those (B,T) of the head that learns from each response.
+
+    Each head learns from its own share of the prompts (AsyPPO, arXiv 2510.01656). `shards` (B,) are the numbers of the heads.
+    """
+    places = shards[:, None, None].expand(*values.shape[:2], 1)
+    return values.gather(2, places)[..., 0]
+
+
+def disagreement_of_heads(values: Tensor) -> Tensor:
+    """Return the population standard deviation (B,T) over the values (B,T,K) of an ensemble."""
+    return values.std(dim=-1, correction=0)
+
+
+def agreement_weights(disagreement: Tensor, response_mask: Tensor, *, share: float) -> Tensor:
+    """Return weights (B,T) of the advantages: 0 on the tokens with the least disagreement, 1 elsewhere.
+
+    Of n valid tokens, at most ⌊share · n⌋ get 0: those whose disagreement is less than the one after them in order. Tokens that
+    disagree equally get equal weights, so that equal heads leave every advantage as it is (AsyPPO, arXiv 2510.01656, masks
+    advantages where critics agree; what happens to ties is ours).
+
+    Raises ValueError for a share outside [0, 1), unequal shapes, or an empty mask.
+    """
+    if not 0 <= share < 1:
+        raise ValueError(f"share={share} is not in [0, 1)")
+    check_response_mask(response_mask, disagreement=disagreement)
+    found = disagreement.detach()[response_mask]
+    if not len(found):
+        raise ValueError("response_mask has no True element; weights are about the tokens of a rollout")
+    bound = found.sort().values[int(share * len(found))]
+    return torch.where(response_mask & (disagreement < bound), 0.0, 1.0).to(disagreement.dtype)
+
+
+def calibration_bounds(returns: Tensor, response_mask: Tensor) -> Tensor:
+    """Return bounds (M,), at most nine, between neighbouring different returns near their tenths; in float64 on the CPU.
+
+    So returns of few values, such as 0 and 1, are compared between them and never on them. Empty if all returns are equal.
+    `returns`, `response_mask` (B,T).
+
+    Raises ValueError for unequal shapes or an empty mask.
+    """
+    check_response_mask(response_mask, returns=returns)
+    found = returns.detach()[response_mask].cpu().double().sort().values
+    if not len(found):
+        raise ValueError("response_mask has no True element; a diagnosis needs the whole set of responses")
+    distinct = found.unique()
+    tenths = found[torch.arange(1, BOUNDS + 1) * len(found) // (BOUNDS + 1)]
+    lower = torch.searchsorted(distinct, tenths).clamp(max=len(distinct) - 2).unique()
+    return (distinct[lower] + distinct[lower + 1]) / 2 if len(distinct) > 1 else distinct[:0]
+
+
+def shares_up_to(quantiles: Tensor, bounds: Tensor) -> Tensor:
+    """Return the share (B,T,M) of the quantiles (B,T,N) of each token that are at most each bound (M,)."""
+    limits = bounds.to(device=quantiles.device, dtype=quantiles.dtype)
+    return torch.stack([(quantiles <= limit).float().mean(dim=-1) for limit in limits], dim=-1)
+
+
+def quantile_calibration_error(
+    shares: Tensor, returns: Tensor, response_mask: Tensor, bounds: Tensor
+) -> float:
+    """Return how far the predicted distribution of the returns is from theirs, over all valid tokens at once.
+
+    Mean over the bounds of |mean predicted share up to the bound − share of returns up to it|: marginal calibration (Gneiting,
+    Balabdaoui, Raftery 2007, JRSS B 69). NaN without bounds. `shares` (B,T,M) from `shares_up_to`; `returns`, `response_mask`
+    (B,T); `bounds` (M,) from `calibration_bounds`.
+
+    Raises ValueError for unequal shapes.
+    """
+    check_response_mask(response_mask, returns=returns)
+    if not len(bounds):
+        return float("nan")
+    found = returns.detach()[response_mask].cpu().double()
+    predicted = shares.detach()[response_mask].cpu().double().mean(dim=0)
+    observed = torch.stack([(found <= bound).double().mean() for bound in bounds])
+    return (predicted - observed).abs().mean().item()

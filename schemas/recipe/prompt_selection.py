@@ -1,0 +1,35 @@
+"""Recipe class of the stage that selects prompts by their pass rate in collected responses."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from vantage.schemas.frozen import rule
+from vantage.schemas.recipe.fields import Name, Number, Probability, is_default, is_unset
+from vantage.schemas.recipe.stage import Stage
+
+
+class PromptSelection(Stage):
+    """The training prompts whose pass rate in collected responses lies in a range: a dataset of prompts.
+
+    Under ``data`` it is written ``NAME: {from: COLLECTION, pass_rate: [LOW, HIGH]}``; its prompts are then the collection's.
+    Held-out prompts all stay, so that validation and tests measure the same prompts before and after.
+    """
+
+    kind: Literal["prompt_selection"]
+    rollouts: Name
+    """The ``rollout_collection`` stage whose training responses are counted; under ``data`` it is called ``from``."""
+    prompts: Name
+    """The dataset whose rows are selected: that of the collection."""
+    pass_rate: Annotated[tuple[Probability, Probability], Field(strict=False)]
+    """Lowest and highest pass rate of a prompt that is kept, both included. 0 and 1 leave a group without contrast (DAPO)."""
+    passes_above: Number = Field(0.0, exclude_if=is_default(0.0))
+    """A response passes if its score is above this."""
+    term: Name | None = Field(None, exclude_if=is_unset)
+    """The term of the reward whose score decides. None: the weighted sum of all terms, without the rule for a missing EOS."""
+
+    @rule
+    def _the_range_is_not_empty(self) -> None:
+        low, high = self.pass_rate
+        if low > high:
+            raise ValueError(f"pass_rate=[{low:g}, {high:g}] is an empty range; write the lower bound first")
