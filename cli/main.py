@@ -34,43 +34,26 @@ from vantage.cli.schema import schema
 from vantage.cli.sign import sign
 from vantage.cli.status import status
 from vantage.cli.sweep import sweep
+from vantage.cli.ui import ui
 from vantage.cli.worker import worker
 from vantage.runs.shown_warnings import warnings_shown
 
-for command in (
-    init,
-    run,
-    plan,
-    estimate,
-    resume,
-    approve,
-    reject,
-    publish,
-    rollback,
-    sweep,
-    status,
-    report,
-    diff,
-    critic,
-    sample,
-    export,
-    sbom,
-    sign,
-    audit,
-    logs,
-    cancel,
-    finish,
-    gc,
-    deploy,
-    deployments,
-    undeploy,
-    worker,
-    schema,
-    doctor,
-):
-    app.command()(command)
-app.add_typer(data_app, name="data")
-app.add_typer(keys_app, name="keys")
+GROUPS = {
+    "Run a recipe": (init, plan, estimate, run, resume, cancel, finish, sweep),
+    "Look at runs": (status, logs, report, ui, diff, critic),
+    "Use a model": (sample, export),
+    "Decide": (approve, reject, publish, rollback),
+    "Prove": (audit, sbom, sign),
+    "Schedules and workers": (deploy, deployments, undeploy, worker),
+    "This machine": (doctor, gc, schema),
+}
+"""Heading in ``vantage --help`` → its commands, in the order in which they are used."""
+
+for heading, commands in GROUPS.items():
+    for command in commands:
+        app.command(rich_help_panel=heading)(command)
+app.add_typer(data_app, name="data", rich_help_panel="Run a recipe")
+app.add_typer(keys_app, name="keys", rich_help_panel="Prove")
 
 
 def main() -> None:

@@ -124,7 +124,7 @@ class PrefectServer:
             self._search.join()
         if self._process is not None:
             _flush_prefect_queues()
-            _end(self._process)
+            end_process(self._process)
             self._process = None
         if self._environment_before:
             _set_environment(self._environment_before)
@@ -158,7 +158,7 @@ class PrefectServer:
             self._process = _server_process(self.home, port, self.log)
             if self._answers(f"http://{LOOPBACK}:{port}/api"):
                 return f"http://{LOOPBACK}:{port}/api"
-            _end(self._process)
+            end_process(self._process)
             if "already in use" not in self.log.read_text(errors="replace")[-4096:]:
                 break
         raise ServerUnavailable(
@@ -335,7 +335,8 @@ def _flush_prefect_queues() -> None:
     thread.join()
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    """End a process of ``vantage.flows.prefect_server.tied_process``, and wait for it."""
     assert process.stdin is not None, "opened as a pipe"
     process.stdin.close()
     try:

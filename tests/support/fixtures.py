@@ -13,7 +13,13 @@ import pytest
 from tests.support.made_once import made_once
 from tests.support.models_in_threads import models_in_threads
 from tests.support.real_runs import prefect_at, wait_for
-from vantage.flows.prefect_server.server import _end, _server_process, free_port, is_healthy, new_database
+from vantage.flows.prefect_server.server import (
+    _server_process,
+    end_process,
+    free_port,
+    is_healthy,
+    new_database,
+)
 from vantage.runs.workspace import Workspace
 
 ROOT = Path(__file__).parents[2]
@@ -107,7 +113,7 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     try:
         yield url
     finally:
-        _end(process)
+        end_process(process)
 
 
 @pytest.fixture(scope="module")

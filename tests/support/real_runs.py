@@ -13,9 +13,9 @@ from rich.console import Console
 
 from vantage.flows.execution import execute
 from vantage.flows.prefect_server.server import (
-    _end,
     _server_process,
     _set_environment,
+    end_process,
     is_healthy,
     new_database,
 )
@@ -94,4 +94,4 @@ def configured_server(home: Path, port: int) -> Iterator[Any]:
     try:
         yield process
     finally:
-        _end(process)
+        end_process(process)
