@@ -35,6 +35,7 @@ from vantage.runs.detached_streams import Attended, detach_reader
 from vantage.runs.record import SUCCEEDED, RunRecord, StageRecord
 from vantage.runs.status import RunState
 from vantage.runs.summary import comparison, headline_of, reasons, short_number
+from vantage.runs.wrapped_lines import print_line, print_whole
 from vantage.schemas.records.verdicts import Verdict
 from vantage.schemas.safe_text import safe_text
 from vantage.tasks.training.progress import RUNNING, StageProgress
@@ -142,7 +143,7 @@ class Screen:
 
     def say(self, text: str, style: str = "") -> None:
         """Print one line."""
-        self.console.print(Text(text, style=style), soft_wrap=True)
+        print_line(self.console, Text(text, style=style))
 
     def started(self, step: str, attempt: int) -> None:
         """Show that a stage's computation begins."""
@@ -206,14 +207,7 @@ class Screen:
 
     def _line(self, start: Text, rest: Text) -> None:
         """Print one line; on a terminal, a long line continues below ``rest``."""
-        if not self.console.is_terminal:
-            self.console.print(start + rest, soft_wrap=True)
-            return
-        table = Table.grid()
-        table.add_column(no_wrap=True)
-        table.add_column(overflow="fold")
-        table.add_row(start, rest)
-        self.console.print(table)
+        print_line(self.console, start + rest, hanging=start.cell_len)
 
     def samples(self, samples: Sequence[Mapping[str, Any]], *, heading: str = "") -> None:
         """Print a few texts of baseline and candidate, each with its judgement."""
@@ -279,19 +273,19 @@ def show_result(
     _show_status(console, record, record.status)
     _show_approvals(console, record)
     for what, where in pages.items():
-        console.print(Text(f"  {what:<8}{where}"), soft_wrap=True)
+        print_whole(console, f"  {what:<8}", where)
     for name, folder in models.items():
-        console.print(Text(f"  model   {name}: {folder}"), soft_wrap=True)
+        print_whole(console, f"  model   {name}: ", str(folder))
     for what, command in commands.items():
-        console.print(Text(f"  {what:<8}{command}"), soft_wrap=True)
+        print_whole(console, f"  {what:<8}", command)
     for line in ("", *next_steps) if next_steps else ():
-        console.print(Text(line), soft_wrap=True)
+        console.print(Text(line), soft_wrap=True)  # some are commands
 
 
 def show_runs(console: Console, views: Sequence[RunState], workspace: str) -> None:
     """Print all runs of a workspace, the newest first."""
     if not views:
-        console.print(f"no runs in {workspace}", soft_wrap=True)
+        print_line(console, Text(f"no runs in {workspace}"))
         return
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in ("run", "recipe", "status", "stages", "started"):
@@ -329,7 +323,7 @@ def show_run(console: Console, view: RunState) -> None:
     console.print(table)
     for name, stage in view.record.stages.items():
         if stage.left_out:
-            console.print(Text(f"{name}: left out: {stage.left_out}"), soft_wrap=True)
+            print_line(console, Text(f"{name}: left out: {stage.left_out}"))
     _show_approvals(console, view.record)
     _show_warnings(console, view.record)
     _show_makers(console, view.record)
@@ -344,7 +338,7 @@ def _show_status(console: Console, record: RunRecord, status: str) -> None:
         "run ", (record.run_id, "bold"), part, " ", _status(status), f": {first}" if first else ""
     )
     for each in (line, *(Text(f"  {reason}") for reason in others)):
-        console.print(each, soft_wrap=True)
+        print_line(console, each)
 
 
 def _show_makers(console: Console, record: RunRecord) -> None:
@@ -355,30 +349,30 @@ def _show_makers(console: Console, record: RunRecord) -> None:
             stages.setdefault(safe_text(text), []).append(name)
     for text, names in stages.items():
         which = "" if len(stages) == 1 else f"{', '.join(names)}: "
-        console.print(Text(f"made by {which}{text}", style="dim"), soft_wrap=True)
+        print_line(console, Text(f"made by {which}{text}", style="dim"))
 
 
 def _show_warnings(console: Console, record: RunRecord) -> None:
     for name, stage in record.stages.items():
         for extension in stage.extensions:
-            console.print(Text(f"{name}: {extension}", style="dim"), soft_wrap=True)
+            print_line(console, Text(f"{name}: {extension}", style="dim"))
         for warning in stage.warnings:
-            console.print(Text(f"warning: {name}: {warning}", style="bold yellow"), soft_wrap=True)
+            print_line(console, Text(f"warning: {name}: {warning}", style="bold yellow"))
         for gate in stage.loosened:
-            console.print(Text(f"loosened: {name}: {gate}", style="bold red"), soft_wrap=True)
+            print_line(console, Text(f"loosened: {name}: {gate}", style="bold red"))
 
 
 def _show_approvals(console: Console, record: RunRecord) -> None:
     for answer in record.approvals:
         style = "green" if answer.approved else "red"
-        console.print(Text(f"  {answer.question.subject} {answer}", style=style), soft_wrap=True)
+        print_line(console, Text(f"  {answer.question.subject} {answer}", style=style))
     for subject in record.open_questions:
-        console.print(Text(f"  {subject} waits for a person", style="yellow"), soft_wrap=True)
+        print_line(console, Text(f"  {subject} waits for a person", style="yellow"))
 
 
 def _show_contradictions(console: Console, view: RunState) -> None:
     for each in view.contradictions:
-        console.print(Text(f"{view.record.run_id}: not borne out: {each}", style="red"), soft_wrap=True)
+        print_line(console, Text(f"{view.record.run_id}: not borne out: {each}", style="red"))
 
 
 def status_text(status: str) -> str:

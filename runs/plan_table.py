@@ -10,6 +10,7 @@ from rich.text import Text
 from vantage.runs.console import STYLES
 from vantage.runs.planning import PlannedStep
 from vantage.runs.resolving import ChosenRates
+from vantage.runs.wrapped_lines import print_line
 from vantage.schemas.recipe.default_guards import DEFAULT
 from vantage.schemas.recipe.guards import OFF
 
@@ -39,12 +40,12 @@ def show_plan(
         table.add_row(step.name, Text(step.label, style=STYLES[step.action]), *where, why)
     console.print(table)
     for line in _guard_lines(steps):
-        console.print(Text(line, style="dim"), soft_wrap=True)
+        print_line(console, Text(line, style="dim"))
     for name, rates in (chosen or {}).items():
         text = ", ".join(f"{field} {rate:g}" for field, rate in rates.items())
-        console.print(Text(f"{name}: {text}, by the width of the model", style="dim"), soft_wrap=True)
+        print_line(console, Text(f"{name}: {text}, by the width of the model", style="dim"))
     for warning in warnings:
-        console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
+        print_line(console, Text(f"warning: {warning}", style="yellow"))
 
 
 def _guard_lines(steps: Sequence[PlannedStep]) -> Iterator[str]:
