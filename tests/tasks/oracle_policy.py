@@ -451,8 +451,8 @@ class PolicyStage:
             return [torch.zeros_like(n, dtype=torch.bool) for n in new]
         draw = torch.Generator().manual_seed(nets.stream(self.job, "covariance", number))
         order = sorted(range(len(rows)), key=rows.__getitem__)
-        given = [[each[i] for i in order] for each in (new, old, advantages)]
-        found = surrogates.selected(*given, [learns[i] for i in order], self.switches, draw)
+        now, then, gains = ([each[i] for i in order] for each in (new, old, advantages))
+        found = surrogates.selected(now, then, gains, [learns[i] for i in order], self.switches, draw)
         return [found[order.index(i)] for i in range(len(rows))]
 
     def value_loss(self, r: Rollout, rows: list[int]) -> Tensor | None:
