@@ -7,7 +7,10 @@ nor gradient.
     advantages         GAE, returns to go, group and greedy baselines, length-adaptive λ, whitening
     kl                 KL(π‖ref) and KL(old‖new), estimated from sampled tokens or exact; adaptive coefficients
     rewards            shaped token rewards, running moments and scaling, missing end of sequence, overlength
-    policy_loss        clipped surrogate with or without dual clip, plain policy gradient, positive-example NLL
+    policy_loss        clipped surrogate of tokens or responses, with or without dual clip, plain policy gradient, positive-example NLL
+    bounded_ratio      clipped weight (CISPO), soft gate (SAPO), geometric mean of clipped ratios (GMPO)
+    covariance         tokens of a large covariance of log-probability and advantage (Clip-Cov, KL-Cov)
+    entropy_control    the adaptive coefficient of the entropy bonus
     kl_loss            KL to the reference, or to the policy that sampled, as a term of the loss
     value_loss         squared error of the critic, with or without value clipping
     preference_loss    Bradley-Terry, on pairs and on rankings with ties; centring; DPO

@@ -28,12 +28,12 @@ def algorithm_warnings(recipe: Recipe, name: str, stage: PolicyOptimization) -> 
         *_unclipped_ratio(name, stage),
         *_never_uniform_groups(recipe, name, stage),
         *_penalty_without_gradient(name, stage),
-        *(f"stages.{name}.algorithm.{found}" for found in _combinations(stage.algorithm)),
+        *(f"stages.{name}.algorithm.{found}" for found in combination_warnings(stage.algorithm)),
         *(f"stages.{name}.algorithm.{found}" for found in unread_switches(stage.algorithm)),
     ]
 
 
-def _combinations(switches: Algorithm) -> Iterator[str]:
+def combination_warnings(switches: Algorithm) -> Iterator[str]:
     """Yield warnings that depend on the switches alone: ``switch: why``."""
     if switches.kl_coef and switches.kl_kind in _KL_IN_REWARD:
         yield f"kl_kind: in the reward, {switches.kl_kind} misleads: {_KL_IN_REWARD[switches.kl_kind]}; use k1"

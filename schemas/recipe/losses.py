@@ -20,12 +20,12 @@ class Losses(Frozen):
     surrogate: Literal["clipped", "clipped_weight", "soft_gate", "geometric_mean"] = Field(
         "clipped", exclude_if=is_default("clipped")
     )
-    """How the ratio ρ is bounded. ``clipped``: −min(ρ·A, clip(ρ)·A). ``clipped_weight``: −sg[clip(ρ)]·A·log π, so that no token
+    """Bound of the ratio ρ. ``clipped``: −min(ρ·A, clip(ρ)·A). ``clipped_weight``: −sg[clip(ρ)]·A·log π, so that no token
     loses its gradient (CISPO, arXiv 2506.13585). ``soft_gate``: −4/τ·σ(τ·(ρ − 1))·A (SAPO, arXiv 2511.20347).
     ``geometric_mean``: −A·(Π clip(ρ))^(1/length), each token clipped on the side that its advantage asks for (GMPO, arXiv
     2507.20673)."""
     ratio_level: Literal["token", "sequence"] = Field("token", exclude_if=is_default("token"))
-    """The ratio that is bounded: each token's own, or the response's, as the geometric mean over its tokens (GSPO, arXiv
+    """Level of the ratio that is bounded: each token's own, or the response's, as the geometric mean over its tokens (GSPO, arXiv
     2507.18071 eq. 7; its clip ranges are 3e-4 and 4e-4). Its gradient reaches every token (GSPO-token)."""
     soft_gate_positive: Positive = Field(1.0, exclude_if=is_default(1.0))
     """τ of ``soft_gate`` where A > 0; a larger τ closes the gate sooner (SAPO: 1)."""
@@ -33,7 +33,7 @@ class Losses(Frozen):
     """τ of ``soft_gate`` where A ≤ 0 (SAPO: 1.05)."""
 
     covariance: Literal["none", "clip", "kl"] = Field("none", exclude_if=is_default("none"))
-    """What is done about the tokens that lower the entropy most: those of a large covariance
+    """Treatment of the tokens that lower the entropy most: those of a large covariance
     (log π − mean log π)·(A − mean A) over the minibatch (arXiv 2505.22617). ``clip`` leaves some of them out of the gradient,
     ``kl`` adds |log ρ| of the largest to the loss. Either costs one more forward pass over each minibatch."""
     covariance_share: Annotated[float, Field(gt=0.0, le=1.0, strict=True)] = Field(
@@ -41,9 +41,9 @@ class Losses(Frozen):
     )
     """Share of the minibatch's tokens that is selected, rounded down, but one at least (2e-4; for ``kl`` also 2e-3)."""
     covariance_low: Number = Field(1.0, exclude_if=is_default(1.0))
-    """``clip`` draws its tokens from those with a covariance above this, in nats times units of the advantage."""
+    """Lower bound of the covariance of tokens that ``clip`` draws, in nats times units of the advantage."""
     covariance_high: Number = Field(5.0, exclude_if=is_default(5.0))
-    """… and below this."""
+    """Upper bound of that covariance."""
     covariance_kl_coef: Positive = Field(1.0, exclude_if=is_default(1.0))
     """Weight of |log ρ| of the tokens that ``kl`` selects, in loss per nat (the paper's β, 1)."""
 
@@ -51,7 +51,7 @@ class Losses(Frozen):
     """Gradient of the KL in the loss. ``estimate`` differentiates the estimator alone. ``unbiased`` differentiates ρ too, by
     which it is weighted: with ``k1`` or ``k3`` it then is the gradient of each token's KL(π‖ref) (arXiv 2506.09477)."""
     kl_credit: Literal["response", "token"] = Field("response", exclude_if=is_default("response"))
-    """Where ``kl_coef`` acts in methods that compare a group. ``response``: the score that is compared is less the KL of the
+    """Place of ``kl_coef`` in methods that compare a group. ``response``: the score that is compared is less the KL of the
     whole response. ``token``: scores alone are compared, and each token is charged the KL of itself and of later tokens
     (REINFORCE++ with a baseline, arXiv 2501.03262)."""
 

@@ -1,7 +1,7 @@
 """State of policy optimisation in its checkpoints beside the networks, and the rules by which the KL coefficients change."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 
 from vantage.algorithms.entropy_control import EntropyController
@@ -33,9 +33,15 @@ class PolicyState(BestSoFar):
     """Whether the last rollout's advantages used the critic."""
     critic_weight_sum: float = field(default=0.0, metadata=ADDED_LATER)
     """Sum of the critic's weight over the iterations."""
-    entropy_coef: float = field(default=0.0, metadata=ADDED_LATER)
-    """Coefficient of the entropy bonus in the next update, where it adapts."""
-    entropy_is_low: bool = field(default=True, metadata=ADDED_LATER)
+
+
+@dataclass(frozen=True)
+class AdaptingPolicyState(PolicyState):
+    """State where the entropy coefficient adapts; the state of other stages keeps its fields, and so its digest."""
+
+    entropy_coef: float = 0.0
+    """Coefficient of the entropy bonus in the next update."""
+    entropy_is_low: bool = True
     """Whether the entropy was below its target in the last update; only then the bonus counts."""
 
 
@@ -52,6 +58,7 @@ def entropy_controller(state: PolicyState, algorithm: Algorithm) -> EntropyContr
     """Return the controller of the entropy coefficient; None if it is fixed."""
     if algorithm.entropy_target is None:
         return None
+    assert isinstance(state, AdaptingPolicyState)
     return EntropyController(
         state.entropy_coef,
         is_low=state.entropy_is_low,
@@ -70,6 +77,7 @@ def with_updated_entropy_coef(state: PolicyState, entropy: float, algorithm: Alg
     if controller is None or not isfinite(entropy):
         return state
     moved = controller.update(entropy)
+    assert isinstance(state, AdaptingPolicyState)
     return replace(state, entropy_coef=moved.coef, entropy_is_low=moved.is_low)
 
 
@@ -105,9 +113,12 @@ def initial_state(job: StageJob[ResolvedPolicyOptimization]) -> PolicyState:
     """Return the state before the first iteration; running moments come from the stage that pretrained the critic."""
     algorithm = job.work.algorithm
     critic = critic_folder(job) if algorithm.reads_critic else None
-    return PolicyState(
+    state = PolicyState(
         kl_coef=algorithm.kl_coef,
         kl_penalty_coef=algorithm.kl_penalty_coef,
-        entropy_coef=0.0 if algorithm.entropy_target is None else algorithm.entropy_coef,
         moments=read_moments(critic),
     )
+    if algorithm.entropy_target is None:
+        return state
+    fixed = {each.name: getattr(state, each.name) for each in fields(state)}
+    return AdaptingPolicyState(**fixed, entropy_coef=algorithm.entropy_coef)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -71,12 +72,13 @@ def by_verl(verl: Path) -> dict[str, Callable[[PeerCase, Tensor], Tensor]]:
             config.clip_ratio_high = float(np.log1p(case.clip_range_high))
         advantages = case.response_advantages if name == "geo_mean" else case.advantages
         torch.manual_seed(7)  # clip_cov draws from torch's generator
-        return found[f"compute_policy_loss_{name}"](
+        made: tuple[Tensor, Any] = found[f"compute_policy_loss_{name}"](
             case.old_logprobs, leaf, advantages, case.mask.double(), config=config,
             rollout_is_weights=case.weights if name == "vanilla" else None,
-        )[0]  # fmt: skip
+        )  # fmt: skip
+        return made[0]
 
-    return {name: lambda case, leaf, name=name: loss(name, case, leaf) for name in VERL_LOSSES}
+    return {name: partial(loss, name) for name in VERL_LOSSES}
 
 
 def by_trl(trl: Path) -> dict[str, Callable[[PeerCase, Tensor], Tensor]]:

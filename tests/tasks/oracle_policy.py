@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM
 
 from tests.tasks import oracle_critic_heads as heads
 from tests.tasks import oracle_networks as nets
@@ -17,6 +16,7 @@ from tests.tasks import oracle_rollouts as rolls
 from tests.tasks import oracle_surrogates as surrogates
 from tests.tasks.oracle_networks import Optimizer, of_tokens
 from tests.tasks.oracle_rollouts import Batch, Moments, mean
+from tests.tasks.oracle_sums import Joint, gae, means, standardised, summed
 from tests.tasks.unequal_inputs import BOS, EOS
 from vantage.schemas.recipe.resolved import ResolvedPolicyOptimization
 from vantage.schemas.records.job import StageJob
@@ -166,7 +166,7 @@ class PolicyStage:
     def modules(self) -> dict[str, nn.Module]:
         if self.switches.shared_trunk:
             assert self.critic is not None
-            return {"policy": _Joint(self.policy, self.critic)}
+            return {"policy": Joint(self.policy, self.critic)}
         critic = self.learning_critic
         return {"policy": self.policy} | ({"critic": critic} if critic is not None else {})
 
@@ -256,7 +256,7 @@ class PolicyStage:
         if not self.switches.whiten_advantages:
             return advantages
         kept = torch.cat([x for x, keeps in zip(advantages, learns, strict=True) if keeps])
-        return _standardised(advantages, kept)
+        return standardised(advantages, kept)
 
     def critic_weight(self, old_values: list[Tensor] | None, rewards: list[Tensor]) -> float:
         a = self.switches
@@ -357,11 +357,11 @@ class PolicyStage:
         """The aggregation of the policy's loss, over the responses of one minibatch."""
         kept = [x for x, keeps in zip(per_token, learns, strict=True) if keeps]
         if not kept:
-            return 0.0 * _sum([x.sum() for x in per_token])
+            return 0.0 * summed([x.sum() for x in per_token])
         kind = self.switches.aggregation
         if kind == "sequence":
-            return _sum([x.mean() for x in kept]) / len(kept)
-        total = _sum([x.sum() for x in kept])
+            return summed([x.mean() for x in kept]) / len(kept)
+        total = summed([x.sum() for x in kept])
         divisors = {
             "token": sum(map(len, kept)),
             "sequence_sum": len(kept),
@@ -379,7 +379,7 @@ class PolicyStage:
         advantages = [r.advantages[i] for i in rows]
         kept = [x for x, i in zip(advantages, rows, strict=True) if r.learns[i]]
         if a.normalise_advantages and kept:
-            advantages = _standardised(advantages, torch.cat(kept))
+            advantages = standardised(advantages, torch.cat(kept))
         if a.advantage_clip is not None:
             advantages = [x.clamp(-a.advantage_clip, a.advantage_clip) for x in advantages]
         if a.mask_agreed_share is not None:
@@ -468,8 +468,8 @@ class PolicyStage:
             return [torch.zeros_like(n, dtype=torch.bool) for n in new]
         draw = torch.Generator().manual_seed(nets.stream(self.job, "covariance", number))
         order = sorted(range(len(rows)), key=rows.__getitem__)
-        given = [[each[i] for i in order] for each in (new, old, advantages)]
-        found = surrogates.selected(*given, [learns[i] for i in order], self.switches, draw)
+        now, then, gains = ([each[i] for i in order] for each in (new, old, advantages))
+        found = surrogates.selected(now, then, gains, [learns[i] for i in order], self.switches, draw)
         return [found[order.index(i)] for i in range(len(rows))]
 
     def value_loss(self, r: Rollout, rows: list[int]) -> Tensor | None:
@@ -542,7 +542,7 @@ class PolicyStage:
                     for _ in range(self.switches.critic_steps):
                         steps.append(self.critic_step(r, rows, number, total))
         if waits:
-            return _means(steps)
+            return means(steps)
         if critic_first:
             self.look_again(r)
         for epoch, cut in enumerate(cuts):
@@ -577,8 +577,8 @@ class PolicyStage:
                     break
                 if not kept:
                     break
-        means = _means(steps)
-        return means | ({"trust_region_undone": undone} if self.switches.trust_region_kl is not None else {})
+        found = means(steps)
+        return found | ({"trust_region_undone": undone} if self.switches.trust_region_kl is not None else {})
 
     @torch.no_grad()
     def look_again(self, r: Rollout) -> None:
@@ -718,45 +718,3 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> Outcome:
         stage.tracked,
         stage.memories,
     )
-
-
-def gae(
-    rewards: Tensor,
-    values: Tensor,
-    gamma: float,
-    lam: float,
-    *,
-    final: float = 0.0,
-    horizon: int | None = None,
-) -> Tensor:
-    """A_t = Σ_k (γλ)^k δ_{t+k} over ``horizon`` steps at most,  δ_t = r_t + γ·V_{t+1} − V_t; ``final`` is V after the end."""
-    following = [*values[1:], torch.as_tensor(final, dtype=torch.float64)]
-    deltas = torch.stack([r + gamma * f - v for r, f, v in zip(rewards, following, values, strict=True)])
-    if horizon is None:
-        return rolls.discounted(deltas, gamma * lam)
-    return torch.stack(
-        [rolls.discounted(deltas[t : t + horizon], gamma * lam)[0] for t in range(len(deltas))]
-    )
-
-
-def _means(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for step in steps for name in step)
-    return {name: mean([step[name] for step in steps if name in step]) for name in names}
-
-
-def _sum(numbers: Sequence[Tensor]) -> Tensor:
-    """Of 0-d tensors, in their order."""
-    return sum(numbers[1:], start=numbers[0])
-
-
-def _standardised(advantages: Sequence[Tensor], over: Tensor) -> list[Tensor]:
-    """(A − mean)/std by the population's moments of some tokens."""
-    return [(x - over.mean()) / (over.std(correction=0) + 1e-8) for x in advantages]
-
-
-class _Joint(nn.Module):
-    """A policy and the head on its trunk."""
-
-    def __init__(self, policy: LlamaForCausalLM, critic: nets.Scalar) -> None:
-        super().__init__()
-        self.policy, self.value_head = policy, critic.head

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from tests.support.every import every
 from tests.support.packages import ROOT
-from vantage.schemas.checks.algorithm_warnings import _combinations as combinations
+from vantage.schemas.checks.algorithm_warnings import combination_warnings
 from vantage.schemas.checks.unread_switches import unread_switches
 from vantage.schemas.recipe.algorithm import Algorithm
 from vantage.schemas.recipe.presets import PRESETS
@@ -94,7 +94,7 @@ def test_a_recipe_without_these_switches_keeps_its_json() -> None:
 
 
 def warned(**switches: Any) -> list[str]:
-    return [warning.partition(":")[0] for warning in combinations(Algorithm(**switches))]
+    return [warning.partition(":")[0] for warning in combination_warnings(Algorithm(**switches))]
 
 
 def test_a_ratio_of_the_response_has_narrow_ranges_and_equal_responses() -> None:
@@ -127,4 +127,4 @@ def test_the_methods_as_shown_load_and_every_switch_of_theirs_is_read() -> None:
         algorithm = Algorithm.model_validate(switches)
         assert len(switches) > 1, method
         assert list(unread_switches(algorithm)) == [], method
-        assert list(combinations(algorithm)) == [], method
+        assert list(combination_warnings(algorithm)) == [], method

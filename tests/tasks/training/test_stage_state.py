@@ -14,7 +14,7 @@ from vantage.tasks.training.stage_state import (
     WatchedSoFar,
     state_from_json,
 )
-from vantage.tasks.updates.policy_state import PolicyState
+from vantage.tasks.updates.policy_state import AdaptingPolicyState, PolicyState
 from vantage.tasks.value_pretraining import ValueState
 
 STATES = [
@@ -25,6 +25,7 @@ STATES = [
     PolicyState(
         best=1 / 3, batches=7, kl_coef=0.1, kl_penalty_coef=3.0, moments=RunningMoments(4, 0.5, 16.0)
     ),
+    AdaptingPolicyState(best=0.5, batches=2, entropy_coef=0.25, entropy_is_low=False),
 ]
 
 
@@ -46,6 +47,12 @@ def test_the_checkpoints_before_states_had_classes_can_be_resumed() -> None:
     }
     expected = PolicyState(best=0.25, best_iteration=4, batches=6, kl_coef=0.05)
     assert state_from_json(PolicyState(), saved, path="stage") == expected
+
+
+def test_only_a_stage_whose_entropy_coefficient_adapts_keeps_it() -> None:
+    """So that the training state that another stage leaves has the bits that it had."""
+    added = asdict(AdaptingPolicyState()).keys() - asdict(PolicyState()).keys()
+    assert added == {"entropy_coef", "entropy_is_low"}
 
 
 def test_a_watch_of_an_earlier_version_can_be_resumed() -> None:
