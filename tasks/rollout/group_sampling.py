@@ -112,6 +112,9 @@ def join_scored(parts: list[Scored], *, pad_token_id: int) -> Scored:
             weighted_sum=torch.cat([each.weighted_sum for each in scores]),
             by_term={name: torch.cat([each.by_term[name] for each in scores]) for name in scores[0].by_term},
             graded=scores[0].graded,
+            steps=None
+            if scores[0].steps is None
+            else padded(row for each in scores for row in (() if each.steps is None else each.steps)),
             summands=tuple(
                 replace(parts[0], scores=torch.cat([part.scores for part in parts]))
                 for parts in zip(*(each.summands for each in scores), strict=True)
