@@ -59,7 +59,7 @@ class StepFinder:
         return after.count(self.ends.text) > before.count(self.ends.text)
 
     def _text(self, ids: Sequence[int]) -> str:
-        return self.codec.tokenizer.decode(list(ids), skip_special_tokens=True)
+        return str(self.codec.tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
 @dataclass(frozen=True)
