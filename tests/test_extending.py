@@ -298,7 +298,6 @@ def test_a_stage_kind_is_its_class_its_task_and_its_row(tree: Path) -> None:
 def test_a_reward_term_is_its_class_its_scorer_and_its_row(tree: Path) -> None:
     terms = tree / "schemas" / "recipe" / "terms.py"
     (tree / "tasks" / "rewards" / "length_scores.py").write_text(TERM_SCORER.lstrip())
-    insert(terms, "from pydantic import Field", before="from pydantic import ValidationInfo")
     insert(terms, TERM_CLASS, before="@dataclass(frozen=True, kw_only=True)\nclass TermKind")
     insert(terms, TERM_ROW, before=')\n"""Every kind of reward term."""')
     assert touched(tree) == ["schemas/recipe/terms.py", "tasks/rewards/length_scores.py"]
@@ -316,7 +315,6 @@ def test_a_reward_term_is_its_class_its_scorer_and_its_row(tree: Path) -> None:
 def test_what_is_there_has_the_same_key_beside_a_new_kind(tree: Path) -> None:
     """A new kind of term leaves every stage key alone: its fields stand in its own class."""
     terms = tree / "schemas" / "recipe" / "terms.py"
-    insert(terms, "from pydantic import Field", before="from pydantic import ValidationInfo")
     insert(terms, TERM_CLASS, before="@dataclass(frozen=True, kw_only=True)\nclass TermKind")
     insert(terms, TERM_ROW, before=')\n"""Every kind of reward term."""')
     assert_recorded_keys_are_the_same(tree)

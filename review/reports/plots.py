@@ -100,7 +100,8 @@ def _curve(stage: StageCurves, curve: Curve) -> Plot:
             axes.axhline(0, color=INK, linewidth=0.8)
         marked = len(steps) <= _MARKED
         if curve.band:
-            axes.fill_between(*zip(*curve.band, strict=True), color=OTHER, alpha=0.3, linewidth=0)
+            at, low, high = (list(column) for column in zip(*curve.band, strict=True))
+            axes.fill_between(at, low, high, color=OTHER, alpha=0.3, linewidth=0)
         if curve.trend:
             axes.plot(steps, values, color=OTHER, linewidth=0.7, alpha=0.7)
             axes.plot(*zip(*curve.trend, strict=True), color=ONE, linewidth=1.8)

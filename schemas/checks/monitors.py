@@ -12,8 +12,9 @@ def monitor_problems(recipe: Recipe, name: str, stage: Stage) -> Iterator[Proble
     """Yield a problem if the stage names the data of reward models, and its reward has none."""
     if not isinstance(stage, PolicyOptimization) or stage.preferences is None:
         return
-    if all(term.stage is None for term in recipe.rewards[stage.reward].terms):
-        message = f"the scores of reward models are compared with those of {quote(stage.preferences)}, and the reward {quote(stage.reward)} has no model"
+    terms = recipe.rewards[stage.reward].terms
+    if all(term.stage is None or getattr(term, "step_ends", None) is not None for term in terms):
+        message = f"the scores of reward models are compared with those of {quote(stage.preferences)}, and the reward {quote(stage.reward)} has no model that scores whole responses"
         yield Problem(
             ("stages", name, "preferences"), message, "leave preferences out, or name a reward with a model"
         )

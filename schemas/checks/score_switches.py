@@ -17,6 +17,7 @@ def score_problems(rewards: Mapping[str, Reward], name: str, stage: Stage) -> It
     reward = rewards[stage.reward]
     yield from _length_problems(reward, name, stage)
     yield from _whitening_problems(reward, name, stage)
+    yield from _step_problems(reward, name, stage)
     if isinstance(stage, PolicyOptimization) and stage.algorithm.normalise_each_score:
         yield from _additions(reward, name, stage.reward)
 
@@ -84,3 +85,29 @@ def _whitening_problems(
     for switch, why in found:
         message = f"{why}, and '{stage.reward}' has a score with whiten"
         yield Problem(("stages", name, *field, switch), message, "leave one of them out")
+
+
+def _step_problems(
+    reward: Reward, name: str, stage: PolicyOptimization | ValuePretraining
+) -> Iterator[Problem]:
+    """Yield what reads one score of a whole response, where steps have scores of their own."""
+    if not reward.scores_steps:
+        return
+    remedy = f"leave it out, or step_ends of rewards.{stage.reward}"
+    returns = stage.algorithm if isinstance(stage, PolicyOptimization) else stage.returns
+    field: Path = ("algorithm",) if isinstance(stage, PolicyOptimization) else ("returns",)
+    switches = {} if returns is None else {"reward_scaling": returns.reward_scaling != "none"}
+    if returns is not None:
+        switches["reward_clip"] = returns.reward_clip is not None
+    if isinstance(stage, PolicyOptimization):
+        switches["normalise_each_score"] = stage.algorithm.normalise_each_score
+        switches["advantage"] = stage.algorithm.advantage == "greedy_baseline"
+    for switch, is_on in switches.items():
+        if is_on:
+            message = (
+                f"reads one score of a whole response, and '{stage.reward}' scores the steps of a response"
+            )
+            yield Problem(("stages", name, *field, switch), message, remedy)
+    if isinstance(stage, ValuePretraining) and stage.rollouts is not None:
+        message = f"'{stage.reward}' scores the steps of a response, and collected responses have one score"
+        yield Problem(("stages", name, "rollouts"), message, "sample responses, or leave step_ends out")

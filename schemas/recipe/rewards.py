@@ -77,7 +77,7 @@ class Reward(Frozen):
             )
         if shaped := next((term for term in members if term.is_shaped), None):
             raise ValueError(
-                f"the models of an ensemble are combined as they are, and {shaped.name} has a clip, an offset or whiten; "
+                f"the models of an ensemble are combined as they are, and {shaped.name} has a clip, an offset, whiten or step_ends; "
                 "leave it out"
             )
 
@@ -88,6 +88,11 @@ class Reward(Frozen):
                 "missing_eos.replace gives a score in the reward's unit, and a term with whiten has none; use "
                 "missing_eos.subtract, or whiten: false"
             )
+
+    @property
+    def scores_steps(self) -> bool:
+        """Whether any term scores each step of a response."""
+        return any(getattr(term, "step_ends", None) is not None for term in self.terms)
 
     @property
     def whitens(self) -> bool:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator
 
 from vantage.schemas.frozen import rule
-from vantage.schemas.recipe.fields import MAX_NAMED, Count, Name, Number, is_default
+from vantage.schemas.recipe.fields import MAX_NAMED, Count, Name, Number, is_default, is_unset
 from vantage.schemas.recipe.score_rules import ScoreRule
+from vantage.schemas.recipe.step_ends import StepEnds
 
 
 class RewardTerm(ScoreRule):
@@ -38,7 +39,12 @@ class RewardTerm(ScoreRule):
     @property
     def is_shaped(self) -> bool:
         """Whether its score counts otherwise than as it is."""
-        return self.clip is not None or bool(self.offset) or self.whiten
+        return (
+            self.clip is not None
+            or bool(self.offset)
+            or self.whiten
+            or getattr(self, "step_ends", None) is not None
+        )
 
     @property
     def stage(self) -> str | None:
@@ -51,7 +57,22 @@ class RewardTerm(ScoreRule):
         return None
 
 
-class ModelTerm(RewardTerm):
+class SteppedTerm(RewardTerm):
+    """A term that may score each step of a response, in place of the whole."""
+
+    step_ends: StepEnds | None = Field(None, exclude_if=is_unset)
+    """Where steps end: each of them is rewarded at its last token by the score of the response up to there, clipped, moved and
+    weighted. None: the whole response has one score, at its end."""
+
+    @rule
+    def _steps_are_not_whitened(self) -> None:
+        if self.step_ends is not None and self.whiten:
+            raise ValueError(
+                "whiten is over whole responses, and step_ends scores each step; leave one of them out"
+            )
+
+
+class ModelTerm(SteppedTerm):
     """The score of a trained reward model."""
 
     model: Name
@@ -96,7 +117,7 @@ class NamedScoresTerm(RewardTerm):
         return own.model_copy(update={"weight": self.weight * own.weight})
 
 
-class VerifierTerm(NamedScoresTerm):
+class VerifierTerm(NamedScoresTerm, SteppedTerm):
     """A term that is a verifier's score: 1 for a response that it accepts, or the number or numbers that it returns."""
 
     model: None = None
@@ -106,6 +127,13 @@ class VerifierTerm(NamedScoresTerm):
     wrong: Number = 0.0
     """Score of a wrong response, for a verifier that returns right or wrong; a right one scores 1. VC-PPO and DAPO use
     −1."""
+
+    @rule
+    def _steps_have_one_score(self) -> None:
+        if self.step_ends is not None and self.scores:
+            raise ValueError(
+                "step_ends gives each step one score, and scores names several; leave one of them out"
+            )
 
     @property
     def verifier_name(self) -> str:

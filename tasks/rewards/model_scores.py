@@ -9,6 +9,7 @@ from vantage.models.sequences import Sequences
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.stage import Stage
 from vantage.schemas.recipe.terms import ModelTerm
+from vantage.tasks.rewards.step_scores import StepScores, finder_of
 from vantage.tasks.rewards.term_scores import Source, TermScores
 from vantage.tasks.training import progress, ranks
 from vantage.tasks.training.networks import is_offloaded, placed
@@ -20,8 +21,8 @@ class TokenizersDiffer(ValueError):
     """Two models that must read the same ids have different tokenizers."""
 
 
-def load(term: ModelTerm, source: Source) -> TermScores:
-    """Return the model's score of whole responses.
+def load(term: ModelTerm, source: Source) -> TermScores | StepScores:
+    """Return the model's score of whole responses, or of their steps.
 
     Raises:
         TokenizersDiffer: it was trained with another tokenizer than the policy's.
@@ -34,15 +35,16 @@ def load(term: ModelTerm, source: Source) -> TermScores:
                 "train the reward model from the same model as the policy"
             )
     files, work = source.job.model(source.role), source.job.work
-    return scored_by(
-        placed(
-            lambda: load_scalar(files, role="reward", dtype=source.dtype, training="nothing"),
-            files,
-            source.device,
-            precision=work.arithmetic if isinstance(work, Stage) else "float32",
-            offload=is_offloaded(source.job, "reward"),
-        )
+    model = placed(
+        lambda: load_scalar(files, role="reward", dtype=source.dtype, training="nothing"),
+        files,
+        source.device,
+        precision=work.arithmetic if isinstance(work, Stage) else "float32",
+        offload=is_offloaded(source.job, "reward"),
     )
+    if term.step_ends is not None:
+        return StepScores(finder_of(term.step_ends, source), ask=None, model=model)
+    return scored_by(model)
 
 
 def scored_by(model: ScalarModel) -> TermScores:

@@ -17,7 +17,8 @@ from vantage.schemas.recipe.rewards import Ensemble, MissingEos
 from vantage.schemas.recipe.score_rules import ScoreRule
 from vantage.schemas.recipe.terms import NamedScoresTerm, RewardTerm, row_of
 from vantage.schemas.records.job import StageJob
-from vantage.tasks.rewards.term_scores import NamedScores, Responses, Source, TermScores
+from vantage.tasks.rewards.step_scores import StepRewards, StepScores, step_rewards
+from vantage.tasks.rewards.term_scores import NamedScores, Responses, Source, TermScores, counted_scores
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,9 @@ class Term:
 
     name: str
     weight: float
-    scores: TermScores | NamedScores
+    scores: TermScores | NamedScores | StepScores
     is_model: bool = False
-    """Whether a reward model scores it."""
+    """Whether a reward model scores the whole response."""
     shapes: bool = False
     """Whether it shapes the score of responses that are equally good."""
     rules: tuple[ScoreRule, ...] = ()
@@ -50,6 +51,7 @@ class Term:
 
     def score(self, given: Responses) -> dict[str, Tensor]:
         """Return each score's name in curves → scores (B,), unclipped and unweighted."""
+        assert not isinstance(self.scores, StepScores)  # ``step_rewards`` scores it
         if not isinstance(self.scores, NamedScores):
             return {self.name: self.scores(given)}
         return dict(zip(self.score_names, self.scores.scores(given).unbind(dim=1), strict=True))
@@ -58,7 +60,7 @@ class Term:
         """Return the parts of the sum, one for each of its scores (B,)."""
         rules = self.rules or (ScoreRule(weight=self.weight),)
         return [
-            Summand(rule.weight, _counted(by_score[name], rule), shapes=self.shapes, whiten=rule.whiten)
+            Summand(rule.weight, counted_scores(by_score[name], rule), shapes=self.shapes, whiten=rule.whiten)
             for name, rule in zip(self.score_names, rules, strict=True)
         ]
 
@@ -112,6 +114,8 @@ class Scores:
     """Those of a verifier that returns numbers, whose spread is reported too."""
     summands: tuple[Summand, ...] = ()
     """The parts of the weighted sum; none, for collected responses."""
+    steps: Tensor | None = None
+    """(B,T): the part of the total that is rewarded at the ends of steps; None: all of it is rewarded at the end."""
 
     def learned(self) -> Tensor:
         """Return the scores (B,) that a rollout is learned from: the total, with whitened parts where a rule asks for them."""
@@ -121,14 +125,15 @@ class Scores:
                 total = total + each.weight * (whiten_scores(each.scores) - each.scores)
         return total
 
-    def select(self, rows: Tensor) -> "Scores":
-        """Return the scores at ``rows``, in that order."""
+    def select(self, rows: Tensor, *, width: int) -> "Scores":
+        """Return the scores at ``rows``, in that order; ``width`` is the tokens of their longest response."""
         return Scores(
             total=self.total[rows],
             weighted_sum=self.weighted_sum[rows],
             by_term={name: term[rows] for name, term in self.by_term.items()},
             graded=self.graded,
             summands=tuple(replace(each, scores=each.scores[rows]) for each in self.summands),
+            steps=None if self.steps is None else self.steps[rows, :width],
         )
 
 
@@ -170,7 +175,7 @@ def load_scorer(
                 term.name,
                 term.weight,
                 scores,
-                is_model=term.stage is not None,
+                is_model=term.stage is not None and not isinstance(scores, StepScores),
                 shapes=row_of(term).shapes,
                 rules=rules,
             )
@@ -179,8 +184,8 @@ def load_scorer(
     return Scorer(tuple(terms), whole.missing_eos, ensemble=whole.ensemble, members=whole.members)
 
 
-def _load(term: RewardTerm, source: Source) -> TermScores | NamedScores:
-    loaded: TermScores | NamedScores = import_module(row_of(term).module).load(term, source)
+def _load(term: RewardTerm, source: Source) -> TermScores | NamedScores | StepScores:
+    loaded: TermScores | NamedScores | StepScores = import_module(row_of(term).module).load(term, source)
     return loaded
 
 
@@ -201,8 +206,15 @@ def score(
         ended: (B,) True where the response ended with its end-of-sequence token.
     """
     given = Responses(sequences, prompts, responses, answers, ended.device, limits)
-    by_term = scores_of(scorer, given)
-    summands = tuple(summands_of(by_term, scorer))
+    by_term, of_steps = scores_of(scorer, given), steps_of(scorer, given)
+    by_term |= {name: found.plain for name, found in of_steps.items()}
+    steps = [
+        Summand(term.weight, of_steps[term.name].counted) for term in scorer.terms if term.name in of_steps
+    ]
+    summands = (
+        *summands_of(by_term, scorer),
+        *(replace(each, scores=each.scores.sum(dim=1)) for each in steps),
+    )
     total = sum_of(summands)
     return Scores(
         total=apply_missing_eos(total, ended, scorer.missing_eos),
@@ -210,6 +222,7 @@ def score(
         by_term=by_term,
         graded=scorer.graded,
         summands=summands,
+        steps=sum_of(steps) if steps else None,
     )
 
 
@@ -229,8 +242,18 @@ def score_metrics(scores: Scores) -> dict[str, float]:
 
 
 def scores_of(scorer: Scorer, given: Responses) -> dict[str, Tensor]:
-    """Return all terms' scores (B,), as ``Scores.by_term`` has them."""
-    return {name: scores for term in scorer.terms for name, scores in term.score(given).items()}
+    """Return the scores (B,) of the terms that score whole responses, as ``Scores.by_term`` has them."""
+    terms = [term for term in scorer.terms if not isinstance(term.scores, StepScores)]
+    return {name: scores for term in terms for name, scores in term.score(given).items()}
+
+
+def steps_of(scorer: Scorer, given: Responses) -> dict[str, StepRewards]:
+    """Return term → its scores of steps, for the terms that score them."""
+    return {
+        term.name: step_rewards(term.scores, given, term.rules[0])
+        for term in scorer.terms
+        if isinstance(term.scores, StepScores)
+    }
 
 
 def weighted_sum(by_term: Mapping[str, Tensor], scorer: Scorer) -> Tensor:
@@ -250,17 +273,10 @@ def sum_of(summands: Sequence[Summand]) -> Tensor:
 def summands_of(by_term: Mapping[str, Tensor], scorer: Scorer) -> Iterator[Summand]:
     """Yield the parts of the weighted sum: the terms' in their order, then the ensemble's."""
     for term in scorer.terms:
-        if term.name not in scorer.members:
+        if term.name not in scorer.members and not isinstance(term.scores, StepScores):
             yield from term.summands(by_term)
     if scorer.ensemble is not None:
         yield Summand(scorer.ensemble.weight, of_members(by_term, scorer))
-
-
-def _counted(scores: Tensor, rule: ScoreRule) -> Tensor:
-    """Return scores (B,) clipped and moved by their rule."""
-    if rule.clip is not None:
-        scores = scores.clamp(rule.clip.low, rule.clip.high)
-    return scores + rule.offset if rule.offset else scores
 
 
 def of_members(by_term: Mapping[str, Tensor], scorer: Scorer) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from vantage.models.sequences import Sequences
 from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.recipe.score_rules import ScoreRule
 from vantage.schemas.records.job import StageJob
 
 
@@ -45,6 +46,13 @@ class Responses:
         of_rows = zip(self.prompts, self.answers, strict=True)
         found = [numbers.setdefault(case, len(numbers)) for case in of_rows]
         return torch.tensor(found, device=self.device)
+
+
+def counted_scores(scores: Tensor, rule: ScoreRule) -> Tensor:
+    """Return scores of any shape clipped and moved by their rule."""
+    if rule.clip is not None:
+        scores = scores.clamp(rule.clip.low, rule.clip.high)
+    return scores + rule.offset if rule.offset else scores
 
 
 TermScores = Callable[[Responses], Tensor]

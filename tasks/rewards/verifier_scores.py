@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from vantage.schemas.recipe.terms import VerifierTerm
 from vantage.schemas.records.verdict_form import VerdictForm
+from vantage.tasks.rewards.step_scores import StepScores, finder_of
 from vantage.tasks.rewards.term_scores import NamedScores, Responses, Source, TermScores
 from vantage.tasks.rewards.verifier_file import VerifierFunction
 from vantage.tasks.rewards.verifiers import form_of, load_verifier, right_of, verdicts
@@ -18,7 +20,7 @@ class UnfitScores(ValueError):
     """A term of the recipe does not fit what its verifier returns."""
 
 
-def load(term: VerifierTerm, source: Source) -> TermScores | NamedScores:
+def load(term: VerifierTerm, source: Source) -> TermScores | NamedScores | StepScores:
     """Return the term's verifier, loaded.
 
     Raises:
@@ -28,6 +30,8 @@ def load(term: VerifierTerm, source: Source) -> TermScores | NamedScores:
     verifier = load_verifier(source.job, term.verifier, role=source.role)
     form = form_of(verifier)
     refuse_unfit(term, form, path=source.path)
+    if term.step_ends is not None:
+        return StepScores(finder_of(term.step_ends, source), ask=partial(_scores, verifier, term.wrong))
     if form.kind == "named_scores":
         return NamedScores(form.names, NamedVerifierScores(verifier, form.names))
     return scored_by(verifier, wrong=term.wrong)
@@ -42,6 +46,8 @@ def refuse_unfit(term: VerifierTerm, form: VerdictForm, *, path: str) -> None:
         if term.scores:
             raise UnfitScores(f"{about}, and scores names {', '.join(term.scores)}; remove scores")
         return
+    if term.step_ends is not None:
+        raise UnfitScores(f"{about}; step_ends needs a verifier with one score, or right and wrong")
     if term.clip is not None or term.offset or term.whiten:
         raise UnfitScores(f"{about}; give clip, offset and whiten to each of them under scores")
     if not term.scores:
@@ -74,10 +80,8 @@ class VerifierScores:
 
     def __call__(self, given: Responses) -> Tensor:
         """Return scores (B,)."""
-        asked = (given.prompts, given.responses, given.answers)
-        if not self.is_graded:
-            return torch.where(judged(self.verifier, *asked).to(given.device), 1.0, self.wrong)
-        return _numbers(self.verifier, *asked, names=()).squeeze(1).float().to(given.device)
+        found = _scores(self.verifier, self.wrong, given.prompts, given.responses, given.answers)
+        return found.to(given.device)
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,19 @@ class NamedVerifierScores:
         """Return scores (B,N)."""
         found = _numbers(self.verifier, given.prompts, given.responses, given.answers, names=self.names)
         return found.float().to(given.device)
+
+
+def _scores(
+    verifier: VerifierFunction,
+    wrong: float,
+    prompts: Sequence[str],
+    responses: Sequence[str],
+    answers: Sequence[str | None],
+) -> Tensor:
+    """Return scores (B,) on the CPU: the verifier's numbers, or 1 for a right response and ``wrong`` for a wrong one."""
+    if form_of(verifier).kind == "right_or_wrong":
+        return torch.where(judged(verifier, prompts, responses, answers), 1.0, wrong)
+    return _numbers(verifier, prompts, responses, answers, names=()).squeeze(1).float()
 
 
 def judged(

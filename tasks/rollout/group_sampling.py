@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vantage.models.sequences import join
-from vantage.tasks.rewards.scoring import Scores
+from vantage.tasks.rewards.scoring import Scores, Summand
 from vantage.tasks.rollout.rollouts import Sampled, Scored, padded
 
 
@@ -112,9 +112,23 @@ def join_scored(parts: list[Scored], *, pad_token_id: int) -> Scored:
             weighted_sum=torch.cat([each.weighted_sum for each in scores]),
             by_term={name: torch.cat([each.by_term[name] for each in scores]) for name in scores[0].by_term},
             graded=scores[0].graded,
-            summands=tuple(
-                replace(parts[0], scores=torch.cat([part.scores for part in parts]))
-                for parts in zip(*(each.summands for each in scores), strict=True)
-            ),
+            steps=_joined_steps(scores),
+            summands=_joined_summands(scores),
         ),
+    )
+
+
+def _joined_steps(scores: list[Scores]) -> Tensor | None:
+    """Return the rewards of steps (B,T) of several batches; None without steps."""
+    steps = [each.steps for each in scores if each.steps is not None]
+    return padded(row for each in steps for row in each) if len(steps) == len(scores) else None
+
+
+def _joined_summands(scores: list[Scores]) -> tuple[Summand, ...]:
+    """Return the parts of the sum of several batches; none, where one is of collected responses, which have none."""
+    if not all(each.summands for each in scores):
+        return ()
+    return tuple(
+        replace(parts[0], scores=torch.cat([part.scores for part in parts]))
+        for parts in zip(*(each.summands for each in scores), strict=True)
     )

@@ -69,10 +69,9 @@ class Scored:
     def select(self, rows: Sequence[int]) -> "Scored":
         """Return the responses at ``rows``, in that order."""
         places = torch.tensor(rows, device=self.sampled.ended.device)
-        return Scored(
-            sampled=self.sampled.select(rows),
-            scores=self.scores.select(places),
-        )
+        sampled = self.sampled.select(rows)
+        width = sampled.sequences.response_ids.shape[1]
+        return Scored(sampled=sampled, scores=self.scores.select(places, width=width))
 
 
 @dataclass(frozen=True)
@@ -288,8 +287,17 @@ def build_rollout(
         ref_logprobs=ref_logprobs,
         kl=kl,
         kl_coef=kl_coef,
-        rewards=shape_rewards(scaled_scores, kl, mask, kl_coef=kl_coef),
+        rewards=_rewards(scored.scores, scaled_scores, kl, mask, kl_coef=kl_coef),
     )
+
+
+def _rewards(scores: Scores, scaled: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> Tensor:
+    """Return token rewards (B,T): the KL penalties, steps' scores at their ends, and what else is in the scaled scores at the last
+    token."""
+    if scores.steps is None:
+        return shape_rewards(scaled, kl, mask, kl_coef=kl_coef)
+    at_the_end = scaled - scores.steps.sum(dim=1)
+    return shape_rewards(at_the_end, kl, mask, kl_coef=kl_coef) + scores.steps
 
 
 def scale(scored: Scored, returns: Returns, moments: RunningMoments | None, *, max_length: int) -> Tensor:

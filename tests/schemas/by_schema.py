@@ -42,6 +42,15 @@ SAID = {
 """Rules over several fields that the schema says too, at least where a field is there that should not be, or is not."""
 
 RULES = {
+    "ScoreRange._bounds_something": "one of two fields, and an order of numbers",
+    "ScoreRule._an_offset_is_not_whitened_away": "a field that must be absent where another has one certain value",
+    "NamedScoresTerm._named_scores_have_rules_of_their_own": "the same, of several fields",
+    "SteppedTerm._steps_are_not_whitened": "the same",
+    "VerifierTerm._steps_have_one_score": "the same",
+    "LengthPenalty._fields_fit_the_penalty": "the same",
+    "StepEnds._one_of_two": "exactly one of two, in a part of a term",
+    "Reward._a_whitened_score_is_not_replaced": "the same, of parts of terms",
+    "Algorithm._scores_that_are_normalised_each_have_nothing_added": "a field that must be absent where another has one certain value",
     "Publication._approve_needs_an_alias": "a field that must be there where another has one certain value",
     "Split._shares_leave_training_rows": "a sum of numbers",
     "Split._a_test_set_has_test_rows_alone": "a field that must be absent where another has one certain value",

@@ -86,7 +86,7 @@ def test_refusals_name_the_line_the_field_and_the_remedy(
 
 def test_a_model_of_an_ensemble_has_no_rule_of_its_own() -> None:
     terms = [{"model": "a"}, {"model": "b", "offset": 1.0}]
-    with pytest.raises(ValueError, match="b has a clip, an offset or whiten; leave it out"):
+    with pytest.raises(ValueError, match="b has a clip, an offset, whiten or step_ends; leave it out"):
         Reward.model_validate({"terms": terms, "ensemble": {"combine": "mean"}})
 
 
@@ -282,3 +282,30 @@ def test_collected_responses_cannot_be_whitened(plain: dict[str, Any]) -> None:
         problem.message
         == "'main' has a score with whiten, and collected responses have no parts of their scores"
     )
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "switch"),
+    [
+        ("vapo", None),
+        ({"preset": "grpo", "reward_scaling": "scale"}, "reward_scaling"),
+        ({"preset": "grpo", "reward_clip": 1.0}, "reward_clip"),
+        ({"preset": "grpo", "normalise_each_score": True}, "normalise_each_score"),
+        ({"preset": "grpo", "advantage": "greedy_baseline"}, "advantage"),
+    ],
+)
+def test_step_scores_fit_the_stages_that_read_them(
+    plain: dict[str, Any], algorithm: Any, switch: str | None
+) -> None:
+    plain["stages"]["policy"]["algorithm"] = algorithm
+    plain["rewards"]["main"]["terms"] = [{"model": "reward", "step_ends": {"text": "\n"}}]
+    recipe = Recipe.model_validate(plain)
+    found = list(score_problems(recipe.rewards, "policy", recipe.stages["policy"]))
+    assert [each.path[-1] for each in found] == ([] if switch is None else [switch])
+    for each in found:
+        assert (
+            each.message == "reads one score of a whole response, and 'main' scores the steps of a response"
+        )
+    stage = recipe.stages["value"].model_copy(update={"rollouts": "collected"})
+    [problem] = score_problems(recipe.rewards, "value", stage)
+    assert problem.path == ("stages", "value", "rollouts")

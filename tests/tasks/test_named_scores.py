@@ -1,7 +1,6 @@
 """A reward of graded and named scores in real stages, recomputed from the responses by rules of the test's own."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -10,21 +9,21 @@ import numpy
 import pyarrow as pa
 import pytest
 
+from tests.tasks.own_rewards import policy_job, rollouts_of, verifiers, with_reward
 from vantage.ledger.journal import read
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
-from vantage.schemas.recipe.rewards import Judge, MissingEos, Reward
-from vantage.schemas.recipe.stages import BestOfN, PolicyOptimization
+from vantage.schemas.recipe.rewards import Judge, MissingEos
+from vantage.schemas.recipe.stages import BestOfN
 from vantage.schemas.recipe.stages_that_collect import RolloutCollection
-from vantage.schemas.recipe.verifiers import Right, Verifier
-from vantage.schemas.recipe.work import ImportVerifier
-from vantage.schemas.records.job import StageJob
-from vantage.tasks import policy_optimization, value_pretraining
+from vantage.schemas.recipe.verifiers import Right
+from vantage.tasks import value_pretraining
 from vantage.tasks.data.rows import read_rows
 from vantage.tasks.rewards.verifier_scores import UnfitScores
 from vantage.tasks.rewards.verifiers import UndecidedVerifier
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training.scratch import JOURNAL
 
+__all__ = ["verifiers"]  # a fixture
 RUBRIC = """\
 def verify(prompt, response, answer):
     return {"length": len(response), "digits": sum(c.isdigit() for c in response) / 4, "echo": prompt[0] in response}
@@ -62,75 +61,6 @@ def by_hand(prompt: str, response: str) -> dict[str, float]:
         "graded": graded,
         "sum": 2 * (0.5 * (sorted((2, length, 6))[1] - 4) - min(digits, 1)) + 3 * (max(graded, 0.5) + 0.25),
     }
-
-
-@pytest.fixture(scope="module")
-def verifiers(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Return the artifact of a verifier with this text, imported and tried on the prompts once."""
-    made: dict[tuple[str, Right | None], Path] = {}
-
-    def artifact(text: str, right: Right | None = None) -> Path:
-        if (text, right) not in made:
-            folder = tmp_path_factory.mktemp("verifier")
-            (folder / "mine.py").write_text(text)
-            (folder / "output").mkdir()
-            work = ImportVerifier(verifier=Verifier(source=str(folder / "mine.py"), right=right))
-            job = pipeline.job("model").model_copy(
-                update={
-                    "name": "verifiers.mine",
-                    "work": work,
-                    "inputs": {"prompts.0": pipeline.folder("prompts")},
-                    "scratch": folder,
-                    "output": folder / "output",
-                }
-            )
-            run_stage(job)
-            made[text, right] = folder / "output"
-        return made[text, right]
-
-    return artifact
-
-
-def with_reward(job: StageJob, terms: list[dict[str, Any]], *artifacts: Path) -> StageJob:
-    inputs = {role: folder for role, folder in job.inputs.items() if not role.startswith("reward.")}
-    inputs |= {f"reward.main.{index}": folder for index, folder in enumerate(artifacts)}
-    return job.model_copy(
-        update={"rewards": {"main": Reward.model_validate({"terms": terms})}, "inputs": inputs}
-    )
-
-
-def policy_job(pipeline: Any, folder: Path, algorithm: dict[str, Any]) -> StageJob:
-    work = PolicyOptimization.model_validate(
-        {
-            "kind": "policy_optimization",
-            "algorithm": algorithm,
-            "init": "sft",
-            "reward": "main",
-            "prompts": "prompts",
-            "iterations": 2,
-            "batch_size": 16,
-            "minibatch_size": 16,
-            "validation_samples": 4,
-            "learning_rate": 1e-6,
-        }
-    )
-    sft = pipeline.folder("sft")
-    inputs = {"init": sft, "reference": sft, "prompts": pipeline.folder("prompts")}
-    job: StageJob = pipeline.job("sft", folder=folder).model_copy(update={"work": work, "inputs": inputs})
-    return job
-
-
-def rollouts_of(job: StageJob, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
-    """The stage's rollouts with their estimates, as its updates are given them; nothing is learnt."""
-    seen: list[tuple[Any, Any]] = []
-
-    def remember(networks: Any, rollout: Any, estimates: Any, *_: Any, **__: Any) -> Any:
-        seen.append((rollout, estimates))
-        return {}
-
-    monkeypatch.setattr(policy_optimization, "update", remember)
-    run_stage(job)
-    return seen
 
 
 def test_every_collected_response_has_its_named_scores_and_their_sum(

@@ -22,6 +22,7 @@ OFF: dict[str, Any] = {
     "positive_nll_coef": 0.0, "positive_threshold": None, "positive_verifier": None, "ptx_coef": 0.0,
     "gae_horizon": None, "bootstrap_truncated": False,
     "critic_ev_threshold": None, "critic_ev_hysteresis": None, "critic_blend": False,
+    "normalise_each_score": False,
     "ratio_mask": False, "ratio_mask_gradient": False, "freeze_critic": "none", "policy_starts_at": 0,
     "old_logprobs": "policy", "critic_steps": 1, "critic_first": False, "rollout_correction": None,
     "optimal_value_beta": 0.5, "tracker_kl_half_life": 0.06, "tracker_memory_low": 0.875, "tracker_memory_high": 0.96,
@@ -181,6 +182,7 @@ OTHERS: dict[str, tuple[Any, Any]] = {
     "positive_verifier": ("arithmetic", None), "ptx_coef": (0.3, 0.0),
     "gae_horizon": (1, 64), "bootstrap_truncated": (True, False),
     "critic_ev_threshold": (0.3, None), "critic_ev_hysteresis": (0.1, 0.2), "critic_blend": (True, False),
+    "normalise_each_score": (True, False),
     "ratio_mask": (True, False), "ratio_mask_gradient": (True, False), "freeze_critic": ("attention", "none"),
     "policy_starts_at": (10, 1), "old_logprobs": ("sampler", "policy"), "critic_steps": (3, 4),
     "critic_first": (True, False),
@@ -227,7 +229,11 @@ COMPANY: dict[str, dict[str, Any]] = {
         "value_clip_range": None,
         "critic_head": CriticHead(ensemble=2),
     },
-}
+    "normalise_each_score": {
+        "advantage": "group_normalised", "kl_coef": 0.0, "kl_target": None, "reward_scaling": "none", "reward_clip": None,
+        "overlong_buffer": None, "whiten_advantages": False, "critic_ev_threshold": None, **WITHOUT_SAO,
+    },
+}  # fmt: skip
 """Switch → what must stand beside it, or it is refused."""
 
 

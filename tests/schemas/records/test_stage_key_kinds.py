@@ -61,7 +61,7 @@ CHANGED: dict[str, Any] = {
     "trust_region_halvings": 1, "epoch_kl_target": 0.02, "rollout_correction": "tis", "value_clip_range": None, "shared_trunk": True, "value_coef": 1.0,
     "entropy_coef": 0.01, "positive_nll_coef": 0.1, "positive_threshold": 0.5, "positive_verifier": "arithmetic",
     "ptx_coef": 0.1, "gae_horizon": 8, "bootstrap_truncated": True, "critic_ev_threshold": 0.0,
-    "critic_ev_hysteresis": 0.1, "critic_blend": True,
+    "critic_ev_hysteresis": 0.1, "critic_blend": True, "normalise_each_score": True,
     "ratio_mask": True, "ratio_mask_gradient": True, "freeze_critic": "attention", "policy_starts_at": 3,
     "old_logprobs": "sampler", "critic_steps": 2, "critic_first": True,
     "optimal_value_beta": 1.0, "tracker_kl_half_life": 0.1, "tracker_memory_low": 0.5, "tracker_memory_high": 0.9,
@@ -78,6 +78,12 @@ COMPANY: dict[str, dict[str, Any]] = {
     "positive_nll_coef": {"positive_threshold": 0.5},
     "critic_head": {"value_clip_range": None},
     "mask_agreed_share": {"value_clip_range": None, "critic_head": {"ensemble": 2}},
+    "normalise_each_score": {
+        "advantage": "group_normalised",
+        "kl_coef": 0.0,
+        "samples_per_prompt": 2,
+        "whiten_advantages": False,
+    },
 }
 """Switch → what must stand beside it."""
 

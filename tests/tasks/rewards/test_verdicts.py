@@ -95,3 +95,5 @@ def test_names_that_differ_are_named() -> None:
     form = VerdictForm(kind="named_scores", names=("a", "b"))
     with pytest.raises(UnusableVerdict, match="lacks a and has c, d besides; return the same names"):
         fitted({"b": 1.0, "c": 1.0, "d": 1.0}, form)
+    with pytest.raises(UnusableVerdict, match="and this one has c besides; return the same names"):
+        fitted({"a": 1.0, "b": 1.0, "c": 1.0}, form)

@@ -1,6 +1,7 @@
 """Dynamic sampling on draws made by hand: what is dropped, in what order it is refilled, and where it ends."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -188,3 +189,25 @@ def test_a_group_whose_scores_differ_though_their_sum_does_not_is_kept_where_eac
     )
     assert groups_without_contrast(scores, samples_per_prompt=2, each=False).tolist() == [True, True, False]
     assert groups_without_contrast(scores, samples_per_prompt=2, each=True).tolist() == [False, True, False]
+
+
+def test_parts_of_scores_are_joined_where_every_batch_has_them() -> None:
+    """Collected responses have no parts; the others keep each weight with its scores."""
+    draw, _ = drawn([[(1.0, 0.0)], [(0.0, 1.0)]])
+    parts = [draw(0), draw(1)]
+    joined = join_scored(parts, pad_token_id=0)
+    assert joined.scores.summands == ()
+    with_parts = [
+        replace(
+            each,
+            scores=replace(
+                each.scores, summands=(Summand(2.0, each.scores.total),), steps=each.scores.total[:, None]
+            ),
+        )
+        for each in parts
+    ]
+    [both] = join_scored(with_parts, pad_token_id=0).scores.summands
+    assert (both.weight, both.scores.tolist()) == (2.0, joined.scores.total.tolist())
+    mixed = join_scored([with_parts[0], parts[1]], pad_token_id=0)
+    assert mixed.scores.summands == () and mixed.scores.steps is None
+    assert mixed.scores.total.tolist() == joined.scores.total.tolist()

@@ -1,0 +1,145 @@
+"""Process rewards: the scores of a response's beginnings, each at the token that ends a step."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from vantage.models.heads import ScalarModel, values_and_final
+from vantage.schemas.recipe.score_rules import ScoreRule
+from vantage.schemas.recipe.step_ends import StepEnds
+from vantage.tasks.data.examples import Codec, codec_of
+from vantage.tasks.rewards.term_scores import Responses, Source, counted_scores
+from vantage.tasks.training import progress, ranks
+from vantage.tasks.training.offloading import on_device
+from vantage.tasks.training.passes import passes_of
+
+Ask = Callable[[Sequence[str], Sequence[str], Sequence[str | None]], Tensor]
+"""(prompts, beginnings of responses, answers) → scores (N,)."""
+
+
+class UnknownMarker(ValueError):
+    """The tokenizer does not have the token that ends a step."""
+
+
+@dataclass(frozen=True)
+class StepFinder:
+    """Finds the tokens that end a step."""
+
+    codec: Codec
+    ends: StepEnds
+
+    def positions(self, response: Sequence[int]) -> list[int]:
+        """Return the positions of these tokens in a response of one token or more; the last is always the response's.
+
+        A marker that only the end-of-sequence token follows does not end a step of its own.
+        """
+        last = len(response) - 1
+        found = [place for place in range(last) if self._ends_at(response, place)]
+        if found and found[-1] == last - 1 and response[last] in self.codec.stop_token_ids:
+            found.pop()
+        return [*found, last]
+
+    @cached_property
+    def marker_id(self) -> int | None:
+        """The id of the token that ends a step; None: a text does."""
+        if self.ends.token is None:
+            return None
+        return self.codec.tokenizer.get_vocab().get(self.ends.token)
+
+    def _ends_at(self, response: Sequence[int], place: int) -> bool:
+        """Return whether a marker is complete with the token at this place."""
+        if self.ends.text is None:
+            return response[place] == self.marker_id
+        if self.ends.text[-1] not in self._text([response[place]]):
+            return False  # most tokens: no longer text need be decoded
+        before, after = self._text(response[:place]), self._text(response[: place + 1])
+        return after.count(self.ends.text) > before.count(self.ends.text)
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return str(self.codec.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+@dataclass(frozen=True)
+class StepScores:
+    """What a term gives that scores each step."""
+
+    finder: StepFinder
+    ask: Ask | None
+    """A verifier's scores of beginnings; None: the model's."""
+    model: ScalarModel | None = None
+
+    def __call__(self, given: Responses) -> tuple[Tensor, Tensor]:
+        """Return scores (B,T) after each token, unclipped and unweighted, and which tokens end a step (B,T)."""
+        rows = given.sequences.response_rows()
+        positions = [self.finder.positions(row) for row in rows]
+        is_end = torch.zeros(given.sequences.response_mask.shape, dtype=torch.bool, device=given.device)
+        for row, places in enumerate(positions):
+            is_end[row, places] = True
+        if self.model is not None:
+            return _by_model(self.model, given).to(given.device).masked_fill(~is_end, 0.0), is_end
+        assert self.ask is not None
+        beginnings = [rows[row][: place + 1] for row, places in enumerate(positions) for place in places]
+        owners = [row for row, places in enumerate(positions) for _ in places]
+        found = self.ask(
+            [given.prompts[row] for row in owners],
+            self.finder.codec.response_texts(beginnings),
+            [given.answers[row] for row in owners],
+        )
+        scores = torch.zeros(is_end.shape, device=given.device)
+        return scores.masked_scatter(is_end, found.float().to(given.device)), is_end
+
+
+@dataclass(frozen=True)
+class StepRewards:
+    """A term's scores of the steps of B responses."""
+
+    plain: Tensor
+    """(B,): the total over each response's steps, unclipped and unweighted."""
+    counted: Tensor
+    """(B,T): the part of each step in its response's score, clipped and moved by the term's rule, at the token that ends it."""
+
+
+def step_rewards(scores: StepScores, given: Responses, rule: ScoreRule) -> StepRewards:
+    """Score the steps of responses: their mean divides each step by the number of steps of its response."""
+    found, is_end = scores(given)
+    steps = is_end.sum(dim=1, keepdim=True) if scores.finder.ends.total == "mean" else 1
+    counted = counted_scores(found, rule).masked_fill(~is_end, 0.0) / steps
+    return StepRewards(plain=(found / steps).sum(dim=1), counted=counted)
+
+
+def finder_of(ends: StepEnds, source: Source) -> StepFinder:
+    """Return the finder of a term's step ends, in the ids of the policy whose responses are scored.
+
+    Raises:
+        UnknownMarker: its tokenizer does not have the token.
+    """
+    finder = StepFinder(codec_of(source.job, source.tokenizers_of[0]), ends)
+    if ends.token is not None and finder.marker_id is None:
+        raise UnknownMarker(
+            f"{source.path}.step_ends.token={ends.token!r} is no token of {source.tokenizers_of[0]}; name one of its tokens, or "
+            "use step_ends.text"
+        )
+    return finder
+
+
+def _by_model(model: ScalarModel, given: Responses) -> Tensor:
+    """Return the model's score (B,T) of each beginning: the value that the next token's position reads, and at the last token the
+    whole response's."""
+    sequences = given.sequences
+    with on_device(model), torch.no_grad():
+        found = torch.zeros(sequences.response_mask.shape, device=model.device)
+        final = torch.zeros(len(sequences), device=model.device)
+        for part in passes_of(sequences, given.limits):
+            progress.phase("scoring", part.done, len(sequences))
+            of_tokens, of_whole = values_and_final(model, part.select(sequences))
+            part.put(of_tokens, into=found)
+            part.put(of_whole, into=final)
+    found, final = ranks.total(found), ranks.total(final)
+    after = torch.cat([found[:, 1:], torch.zeros_like(found[:, :1])], dim=1)
+    last = sequences.lengths.to(after.device)[:, None] - 1
+    after = after.scatter(1, last, final[:, None])
+    # Equal responses have equal scores, bit by bit
+    return after[sequences.first_equal_rows()]

@@ -1,0 +1,184 @@
+"""Process rewards in real stages: each step is rewarded where it ends, by what a rule of the test's own gives its beginning."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from tests.tasks.own_rewards import policy_job, rollouts_of, verifiers, with_reward
+from vantage.models.heads import load_scalar, scores
+from vantage.models.sequences import collate
+from vantage.schemas.recipe.rewards import Reward
+from vantage.schemas.recipe.step_ends import StepEnds
+from vantage.tasks import value_pretraining
+from vantage.tasks.data.examples import codec_of
+from vantage.tasks.rewards.step_scores import StepFinder, UnknownMarker
+from vantage.tasks.rewards.verifier_scores import UnfitScores
+from vantage.tasks.stages import run_stage
+
+__all__ = ["verifiers"]  # a fixture
+GRADED = """\
+def verify(prompt, response, answer):
+    return len(response) / 7
+"""
+ODD = """\
+def verify(prompt, response, answer):
+    return len(response) % 2 == 1
+"""
+NAMED = """\
+def verify(prompt, response, answer):
+    return {"a": 1.0, "b": 2.0}
+"""
+
+
+def ends_by_hand(codec: Any, ids: list[int], marker: str) -> list[int]:
+    """Each token with which the text of the ids up to it ends in the marker, and the last one."""
+    texts = [codec.tokenizer.decode(ids[: place + 1], skip_special_tokens=True) for place in range(len(ids))]
+    before = ["", *texts]
+    found = [place for place, text in enumerate(texts) if text.endswith(marker) and text != before[place]]
+    last = len(ids) - 1
+    return sorted({place for place in found if texts[place] != texts[last]} | {last})
+
+
+@pytest.mark.parametrize("total", ["mean", "sum"])
+def test_a_verifier_scores_each_beginning_and_the_reward_is_where_it_ends(
+    pipeline: Any, verifiers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: str
+) -> None:
+    terms = [
+        {
+            "verifier": "graded",
+            "weight": 2.0,
+            "clip": {"high": 2.0},
+            "offset": -0.5,
+            "step_ends": {"text": "=", "total": total},
+        },
+        {"verifier": "odd", "weight": 3.0},
+    ]
+    job = with_reward(
+        policy_job(pipeline, tmp_path, {"preset": "reinforce_pp", "kl_coef": 0.0}),
+        terms,
+        verifiers(GRADED),
+        verifiers(ODD),
+    )
+    codec, several = codec_of(job, "init"), 0
+    for rollout, _ in rollouts_of(job, monkeypatch):
+        for row, ids in enumerate(rollout.sequences.response_rows()):
+            ends = ends_by_hand(codec, ids, "=")
+            expected = numpy.zeros(rollout.rewards.shape[1])
+            plain = []
+            for place in ends:
+                [text] = codec.response_texts([ids[: place + 1]])
+                plain.append(len(text) / 7)
+                step = 2 * (min(len(text) / 7, 2.0) - 0.5)
+                expected[place] += step / len(ends) if total == "mean" else step
+            several += len(ends) > 1
+            expected[len(ids) - 1] += 3.0 * (len(rollout.sampled.responses[row]) % 2)
+            numpy.testing.assert_allclose(rollout.rewards[row].numpy(), expected, atol=1e-5)
+            assert rollout.scores.total[row].item() == pytest.approx(expected.sum(), rel=1e-5)
+            by_term = sum(plain) / len(ends) if total == "mean" else sum(plain)
+            assert rollout.scores.by_term["graded"][row].item() == pytest.approx(by_term, rel=1e-5)
+    assert several > 4, "responses of one step would prove nothing"
+
+
+def test_a_reward_model_scores_each_beginning(
+    pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against one pass of the model over each beginning alone; dynamic sampling selects and joins rollouts."""
+    switches = {"preset": "dapo", "samples_per_prompt": 2, "overlong_buffer": None, "max_sampling_rounds": 2}
+    job = policy_job(pipeline, tmp_path, switches)
+    terms = [{"model": "reward", "weight": 2.0, "step_ends": {"text": "=", "total": "sum"}}]
+    job = with_reward(job, terms, pipeline.folder("reward"))
+    model, codec = load_scalar(pipeline.folder("reward")), codec_of(job, "init")
+    seen = rollouts_of(job, monkeypatch)
+    for rollout, _ in seen[:1]:
+        prompts = rollout.sequences.prompt_rows()
+        for row, ids in enumerate(rollout.sequences.response_rows()):
+            expected = numpy.zeros(rollout.rewards.shape[1])
+            for place in ends_by_hand(codec, ids, "="):
+                alone = collate([prompts[row]], [ids[: place + 1]], pad_token_id=0)
+                with torch.no_grad():
+                    expected[place] = 2 * scores(model, alone).item()
+            numpy.testing.assert_allclose(rollout.rewards[row].numpy(), expected, atol=2e-4)
+
+
+def test_a_critic_is_pretrained_on_the_same_returns(
+    pipeline: Any, verifiers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = pipeline.job("value", folder=tmp_path)
+    work = job.work.model_copy(update={"returns": job.work.returns.model_copy(update={"kl_coef": 0.0})})
+    job = with_reward(
+        job.model_copy(update={"work": work}),
+        [{"verifier": "g", "step_ends": {"text": "="}}],
+        verifiers(GRADED),
+    )
+    codec, seen = codec_of(job, "policy"), []
+    monkeypatch.setattr(
+        value_pretraining, "regress", lambda *args, **_: seen.append(args[2]) or {"value_loss": 0.0}
+    )
+    run_stage(job)
+    assert seen
+    for learned in seen:
+        for row, ids in enumerate(learned.rollout.sequences.response_rows()):
+            ends = ends_by_hand(codec, ids, "=")
+            steps = {
+                place: len(codec.response_texts([ids[: place + 1]])[0]) / 7 / len(ends) for place in ends
+            }
+            returns = [
+                sum(step for place, step in steps.items() if place >= token) for token in range(len(ids))
+            ]
+            assert learned.returns[row, : len(ids)].tolist() == pytest.approx(returns, rel=1e-4)
+
+
+class Letters:
+    """A tokenizer whose tokens are texts of any length, by number."""
+
+    texts = ("a", "b\n", "\n", "\n\nc", "\nd", "")
+
+    def decode(self, ids: list[int], **_: object) -> str:
+        return "".join(self.texts[number] for number in ids)
+
+    def get_vocab(self) -> dict[str, int]:
+        return {"<step>": 0}
+
+
+class Letterwise:
+    """What a finder reads of a codec; 5 ends a response."""
+
+    tokenizer = Letters()
+    stop_token_ids = (5,)
+
+
+@pytest.mark.parametrize(
+    ("ends", "ids", "expected"),
+    [
+        ({"text": "\n"}, [0, 1, 0, 2, 0], [1, 3, 4]),
+        ({"text": "\n\n"}, [1, 2, 0, 3, 0], [1, 3, 4]),  # a marker of two tokens, and one inside a token
+        ({"text": "\n\n"}, [1, 0, 2, 0], [3]),  # line breaks apart
+        ({"text": "\n"}, [0, 1, 5], [2]),  # nothing but the end follows the marker
+        ({"text": "\n"}, [0, 1, 0], [1, 2]),
+        ({"text": "\n"}, [1], [0]),
+        ({"token": "<step>"}, [1, 0, 1, 0, 2], [1, 3, 4]),
+    ],
+)
+def test_where_steps_end(ends: dict[str, str], ids: list[int], expected: list[int]) -> None:
+    assert StepFinder(Letterwise(), StepEnds(**ends)).positions(ids) == expected  # type: ignore[arg-type]
+
+
+def test_what_cannot_score_steps_is_refused(pipeline: Any, verifiers: Any, tmp_path: Path) -> None:
+    job = policy_job(pipeline, tmp_path, {"preset": "grpo", "samples_per_prompt": 4})
+    unknown = with_reward(job, [{"verifier": "g", "step_ends": {"token": "<never>"}}], verifiers(GRADED))
+    with pytest.raises(
+        UnknownMarker, match="rewards.main.terms.0.step_ends.token='<never>' is no token of init"
+    ):
+        run_stage(unknown)
+    named = with_reward(job, [{"verifier": "n", "step_ends": {"text": "="}}], verifiers(NAMED))
+    with pytest.raises(UnfitScores, match="step_ends needs a verifier with one score, or right and wrong"):
+        run_stage(named)
+    with pytest.raises(ValueError, match="step_ends takes either text or token"):
+        Reward.model_validate({"terms": [{"verifier": "g", "step_ends": {}}]})
+    with pytest.raises(ValueError, match="step_ends gives each step one score"):
+        Reward.model_validate({"terms": [{"verifier": "g", "step_ends": {"text": "="}, "scores": {"a": {}}}]})
+    with pytest.raises(ValueError, match="whiten is over whole responses"):
+        Reward.model_validate({"terms": [{"model": "g", "step_ends": {"text": "="}, "whiten": True}]})
