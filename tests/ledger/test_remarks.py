@@ -70,7 +70,10 @@ def test_a_critic_that_was_left_out_is_said_to_be(weight: float, said: str | Non
         (1.0, None),
         (0.96, None),
         (1.35, None),
-        (1.6, "1.60 times .* 1 to 1.33 is recommended .*; raise undesirable_weight, or lower desirable_weight"),
+        (
+            1.6,
+            "1.60 times .* 1 to 1.33 is recommended .*; raise undesirable_weight, or lower desirable_weight",
+        ),
         (0.4, "0.40 times .*; raise desirable_weight, or lower undesirable_weight"),
     ],
 )

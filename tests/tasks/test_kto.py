@@ -38,10 +38,9 @@ WORK = KahnemanTverskyOptimization(
 )
 
 
-@pytest.fixture(scope="module")
-def labelled(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of each pair both sides, the chosen one desirable; a prompt's two responses are neighbours."""
-    folder = tmp_path_factory.mktemp("labelled")
+def write_labelled(pipeline: Any, folder: Path) -> Path:
+    """Both sides of each pair as rows, the chosen one desirable; a prompt's two responses are neighbours."""
+    folder.mkdir(exist_ok=True)
     for split in ("train", "validation", "test"):
         pairs = read_rows(pipeline.inputs({"data": "preferences"})["data"], split)
         rows = [
@@ -51,6 +50,11 @@ def labelled(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ]
         write_rows(folder, split, rows)
     return folder
+
+
+@pytest.fixture(scope="module")
+def labelled(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_labelled(pipeline, tmp_path_factory.mktemp("labelled"))
 
 
 def job_in(pipeline: Any, labelled: Path, folder: Path, **changes: Any) -> StageJob:
