@@ -205,7 +205,14 @@ LEARNING_FROM_DATA = {
     "dpo: ORPO": _free_of_reference("orpo"),
     "kto": Run(
         "kto",
-        {**ROWS, "init": "init", "reference": "reference", "data": "labelled", "beta": 0.4, "desirable_weight": 1.5},
+        {
+            **ROWS,
+            "init": "init",
+            "reference": "reference",
+            "data": "labelled",
+            "beta": 0.4,
+            "desirable_weight": 1.5,
+        },
         {"init": "reference", "reference": "init", "data": "labelled"},
         seed=6,
     ),

@@ -16,8 +16,9 @@ from vantage.schemas.metric_names import COMPILED, NONFINITE, UNCOMPILED
 from vantage.schemas.records.job import StageJob
 from vantage.schemas.records.metrics import curve_metric_names, headline_metric_names
 from vantage.tasks.data.examples import Completions, codec_of, read_completions
-from vantage.tasks.dpo import SIDES, Models, accumulate_preferences, measure_pairs, run
+from vantage.tasks.dpo import SIDES, accumulate_preferences, measure_pairs, run
 from vantage.tasks.training.scratch import JOURNAL
+from vantage.tasks.updates.against_reference import Models
 
 LOSSES: dict[str, dict[str, Any]] = {
     "smoothed": {"label_smoothing": 0.2},
