@@ -23,7 +23,7 @@ class PairCase:
     target_margin: float
     label_smoothing: float
     weights: tuple[float, float]
-    """Of desirable and of undesirable responses."""
+    """Weights of desirable and of undesirable responses."""
     mismatched: list[float]
     """Log-ratios of mismatched responses."""
 

@@ -75,7 +75,7 @@ def test_micro_batches_leave_the_gradient_unchanged(
 
 @every_loss
 def test_held_out_pairs_have_the_loss_of_training(name: str, pairs: tuple[StageJob, Completions]) -> None:
-    """Of ORPO without the likelihood of the chosen responses."""
+    """ORPO's held-out loss leaves out the likelihood of the chosen responses."""
     job, data = pairs
     few = Completions(
         prompt_ids=data.prompt_ids[:7],

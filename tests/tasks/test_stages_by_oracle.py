@@ -280,7 +280,7 @@ def test_dpo(folders: dict[str, Path], tmp_path: Path) -> None:
     ids=lambda switches: " ".join(f"{name}={value}" for name, value in switches.items()),
 )
 def test_other_losses_on_pairs(switches: dict[str, Any], folders: dict[str, Path], tmp_path: Path) -> None:
-    """At a temperature of 0.7; SimPO and ORPO are given no reference."""
+    """The temperature is 0.7; SimPO and ORPO are given no reference."""
     work = DirectPreferenceOptimization.model_validate(
         {**ROWS, "kind": "dpo", "init": "init", "data": "pairs", "beta": 0.4, **switches}
     )
