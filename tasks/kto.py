@@ -23,7 +23,7 @@ from vantage.tasks.training.attempt import Attempt
 from vantage.tasks.training.data_order import order_of
 from vantage.tasks.training.found_limits import Taken, found_limits, within_memory
 from vantage.tasks.training.gradients import backward
-from vantage.tasks.training.measured import uncertainty_of, values_of
+from vantage.tasks.training.measured import mean_among, uncertainty_of, values_of
 from vantage.tasks.training.memory_probe import Row
 from vantage.tasks.training.metric_sums import LossSums, MetricSums
 from vantage.tasks.training.networks import fixed_policy, trained_policy, write_policy
@@ -166,7 +166,7 @@ def measure_labelled(
 ) -> tuple[dict[str, Estimate], float]:
     """Return the mean margins of desirable and undesirable responses and the mean loss, and the reference point of all rows.
 
-    All responses to a prompt are one cluster. The reference point counts as known.
+    All responses to a prompt are one cluster. The reference point counts as known. A margin is NaN if no row has its label.
     """
     limits = work.pass_limits.or_rows(work.batch_size)
     every = range(len(rows))
@@ -184,7 +184,7 @@ def measure_labelled(
     )
     clusters = rows.clusters()
     return {
-        "desirable_margin": clustered_mean(margins[is_desirable], clusters[is_desirable]),
-        "undesirable_margin": clustered_mean(margins[~is_desirable], clusters[~is_desirable]),
+        "desirable_margin": mean_among(margins, clusters, is_desirable),
+        "undesirable_margin": mean_among(margins, clusters, ~is_desirable),
         "kto_loss": clustered_mean(weights * kto_losses(margins), clusters),
     }, point

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vantage.algorithms.calibration import brier_scores, calibration_gaps, reliability
 from vantage.algorithms.preference_loss import measure_pairs
-from vantage.algorithms.uncertainty import Estimate, clustered_mean, with_cluster_sizes
+from vantage.algorithms.uncertainty import Estimate
 from vantage.models.heads import ScalarModel, load_scalar, scores
 from vantage.schemas.metric_names import LENGTH_GROUPS
 from vantage.schemas.recipe.evaluations import RewardEvaluation
@@ -21,7 +21,7 @@ from vantage.tasks.data.encoding_counts import comparison_metrics
 from vantage.tasks.data.examples import Completions, codec_of, read_completions
 from vantage.tasks.data.splits import TEST
 from vantage.tasks.training import progress, ranks
-from vantage.tasks.training.measured import defined, uncertainty_of, values_of
+from vantage.tasks.training.measured import defined, mean_among, uncertainty_of, values_of
 from vantage.tasks.training.networks import placed
 from vantage.tasks.training.optimization import training_device
 from vantage.tasks.training.passes import laid_out, passes
@@ -62,13 +62,13 @@ def run(job: StageJob[RewardEvaluation]) -> StageResult:
         "brier_score": brier_scores(margins),
     }
     everything = torch.ones(len(margins), dtype=torch.bool)
-    estimates = {name: _mean_of(each, clusters, everything) for name, each in means.items()}
+    estimates = {name: mean_among(each, clusters, everything) for name, each in means.items()}
     estimates["expected_calibration_error"] = bootstrapped_size(
         gaps, clusters, seed=derive_seed(stage_seed(job), "resamples")
     )
     correct = measured.correct.double()
     groups = length_groups(length_differences(pairs))
-    estimates |= {f"pair_accuracy_{group}": _mean_of(correct, clusters, groups[group]) for group in groups}
+    estimates |= {f"pair_accuracy_{group}": mean_among(correct, clusters, groups[group]) for group in groups}
 
     # 3. By the data's own subgroups
     subgroups = accuracy_by_subgroup(pairs, correct, clusters)
@@ -116,7 +116,7 @@ def accuracy_by_subgroup(pairs: Completions, correct: Tensor, clusters: Tensor) 
     names = pairs.subgroups or []
     found = sorted({name for name in names if name is not None})
     return {
-        name: _mean_of(correct, clusters, torch.tensor([each == name for each in names])) for name in found
+        name: mean_among(correct, clusters, torch.tensor([each == name for each in names])) for name in found
     }
 
 
@@ -144,14 +144,6 @@ def subgroup_table(subgroups: dict[str, Estimate]) -> list[dict[str, object]]:
         }
         for name, each in subgroups.items()
     ]
-
-
-def _mean_of(values: Tensor, clusters: Tensor, members: Tensor) -> Estimate:
-    if bool(members.any()):
-        kept = clusters[members]
-        return with_cluster_sizes(clustered_mean(values[members], kept), kept)
-    nan = float("nan")
-    return Estimate(nan, nan, num_clusters=len(clusters.unique()), num_rows=len(values))
 
 
 def _write(job: StageJob[RewardEvaluation], name: str, table: object) -> None:

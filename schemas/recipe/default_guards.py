@@ -9,6 +9,7 @@ from typing import Literal
 from vantage.schemas.recipe.guards import OFF, WATCH_FALLS, Guard
 from vantage.schemas.recipe.stage import Training
 from vantage.schemas.recipe.stages import PolicyOptimization, WatchedRollouts
+from vantage.schemas.recipe.stages_on_data import DirectPreferenceOptimization
 
 FALLS_BORNE = 1.0
 """Measurements in a row that may find a fall before a watch acts: a single one may be chance."""
@@ -16,7 +17,7 @@ OURS = "ours: beyond what healthy small runs reached (docs/log/training_and_crit
 POLICY, VALUE, BEST = "policy_optimization", "value_pretraining", "best_of_n"
 TRAINED = ("sft", "reward_model", "dpo", "kto", VALUE, POLICY, BEST)
 
-Need = Literal["a critic", "a critic that learns", "groups", "a watch", "another sampler"]
+Need = Literal["a critic", "a critic that learns", "groups", "a watch", "another sampler", "a loss in nats"]
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,14 @@ class Default:
     kinds: tuple[str, ...]
     source: str
     needs: Need | None = None
-    """Condition on the algorithm of a policy stage; None: none."""
+    """Condition on the algorithm of a policy stage, or on the loss of a ``dpo`` stage; None: none."""
 
 
 DEFAULTS: tuple[Default, ...] = (
     Default(Guard(metric="nonfinite_steps", above=0.0, over=1), TRAINED, "a healthy stage has none"),
     Default(
         Guard(metric="loss", rises_by=0.7, over=20), ("sft", "reward_model", "dpo"),
-        "log 2 = 0.693 nats is the loss of a coin; a share of a loss near 0 is exceeded by chance",
+        "log 2 = 0.693 nats is the loss of a coin; a share of a loss near 0 is exceeded by chance", needs="a loss in nats",
     ),
     Default(
         Guard(metric="chosen_nll", rises_by=1.0, over=20), ("dpo",),
@@ -103,7 +104,8 @@ DEFAULTS: tuple[Default, ...] = (
 
 def default_guards(work: Training) -> tuple[Guard, ...]:
     """Return the default guards of a stage; each only warns."""
-    has: dict[Need | None, bool] = {None: True}
+    is_squared = isinstance(work, DirectPreferenceOptimization) and work.loss == "ipo"
+    has: dict[Need | None, bool] = {None: True, "a loss in nats": not is_squared}
     if isinstance(work, PolicyOptimization):
         has |= {
             "a critic": work.algorithm.reads_critic,

@@ -119,7 +119,7 @@ class DirectPreferenceOptimization(Training):
     """Instead of ``data``: a ``rollout_collection`` stage, of which each prompt's best response is preferred to its worst;
     a prompt whose responses all score the same gives no pair."""
     loss: PairLoss = Field("dpo", exclude_if=is_default("dpo"))
-    """What is minimised, by the gap h between the two responses of a pair (docs/preference_losses.md). ``dpo``: −log σ(β·h), h in log-probabilities
+    """The loss that is minimised, by the gap h between the two responses of a pair (docs/preference_losses.md). ``dpo``: −log σ(β·h), h in log-probabilities
     against the reference. ``ipo``: (h − 1/(2β))², which has its minimum at a finite gap (arXiv 2310.12036). ``simpo``: −log σ(β·h − γ), h in
     mean log-probabilities per token, without a reference (arXiv 2405.14734). ``orpo``: the negative log-likelihood of the chosen
     response, and β times −log σ of the log odds ratio, without a reference (arXiv 2403.07691)."""

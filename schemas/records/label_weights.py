@@ -16,5 +16,5 @@ def imbalance(ratio: float) -> str | None:
     )
     return (
         f"desirable_weight × desirable rows is {ratio:.2f} times undesirable_weight × undesirable rows, and 1 to 1.33 is "
-        f"recommended (arXiv 2402.01306); {remedy}"
+        f"recommended (TRL, by arXiv 2402.01306); {remedy}"
     )

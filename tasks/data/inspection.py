@@ -34,6 +34,7 @@ from vantage.tasks.data.published_formats import Format
 from vantage.tasks.data.row_faults import Fault, SourceRow, UnreadableFile
 from vantage.tasks.data.row_reader import RowReader
 from vantage.tasks.data.saved_datasets import rows_of_files
+from vantage.tasks.data.single_answers import are_single
 from vantage.tasks.data.whole_objects import whole_object
 
 CONTENTS: tuple[Content, ...] = (
@@ -81,7 +82,7 @@ def inspect_file(
         first = list(islice(rows, SAMPLE_ROWS))
         readable = [row for row in first if not isinstance(row, Fault)]
         found = known_formats(readable, ending, content)
-        chosen = content or next((each for each in CONTENTS if each in found), None)
+        chosen = content or _chosen(found, readable)
         if chosen is None or chosen not in found:
             raise UnknownData(_unknown(path, first, content, ending))
         return _inspect(source, ending, chosen, found, first, chain(first, rows))
@@ -89,6 +90,20 @@ def inspect_file(
         raise UnknownData(f"{path} cannot be read as {data_format(path) or 'data'}: {error}") from error
     except UnreachableHub as error:
         raise UnknownData(str(error)) from error
+
+
+def _chosen(found: Mapping[Content, Format], rows: Sequence[Row]) -> Content | None:
+    """Return the content as which a file is shown; None: it has none. Marked answers make no pairs if no prompt repeats."""
+    first = next((each for each in CONTENTS if each in found), None)
+    if (
+        first != "preferences"
+        or "labelled_responses" not in found
+        or not are_single(first, found[first].columns)
+    ):
+        return first
+    columns = found[first].columns
+    asked = [repr(row.get(columns["prompt"])) for row in rows] if "prompt" in columns else []
+    return "labelled_responses" if asked and len(set(asked)) == len(asked) else first
 
 
 def _source(named: str, load: Load | None) -> Data:

@@ -7,6 +7,7 @@ from vantage.schemas.recipe.resolved import ResolvedKahnemanTverskyOptimization
 from vantage.schemas.records.job import StageJob
 from vantage.schemas.records.label_weights import imbalance
 from vantage.tasks.data.examples import Codec, Completions, NothingLeft, read_completions
+from vantage.tasks.data.splits import TRAIN
 
 log = logging.getLogger(__name__)
 
@@ -16,24 +17,23 @@ def read_labelled(
 ) -> Completions:
     """Return the labelled responses of one split as ids.
 
+    A held-out split with labels of one sort is logged: the margin of the other sort has no value there.
+
     Raises:
-        NothingLeft: the split has only desirable or only undesirable responses.
+        NothingLeft: the training split has only desirable or only undesirable responses.
     """
     rows = read_completions(job.inputs["data"], split, ["response"], codec)
     assert rows.labels is not None, "a column of the content"
     found = set(rows.labels)
     if len(found) == 1:
         there, lacking = ("desirable", "undesirable") if 1 in found else ("undesirable", "desirable")
-        remedy = (
-            "a response is learnt against those of the other label; add such rows, or learn the desirable ones with a stage of "
-            "kind sft"
-            if split == "train"
-            else f"the margin of {lacking} responses has no value there; give data.{job.work.data}.split.{split} more rows"
-        )
-        raise NothingLeft(
-            f"data={job.work.data}: all {len(rows)} usable rows of the {split} split are labelled {there}, and none {lacking}: "
-            f"{remedy}"
-        )
+        message = f"data={job.work.data}: all {len(rows)} usable rows of the {split} split are labelled {there}, and none {lacking}"
+        if split == TRAIN:
+            raise NothingLeft(
+                f"{message}: a response is learnt against those of the other label; add such rows, or learn desirable ones with "
+                "a stage of kind sft"
+            )
+        log.warning("%s, so %s_margin has no value there; hold out more rows", message, lacking)
     return rows
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vantage.algorithms.uncertainty import Estimate
+from vantage.algorithms.uncertainty import Estimate, clustered_mean, with_cluster_sizes
 from vantage.schemas.records.uncertainty import Uncertainty
 
 _DIGEST_BYTES = 16
@@ -29,6 +29,15 @@ def clusters_of_ids(prompts: Sequence[Sequence[int]]) -> Tensor:
     _, first, cluster = np.unique(digests, return_index=True, return_inverse=True)
     number = np.argsort(np.argsort(first))  # the number of each prompt, in the order of first appearance
     return torch.from_numpy(number[cluster])
+
+
+def mean_among(values: Tensor, clusters: Tensor, members: Tensor) -> Estimate:
+    """Return the mean of ``values`` (N,) over the rows of ``members`` (N,), boolean; NaN if there are none. ``clusters`` (N,): the rows' prompts."""
+    if bool(members.any()):
+        kept = clusters[members]
+        return with_cluster_sizes(clustered_mean(values[members], kept), kept)
+    nan = float("nan")
+    return Estimate(nan, nan, num_clusters=len(clusters.unique()), num_rows=len(values))
 
 
 def values_of(estimates: Mapping[str, Estimate]) -> dict[str, float | None]:

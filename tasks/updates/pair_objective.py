@@ -33,25 +33,24 @@ def loss_of(
     logprobs: PairLogprobs, work: ResolvedDirectPreferenceOptimization, *, denominator: float
 ) -> DPOLoss:
     """Return the loss on a micro-batch of pairs; of ``orpo`` the part that compares."""
-    sides = (logprobs.chosen, logprobs.rejected)
-    if logprobs.ref_chosen is not None and logprobs.ref_rejected is not None:
-        sides = (*sides, logprobs.ref_chosen, logprobs.ref_rejected)
-    match work.loss:
-        case "dpo":
-            return dpo(*sides, beta=work.beta, label_smoothing=work.label_smoothing, denominator=denominator)
-        case "ipo":
-            return ipo(*sides, beta=work.beta, denominator=denominator)
-        case "simpo":
-            assert work.target_margin is not None, "a rule of the recipe"
-            return simpo(
-                *sides,
-                beta=work.beta,
-                target_margin=work.target_margin,
-                label_smoothing=work.label_smoothing,
-                denominator=denominator,
-            )
-        case "orpo":
-            return orpo(*sides, beta=work.beta, denominator=denominator)
+    chosen, rejected = logprobs.chosen, logprobs.rejected
+    if work.loss == "simpo":
+        assert work.target_margin is not None, "a rule of the recipe"
+        return simpo(
+            chosen,
+            rejected,
+            beta=work.beta,
+            target_margin=work.target_margin,
+            label_smoothing=work.label_smoothing,
+            denominator=denominator,
+        )
+    if work.loss == "orpo":
+        return orpo(chosen, rejected, beta=work.beta, denominator=denominator)
+    assert logprobs.ref_chosen is not None and logprobs.ref_rejected is not None
+    sides = (chosen, rejected, logprobs.ref_chosen, logprobs.ref_rejected)
+    if work.loss == "ipo":
+        return ipo(*sides, beta=work.beta, denominator=denominator)
+    return dpo(*sides, beta=work.beta, label_smoothing=work.label_smoothing, denominator=denominator)
 
 
 def rewards_of(logprobs: PairLogprobs, work: ResolvedDirectPreferenceOptimization) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 RECORDED = Path(__file__).with_name("pairs_by_trl.json")
@@ -23,7 +24,7 @@ class PairCase:
     target_margin: float
     label_smoothing: float
     weights: tuple[float, float]
-    """Of desirable and of undesirable responses."""
+    """Weights of desirable and of undesirable responses."""
     mismatched: list[float]
     """Log-ratios of mismatched responses."""
 
@@ -32,6 +33,7 @@ def means(sums: list[float], lengths: list[int]) -> list[float]:
     return [total / length for total, length in zip(sums, lengths, strict=True)]
 
 
+@cache
 def pair_case(number: int) -> PairCase:
     """The same case on every machine: the generator's ``random`` is the same in all versions of Python."""
     draw = random.Random(number).random
@@ -61,6 +63,7 @@ def pair_case(number: int) -> PairCase:
     )
 
 
+@cache
 def recorded() -> dict[str, list[list[float]]]:
     """Loss → for each case its value, and its derivative by the first chosen response's log-probability."""
     losses: dict[str, list[list[float]]] = json.loads(RECORDED.read_text())["losses"]

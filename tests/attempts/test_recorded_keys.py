@@ -56,6 +56,22 @@ stages:
 """
 """What the recipes that come with Vantage leave out."""
 
+LABELS_AND_ROUNDS = """
+recipe: labels_and_rounds
+model: {source: "builtin:tiny", chat: false}
+data:
+  labelled: {source: "builtin:arithmetic/labelled_responses", rows: 100}
+  pairs: {source: "builtin:arithmetic/preferences", rows: 100}
+  tasks: {source: "builtin:arithmetic/prompts", rows: 100}
+rewards:
+  right: {terms: [{verifier: arithmetic}]}
+stages:
+  kto: {kind: kto, init: model, data: labelled, undesirable_weight: 1.5}
+  simpo: {kind: dpo, init: model, data: pairs, loss: simpo, beta: 2.0, target_margin: 1.0}
+  collected: {kind: preference_collection, policy: kto, prompts: tasks, judge: {reward: right}}
+  repeated: {kind: dpo, init: kto, data: collected, rounds: 2, label_smoothing: 0.1}
+"""
+
 
 def all_recipes(folder: Path) -> dict[str, Recipe]:
     """Name → recipe, every learning rate written out; ``folder`` takes the files that they read."""
@@ -68,6 +84,7 @@ def all_recipes(folder: Path) -> dict[str, Recipe]:
     ]
     recipes = {
         "others": parse_recipe(OTHER_KINDS, folder=folder),
+        "labels_and_rounds": parse_recipe(LABELS_AND_ROUNDS, folder=folder),
         **{name: load_recipe(name) for name in ("quickstart", "long_dial", "study_value_bias")},
         **{name: load_recipe(name, own) for name in ("instruct", "smollm2")},
     }
@@ -95,7 +112,7 @@ def test_no_key_and_no_recorded_recipe_has_moved(tmp_path: Path) -> None:
 
 def test_the_record_has_every_kind_of_stage(tmp_path: Path) -> None:
     kinds = {stage.kind for recipe in all_recipes(tmp_path).values() for stage in recipe.stages.values()}
-    assert len(kinds) == 8
+    assert len(kinds) == 9
 
 
 def test_a_resolved_recipe_is_read_again_as_it_was(tmp_path: Path) -> None:

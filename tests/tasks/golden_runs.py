@@ -174,6 +174,11 @@ def _reward_model(learns: str, name: str, **work: Any) -> Run:
     )
 
 
+def _free_of_reference(loss: str, **work: Any) -> Run:
+    fixed = {**ROWS, "init": "init", "data": "pairs", "beta": 0.4, "loss": loss}
+    return Run("dpo", {**fixed, **work}, {"init": "init", "data": "pairs"}, seed=6)
+
+
 def _dpo(learns: str, name: str, **work: Any) -> Run:
     fixed = {**ROWS, "init": "init", "reference": "reference", "beta": 0.4, learns: name}
     return Run("dpo", {**fixed, **work}, {"init": "init", "reference": "reference", learns: name}, seed=6)
@@ -195,6 +200,22 @@ LEARNING_FROM_DATA = {
     "dpo": _dpo("data", "pairs", schedule="linear"),
     "dpo: collected responses": _dpo("rollouts", COLLECTED),
     "dpo: LoRA": _dpo("data", "pairs", lora=LORA),
+    "dpo: IPO of means": _dpo("data", "pairs", loss="ipo", length_normalised=True),
+    "dpo: SimPO": _free_of_reference("simpo", beta=2.0, target_margin=1.0, label_smoothing=0.1),
+    "dpo: ORPO": _free_of_reference("orpo"),
+    "kto": Run(
+        "kto",
+        {
+            **ROWS,
+            "init": "init",
+            "reference": "reference",
+            "data": "labelled",
+            "beta": 0.4,
+            "desirable_weight": 1.5,
+        },
+        {"init": "reference", "reference": "init", "data": "labelled"},
+        seed=6,
+    ),
     "best_of_n": _best_of_n({}, epochs=2),
     "best_of_n: collected responses": _best_of_n(
         {"rollouts": COLLECTED}, rollouts=COLLECTED, samples_per_prompt=2, minibatch_size=3

@@ -23,13 +23,13 @@ from vantage.schemas.records.metrics import curve_metric_names, headline_metric_
 from vantage.tasks.data.examples import Completions, codec_of, read_completions
 from vantage.tasks.dpo import (
     SIDES,
-    Models,
     accumulate_preferences,
     measure_pairs,
     run,
 )
 from vantage.tasks.rewards.model_scores import TokenizersDiffer
 from vantage.tasks.training.scratch import JOURNAL
+from vantage.tasks.updates.against_reference import Models
 
 WORK = DirectPreferenceOptimization(
     kind="dpo",

@@ -16,8 +16,9 @@ from vantage.schemas.metric_names import COMPILED, NONFINITE, UNCOMPILED
 from vantage.schemas.records.job import StageJob
 from vantage.schemas.records.metrics import curve_metric_names, headline_metric_names
 from vantage.tasks.data.examples import Completions, codec_of, read_completions
-from vantage.tasks.dpo import SIDES, Models, accumulate_preferences, measure_pairs, run
+from vantage.tasks.dpo import SIDES, accumulate_preferences, measure_pairs, run
 from vantage.tasks.training.scratch import JOURNAL
+from vantage.tasks.updates.against_reference import Models
 
 LOSSES: dict[str, dict[str, Any]] = {
     "smoothed": {"label_smoothing": 0.2},
@@ -74,7 +75,7 @@ def test_micro_batches_leave_the_gradient_unchanged(
 
 @every_loss
 def test_held_out_pairs_have_the_loss_of_training(name: str, pairs: tuple[StageJob, Completions]) -> None:
-    """Of ORPO without the likelihood of the chosen responses."""
+    """ORPO's held-out loss leaves out the likelihood of the chosen responses."""
     job, data = pairs
     few = Completions(
         prompt_ids=data.prompt_ids[:7],

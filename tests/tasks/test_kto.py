@@ -38,10 +38,9 @@ WORK = KahnemanTverskyOptimization(
 )
 
 
-@pytest.fixture(scope="module")
-def labelled(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of each pair both sides, the chosen one desirable; a prompt's two responses are neighbours."""
-    folder = tmp_path_factory.mktemp("labelled")
+def write_labelled(pipeline: Any, folder: Path) -> Path:
+    """Both sides of each pair as rows, the chosen one desirable; a prompt's two responses are neighbours."""
+    folder.mkdir(exist_ok=True)
     for split in ("train", "validation", "test"):
         pairs = read_rows(pipeline.inputs({"data": "preferences"})["data"], split)
         rows = [
@@ -51,6 +50,11 @@ def labelled(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ]
         write_rows(folder, split, rows)
     return folder
+
+
+@pytest.fixture(scope="module")
+def labelled(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_labelled(pipeline, tmp_path_factory.mktemp("labelled"))
 
 
 def job_in(pipeline: Any, labelled: Path, folder: Path, **changes: Any) -> StageJob:
@@ -235,27 +239,42 @@ def test_a_reference_with_another_tokenizer_is_refused(pipeline: Any, labelled: 
 # -- labels
 
 
-@pytest.mark.parametrize(
-    ("split", "label", "message"),
-    [
-        ("train", True, "of the train split are labelled desirable, and none undesirable.*add such rows.*kind sft"),
-        ("train", False, "of the train split are labelled undesirable, and none desirable"),
-        ("test", True, "of the test split are labelled desirable.*give data.labelled.split.test more rows"),
-        ("validation", False, "the margin of desirable responses has no value there.*split.validation"),
-    ],
-)  # fmt: skip
-def test_a_split_with_labels_of_one_sort_is_refused(
-    split: str, label: bool, message: str, pipeline: Any, labelled: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "data"
+def with_one_label(labelled: Path, folder: Path, *, split: str, label: bool) -> Path:
+    """The same rows, but of one split only those with this label."""
     folder.mkdir()
     for each in ("train", "validation", "test"):
         found = read_rows(labelled, each)
         write_rows(folder, each, [row for row in found if each != split or row["label"] is label])
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        (True, "of the train split are labelled desirable, and none undesirable.*add such rows.*kind sft"),
+        (False, "of the train split are labelled undesirable, and none desirable"),
+    ],
+)
+def test_training_on_labels_of_one_sort_is_refused(
+    label: bool, message: str, pipeline: Any, labelled: Path, tmp_path: Path
+) -> None:
+    folder = with_one_label(labelled, tmp_path / "data", split="train", label=label)
     job = job_in(pipeline, folder, tmp_path / "job")
     with pytest.raises(NothingLeft, match=message):
         run(job)
     assert not list(job.output.iterdir())
+
+
+def test_a_margin_without_rows_has_no_value_and_a_warning(
+    pipeline: Any, labelled: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = with_one_label(labelled, tmp_path / "data", split="validation", label=True)
+    with caplog.at_level(logging.WARNING):
+        result = run(job_in(pipeline, folder, tmp_path / "job"))
+    (warned,) = [each for each in caplog.messages if "undesirable_margin" in each]
+    assert "of the validation split are labelled desirable" in warned and "hold out more rows" in warned
+    assert result.metrics["validation_undesirable_margin"] is None
+    assert None not in (result.metrics["validation_desirable_margin"], result.metrics["undesirable_margin"])
 
 
 def test_an_imbalance_is_warned_of_with_both_weights(caplog: pytest.LogCaptureFixture) -> None:

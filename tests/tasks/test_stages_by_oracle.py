@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.tasks import oracle_stages
+from tests.tasks import oracle_preferences, oracle_stages
 from tests.tasks.oracle_networks import assert_moved_alike
 from tests.tasks.oracle_rollouts import collected, rows_of
 from tests.tasks.oracle_stages import Outcome
@@ -292,7 +292,7 @@ def test_dpo(folders: dict[str, Path], tmp_path: Path) -> None:
     )
     inputs = inputs_of(folders, init="init", reference="reference", data="pairs")
     job = job_of(work, tmp_path, inputs, seed=3, rewards={})
-    outcome = run_both(job, oracle_stages.direct_preference, headline_says_which_split)
+    outcome = run_both(job, oracle_preferences.direct_preference, headline_says_which_split)
     assert_moved_alike(load_file(job.output / "model.safetensors"), outcome.weights, outcome.before)
 
 
@@ -310,7 +310,7 @@ def test_dpo(folders: dict[str, Path], tmp_path: Path) -> None:
     ids=lambda switches: " ".join(f"{name}={value}" for name, value in switches.items()),
 )
 def test_other_losses_on_pairs(switches: dict[str, Any], folders: dict[str, Path], tmp_path: Path) -> None:
-    """At a temperature of 0.7; SimPO and ORPO are given no reference."""
+    """The temperature is 0.7; SimPO and ORPO are given no reference."""
     work = DirectPreferenceOptimization.model_validate(
         {**ROWS, "kind": "dpo", "init": "init", "data": "pairs", "beta": 0.4, **switches}
     )
@@ -319,7 +319,7 @@ def test_other_losses_on_pairs(switches: dict[str, Any], folders: dict[str, Path
         work = work.model_copy(update={"reference": "reference"})
         roles["reference"] = "reference"
     job = job_of(work, tmp_path, inputs_of(folders, **roles), seed=3, rewards={})
-    outcome = run_both(job, oracle_stages.direct_preference, headline_says_which_split)
+    outcome = run_both(job, oracle_preferences.direct_preference, headline_says_which_split)
     assert_moved_alike(load_file(job.output / "model.safetensors"), outcome.weights, outcome.before)
 
 
@@ -346,7 +346,7 @@ def test_kto(folders: dict[str, Path], tmp_path: Path) -> None:
         differ = outcome.metrics["kto_loss"] != outcome.metrics["validation_kto_loss"]
         return max(points) > 0 and differ
 
-    outcome = run_both(job, oracle_stages.labelled_responses, happens)
+    outcome = run_both(job, oracle_preferences.labelled_responses, happens)
     assert_moved_alike(load_file(job.output / "model.safetensors"), outcome.weights, outcome.before)
 
 
@@ -364,7 +364,7 @@ def test_dpo_on_collected_responses(folders: dict[str, Path], tmp_path: Path) ->
     )
     inputs = inputs_of(folders, init="init", reference="reference", rollouts="collected")
     job = job_of(work, tmp_path, inputs, seed=3, rewards={})
-    outcome = run_both(job, oracle_stages.direct_preference, headline_says_which_split)
+    outcome = run_both(job, oracle_preferences.direct_preference, headline_says_which_split)
     assert_moved_alike(load_file(job.output / "model.safetensors"), outcome.weights, outcome.before)
 
 

@@ -15,7 +15,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.tasks import test_best_of_n, test_dpo, test_presets_run, test_watch_by_model
+from tests.tasks import (
+    test_best_of_n,
+    test_dpo,
+    test_dpo_losses,
+    test_kto,
+    test_presets_run,
+    test_watch_by_model,
+)
 from tests.tasks.alike import ADAM_EPS, assert_alike, assert_alike_weights, run_to_compare
 from vantage.ledger.journal import read
 from vantage.schemas.kinds import resolve_work
@@ -102,6 +109,15 @@ def dpo(pipeline: Any, folder: Path) -> StageJob:
     return test_dpo.job_in(pipeline, folder, reference="model", microbatch_size=2)
 
 
+def other_loss(name: str) -> Job:
+    return lambda pipeline, folder: test_dpo_losses.job_of(pipeline, folder, name=name, microbatch_size=2)
+
+
+def kto(pipeline: Any, folder: Path) -> StageJob:
+    labelled = test_kto.write_labelled(pipeline, folder / "labelled")
+    return test_kto.job_in(pipeline, labelled, folder, reference="model", microbatch_size=3)
+
+
 def monitored(pipeline: Any, folder: Path) -> StageJob:
     """A policy stage that measures demonstrations and the reward's own data."""
     data = {role: role for role in ("demonstrations", "preferences")}
@@ -147,6 +163,9 @@ CASES: dict[int, dict[str, Job]] = {
         "value of collected responses": collected_value,
         "best of n": best_of_n,
         "dpo": dpo,
+        "simpo": other_loss("simpo"),
+        "orpo": other_loss("orpo"),
+        "kto": kto,
         "monitored": monitored,
         "watched by a model": watched_by_a_model,
         **{
@@ -317,6 +336,8 @@ SHARDED = (
     "collected",
     "monitored",
     "watched by a model",
+    "orpo",
+    "kto",
 )
 
 

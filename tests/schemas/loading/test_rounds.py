@@ -1,5 +1,7 @@
 """Iterative DPO: rounds that the loader writes out as stages, and recipes that are refused."""
 
+from pathlib import Path
+
 import pytest
 
 from vantage.schemas.loading.recipe_file import parse_recipe
@@ -8,6 +10,7 @@ from vantage.schemas.recipe.recipe import Recipe
 from vantage.schemas.recipe.rounds import round_seed
 from vantage.schemas.records.stage_key import dumped
 from vantage.schemas.steps import dependencies
+from vantage.schemas.sweep import load_sweep
 
 RECIPE = """\
 recipe: iterative
@@ -143,3 +146,28 @@ def test_loops_that_are_refused(old: str, new: str, message: str) -> None:
     assert len([problem for problem in problems if "beta" in problem]) <= 1, (
         "the rounds have one problem, not one each"
     )
+
+
+SWEEP = """\
+sweep: seeds
+recipe: iterative.yaml
+seeds: [3, 4]
+reseeds: [pairs, dpo]
+baseline: mild
+measure: {stage: evaluation, metric: score_gain}
+arms:
+  mild: {stages.dpo.beta: 0.1}
+  strong: {stages.dpo.beta: 0.5}
+"""
+
+
+def test_a_sweep_reseeds_all_rounds_by_the_stages_names_and_keeps_them_apart(tmp_path: Path) -> None:
+    (tmp_path / "iterative.yaml").write_text(RECIPE)
+    (tmp_path / "sweep.yaml").write_text(SWEEP)
+    cell = next(cell for cell in load_sweep(tmp_path / "sweep.yaml").cells() if cell.seed == 4)
+    seeds = {name: stage.seed for name, stage in cell.recipe.stages.items()}
+    expected = [4, round_seed(4, 2), round_seed(4, 3)]
+    assert [seeds[name] for name in ("dpo_1", "dpo_2", "dpo")] == expected
+    assert [seeds[name] for name in ("pairs_1", "pairs_2", "pairs")] == expected
+    betas = {name: stage.beta for name, stage in cell.recipe.stages.items() if name.startswith("dpo")}
+    assert betas == dict.fromkeys(("dpo_1", "dpo_2", "dpo"), 0.1 if cell.arm == "mild" else 0.5)

@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
-from vantage.schemas.recipe.default_guards import DEFAULTS
+import pytest
+
+from vantage.schemas.recipe.default_guards import DEFAULTS, default_guards
+from vantage.schemas.recipe.stages_on_data import DirectPreferenceOptimization
 
 PAGE = Path(__file__).parents[3] / "docs" / "guards.md"
 BEGIN, END = "<!-- defaults -->\n", "<!-- end of defaults -->"
@@ -27,3 +30,12 @@ def test_the_page_lists_the_defaults() -> None:
 def test_no_default_is_there_twice_for_a_kind() -> None:
     pairs = [(kind, default.guard) for default in DEFAULTS for kind in default.kinds]
     assert len(set(pairs)) == len(pairs)
+
+
+@pytest.mark.parametrize(("loss", "is_watched"), [("dpo", True), ("orpo", True), ("ipo", False)])
+def test_a_squared_loss_has_no_bound_in_nats(loss: str, is_watched: bool) -> None:
+    """IPO's loss begins at 1/(4β²), 25 for a β of 0.1, and moves by more than 0.7 while it falls."""
+    work = DirectPreferenceOptimization.model_validate(
+        {"kind": "dpo", "init": "sft", "data": "pairs", "loss": loss}
+    )
+    assert ("loss" in {guard.metric for guard in default_guards(work)}) == is_watched

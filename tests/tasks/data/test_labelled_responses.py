@@ -113,6 +113,15 @@ def test_inspection_shows_them_beside_the_pairs_that_they_could_make(tmp_path: P
     assert "label: label" in found.recipe and "response: completion" in found.recipe
 
 
+def test_marked_answers_of_which_no_prompt_repeats_are_shown_as_what_they_are(tmp_path: Path) -> None:
+    rows = [{"prompt": p, "completion": r, "label": label} for p, r, label in EXPECTED]
+    alone, _ = inspect_file(lines(tmp_path / "alone.jsonl", rows), None)
+    assert alone.content == "labelled_responses"
+    again = [{**row, "completion": f"{row['completion']}!", "label": not row["label"]} for row in rows]
+    several, _ = inspect_file(lines(tmp_path / "several.jsonl", [*rows, *again]), None)
+    assert several.content == "preferences" and "labelled_responses" in several.also
+
+
 def test_the_built_in_ones_are_one_side_of_each_built_in_pair() -> None:
     found = list(labelled_responses(seed=0, count=50, dial=DIALS["arithmetic"]))
     pairs = list(preferences(seed=0, count=50, dial=DIALS["arithmetic"]))

@@ -48,6 +48,7 @@ from vantage.tasks.training.likelihood import accumulate_nll
 from vantage.tasks.training.stage_state import BestSoFar
 from vantage.tasks.training.writer import writes_files
 from vantage.tasks.updates.actor_critic import ActorCritic
+from vantage.tasks.updates.against_reference import Models
 from vantage.tasks.updates.covariances import with_selected_tokens
 from vantage.tasks.updates.estimates import estimate
 from vantage.tasks.updates.policy_losses import (
@@ -153,7 +154,7 @@ class Preferences:
                 **self.switches,
             }
         )
-        models = dpo.Models(
+        models = Models(
             policy=PolicyModel(load_policy(folder)),
             reference=reference_of(folder) if work.reads_reference else None,
             temperature=0.8,
@@ -180,7 +181,7 @@ def labelled(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
     policy.load_state_dict(
         reference_of(folder).state_dict()
     )  # to which mismatched responses are likelier than to the reference
-    models = dpo.Models(policy=policy, reference=frozen(folder), temperature=0.8)
+    models = Models(policy=policy, reference=frozen(folder), temperature=0.8)
     return models.policy, with_tokens(*kto.accumulate_labelled(models, data, rows, work))
 
 
