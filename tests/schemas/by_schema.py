@@ -18,6 +18,7 @@ from vantage.schemas import sweep
 from vantage.schemas.loading import recipe_file as loading
 from vantage.schemas.loading.json_schema import recipe_schema, sweep_schema
 from vantage.schemas.loading.overrides import Override, apply_overrides
+from vantage.schemas.loading.selections import with_selections
 from vantage.schemas.problems import Path, Problem, RecipeError
 from vantage.schemas.recipe.recipe import Recipe
 from vantage.schemas.sweep import Sweep
@@ -113,6 +114,11 @@ RULES = {
     "Algorithm._uniform_groups_need_several_samples": "what a preset's name stands for",
     "Algorithm._what_is_corrected_is_measured": "what a preset's name stands for",
     "Algorithm._shared_trunk_needs_gae": "what a preset's name stands for",
+    "Algorithm._the_head_fits_the_critic": "what a preset's name stands for",
+    "Algorithm._a_frozen_critic_does_not_learn": "what a preset's name stands for",
+    "PolicyOptimization._a_frozen_critic_was_trained": "what a preset's name stands for",
+    "CriticHead._one_form": "one field against another's value",
+    "PromptSelection._the_range_is_not_empty": "one number is above another",
 }
 """Rules that no schema can say (or none that an editor could explain) → why."""
 
@@ -139,6 +145,8 @@ def validator(of: type[BaseModel]) -> jsonschema.Draft7Validator:
 
 def wrong_fields(of: type[BaseModel], plain: Any) -> list[str]:
     """What pydantic says of single fields, less what JSON cannot tell apart."""
+    if of is Recipe:  # datasets that are selected are stages to pydantic
+        plain, _, _ = with_selections(plain)
     try:
         of.model_validate(plain)
     except ValidationError as error:
