@@ -8,7 +8,6 @@ from vantage.schemas.frozen import Frozen, rule
 from vantage.schemas.recipe.fields import Count, Name, Number, Probability, is_default, is_unset
 from vantage.schemas.recipe.stage import Stage
 
-
 TermName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 """The name of a reward's term, as its curve ``score_mean_TERM`` has it."""
 

@@ -149,9 +149,7 @@ def test_another_head_than_the_recipe_s_is_refused_before_anything_is_sampled(
 def test_a_frozen_critic_is_read_and_costs_no_optimiser(pipeline: Any, tmp_path: Path) -> None:
     """No update, no moments, nothing of it in a checkpoint; and its explained variance is that of the first rollout still."""
     critic = pipeline.folder("value")
-    frozen = policy_job(
-        pipeline, tmp_path / "frozen", critic, {"freeze_critic": "all"}
-    )
+    frozen = policy_job(pipeline, tmp_path / "frozen", critic, {"freeze_critic": "all"})
     networks = load_actor_critic(frozen, CPU)
     assert networks.critic is not None and not networks.critic_learns
     assert networks.optimizers.keys() == networks.modules.keys() == {"policy"}

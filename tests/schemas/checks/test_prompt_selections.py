@@ -1,6 +1,5 @@
 """Datasets selected from collected responses: how they are written, what reads them, and what is refused."""
 
-
 from pathlib import Path
 
 import jsonschema
@@ -46,7 +45,8 @@ def test_a_selected_dataset_is_a_stage_that_reads_the_collection_and_its_prompts
     assert Recipe.model_validate(recipe.model_dump(mode="json")) == recipe
     written = text.replace(SELECTED, "").replace(
         COLLECTED,
-        COLLECTED + "  middling: {kind: prompt_selection, rollouts: collected, prompts: tasks, pass_rate: [0.2, 0.8]}\n",
+        COLLECTED
+        + "  middling: {kind: prompt_selection, rollouts: collected, prompts: tasks, pass_rate: [0.2, 0.8]}\n",
     )
     assert parse_recipe(written).stages["middling"] == stage
 
@@ -79,7 +79,9 @@ def test_a_verifier_is_tried_on_the_prompts_that_are_selected_from(text: str, tm
         ("  middling: {from", "  sft: {from", "data.sft: a stage is called 'sft' too, and both are read as data"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_selected_is_refused_where_it_is_written(text: str, old: str, new: str, message: str) -> None:
+def test_what_cannot_be_selected_is_refused_where_it_is_written(
+    text: str, old: str, new: str, message: str
+) -> None:
     assert old in text
     found = problems(text.replace(old, new, 1))
     assert any(message in problem for problem in found), found
@@ -111,7 +113,10 @@ def test_a_curriculum_needs_pass_rates(text: str) -> None:
     ordered = text.replace("    algorithm: vapo\n", "    algorithm: vapo\n    curriculum: easy_first\n")
     assert problems(ordered) == []
     [problem] = problems(ordered.replace("prompts: middling", "prompts: tasks"))
-    assert "stages.policy.curriculum: easy_first orders prompts by their pass rate, and 'tasks' has none" in problem
+    assert (
+        "stages.policy.curriculum: easy_first orders prompts by their pass rate, and 'tasks' has none"
+        in problem
+    )
 
 
 def test_new_fields_that_are_left_out_change_no_recipe(text: str) -> None:
@@ -122,7 +127,14 @@ def test_new_fields_that_are_left_out_change_no_recipe(text: str) -> None:
 def test_an_editor_s_schema_accepts_both_forms_of_a_dataset() -> None:
     schema = recipe_schema()
     check = jsonschema.Draft7Validator({**schema["properties"]["data"], "definitions": schema["definitions"]})
-    assert check.is_valid({"tasks": {"source": "builtin:arithmetic/prompts"}, "middling": {"from": "collected", "pass_rate": [0.2, 0.8]}})
+    assert check.is_valid(
+        {
+            "tasks": {"source": "builtin:arithmetic/prompts"},
+            "middling": {"from": "collected", "pass_rate": [0.2, 0.8]},
+        }
+    )
     assert not check.is_valid({"middling": {"from": "collected"}})
     assert not check.is_valid({"middling": {"pass_rate": [0.2, 0.8]}})
-    assert not check.is_valid({"middling": {"from": "collected", "pass_rate": [0.2, 0.8], "source": "rows.jsonl"}})
+    assert not check.is_valid(
+        {"middling": {"from": "collected", "pass_rate": [0.2, 0.8], "source": "rows.jsonl"}}
+    )
