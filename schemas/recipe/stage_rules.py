@@ -1,5 +1,6 @@
 """Rules that several kinds of stage have in common."""
 
+from vantage.schemas.recipe.algorithm import Algorithm
 from vantage.schemas.recipe.rollout import SampledAhead
 from vantage.schemas.recipe.stage import Resources
 
@@ -33,4 +34,20 @@ def refuse_cut_sampler(rollout: SampledAhead, resources: Resources) -> None:
         raise ValueError(
             "rollout.ahead=1 samples from a whole copy of the policy, and resources.distributed.strategy=fsdp2 cuts it; "
             "use strategy: ddp, or ahead: 0"
+        )
+
+
+def refuse_untrained(algorithm: Algorithm, *, fresh_critic: str | None, critic_optimizer: str) -> None:
+    """Raise ValueError if a policy stage with ``freeze_critic: all`` starts from a new head, or carries an optimiser on."""
+    if not algorithm.reads_critic or algorithm.trains_critic:
+        return
+    if fresh_critic is not None:
+        raise ValueError(
+            f"algorithm.freeze_critic=all keeps the critic as it starts, and fresh_critic={fresh_critic} starts with a new "
+            "head that has learned nothing; name a value_pretraining stage as critic, or use freeze_critic: none"
+        )
+    if critic_optimizer == "carry":
+        raise ValueError(
+            "critic_optimizer: carry goes on with a critic's optimiser, and algorithm.freeze_critic=all has none; leave "
+            "critic_optimizer out"
         )

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from vantage.schemas.frozen import rule
 from vantage.schemas.recipe.algorithm import Algorithm, Returns
-from vantage.schemas.recipe.critic_head import ONE_VALUE, CriticHead, refuse_untrained
+from vantage.schemas.recipe.critic_head import ONE_VALUE, CriticHead
 from vantage.schemas.recipe.fields import (
     MAX_COUNT,
     Count,
@@ -26,6 +26,7 @@ from vantage.schemas.recipe.stage_rules import (
     refuse_broken_groups,
     refuse_cut_reference,
     refuse_cut_sampler,
+    refuse_untrained,
 )
 from vantage.schemas.recipe.watch import Keep, Watch
 
@@ -355,7 +356,9 @@ class PolicyOptimization(WatchedRollouts):
 
     @rule
     def _a_frozen_critic_was_trained(self) -> None:
-        refuse_untrained(self)
+        refuse_untrained(
+            self.algorithm, fresh_critic=self.fresh_critic, critic_optimizer=self.critic_optimizer
+        )
 
     @rule
     def _only_a_pretrained_critic_has_an_optimizer(self) -> None:
