@@ -84,23 +84,24 @@ def run(job: StageJob[PromptSelection]) -> StageResult:
             target.write_bytes(source.read_bytes())
             rows[split] = num_rows(job.output, split)
         progress.update(done)
-    metrics: dict[str, float | None] = {
-        **{f"{split}_rows": rows[split] for split in SPLITS},
+    found = {f"{split}_rows": rows[split] for split in SPLITS}
+    counted_rows = {
         "rows_too_easy": counts.too_easy,
         "rows_too_hard": counts.too_hard,
         "rows_never_right": counts.never,
         "rows_always_right": counts.always,
-        "mean_pass_rate": counts.mean,
     }
     report = {
-        **metrics,
+        **found,
         "pass_rate": list(work.pass_rate),
         "passes_above": work.passes_above,
+        **counted_rows,
         "rows_without_responses": counts.without_responses,
         "rows_by_tenth_of_pass_rate": list(counts.by_tenth),
+        "mean_pass_rate": counts.mean,
     }
     (job.output / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    return StageResult(metrics=metrics)
+    return StageResult(metrics={**found, **counted_rows, "mean_pass_rate": counts.mean})
 
 
 def count_passes(folder: Path, work: PromptSelection) -> dict[Case, Passes]:
