@@ -58,7 +58,8 @@ def own_values(values: Tensor, shards: Tensor) -> Tensor:
     Each head learns from its own share of the prompts (AsyPPO, arXiv 2510.01656). `shards` (B,) are the numbers of the heads.
     """
     places = shards[:, None, None].expand(*values.shape[:2], 1)
-    return values.gather(2, places)[..., 0]
+    own: Tensor = values.gather(2, places)[..., 0]
+    return own
 
 
 def disagreement_of_heads(values: Tensor) -> Tensor:

@@ -183,7 +183,7 @@ def estimate_recipe(
             nodes=nodes,
         )
         for name in ordered_steps(resolved)
-        if name in resolved.stages and not isinstance(resolved.stages[name], BenchmarkEvaluation)
+        if name in resolved.stages and KINDS[resolved.stages[name].kind].workload is not None
     )
     return RecipeEstimate(
         recipe=recipe.recipe,

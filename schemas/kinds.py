@@ -22,6 +22,7 @@ from vantage.schemas.metric_names import (
     CRITIC_FORMS,
     CRITIC_SLICES,
     DEMONSTRATED,
+    DIFFICULTY,
     DISTINCT,
     ENSEMBLE,
     IMPORTANCE,
@@ -212,9 +213,13 @@ _TABLE = (
         learning_rate=1e-6,  # VAPO, arXiv 2504.05118
         critic_learning_rate=2e-6,  # VAPO
         estimates=(*SAMPLED_POLICY, "kl_to_reference"),
-        numbers=(*PROMPTS_READ, *CHOSEN_POLICY, "validation_watch_score", "critic_weight_mean", *UNCOMPILED),
+        numbers=(
+            *(*PROMPTS_READ, *CHOSEN_POLICY, "validation_watch_score", "critic_weight_mean"),
+            *(*DIFFICULTY, *UNCOMPILED),
+        ),
         curves=(
             *ROLLOUT,
+            *DIFFICULTY,
             *RESPONSE_SHAPE,
             *MONITORS,
             *REWARD_DATA,

@@ -103,6 +103,9 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
                 state = steered(source, gathered, state)
                 state = with_updated_entropy_coef(state, metrics["entropy"], algorithm)
             attempt.state = after_rollout(state, gathered)
+            if source.difficulty is not None:
+                source.difficulty.count(gathered.seen)
+                metrics |= source.difficulty.metrics()
 
             # 5. Keep the policy that scores best on validation prompts
             if any(map(attempt.is_due, work.validations)):
@@ -113,7 +116,11 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
 
     # 6. What the best policy is like
     measured = selection.measure(test, num_samples=work.test_samples or work.validation_samples)
-    return result_of(job, networks, measured, attempt, encoding=encoding)
+    result = result_of(job, networks, measured, attempt, encoding=encoding)
+    if source.difficulty is None:
+        return result
+    source.difficulty.write(job.output)
+    return result.model_copy(update={"metrics": {**result.metrics, **source.difficulty.metrics()}})
 
 
 def learn_from(

@@ -85,21 +85,23 @@ def run(job: StageJob[PromptSelection]) -> StageResult:
             rows[split] = num_rows(job.output, split)
         progress.update(done)
     found = {f"{split}_rows": rows[split] for split in SPLITS}
-    report = {
-        **found,
-        "pass_rate": list(work.pass_rate),
-        "passes_above": work.passes_above,
+    counted_rows = {
         "rows_too_easy": counts.too_easy,
         "rows_too_hard": counts.too_hard,
         "rows_never_right": counts.never,
         "rows_always_right": counts.always,
+    }
+    report = {
+        **found,
+        "pass_rate": list(work.pass_rate),
+        "passes_above": work.passes_above,
+        **counted_rows,
         "rows_without_responses": counts.without_responses,
         "rows_by_tenth_of_pass_rate": list(counts.by_tenth),
         "mean_pass_rate": counts.mean,
     }
     (job.output / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    numbers = ("rows_too_easy", "rows_too_hard", "rows_never_right", "rows_always_right", "mean_pass_rate")
-    return StageResult(metrics={**found, **{name: report[name] for name in numbers}})
+    return StageResult(metrics={**found, **counted_rows, "mean_pass_rate": counts.mean})
 
 
 def count_passes(folder: Path, work: PromptSelection) -> dict[Case, Passes]:

@@ -6,6 +6,7 @@ from vantage.schemas.kinds import KINDS
 from vantage.schemas.metric_names import (
     CRITIC_ENSEMBLE,
     DEMONSTRATED,
+    DIFFICULTY,
     ENSEMBLE,
     LEARNED_VALUES,
     MOVED_BY_CRITIC,
@@ -86,6 +87,8 @@ def _lacking(metric: str, stage: Training, rewards: Mapping[str, Reward]) -> tup
                 "a critic learns, and this algorithm reads none",
                 "use an algorithm with a critic, or leave the guard out",
             )
+        if metric in DIFFICULTY and stage.difficulty is None:
+            return "the stage has difficulty", "add difficulty: {}, or leave the guard out"
         if metric in LEARNED_VALUES and stage.algorithm.reads_critic and not stage.algorithm.trains_critic:
             return "the critic learns, and freeze_critic=all lets none learn", "leave the guard out"
         if metric in CRITIC_ENSEMBLE and stage.algorithm.critic_head.ensemble is None:

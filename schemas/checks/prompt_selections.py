@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from vantage.schemas.problems import Problem, quote
+from vantage.schemas.metric_names import DIFFICULTY
+from vantage.schemas.problems import Path, Problem, quote
 from vantage.schemas.recipe.prompt_selection import PromptSelection
 from vantage.schemas.recipe.recipe import Recipe
 from vantage.schemas.recipe.stage import Stage
@@ -19,6 +20,8 @@ def selection_problems(recipe: Recipe, name: str, stage: Stage) -> Iterator[Prob
             "name data selected by {from: COLLECTION, pass_rate: [0, 1]} as prompts, or leave curriculum out"
         )
         yield Problem(("stages", name, "curriculum"), message, remedy)
+    if isinstance(stage, PolicyOptimization):
+        yield from _difficulty_problems(recipe, name, stage)
     collected = recipe.stages.get(getattr(stage, "rollouts", None) or "")
     if not isinstance(stage, PromptSelection) or not isinstance(collected, RolloutCollection):
         return
@@ -32,8 +35,26 @@ def selection_problems(recipe: Recipe, name: str, stage: Stage) -> Iterator[Prob
         yield Problem(
             ("stages", name, "rollouts"), message, f"raise samples_per_prompt of '{stage.rollouts}'"
         )
-    reward = recipe.rewards.get(collected.reward)
-    terms = [] if reward is None else [term.name for term in reward.terms]
-    if stage.term is not None and terms and stage.term not in terms:
-        message = f"{quote(stage.term)} is no term of '{collected.reward}', the reward of '{stage.rollouts}'"
-        yield Problem(("stages", name, "term"), message, f"use one of: {', '.join(terms)}")
+    yield from _term_problems(recipe, ("stages", name, "term"), stage.term, collected.reward)
+
+
+def _difficulty_problems(recipe: Recipe, name: str, stage: PolicyOptimization) -> Iterator[Problem]:
+    """Yield problems of a stage's counts of passes, and of gates on what is not counted."""
+    if stage.difficulty is not None:
+        path = ("stages", name, "difficulty", "term")
+        yield from _term_problems(recipe, path, stage.difficulty.term, stage.reward)
+        return
+    for number, gate in enumerate(stage.gate):
+        if gate.metric in DIFFICULTY:
+            index = (number,) if len(stage.gate) > 1 else ()
+            message = f"{quote(gate.metric)} is measured only where the passes of prompts are counted"
+            path = ("stages", name, "gate", *index, "metric")
+            yield Problem(path, message, "add difficulty: {} to the stage, or leave the gate out")
+
+
+def _term_problems(recipe: Recipe, path: Path, term: str | None, reward_name: str) -> Iterator[Problem]:
+    reward = recipe.rewards.get(reward_name)
+    terms = [] if reward is None else [each.name for each in reward.terms]
+    if term is not None and terms and term not in terms:
+        message = f"{quote(term)} is no term of '{reward_name}'"
+        yield Problem(path, message, f"use one of: {', '.join(terms)}")

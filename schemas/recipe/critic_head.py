@@ -9,7 +9,6 @@ from vantage.schemas.recipe.fields import NonNegative, is_default, is_unset
 
 if TYPE_CHECKING:
     from vantage.schemas.recipe.algorithm import Algorithm
-    from vantage.schemas.recipe.stages import PolicyOptimization
 
 DEFAULT_HUBER = 0.1
 
@@ -99,19 +98,3 @@ def refuse_frozen(algorithm: "Algorithm") -> None:
                 f"{name}={shown} is about a critic that learns, and freeze_critic=all lets none learn; set {name}: {without}, or "
                 "freeze_critic: attention"
             )
-
-
-def refuse_untrained(stage: "PolicyOptimization") -> None:
-    """Raise ValueError if a policy stage with ``freeze_critic: all`` starts from a new head, or carries an optimiser on."""
-    if not stage.algorithm.reads_critic or stage.algorithm.trains_critic:
-        return
-    if stage.fresh_critic is not None:
-        raise ValueError(
-            f"algorithm.freeze_critic=all keeps the critic as it starts, and fresh_critic={stage.fresh_critic} starts with a new "
-            "head that has learned nothing; name a value_pretraining stage as critic, or use freeze_critic: none"
-        )
-    if stage.critic_optimizer == "carry":
-        raise ValueError(
-            "critic_optimizer: carry goes on with a critic's optimiser, and algorithm.freeze_critic=all has none; leave "
-            "critic_optimizer out"
-        )

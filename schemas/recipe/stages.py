@@ -6,7 +6,7 @@ from pydantic import Field
 
 from vantage.schemas.frozen import rule
 from vantage.schemas.recipe.algorithm import Algorithm, Returns
-from vantage.schemas.recipe.critic_head import ONE_VALUE, CriticHead, refuse_untrained
+from vantage.schemas.recipe.critic_head import ONE_VALUE, CriticHead
 from vantage.schemas.recipe.fields import (
     MAX_COUNT,
     Count,
@@ -19,8 +19,15 @@ from vantage.schemas.recipe.fields import (
     is_unset,
 )
 from vantage.schemas.recipe.guards import OFF
+from vantage.schemas.recipe.prompt_selection import DifficultyReport
 from vantage.schemas.recipe.rollout import Ahead, SampledAhead, Sampling, refuse_several_processes
-from vantage.schemas.recipe.stage import Resources, Training
+from vantage.schemas.recipe.stage import Training
+from vantage.schemas.recipe.stage_rules import (
+    refuse_broken_groups,
+    refuse_cut_reference,
+    refuse_cut_sampler,
+    refuse_untrained,
+)
 from vantage.schemas.recipe.watch import Keep, Watch
 
 
@@ -53,35 +60,6 @@ class Rollouts(Training):
                 f"batch_size={self.batch_size} is not a multiple of minibatch_size={self.minibatch_size}; "
                 f"use minibatch_size: {self.batch_size} or a divisor of it"
             )
-
-
-def _refuse_broken_groups(batch_size: int, group: int, name: str) -> None:
-    if batch_size % group:
-        near = max(batch_size // group, 1) * group
-        raise ValueError(
-            f"batch_size={batch_size} is not a multiple of {name}={group}; use {near} or {near + group}"
-        )
-
-
-def _refuse_cut_reference(resources: Resources, path: str) -> None:
-    if "reference" in resources.offload:
-        raise ValueError(
-            f"{path}=full reads the reference in each pass of the policy, and resources.offload keeps it in host memory; leave "
-            "reference out of offload, or use another kind of KL"
-        )
-    if resources.cuts_weights:
-        raise ValueError(
-            f"{path}=full reads all weights of the reference at once, and resources.distributed.strategy=fsdp2 cuts them; "
-            "use strategy: ddp, or another kind of KL"
-        )
-
-
-def _refuse_cut_sampler(rollout: SampledAhead, resources: Resources) -> None:
-    if rollout.ahead and resources.cuts_weights:
-        raise ValueError(
-            "rollout.ahead=1 samples from a whole copy of the policy, and resources.distributed.strategy=fsdp2 cuts it; "
-            "use strategy: ddp, or ahead: 0"
-        )
 
 
 class WatchedRollouts(Rollouts):
@@ -172,7 +150,7 @@ class ValuePretraining(Rollouts):
 
     @rule
     def _groups_divide_the_batch(self) -> None:
-        _refuse_broken_groups(self.batch_size, self.samples_per_prompt, "samples_per_prompt")
+        refuse_broken_groups(self.batch_size, self.samples_per_prompt, "samples_per_prompt")
 
     @rule
     def _fresh_responses_are_whole_groups(self) -> None:
@@ -195,7 +173,7 @@ class ValuePretraining(Rollouts):
 
     @rule
     def _what_is_sampled_ahead_is_sampled_here(self) -> None:
-        _refuse_cut_sampler(self.rollout, self.resources)
+        refuse_cut_sampler(self.rollout, self.resources)
         if self.rollout.ahead and self.rollouts is not None and not round(self.fresh_share * self.batch_size):
             raise ValueError(
                 f"rollout.ahead=1 samples the next rollout meanwhile, and fresh_share={self.fresh_share:g} reads all responses from "
@@ -221,7 +199,7 @@ class ValuePretraining(Rollouts):
     @rule
     def _the_exact_kl_reads_whole_weights(self) -> None:
         if self.returns is not None and self.returns.kl_coef and self.returns.kl_kind == "full":
-            _refuse_cut_reference(self.resources, "returns.kl_kind")
+            refuse_cut_reference(self.resources, "returns.kl_kind")
 
 
 def _reader_of_kl_to_old(algorithm: Algorithm) -> str | None:
@@ -265,6 +243,9 @@ class PolicyOptimization(WatchedRollouts):
     curriculum: Literal["none", "easy_first"] = Field("none", exclude_if=is_default("none"))
     """``easy_first``: in each pass over the prompts, those with the highest pass rate come first, equal ones in random order. The
     prompts are then those of a ``prompt_selection``. ``none``: random order."""
+    difficulty: DifficultyReport | None = Field(None, exclude_if=is_unset)
+    """Count the passes of each training prompt, and write ``prompt_difficulty.json`` with those that have become too easy or stay
+    impossible into the artifact. ``{}``: after two groups, by scores above 0. None: nothing is counted."""
     ptx: Name | None = None
     """A dataset of demonstrations, for ``ptx_coef``; each minibatch has as many of them as responses."""
     iterations: Count = 50
@@ -299,7 +280,7 @@ class PolicyOptimization(WatchedRollouts):
     @rule
     def _groups_divide_the_batch(self) -> None:
         group = self.algorithm.samples_per_prompt
-        _refuse_broken_groups(self.batch_size, group, "algorithm.samples_per_prompt")
+        refuse_broken_groups(self.batch_size, group, "algorithm.samples_per_prompt")
 
     @rule
     def _what_is_sampled_ahead_is_corrected(self) -> None:
@@ -334,7 +315,7 @@ class PolicyOptimization(WatchedRollouts):
                 f"rollout.importance_cap={self.rollout.importance_cap} and algorithm.rollout_correction both bound "
                 "π_old/π_sampler; leave one of them out"
             )
-        _refuse_cut_sampler(self.rollout, self.resources)
+        refuse_cut_sampler(self.rollout, self.resources)
 
     @rule
     def _no_rollout_ahead_of_a_kept_state(self) -> None:
@@ -348,9 +329,9 @@ class PolicyOptimization(WatchedRollouts):
     def _the_exact_kl_reads_whole_weights(self) -> None:
         switches = self.algorithm
         if switches.kl_coef and switches.kl_kind == "full":
-            _refuse_cut_reference(self.resources, "algorithm.kl_kind")
+            refuse_cut_reference(self.resources, "algorithm.kl_kind")
         if switches.kl_loss_coef and switches.kl_loss_kind == "full":
-            _refuse_cut_reference(self.resources, "algorithm.kl_loss_kind")
+            refuse_cut_reference(self.resources, "algorithm.kl_loss_kind")
 
     @rule
     def _the_policy_learns(self) -> None:
@@ -375,7 +356,9 @@ class PolicyOptimization(WatchedRollouts):
 
     @rule
     def _a_frozen_critic_was_trained(self) -> None:
-        refuse_untrained(self)
+        refuse_untrained(
+            self.algorithm, fresh_critic=self.fresh_critic, critic_optimizer=self.critic_optimizer
+        )
 
     @rule
     def _only_a_pretrained_critic_has_an_optimizer(self) -> None:
@@ -456,7 +439,7 @@ class BestOfN(WatchedRollouts):
     @rule
     def _minibatches_divide_the_batch(self) -> None:
         """Replaces the rule of ``Rollouts``: minibatches consist of kept responses."""
-        _refuse_broken_groups(self.batch_size, self.samples_per_prompt, "samples_per_prompt")
+        refuse_broken_groups(self.batch_size, self.samples_per_prompt, "samples_per_prompt")
         kept = self.batch_size // self.samples_per_prompt
         if kept % self.minibatch_size:
             raise ValueError(

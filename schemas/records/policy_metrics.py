@@ -7,6 +7,15 @@ from vantage.schemas.records.monitor_metrics import MONITOR_METRICS
 POLICY_METRICS: tuple[Metric, ...] = (
     # -- the rollout
     Metric(
+        "prompts_too_easy", "prompts",
+        "Training prompts all of whose responses in the last groups (difficulty.after) passed: so far (curve), or at the end. "
+        "Groups that drop_uniform_groups leaves out count too. Only with difficulty.",
+    ),
+    Metric(
+        "prompts_impossible", "prompts",
+        "Training prompts of which no response has passed yet, after difficulty.after groups or more. Only with difficulty.",
+    ),
+    Metric(
         "score_mean", "reward",
         "Mean score of the rollout's responses, before any KL penalty; in reward_model: of the minibatch's pairs or "
         "ranked responses.",

@@ -34,6 +34,7 @@ from vantage.tasks.updates.actor_critic import ActorCritic
 from vantage.tasks.updates.estimates import Estimates, estimate
 from vantage.tasks.updates.policy_state import PolicyState, coefficients
 from vantage.tasks.updates.prompt_baselines import PromptBaselines, load_baselines
+from vantage.tasks.updates.prompt_difficulty import PromptDifficulty, Seen, load_difficulty, seen_groups
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,16 @@ class Source:
     """Verifier that decides which responses are imitated, if a verifier decides it."""
     baselines: PromptBaselines | None
     """Baselines of prompts, if they come from collected responses."""
+    difficulty: PromptDifficulty | None = None
+    """Counts of the prompts' passes, if the recipe asks for them."""
 
     @property
     def moving(self) -> dict[str, nn.Module]:
         """Return the modules that change during the stage, by their names in checkpoints."""
-        return {"baselines": self.baselines} if self.baselines and self.baselines.moves else {}
+        moving: dict[str, nn.Module] = {}
+        if self.baselines and self.baselines.moves:
+            moving["baselines"] = self.baselines
+        return moving if self.difficulty is None else {**moving, "difficulty": self.difficulty}
 
 
 def load_source(job: StageJob[ResolvedPolicyOptimization], networks: ActorCritic, prompts: Prompts) -> Source:
@@ -64,6 +70,7 @@ def load_source(job: StageJob[ResolvedPolicyOptimization], networks: ActorCritic
         prompts,
         positive_verifier=load_positive_verifier(job, job.work.algorithm),
         baselines=load_baselines(job, networks.models),
+        difficulty=load_difficulty(job, prompts),
     )
 
 
@@ -84,6 +91,8 @@ class Gathered:
     """Difference between the policy's log-probabilities and the sampler's."""
     members: tuple[str, ...] = ()
     """The reward's terms that an ensemble combines."""
+    seen: tuple[Seen, ...] = ()
+    """Groups that were sampled, where the passes of prompts are counted."""
 
 
 def gather(source: Source, state: PolicyState, *, has_moved: bool) -> Gathered:
@@ -98,7 +107,8 @@ def gather(source: Source, state: PolicyState, *, has_moved: bool) -> Gathered:
     job, networks, baselines = source.job, source.networks, source.baselines
     work, algorithm, models = job.work, job.work.algorithm, networks.models
     has_value_head = networks.policy.value_head is not None
-    filled = sample_rollout(job, models, source.prompts, first_batch=state.batches)
+    seen: list[Seen] = []
+    filled = sample_rollout(job, models, source.prompts, first_batch=state.batches, seen=seen)
     moments = updated_moments(state.moments, filled.scored, algorithm)
     rollout = shape(
         models,
@@ -131,7 +141,7 @@ def gather(source: Source, state: PolicyState, *, has_moved: bool) -> Gathered:
         prompt_baselines=of_prompts,
     )
     members = () if models.scorer is None else models.scorer.members
-    return Gathered(filled, moments, rollout, greedy, of_prompts, estimates, gap, members)
+    return Gathered(filled, moments, rollout, greedy, of_prompts, estimates, gap, members, tuple(seen))
 
 
 def estimated_anew(source: Source, gathered: Gathered, state: PolicyState) -> Gathered:
@@ -228,15 +238,26 @@ def importance_of(rollout: Rollout, work: ResolvedPolicyOptimization) -> Importa
 
 
 def sample_rollout(
-    job: StageJob[ResolvedPolicyOptimization], models: RolloutModels, prompts: Prompts, *, first_batch: int
+    job: StageJob[ResolvedPolicyOptimization],
+    models: RolloutModels,
+    prompts: Prompts,
+    *,
+    first_batch: int,
+    seen: list[Seen],
 ) -> Filled:
-    """Return one iteration's scored responses; batches of prompts and their random numbers are counted from ``first_batch``."""
+    """Return one iteration's scored responses; batches of prompts and their random numbers are counted from ``first_batch``.
+
+    ``seen`` gets every group that was sampled, if the passes of prompts are counted.
+    """
     work = job.work
     group = work.algorithm.samples_per_prompt
 
     def draw(number: int) -> Scored:
         batch = batch_of(job, prompts, first_batch + number)
-        return sample_and_score(models, prompts, batch.indices, count=group, seed=batch.seed)
+        scored = sample_and_score(models, prompts, batch.indices, count=group, seed=batch.seed)
+        if work.difficulty is not None:
+            seen.append(seen_groups(scored, work.difficulty, samples_per_prompt=group))
+        return scored
 
     if work.algorithm.drop_uniform_groups:
         return fill(

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,8 @@ def test_kto_reads_its_minibatch_a_second_time_for_the_reference_point(every_kin
 
 def test_every_kind_of_stage_is_estimated(every_kind: RecipeEstimate) -> None:
     texts_in_files = {kind.name for kind in STAGES.values() if kind.benchmarks}  # which a note says
-    assert {each.kind for each in every_kind.stages} == STAGES.keys() - texts_in_files
+    computes_nothing = {"prompt_selection"}
+    assert {each.kind for each in every_kind.stages} == STAGES.keys() - texts_in_files - computes_nothing
     for each in every_kind.stages:
         assert each.fits and each.seconds > 0 and each.flops > 0 and each.memory.peak > 0, each.name
 
@@ -491,3 +493,15 @@ def test_passes_that_train_do_not_bound_what_a_gpu_samples(
     assert {each.sequences.at_once for each in policy.workload.passes if each.does == "train"} == {4}
     for each in policy.workload.samplings:
         assert each.at_once == (each.count if rows is None else min(rows, each.count))
+
+
+def test_a_policy_on_selected_prompts_is_counted_as_if_all_were_kept() -> None:
+    recipe = EVERY_KIND.replace("data:\n", "data:\n  middling: {from: collected, pass_rate: [0.2, 0.8]}\n", 1)
+    assert recipe != EVERY_KIND
+    whole = estimate_recipe(parse_recipe(EVERY_KIND), gpu="h100")
+    selected = estimate_recipe(
+        parse_recipe(recipe, overrides=["stages.critic_free.prompts=middling"]), gpu="h100"
+    )
+    assert "middling" not in {each.name for each in selected.stages}
+    expected = replace(stage(whole, "critic_free").workload, basis=())
+    assert replace(stage(selected, "critic_free").workload, basis=()) == expected

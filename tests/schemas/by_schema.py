@@ -18,6 +18,7 @@ from vantage.schemas import sweep
 from vantage.schemas.loading import recipe_file as loading
 from vantage.schemas.loading.json_schema import recipe_schema, sweep_schema
 from vantage.schemas.loading.overrides import Override, apply_overrides
+from vantage.schemas.loading.selections import with_selections
 from vantage.schemas.problems import Path, Problem, RecipeError
 from vantage.schemas.recipe.recipe import Recipe
 from vantage.schemas.sweep import Sweep
@@ -134,6 +135,11 @@ RULES = {
     "Algorithm._covariances_select_from_the_clipped_surrogate": "what a preset's name stands for",
     "Algorithm._the_kl_has_an_unbiased_gradient": "what a preset's name stands for",
     "Algorithm._the_entropy_coefficient_begins_in_its_range": "one number is above another",
+    "Algorithm._the_head_fits_the_critic": "what a preset's name stands for",
+    "Algorithm._a_frozen_critic_does_not_learn": "what a preset's name stands for",
+    "PolicyOptimization._a_frozen_critic_was_trained": "what a preset's name stands for",
+    "CriticHead._one_form": "one field against another's value",
+    "PromptSelection._the_range_is_not_empty": "one number is above another",
 }
 """Rules that no schema can say (or none that an editor could explain) → why."""
 
@@ -160,6 +166,8 @@ def validator(of: type[BaseModel]) -> jsonschema.Draft7Validator:
 
 def wrong_fields(of: type[BaseModel], plain: Any) -> list[str]:
     """What pydantic says of single fields, less what JSON cannot tell apart."""
+    if of is Recipe:  # datasets that are selected are stages to pydantic
+        plain, _, _ = with_selections(plain)
     try:
         of.model_validate(plain)
     except ValidationError as error:

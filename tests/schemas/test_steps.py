@@ -176,7 +176,7 @@ def test_which_stages_a_field_may_name() -> None:
         "sft", "reward_model", "dpo", "kto", "policy_optimization", "best_of_n",
     ]  # fmt: skip
     assert kinds_collecting("preferences") == ("preference_collection",)
-    assert kinds_collecting("prompts") == ()
+    assert kinds_collecting("prompts") == ("prompt_selection",)
 
 
 def test_every_verifier_that_can_be_named_exists() -> None:

@@ -249,6 +249,8 @@ PRETRAINING = {
     "value_pretraining: half collected": _value(
         {"rollouts": COLLECTED}, rollouts="collected", fresh_share=0.5
     ),
+    "value_pretraining: quantiles": _value({}, head={"quantiles": 4}),
+    "value_pretraining: an ensemble": _value({}, head={"ensemble": 2}),
     "value_pretraining: a fresh head, LoRA": _value(
         {"init": "fresh"}, init="fresh", returns={"gamma": 0.8}, lora=LORA
     ),
@@ -325,6 +327,11 @@ POLICIES = {
 }
 
 JUDGED = {
+    "prompt_selection": Run(
+        "prompt_selection",
+        {"rollouts": "collected", "prompts": "prompts", "pass_rate": [0.0, 1.0], "passes_above": 0.5},
+        {"rollouts": COLLECTED, "prompts": "prompts"},
+    ),
     COLLECTED: Run(
         COLLECTED,
         {

@@ -16,6 +16,7 @@ from vantage.schemas.kinds import resolve_work
 from vantage.schemas.metric_names import (
     COMPILED,
     DEMONSTRATED,
+    DIFFICULTY,
     ENGINE,
     ENSEMBLE,
     GRAPHS,
@@ -180,6 +181,7 @@ def expected_metrics(case: Case, *, reward_term: str) -> set[str]:
         **dict.fromkeys(LOSSES_OF_SWITCHES, False),  # tests/tasks/test_losses_by_oracle.py
         **dict.fromkeys(TERM_QUANTILES, False),  # tests/tasks/test_named_scores.py
         **dict.fromkeys(ENSEMBLE, False),  # tests/tasks/test_reward_ensemble.py
+        **dict.fromkeys(DIFFICULTY, False),  # tests/tasks/test_prompt_difficulty.py
         **dict.fromkeys(WATCHED, False),  # tests/tasks/test_watched_policy.py
         **dict.fromkeys(NONFINITE, False),  # tests/tasks/test_nonfinite_steps.py
         **dict.fromkeys(COMPILED, False),  # tests/tasks/test_compile.py
@@ -261,7 +263,11 @@ def test_two_iterations_report_what_they_should_and_resume_exactly(
     ):  # a verifier may find no response right at first: equal scores have no deviation
         reported.add("validation_score_drift")
     assert reported == expected_metrics(case, reward_term="arithmetic" if case.reward else "reward")
-    headline = headline_metric_names("policy_optimization") - {*UNCOMPILED, "validation_watch_score"}
+    headline = headline_metric_names("policy_optimization") - {
+        *UNCOMPILED,
+        *DIFFICULTY,
+        "validation_watch_score",
+    }
     weighs_critic = Algorithm.model_validate(case.algorithm).weighs_critic
     assert set(result.metrics) == headline - ({"critic_weight_mean"} if not weighs_critic else set())
     waits = Algorithm.model_validate(case.algorithm).policy_starts_at

@@ -280,7 +280,7 @@ def test_everything_wrong_is_found_in_one_loading() -> None:
          "x.yaml:11: rewards.none.terms: [] must be 1 or more in number"),
         ("{data: demos}", "{kind: sft, data: demos}", "x.yaml:12: stages.sft.kind: is required; "
          "use one of: sft, reward_model, dpo, kto, value_pretraining, policy_optimization, best_of_n, "
-         "preference_collection, rollout_collection, reward_evaluation, benchmark_evaluation, evaluation"),
+         "preference_collection, rollout_collection, prompt_selection, reward_evaluation, benchmark_evaluation, evaluation"),
         ("algorithm: [vapo]", "algorithm: vapo", "x.yaml:28: stages.policy.algorithm: [\"vapo\"] must be a mapping "
          "(field: value)"),
         ("model: builtin:tiny", 'model: {source: "builtin:tiny"}',

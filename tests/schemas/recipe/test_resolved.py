@@ -22,6 +22,7 @@ CLOSED = {
     "best_of_n": {"learning_rate"},
     "preference_collection": {"samples_per_prompt"},
     "rollout_collection": {"held_out_samples_per_prompt"},
+    "prompt_selection": set(),
     "reward_evaluation": set(),
     "benchmark_evaluation": set(),
     "evaluation": set(),

@@ -34,6 +34,7 @@ def test_every_kind_of_stage_measures_something_and_all_but_evaluations_have_a_c
         "evaluation",
         "reward_evaluation",
         "benchmark_evaluation",
+        "prompt_selection",
     }
 
 
@@ -44,7 +45,10 @@ def test_every_kind_of_stage_measures_something_and_all_but_evaluations_have_a_c
         ("pair_accuracy", {"reward_model", "dpo", "reward_evaluation"}),
         ("explained_variance", {"value_pretraining"}),
         ("validation_score", {"policy_optimization", "best_of_n"}),
-        ("train_rows", {"prepare_data", "mix_data", "preference_collection", "rollout_collection"}),
+        (
+            "train_rows",
+            {"prepare_data", "mix_data", "preference_collection", "rollout_collection", "prompt_selection"},
+        ),
         ("accuracy_gain", {"evaluation"}),
     ],
 )

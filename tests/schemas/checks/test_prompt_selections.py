@@ -1,0 +1,140 @@
+"""Datasets selected from collected responses: how they are written, what reads them, and what is refused."""
+
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from tests.support.every import every
+from vantage.schemas.loading.json_schema import recipe_schema
+from vantage.schemas.loading.recipe_file import parse_recipe
+from vantage.schemas.problems import RecipeError
+from vantage.schemas.recipe.prompt_selection import PromptSelection
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.steps import dependencies
+
+COLLECTED = "  collected: {kind: rollout_collection, policy: sft, prompts: tasks, reward: main, samples_per_prompt: 4}\n"
+SELECTED = "  middling: {from: collected, pass_rate: [0.2, 0.8]}\n"
+
+
+@pytest.fixture
+def text(text: str) -> str:
+    """With a policy that learns from selected prompts."""
+    text = text.replace("stages:\n", f"stages:\n{COLLECTED}", 1).replace("data:\n", f"data:\n{SELECTED}", 1)
+    begin = text.index("  policy:\n")
+    return text[:begin] + text[begin:].replace("prompts: tasks", "prompts: middling", 1)
+
+
+def problems(text: str) -> list[str]:
+    try:
+        parse_recipe(text)
+    except RecipeError as error:
+        return str(error).splitlines()
+    return []
+
+
+def test_a_selected_dataset_is_a_stage_that_reads_the_collection_and_its_prompts(text: str) -> None:
+    recipe = parse_recipe(text)
+    stage = recipe.stages["middling"]
+    assert isinstance(stage, PromptSelection)
+    assert (stage.rollouts, stage.prompts, stage.pass_rate) == ("collected", "tasks", (0.2, 0.8))
+    assert "middling" not in recipe.data
+    steps = dependencies(recipe)
+    assert steps["middling"] == {"rollouts": "collected", "prompts": "data.tasks"}
+    assert steps["policy"]["prompts"] == "middling"
+    assert Recipe.model_validate(recipe.model_dump(mode="json")) == recipe
+    written = text.replace(SELECTED, "").replace(
+        COLLECTED,
+        COLLECTED
+        + "  middling: {kind: prompt_selection, rollouts: collected, prompts: tasks, pass_rate: [0.2, 0.8]}\n",
+    )
+    assert parse_recipe(written).stages["middling"] == stage
+
+
+def test_a_verifier_is_tried_on_the_prompts_that_are_selected_from(text: str, tmp_path: Path) -> None:
+    """Not on the selection itself: that waits for the collection, which waits for the verifier."""
+    (tmp_path / "mine.py").write_text("def verify(prompt, response, answer):\n    return True\n")
+    text = text.replace("data:\n", "verifiers:\n  mine: {source: mine.py}\ndata:\n", 1)
+    begin, end = text.index("rewards:\n"), text.index("stages:\n")
+    text = text[:begin] + "rewards:\n  main: {terms: [{model: reward}, {verifier: mine}]}\n" + text[end:]
+    steps = dependencies(parse_recipe(text, folder=tmp_path))
+    assert set(steps["verifiers.mine"].values()) == {"data.tasks"}
+
+
+@every(
+    ("old", "new", "message"),
+    [
+        ("from: collected", "from: collectd", "data.middling.from: 'collectd' is no rollout_collection stage; use one of: collected"),
+        ("from: collected", "from: sft", "data.middling.from: 'sft' is no rollout_collection stage; use one of: collected"),
+        ("pass_rate: [0.2, 0.8]", "pass_rate: [0.8, 0.2]",
+         "data.middling: pass_rate=[0.8, 0.2] is an empty range; write the lower bound first"),
+        ("pass_rate: [0.2, 0.8]", "pass_rat: [0.2, 0.8]", "data.middling.pass_rat: there is no field 'pass_rat' here"),
+        ("pass_rate: [0.2, 0.8]", "pass_rate: [0.2, 1.8]", "data.middling.pass_rate"),
+        ("pass_rate: [0.2, 0.8]", "pass_rate: [0.2, 0.8], term: juge", "data.middling.term: 'juge' is no term of 'main'"),
+        ("pass_rate: [0.2, 0.8]", "pass_rate: [0.2, 0.8], prompts: demos",
+         "data.middling.prompts: 'demos' is not the dataset whose prompts 'collected' has responses to ('tasks')"),
+        (", samples_per_prompt: 4", "",
+         "data.middling.from: 'collected' has one response to each training prompt, so that every pass rate is 0 or 1; raise "
+         "samples_per_prompt of 'collected'"),
+        ("  middling: {from", "  sft: {from", "data.sft: a stage is called 'sft' too, and both are read as data"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_selected_is_refused_where_it_is_written(
+    text: str, old: str, new: str, message: str
+) -> None:
+    assert old in text
+    found = problems(text.replace(old, new, 1))
+    assert any(message in problem for problem in found), found
+
+
+def test_without_a_collection_the_remedy_is_one(text: str) -> None:
+    assert any(
+        "'collected' is no rollout_collection stage; add a rollout_collection stage" in problem
+        for problem in problems(text.replace(COLLECTED, ""))
+    )
+
+
+@every(
+    ("more", "message"),
+    [
+        ("    gate: {metric: prompts_impossible, at_most: 5}\n",
+         "'prompts_impossible' is measured only where the passes of prompts are counted; add difficulty: {} to the stage"),
+        ("    guards: [{metric: prompts_too_easy, above: 5}]\n",
+         "prompts_too_easy is measured only where the stage has difficulty; add difficulty: {}, or leave the guard out"),
+        ("    difficulty: {term: juge}\n", "stages.policy.difficulty.term: 'juge' is no term of 'main'; use one of: reward"),
+    ],
+)  # fmt: skip
+def test_what_is_not_counted_is_refused(text: str, more: str, message: str) -> None:
+    found = problems(text.replace("    algorithm: vapo\n", f"    algorithm: vapo\n{more}"))
+    assert any(message in problem for problem in found), found
+
+
+def test_a_curriculum_needs_pass_rates(text: str) -> None:
+    ordered = text.replace("    algorithm: vapo\n", "    algorithm: vapo\n    curriculum: easy_first\n")
+    assert problems(ordered) == []
+    [problem] = problems(ordered.replace("prompts: middling", "prompts: tasks"))
+    assert (
+        "stages.policy.curriculum: easy_first orders prompts by their pass rate, and 'tasks' has none"
+        in problem
+    )
+
+
+def test_new_fields_that_are_left_out_change_no_recipe(text: str) -> None:
+    stage = parse_recipe(text).stages["policy"].model_dump()
+    assert not {"curriculum", "difficulty"} & stage.keys()
+
+
+def test_an_editor_s_schema_accepts_both_forms_of_a_dataset() -> None:
+    schema = recipe_schema()
+    check = jsonschema.Draft7Validator({**schema["properties"]["data"], "definitions": schema["definitions"]})
+    assert check.is_valid(
+        {
+            "tasks": {"source": "builtin:arithmetic/prompts"},
+            "middling": {"from": "collected", "pass_rate": [0.2, 0.8]},
+        }
+    )
+    assert not check.is_valid({"middling": {"from": "collected"}})
+    assert not check.is_valid({"middling": {"pass_rate": [0.2, 0.8]}})
+    assert not check.is_valid(
+        {"middling": {"from": "collected", "pass_rate": [0.2, 0.8], "source": "rows.jsonl"}}
+    )
