@@ -12,6 +12,7 @@ import pytest
 from tests.tasks.data.test_inspection import lines, prepared
 from vantage.schemas.recipe.inputs import Data
 from vantage.schemas.row_rules import UnusableTable
+from vantage.schemas.tables import usable_rows
 from vantage.tasks.data.arithmetic import DIALS, labelled_responses, preferences
 from vantage.tasks.data.columns import MissingColumn
 from vantage.tasks.data.inspection import inspect_file
@@ -130,3 +131,12 @@ def test_the_built_in_ones_are_one_side_of_each_built_in_pair() -> None:
         assert row["prompt"] == pair["prompt"]
     assert 10 < sum(row["label"] for row in found) < 40
     assert json.loads(json.dumps(found[0])) == found[0]
+
+
+def test_a_row_without_a_label_is_unusable_whoever_made_the_table() -> None:
+    table = pa.table({"prompt": ["p", "q"], "response": ["r", "s"], "label": [True, None]})
+    rows, report = usable_rows([table], content="labelled_responses")
+    assert [row for batch in rows for row in batch.to_pylist()] == [
+        {"prompt": "p", "response": "r", "label": True}
+    ]
+    assert report().dropped == {"label is missing": 1}
