@@ -59,6 +59,7 @@ from vantage.schemas.steps import (
     sources_of,
 )
 from vantage.schemas.verifier_uses import uses_of
+from vantage.tasks.rewards.libraries import versions_of
 
 DATA_PREFIX = "data."
 """Prefix of the implicit steps that prepare data."""
@@ -187,6 +188,9 @@ class RecipeStep:
         if isinstance(self.work, PrepareData):
             # Prompts prepared by a version without verifiers may lack the answers of their file.
             return {"answers": True} if self.answers and self.work.content == "prompts" else {}
+        if isinstance(self.work, ImportVerifier):
+            versions = versions_of(self.work.verifier, name=self.name)
+            return {"libraries": versions} if versions else {}
         if not isinstance(self.work, Stage | CheckRows):
             return {}
         facts = frozenset[str]().union(*map(facts_of, self.imported)) if facts is None else facts

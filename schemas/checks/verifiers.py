@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from vantage.schemas.checks.partial_recipe import PartialData, PartialRecipe
 from vantage.schemas.checks.references import RecipeReferences, Reference
 from vantage.schemas.problems import Problem
+from vantage.schemas.recipe.builtin_verifiers import COMPARING
 from vantage.schemas.recipe.sources import Builtin
-from vantage.schemas.recipe.verifiers import EXACT_MATCH
 from vantage.schemas.steps import BUILTIN_VERIFIERS, WATCH_PROMPTS
 
 
@@ -62,14 +62,14 @@ def _of_another_task(judged: list[Judged]) -> Iterator[Problem]:
 
 
 def _without_answers(recipe: PartialRecipe, judged: list[Judged]) -> Iterator[Problem]:
-    """Yield problems of ``exact_match`` on prompts that are known to have no answers; the stage checks other files when
+    """Yield problems of verifiers that compare with answers on prompts that are known to have no answers; the stage checks other files when
     it starts."""
     for name, prompts, data, verifiers in judged:
         is_builtin = data.builtin_content is not None
         if "answer" in data.columns or not (data.columns or is_builtin):
             continue
         for verifier in verifiers:
-            if recipe.verifiers.get(verifier.name) == EXACT_MATCH:
+            if recipe.verifiers.get(verifier.name) in COMPARING:
                 message = f"'{verifier.name}' compares with answers, and data.{prompts}, which {name} reads, has none"
                 remedy = "name another verifier" if is_builtin else f"add data.{prompts}.columns.answer"
                 yield Problem(verifier.path, message, remedy)

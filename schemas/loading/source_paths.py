@@ -16,6 +16,7 @@ from vantage.schemas.problems import (
     quote,
     suggest,
 )
+from vantage.schemas.recipe.builtin_verifiers import SOURCES
 from vantage.schemas.recipe.sources import (
     Builtin,
     Gguf,
@@ -295,10 +296,8 @@ def _problems_of_hub_files(path: Path, source: str, named: HubFiles) -> list[Pro
 def _verifier_source(path: Path, source: str, start: File) -> tuple[str, list[Problem]]:
     named = file_source(source)
     if isinstance(named, Builtin):
-        problem = Problem(
-            path, f"there is no built-in verifier {quote(source)}", suggest(source, [EXACT_MATCH])
-        )
-        return source, [] if source == EXACT_MATCH else [problem]
+        problem = Problem(path, f"there is no built-in verifier {quote(source)}", suggest(source, SOURCES))
+        return source, [] if source in SOURCES else [problem]
     file = absolute(named.path, start)
     if file.suffix != ".py":
         return str(file), [

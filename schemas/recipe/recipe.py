@@ -10,6 +10,7 @@ from pydantic import Field, StringConstraints
 
 from vantage.schemas.frozen import Frozen, rule
 from vantage.schemas.kinds import AnyResolvedStage, AnyStage, resolve_work
+from vantage.schemas.recipe.builtin_verifiers import AnyVerifier
 from vantage.schemas.recipe.fields import (
     MAX_NAMED,
     Name,
@@ -24,7 +25,6 @@ from vantage.schemas.recipe.inputs import Benchmark, Data, Generation, Mixture, 
 from vantage.schemas.recipe.notify import Notify
 from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.signing import Signing
-from vantage.schemas.recipe.verifiers import Verifier
 
 StepName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_.-]{0,70}$")]
 """Name of a step, as ``vantage plan`` prints it."""
@@ -86,8 +86,8 @@ class Recipe(Frozen):
     """Datasets, by name."""
     mixtures: dict[Name, Mixture] = Field(default_factory=dict, max_length=MAX_NAMED, exclude_if=is_unset)
     """Mixtures of datasets, by name."""
-    verifiers: dict[Name, Verifier] = Field(default_factory=dict, max_length=MAX_NAMED)
-    """Your own rules that decide whether a response is right, by name."""
+    verifiers: dict[Name, AnyVerifier] = Field(default_factory=dict, max_length=MAX_NAMED)
+    """Rules that decide whether a response is right, by name: your own files, and built-in ones with their settings."""
     benchmarks: dict[Name, Benchmark] = Field(default_factory=dict, max_length=MAX_NAMED, exclude_if=is_unset)
     """Folders of lm-eval's tasks, by name."""
     rewards: dict[Name, Reward] = Field(default_factory=dict, max_length=MAX_NAMED)

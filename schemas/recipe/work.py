@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from vantage.schemas.frozen import Frozen
+from vantage.schemas.recipe.builtin_verifiers import AnyVerifier
 from vantage.schemas.recipe.fields import Count, Name, Positive, is_default
 from vantage.schemas.recipe.inputs import Benchmark, Content, Data, HeldOutRows, Model, Shares
 from vantage.schemas.recipe.terms import VerifierTerm
-from vantage.schemas.recipe.verifiers import Verifier
 
 
 class Work(Frozen):
@@ -77,7 +77,7 @@ class ImportVerifier(Work):
     """The implicit step that copies one of the recipe's verifiers into the store, and tries it."""
 
     kind: Literal["import_verifier"] = "import_verifier"
-    verifier: Verifier
+    verifier: AnyVerifier
     uses: tuple[VerifierUse, ...] = Field((), exclude_if=is_default(()))
     """The recipe's uses of it, which the dry run compares with its verdicts. They are in no stage key: what is stored is the same."""
 

@@ -2,10 +2,10 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from vantage.schemas.recipe.verifiers import EXACT_MATCH
+from vantage.schemas.recipe.builtin_verifiers import COMPARING, ROW_OF
 from vantage.schemas.recipe.work import ImportVerifier
 from vantage.schemas.records.job import StageJob
 from vantage.schemas.records.verdict_form import RIGHT_OR_WRONG, VerdictForm
@@ -58,10 +58,12 @@ def try_verifier(job: StageJob[ImportVerifier]) -> None:
         for folder in folders:
             _try_built_in(name, folder)
         return
-    if verifier.source == EXACT_MATCH:
+    if verifier.source in COMPARING:
         for folder in folders:
             _refuse_missing_answers(name, folder)
     cases = [case for folder in folders for row in _first_rows(folder) for case in _cases(row)]
+    if verifier.source in ROW_OF:  # every answer must be one that it can compare with
+        cases += [(row["prompt"], "", row.get("answer")) for folder in folders for row in _all_rows(folder)]
     form = _found_form(job.output, cases or [("1 + 1?", "2", "2")], name=name)
     sys.stdout.write(f"vantage: verifiers.{name} returns {form} for each of {len(cases)} responses\n")
     refuse_unfit_right(name, form, verifier.right)
@@ -126,6 +128,11 @@ def _refuse_missing_answers(name: str, folder: Path) -> None:
             f"verifiers.{name} compares with answers, and {lack} prompts that it will judge have none; map them with "
             "columns.answer of their data, or leave those rows out"
         )
+
+
+def _all_rows(folder: Path) -> Iterator[Row]:
+    for split in SPLITS:
+        yield from read_rows(folder, split)
 
 
 def _first_rows(folder: Path) -> list[Row]:

@@ -71,19 +71,24 @@ class VerifierProcess:
         function: str,
         form: VerdictForm | None = RIGHT_OR_WRONG,
         right: Right | None = None,
+        call_seconds: float | None = None,
     ) -> None:
         """Hold what is needed to start the process.
 
         Args:
-            configuration: for ``vantage.tasks.rewards.verifier_worker``: ``file`` and ``function``, or ``extract``.
+            configuration: for ``vantage.tasks.rewards.verifier_worker``: ``file`` and ``function``, ``extract``, or
+                ``builtin``, the recipe's fields of a built-in verifier.
             name: what the recipe calls the verifier.
             function: what is named where it is at fault.
             form: the form of all verdicts; None: the dry run, which finds it.
             right: what counts as right of scores, where the recipe gives it.
+            call_seconds: most seconds of one call; None: ``CALL_SECONDS``.
         """
         self._configuration = dict(configuration)
         self.name, self._function = name, function
         self.form, self.right = form, right
+        self._is_builtin = "builtin" in self._configuration
+        self._call_seconds = call_seconds
         self._running: _Running | None = None
         self._begun: list[Case] = []
         """Asked about, and not answered yet, in that order."""
@@ -112,9 +117,11 @@ class VerifierProcess:
             asked = [*begun, *others]
             for number, case in enumerate(asked):
                 progress.phase("waiting for verifiers", number, len(asked))
-                known[case].append(
-                    self._verdict(running, case, seconds=_seconds(running, number, len(asked)))
-                )
+                seconds = _seconds(running, number, len(asked), of_one=self._call_seconds or CALL_SECONDS)
+                verdict = self._verdict(running, case, seconds=seconds)
+                if verdict is None:  # the process has ended over this response, which is wrong
+                    running = self._restarted(asked[number + 1 :])
+                known[case].append(False if verdict is None else verdict)
             running.look(0.0)  # what it has printed
             return [known[case].popleft() for case in cases]
 
@@ -150,6 +157,13 @@ class VerifierProcess:
             self._load(self._running)
         return self._running
 
+    def _restarted(self, cases: Sequence[Case]) -> "_Running":
+        self.close()
+        running = self._started()
+        if cases:
+            running.ask(cases)
+        return running
+
     def close(self) -> None:
         """End the process; another call would start a new one."""
         self._begun = []
@@ -163,12 +177,17 @@ class VerifierProcess:
             raise self._broken(running, reply, "running the file", LOAD_SECONDS, "")
         running.takes_batch = reply == READY_FOR_BATCHES
 
-    def _verdict(self, running: "_Running", case: Case, *, seconds: float) -> Verdict:
+    def _verdict(self, running: "_Running", case: Case, *, seconds: float) -> Verdict | None:
+        """Return the verdict; None if a built-in verifier's library hangs or crashes over the response."""
         reply = running.reply(seconds)
         verdict = verdict_in(reply) if isinstance(reply, bytes) else None
         if verdict is not None:
             return verdict if self.form is None else self.fit(verdict, self.form, case)
-        raise self._broken(running, reply, self._function, seconds, f" for {shown_case(*case)}")
+        fault = self._broken(running, reply, self._function, seconds, f" for {shown_case(*case)}")
+        if isinstance(reply, bytes) or isinstance(fault, VerifierOutOfMemory) or not self._is_builtin:
+            raise fault
+        sys.stderr.write(f"vantage: the response is wrong: {fault}\n")
+        return None
 
     def fit(self, verdict: Verdict, form: VerdictForm, case: Case) -> Verdict:
         """Return the verdict in its form; BrokenVerifier names the case if it has another."""
@@ -215,11 +234,11 @@ class VerifierProcess:
             raise
 
 
-def _seconds(running: "_Running", number: int, asked: int) -> float:
+def _seconds(running: "_Running", number: int, asked: int, *, of_one: float) -> float:
     """Return how long the verdict with this number is waited for; of a whole batch, the first one comes when all do."""
     if running.takes_batch and number == 0:
-        return min(BATCH_SECONDS, CALL_SECONDS * asked)
-    return CALL_SECONDS
+        return min(BATCH_SECONDS, of_one * asked)
+    return of_one
 
 
 def _without(cases: Sequence[Case], begun: Sequence[Case]) -> list[Case]:

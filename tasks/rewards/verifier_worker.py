@@ -8,19 +8,26 @@ import ctypes
 import faulthandler
 import json
 import os
+import resource
 import signal
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from vantage.schemas.recipe.builtin_verifiers import AnyVerifier
+from vantage.tasks.rewards.builtin.judge import load_builtin
 from vantage.tasks.rewards.exact_match import exact_match
 from vantage.tasks.rewards.verdicts import Verdict, line_of
 from vantage.tasks.rewards.verifier_calls import Calls, calls_of, one_by_one
-from vantage.tasks.rewards.verifier_file import BrokenVerifier, load_user_function
+from vantage.tasks.rewards.verifier_file import BrokenVerifier, VerifierFunction, load_user_function
 
 READY, READY_FOR_BATCHES = b"ready\n", b"ready for batches\n"
 """What is replied once the file has been run; the second, if its function takes a whole batch at once."""
+BUILTIN_BYTES = 2**33
+"""Most bytes of address space of a built-in verifier; a response that would take more is wrong."""
 PR_SET_PDEATHSIG = 1
 """Value of the constant in ``linux/prctl.h``."""
 
@@ -56,10 +63,18 @@ def _leave_to_the_stage(number: int, frame: object) -> None:
 
 def _load(configuration: dict[str, Any], name: str) -> tuple[Calls, bytes]:
     """Return how the verifier is called, and the reply that it is ready."""
+    if "builtin" in configuration:
+        return one_by_one(_load_builtin(configuration["builtin"], name)), READY
     if "extract" in configuration:
         return one_by_one(partial(_compare, extract=configuration["extract"])), READY
     found = load_user_function(Path(configuration["file"]), configuration["function"], name=name)
     return calls_of(found), READY_FOR_BATCHES if found.takes_batch else READY
+
+
+def _load_builtin(configuration: dict[str, Any], name: str) -> VerifierFunction:
+    verifier = TypeAdapter(AnyVerifier).validate_python(configuration)
+    resource.setrlimit(resource.RLIMIT_AS, (BUILTIN_BYTES, BUILTIN_BYTES))
+    return load_builtin(verifier, name=name)
 
 
 def _compare(prompt: str, response: str, answer: str | None, *, extract: str | None) -> bool:

@@ -1,9 +1,13 @@
 """Verifiers: rules that judge a response, by the name that a recipe gives them."""
 
+import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
+from vantage.schemas.recipe.builtin_verifiers import COMPARING, ROW_OF, AnyVerifier, CodeVerifier
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
 from vantage.schemas.recipe.stages import Rollouts
 from vantage.schemas.recipe.stages_that_collect import PreferenceCollection, RolloutCollection
@@ -13,10 +17,15 @@ from vantage.schemas.records.verdict_form import RIGHT_OR_WRONG, VerdictForm
 from vantage.tasks.data import arithmetic
 from vantage.tasks.data.rows import count_missing
 from vantage.tasks.data.splits import SPLITS
+from vantage.tasks.rewards.libraries import LibrariesDiffer, versions_of
+from vantage.tasks.rewards.sandbox import longest_call, refuse_without_isolation
 from vantage.tasks.rewards.verdicts import Verdict
 from vantage.tasks.rewards.verifier_file import FILE, VerifierFunction
 from vantage.tasks.rewards.verifier_process import VerifierProcess
 
+LIBRARIES = "libraries.json"
+"""Versions of the libraries that decide for a built-in verifier, in its artifact."""
+_VERIFIER: TypeAdapter[Verifier] = TypeAdapter(AnyVerifier)
 CONFIGURATION = "verifier.json"
 """The recipe's fields of one of its own verifiers, in the artifact; their ``source`` is a file beside it."""
 FORM = "verdicts.json"
@@ -55,7 +64,7 @@ def load_verifier(job: StageJob, name: str, *, role: str) -> VerifierFunction:
     if name in BUILTIN_FUNCTIONS:  # which no verifier of a recipe's own is called
         return BUILTIN_FUNCTIONS[name]
     configuration = read_configuration(job.inputs[role])
-    if configuration.source == EXACT_MATCH:
+    if configuration.source in COMPARING:
         refuse_missing_answers(job, name)
     return in_process(job.inputs[role], name=name)
 
@@ -111,6 +120,9 @@ def process_of(folder: Path, *, name: str, form: VerdictForm | None) -> Verifier
     configuration = read_configuration(folder)
     if configuration.source == EXACT_MATCH:
         return VerifierProcess({"extract": configuration.extract}, name=name, function=EXACT_MATCH)
+    if configuration.source in ROW_OF:
+        refuse_other_libraries(configuration, folder, name=name)
+        return builtin_process(configuration, name=name)
     return VerifierProcess(
         {"file": str(folder / FILE), "function": configuration.function},
         name=name,
@@ -118,6 +130,38 @@ def process_of(folder: Path, *, name: str, form: VerdictForm | None) -> Verifier
         form=form,
         right=configuration.right,
     )
+
+
+def builtin_process(configuration: Verifier, *, name: str) -> VerifierProcess:
+    """Return a built-in verifier in a process of its own.
+
+    Raises:
+        NotIsolated: it runs programs, and the kernel of this machine does not isolate them.
+    """
+    seconds = None
+    if isinstance(configuration, CodeVerifier):
+        refuse_without_isolation(configuration, name=name)
+        seconds = longest_call(configuration)
+    return VerifierProcess(
+        {"builtin": configuration.model_dump(mode="json")},
+        name=name,
+        function=configuration.source,
+        call_seconds=seconds,
+    )
+
+
+def refuse_other_libraries(configuration: Verifier, folder: Path, *, name: str) -> None:
+    """Raise LibrariesDiffer if this machine would judge by other libraries than those of the verifier's artifact."""
+    path = folder / LIBRARIES
+    if not path.is_file():
+        return
+    recorded, here = json.loads(path.read_bytes()), versions_of(configuration, name=f"verifiers.{name}")
+    for library, version in recorded.items():
+        if here.get(library) != version:
+            raise LibrariesDiffer(
+                f"verifiers.{name}: {library} is {here.get(library)} here, and the run's verifier was imported with {version}, "
+                "which is in the keys of its stages; install that version, or run the recipe anew"
+            )
 
 
 def write_form(folder: Path, form: VerdictForm) -> None:
@@ -146,7 +190,7 @@ def right_of(verifier: VerifierFunction) -> Right | None:
 
 def read_configuration(folder: Path) -> Verifier:
     """Return the content of a verifier's artifact."""
-    return Verifier.model_validate_json((folder / CONFIGURATION).read_bytes())
+    return _VERIFIER.validate_json((folder / CONFIGURATION).read_bytes())
 
 
 def verdicts(

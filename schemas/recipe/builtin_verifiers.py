@@ -1,0 +1,252 @@
+"""The built-in verifiers of a recipe, one class each: ``{source: "builtin:number", relative: 0.01}``.
+
+A new one is its class here, its row in ``BUILTIN``, and a module in ``vantage.tasks.rewards.builtin`` that judges. A file
+of the user's and ``builtin:exact_match`` are the class ``Verifier``.
+"""
+
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, StringConstraints, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator
+
+from vantage.schemas.frozen import rule
+from vantage.schemas.recipe.fields import (
+    MAX_NAMED,
+    CountOrZero,
+    NonNegative,
+    Positive,
+    Probability,
+    Switch,
+    is_default,
+)
+from vantage.schemas.recipe.verifiers import EXACT_MATCH, Verifier
+
+Tag = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,62}$")]
+"""Name of a section, which stands between ``<NAME>`` and ``</NAME>``."""
+LanguageCode = Annotated[str, StringConstraints(pattern=r"^[a-z]{2,3}$")]
+"""An ISO 639 code: ``en``, ``de``, ``zh``."""
+
+
+class BuiltinVerifier(Verifier):
+    """A verifier that is part of Vantage."""
+
+    EXTRACTS: ClassVar[bool] = False
+    """Whether ``extract`` chooses the part of the response that it reads."""
+    COMPARES: ClassVar[bool] = False
+    """Whether it reads the row's answer, which every prompt must have."""
+
+    @rule
+    def _fields_fit_the_source(self) -> None:
+        if self.function != "verify":
+            raise ValueError(f"{self.source} has no function={self.function}; remove it")
+        if self.right is not None:
+            raise ValueError(f"{self.source} returns right or wrong, and right is for scores; remove it")
+        if self.extract is not None and not self.EXTRACTS:
+            raise ValueError(
+                f"{self.source} reads whole responses, and extract={self.extract!r} would do nothing; remove it"
+            )
+
+
+class NumberVerifier(BuiltinVerifier):
+    """Right is a response that is the answer's number, within a tolerance."""
+
+    EXTRACTS = COMPARES = True
+
+    source: Literal["builtin:number"]
+    """``builtin:number``."""
+    absolute: NonNegative = 0.0
+    """Largest difference from the answer. The larger one of ``absolute`` and ``relative`` counts; 0 and 0: the exact number."""
+    relative: NonNegative = 0.0
+    """Largest difference as a share of the answer's absolute value."""
+
+
+class MathVerifier(BuiltinVerifier):
+    """Right is a response that math-verify finds equal to the answer, as an expression."""
+
+    EXTRACTS = COMPARES = True
+
+    source: Literal["builtin:math_verify"]
+    """``builtin:math_verify``."""
+
+
+class RegexVerifier(BuiltinVerifier):
+    """Right is a response that matches a regular expression of RE2."""
+
+    source: Literal["builtin:regex"]
+    """``builtin:regex``."""
+    pattern: Annotated[str, StringConstraints(min_length=1, max_length=10_000)]
+    """The expression, in the syntax of RE2, which has no look-around and no back-references, and whose time is linear."""
+    whole: Switch = True
+    """Whether the whole response must match. False: any part of it."""
+
+
+class JsonSchemaVerifier(BuiltinVerifier):
+    """Right is a response that is JSON as a JSON schema describes it."""
+
+    EXTRACTS = True
+
+    source: Literal["builtin:json_schema"]
+    """``builtin:json_schema``."""
+    matches: dict[str, Any]
+    """The schema, in draft 2020-12; ``$ref`` stays inside it."""
+
+
+class CodeVerifier(BuiltinVerifier):
+    """Right is a response with a Python program that passes all tests of the row's answer, each run in an isolated process."""
+
+    COMPARES = True
+
+    source: Literal["builtin:code"]
+    """``builtin:code``."""
+    seconds: Annotated[int, Field(ge=1, le=600, strict=True)] = 5
+    """Most seconds of CPU time of one test. Ten times as many seconds may pass on the clock."""
+    memory: Annotated[int, Field(ge=64, le=2**20, strict=True)] = 512
+    """Most MiB of address space of the program."""
+    disk: Annotated[int, Field(ge=1, le=2**16, strict=True)] = 16
+    """Most MiB of files in the program's own folder, which is held in memory."""
+    output: Annotated[int, Field(ge=1, le=2**30, strict=True)] = 2**20
+    """Most bytes that one test may print, or return as JSON."""
+    isolation: Literal["required", "optional"] = Field("required", exclude_if=is_default("required"))
+    """``required``: programs have no network, no other files and no other processes; the run is refused where the kernel does not
+    allow that. ``optional``: where it does not, they run with the limits on time, memory and output alone, as the user who runs
+    the stage. The provenance of the stage records which."""
+
+
+class LanguageVerifier(BuiltinVerifier):
+    """Right is a response that py3langid finds to be in a language."""
+
+    EXTRACTS = True
+
+    source: Literal["builtin:language"]
+    """``builtin:language``."""
+    language: LanguageCode
+    """The language."""
+    at_least: Probability = 0.5
+    """Least probability of the language, among all that py3langid knows."""
+
+
+class LengthVerifier(BuiltinVerifier):
+    """Right is a response whose length is within bounds."""
+
+    EXTRACTS = True
+
+    source: Literal["builtin:length"]
+    """``builtin:length``."""
+    at_least: CountOrZero = 0
+    """Least length."""
+    at_most: CountOrZero | None = None
+    """Greatest length; None: any."""
+    unit: Literal["characters", "words"] = "characters"
+    """What is counted: Unicode characters, or words between white space."""
+
+    @rule
+    def _bounds_bound(self) -> None:
+        if self.at_most is None and self.at_least == 0:
+            raise ValueError("at_least=0 and at_most=None accept every length; give one of them")
+        if self.at_most is not None and self.at_most < self.at_least:
+            raise ValueError(
+                f"at_most={self.at_most} is below at_least={self.at_least}; no length is right; correct one"
+            )
+
+
+class RepetitionVerifier(BuiltinVerifier):
+    """Right is a response that repeats few of its sequences of words or characters."""
+
+    EXTRACTS = True
+
+    source: Literal["builtin:repetition"]
+    """``builtin:repetition``."""
+    at_most: Probability
+    """Greatest share of repeated sequences: 1 − (number of different ones) / (number of all)."""
+    ngram: Annotated[int, Field(ge=1, le=100, strict=True)] = 4
+    """Length of a sequence."""
+    unit: Literal["characters", "words"] = "words"
+    """What a sequence consists of; characters for languages that write no spaces."""
+
+
+class FormatVerifier(BuiltinVerifier):
+    """Right is a response that consists of sections between tags, in order and each once."""
+
+    source: Literal["builtin:format"]
+    """``builtin:format``."""
+    tags: Annotated[tuple[Tag, ...], Field(min_length=1, max_length=MAX_NAMED)]
+    """Names of the sections: ``[think, answer]`` for ``<think>…</think><answer>…</answer>``."""
+
+    @rule
+    def _tags_differ(self) -> None:
+        twice = next((tag for tag in self.tags if self.tags.count(tag) > 1), None)
+        if twice is not None:
+            raise ValueError(f"tags has {twice} twice; each section stands in a response once; leave one out")
+
+
+class ReasoningGymVerifier(BuiltinVerifier):
+    """Right is a response to which Reasoning Gym's own scoring gives a full score, or a share of it."""
+
+    EXTRACTS = COMPARES = True
+
+    source: Literal["builtin:reasoning_gym"]
+    """``builtin:reasoning_gym``."""
+    at_least: Positive = 1.0
+    """Least score of a right response; many tasks give a share of 1 for what is nearly right."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltinRow:
+    """One row: a built-in verifier."""
+
+    verifier: type[BuiltinVerifier]
+    """Its class."""
+    module: str
+    """Dotted name of its module, whose function ``load`` makes the verifier."""
+    libraries: tuple[str, ...] = ()
+    """The distributions that decide what is right. Their versions are in the verifier's key. Empty: our own code and Python's."""
+
+    @property
+    def source(self) -> str:
+        """Its ``source`` in a recipe."""
+        [source] = self.verifier.model_fields["source"].annotation.__args__  # type: ignore[union-attr]
+        return str(source)
+
+
+PYTHON = "python"
+"""Stands for the interpreter among libraries; its version counts as 3.11, without the third number."""
+_JUDGES = "vantage.tasks.rewards.builtin."
+
+BUILTIN = (
+    BuiltinRow(verifier=NumberVerifier, module=f"{_JUDGES}number"),
+    BuiltinRow(
+        verifier=MathVerifier,
+        module=f"{_JUDGES}mathematics",
+        libraries=("math-verify", "latex2sympy2_extended", "sympy"),
+    ),
+    BuiltinRow(verifier=RegexVerifier, module=f"{_JUDGES}regex", libraries=("google-re2",)),
+    BuiltinRow(verifier=JsonSchemaVerifier, module=f"{_JUDGES}json_document", libraries=("jsonschema",)),
+    BuiltinRow(verifier=CodeVerifier, module=f"{_JUDGES}code", libraries=(PYTHON,)),
+    BuiltinRow(verifier=LanguageVerifier, module=f"{_JUDGES}language", libraries=("py3langid",)),
+    BuiltinRow(verifier=LengthVerifier, module=f"{_JUDGES}measures"),
+    BuiltinRow(verifier=RepetitionVerifier, module=f"{_JUDGES}measures"),
+    BuiltinRow(verifier=FormatVerifier, module=f"{_JUDGES}sections"),
+    BuiltinRow(verifier=ReasoningGymVerifier, module=f"{_JUDGES}reasoning", libraries=("reasoning-gym",)),
+)
+"""Every built-in verifier but ``builtin:exact_match``."""
+ROW_OF = {row.source: row for row in BUILTIN}
+"""Source → row."""
+SOURCES = (EXACT_MATCH, *ROW_OF)
+"""Every ``source`` that names a built-in verifier."""
+COMPARING = frozenset({EXACT_MATCH, *(source for source, row in ROW_OF.items() if row.verifier.COMPARES)})
+"""Sources of verifiers that read the row's answer."""
+
+
+def _read(value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Verifier:
+    if not isinstance(value, dict):
+        return handler(value)  # type: ignore[no-any-return]
+    row = ROW_OF.get(str(value.get("source")))
+    return (Verifier if row is None else row.verifier).model_validate(value, context=info.context)
+
+
+if TYPE_CHECKING:
+    AnyVerifier = Verifier
+else:
+    AnyVerifier = Annotated[reduce(or_, (Verifier, *(row.verifier for row in BUILTIN))), WrapValidator(_read)]

@@ -1,0 +1,63 @@
+"""The port of built-in verifiers, and what is the same for all of them."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Protocol
+
+from vantage.schemas.recipe.builtin_verifiers import ROW_OF, BuiltinVerifier
+from vantage.tasks.rewards.builtin.expressions import compiled, last_group
+from vantage.tasks.rewards.verifier_file import BrokenVerifier, VerifierFunction
+
+MAX_CHARACTERS = 2**20
+"""Longest response in Unicode characters; a longer one is wrong, whatever its content."""
+
+
+class UnusableAnswer(ValueError):
+    """A row's answer is not what the verifier compares with."""
+
+
+Judge = Callable[[str, str | None], bool]
+"""(the response or the part that ``extract`` has found, the row's answer) → right or wrong.
+
+It raises UnusableAnswer for an answer that it cannot read, whatever the response.
+"""
+
+
+class Loader(Protocol):
+    """The function ``load`` of a built-in verifier's module."""
+
+    def __call__(self, verifier: BuiltinVerifier) -> Judge:
+        """Return the judge with the recipe's settings. Raises ValueError if a setting cannot be used."""
+
+
+def load_builtin(verifier: BuiltinVerifier, *, name: str) -> VerifierFunction:
+    """Return a built-in verifier as a function.
+
+    Args:
+        name: what the recipe calls the verifier.
+
+    Raises:
+        BrokenVerifier: a setting cannot be used; from the function itself: the row's answer cannot be used.
+    """
+    load: Loader = import_module(ROW_OF[verifier.source].module).load
+    try:
+        judge = load(verifier)
+        extract = None if verifier.extract is None else compiled(verifier.extract, field="extract")
+    except ValueError as error:
+        raise BrokenVerifier(f"verifiers.{name}.{error}") from error
+
+    def verify(prompt: str, response: str, answer: str | None) -> bool:
+        found = response if len(response) <= MAX_CHARACTERS else None
+        if found is not None and extract is not None:
+            found = last_group(extract, found)
+        try:
+            right = judge(
+                found or "", answer
+            )  # in any case: an unusable answer is reported for every response
+        except UnusableAnswer as error:
+            raise BrokenVerifier(f"verifiers.{name}: {error}") from error
+        except (MemoryError, RecursionError):  # a response that takes more than any right one needs
+            return False
+        return right and found is not None
+
+    return verify

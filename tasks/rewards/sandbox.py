@@ -1,0 +1,149 @@
+"""Run programs that nobody has read: each test in a process without network, other files and other processes.
+
+The namespaces are made by ``unshare`` of util-linux, the filter of system calls by libseccomp. Both are part of every common Linux.
+A kernel or a container may forbid namespaces; then programs run without them only if the recipe allows it (``isolation: optional``).
+The limits and what they do are in docs/verifiers.md.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from ctypes import CDLL
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from vantage.schemas.recipe.builtin_verifiers import CodeVerifier
+from vantage.tasks.rewards.verifier_file import BrokenVerifier
+
+MAX_TESTS = 200
+"""Most tests of one answer."""
+CLOCK_FACTOR = 10
+"""Seconds on the clock in which a test may use each second of CPU time: the machine computes other things too."""
+START_SECONDS = 60
+"""Most seconds for the start of the isolated process."""
+NAMESPACES, LIMITS = "namespaces and a filter of system calls", "limits alone"
+"""What a stage's provenance records."""
+_INSIDE = Path(__file__).with_name("sandbox_inside.py")
+_UNSHARE = (
+    *("--user", "--map-root-user", "--net", "--ipc", "--uts", "--mount", "--cgroup"),
+    *("--pid", "--fork", "--kill-child"),
+)
+_PR_SET_PDEATHSIG = 1
+
+
+class NotIsolated(ValueError):
+    """The kernel of this machine does not isolate programs, and the recipe requires it."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One run of a program."""
+
+    status: str
+    """``ended`` (exit code 0), ``failed`` (an exception or another exit code), ``time``, ``output``, or ``signal N``."""
+    output: str
+    """Text that it has printed; for a function, its result as JSON."""
+
+
+def longest_call(verifier: CodeVerifier) -> float:
+    """Return the most seconds that the judgment of one response can take."""
+    return MAX_TESTS * CLOCK_FACTOR * verifier.seconds + START_SECONDS
+
+
+def refuse_without_isolation(verifier: CodeVerifier, *, name: str) -> None:
+    """Raise NotIsolated if the verifier requires isolation, and this machine has none."""
+    if verifier.isolation == "optional" or (reason := why_not_isolated()) is None:
+        return
+    raise NotIsolated(
+        f"verifiers.{name} runs programs, and this machine does not isolate them ({reason}); use a machine or container that allows "
+        "user namespaces (docs/verifiers.md), or write isolation: optional, with which programs run as the user who runs the stage"
+    )
+
+
+def isolation_of(verifier: CodeVerifier) -> str:
+    """Return how programs are isolated on this machine, for the provenance."""
+    return NAMESPACES if why_not_isolated() is None else LIMITS
+
+
+@cache
+def why_not_isolated() -> str | None:
+    """Return why programs cannot be isolated on this machine; None if they can. Tries it once."""
+    if shutil.which("unshare") is None:
+        return "the command unshare of util-linux is missing"
+    verifier = CodeVerifier(source="builtin:code")
+    try:
+        [ran] = run(verifier, "print('inside')", [{"stdin": ""}], isolated=True)
+    except BrokenVerifier as error:
+        return str(error)
+    return (
+        None
+        if ran == Ran("ended", "inside\n")
+        else f"a program that prints one word ended with {ran.status!r}"
+    )
+
+
+def run(
+    verifier: CodeVerifier, program: str, tests: Sequence[Mapping[str, Any]], *, isolated: bool
+) -> list[Ran]:
+    """Run the program once for each test, up to the first that does not end by itself with exit code 0.
+
+    Args:
+        tests: ``{"stdin": TEXT}``, or ``{"function": NAME, "arguments": LIST}``.
+        isolated: whether in namespaces of its own.
+
+    Raises:
+        BrokenVerifier: the isolated process cannot be started.
+    """
+    with tempfile.TemporaryDirectory(prefix="vantage-program-", ignore_cleanup_errors=True) as folder:
+        request = {
+            "program": program,
+            "tests": list(tests),
+            "seconds": verifier.seconds,
+            "memory": verifier.memory * 2**20,
+            "disk": verifier.disk * 2**20,
+            "output": verifier.output,
+            "root": folder if isolated else None,
+            "folder": None if isolated else folder,
+            "clock": CLOCK_FACTOR * verifier.seconds,
+        }
+        python = [os.path.realpath(sys.executable), "-I", "-S", str(_INSIDE)]
+        command = ["unshare", *_UNSHARE, "--", *python] if isolated else python
+        seconds = len(tests) * CLOCK_FACTOR * verifier.seconds + START_SECONDS
+        lines = _replies(command, json.dumps(request).encode(errors="replace"), seconds)
+    return [Ran(**json.loads(line)) for line in lines]
+
+
+def _replies(command: Sequence[str], request: bytes, seconds: float) -> list[bytes]:
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={"PATH": os.environ.get("PATH", os.defpath)},
+        preexec_fn=_die_with_parent,
+    )
+    try:
+        out, error = process.communicate(request, timeout=seconds)
+    except BaseException as failure:
+        process.kill()
+        process.communicate()
+        if isinstance(failure, subprocess.TimeoutExpired):
+            raise BrokenVerifier(f"the isolated process did not end within {seconds:g} s") from None
+        raise
+    if process.returncode != 0:
+        told = error.decode(errors="replace").strip().splitlines() or [f"exit code {process.returncode}"]
+        raise BrokenVerifier(f"the isolated process did not start: {told[-1][:300]}")
+    return out.splitlines()
+
+
+def _die_with_parent() -> None:
+    with suppress(OSError):
+        CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
