@@ -33,7 +33,8 @@ from vantage.schemas.kind import TOKENIZED
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.extending import PREVIOUS
 from vantage.schemas.recipe.stage import Stage
-from vantage.schemas.recipe.work import MixData, PrepareData
+from vantage.schemas.recipe.verifiers import Verifier
+from vantage.schemas.recipe.work import ImportVerifier, MixData, PrepareData
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
 from vantage.schemas.records.energy import Energy
@@ -47,6 +48,8 @@ from vantage.storage.environments import keep_environment
 from vantage.storage.key_locks import Locked
 from vantage.storage.refs import Ref
 from vantage.storage.storage import Storage, open_storage
+from vantage.tasks.rewards.configuration import read_configuration
+from vantage.tasks.rewards.sandbox import recorded as recorded_isolation
 from vantage.tasks.training.scratch import REPORTS, RESUMED_FROM, forget_found, read_committed, read_found
 from vantage.tasks.training.watched import read_watched
 
@@ -339,6 +342,7 @@ class _Attempt:
         world_size = num_ranks(request.work, request.share)
         threads = threads_of(request.share, request.work)
         computes_now = provenance(request.work.kind, threads=threads, world_size=world_size)
+        computes_now |= recorded_isolation(self._verifiers())
         present = dict(computes_now)
         committed_step, _ = read_committed(scratch)
         changed = drift(request.made_with, computes_now) if committed_step and request.made_with else []
@@ -354,6 +358,14 @@ class _Attempt:
                 asked = getattr(request.work, name) or "any number"
                 present[name] = f"{reduced} in place of {asked}: memory ran out"
         return {**present, **identity()}
+
+    def _verifiers(self) -> Iterator[Verifier]:
+        """Yield the recipe's own verifiers that the computation asks."""
+        if isinstance(self.request.work, ImportVerifier):
+            yield self.request.work.verifier
+        for artifact in self.request.inputs.values():
+            if artifact.kind == "verifier":
+                yield read_configuration(self.storage.folder(artifact))
 
     def _found_provenance(self, begun: AttemptBegun) -> dict[str, str]:
         """Return the provenance of the computation with facts that were found meanwhile.

@@ -31,6 +31,7 @@ from vantage.schemas.records.stage_key import differences
 from vantage.schemas.records.verdicts import Verdict, check_artifact_gate
 from vantage.storage.refs import Lookup
 from vantage.storage.storage import Storage
+from vantage.tasks.rewards import sandbox
 from vantage.tasks.training.progress import read_progress
 from vantage.tasks.training.scratch import PROGRESS, REPORTS, read_committed
 
@@ -166,6 +167,7 @@ def plan_warnings(recipe: ResolvedRecipe, steps: Sequence[PlannedStep]) -> list[
         *missing_models(recipe.models),
         *warnings(recipe, inputs),
         *few_prompts(recipe, inputs, counted),
+        *sandbox.warnings(recipe.verifiers),
     ]
 
 

@@ -1,15 +1,12 @@
 """The implicit step that copies a user's verifier into the store, and tries it on the prompts that it will judge."""
 
-import json
-
 from vantage.schemas.recipe.sources import LocalPath
 from vantage.schemas.recipe.work import ImportVerifier
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.schemas.source_files import VERIFIER_LIMIT, check_unchanged, copy_hashed
+from vantage.tasks.rewards.configuration import write_configuration
 from vantage.tasks.rewards.dry_run import try_verifier
-from vantage.tasks.rewards.libraries import versions_of
 from vantage.tasks.rewards.verifier_file import FILE
-from vantage.tasks.rewards.verifiers import CONFIGURATION, LIBRARIES
 
 
 def run(job: StageJob[ImportVerifier]) -> StageResult:
@@ -17,6 +14,7 @@ def run(job: StageJob[ImportVerifier]) -> StageResult:
 
     Raises:
         BrokenVerifier, MissingAnswers, ForeignPrompts: the verifier cannot be used on these prompts.
+        LibraryMissing, NotIsolated: a built-in verifier cannot be used on this machine.
         SourceChanged, SourceTooLarge: it is not the file that the run was planned with, or too large for one.
     """
     verifier = job.work.verifier
@@ -25,8 +23,6 @@ def run(job: StageJob[ImportVerifier]) -> StageResult:
         found = copy_hashed(origin.path, job.output / FILE, VERIFIER_LIMIT)
         check_unchanged(verifier.source, planned=job.source_sha256, found=found)
         verifier = verifier.model_copy(update={"source": FILE})
-    (job.output / CONFIGURATION).write_text(verifier.model_dump_json(indent=2) + "\n")
-    if versions := versions_of(verifier, name=job.name):
-        (job.output / LIBRARIES).write_text(json.dumps(versions, indent=2) + "\n")
+    write_configuration(verifier, job.output, name=job.name)
     try_verifier(job)
     return StageResult(metrics={})

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from ctypes import CDLL
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from vantage.schemas.recipe.builtin_verifiers import CodeVerifier
-from vantage.tasks.rewards.verifier_file import BrokenVerifier
+from vantage.schemas.recipe.verifiers import Verifier
 
 MAX_TESTS = 200
 """Most tests of one answer."""
@@ -41,6 +41,10 @@ _PR_SET_PDEATHSIG = 1
 
 class NotIsolated(ValueError):
     """The kernel of this machine does not isolate programs, and the recipe requires it."""
+
+
+class SandboxFailed(RuntimeError):
+    """The isolated process could not be started, or did not end."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +72,32 @@ def refuse_without_isolation(verifier: CodeVerifier, *, name: str) -> None:
     )
 
 
-def isolation_of(verifier: CodeVerifier) -> str:
-    """Return how programs are isolated on this machine, for the provenance."""
-    return NAMESPACES if why_not_isolated() is None else LIMITS
+def recorded(verifiers: Iterable[Verifier]) -> dict[str, str]:
+    """Return what the provenance of a stage records of its verifiers' isolation; empty if none of them runs programs."""
+    if not any(isinstance(each, CodeVerifier) for each in verifiers):
+        return {}
+    reason = why_not_isolated()
+    return {"isolation": NAMESPACES if reason is None else f"{LIMITS}: {reason}"}
+
+
+def warnings(verifiers: Mapping[str, Verifier]) -> list[str]:
+    """Return warnings of the plan: verifiers that this machine would refuse, or run without isolation.
+
+    Args:
+        verifiers: name in the recipe → verifier.
+    """
+    found = []
+    for name, verifier in verifiers.items():
+        if isinstance(verifier, CodeVerifier) and (reason := why_not_isolated()) is not None:
+            what = (
+                "refused"
+                if verifier.isolation == "required"
+                else "run as you, with limits on time, memory and output alone"
+            )
+            found.append(
+                f"verifiers.{name}: programs are {what} on this machine, which does not isolate them ({reason})"
+            )
+    return found
 
 
 @cache
@@ -81,7 +108,7 @@ def why_not_isolated() -> str | None:
     verifier = CodeVerifier(source="builtin:code")
     try:
         [ran] = run(verifier, "print('inside')", [{"stdin": ""}], isolated=True)
-    except BrokenVerifier as error:
+    except SandboxFailed as error:
         return str(error)
     return (
         None
@@ -100,28 +127,29 @@ def run(
         isolated: whether in namespaces of its own.
 
     Raises:
-        BrokenVerifier: the isolated process cannot be started.
+        SandboxFailed: the isolated process cannot be started.
     """
-    with tempfile.TemporaryDirectory(prefix="vantage-program-", ignore_cleanup_errors=True) as folder:
-        request = {
-            "program": program,
-            "tests": list(tests),
-            "seconds": verifier.seconds,
-            "memory": verifier.memory * 2**20,
-            "disk": verifier.disk * 2**20,
-            "output": verifier.output,
-            "root": folder if isolated else None,
-            "folder": None if isolated else folder,
-            "clock": CLOCK_FACTOR * verifier.seconds,
-        }
-        python = [os.path.realpath(sys.executable), "-I", "-S", str(_INSIDE)]
-        command = ["unshare", *_UNSHARE, "--", *python] if isolated else python
-        seconds = len(tests) * CLOCK_FACTOR * verifier.seconds + START_SECONDS
-        lines = _replies(command, json.dumps(request).encode(errors="replace"), seconds)
+    python = [os.path.realpath(sys.executable), "-I", "-S", str(_INSIDE)]
+    request: dict[str, Any] = {
+        "program": program,
+        "tests": list(tests),
+        "seconds": verifier.seconds,
+        "clock": CLOCK_FACTOR * verifier.seconds,
+        "memory": verifier.memory * 2**20,
+        "disk": verifier.disk * 2**20,
+        "output": verifier.output,
+        "folder": None,
+    }
+    seconds = len(tests) * request["clock"] + START_SECONDS
+    if isolated:
+        lines = _replies(["unshare", *_UNSHARE, "--", *python], request, seconds)
+    else:
+        with tempfile.TemporaryDirectory(prefix="vantage-program-", ignore_cleanup_errors=True) as folder:
+            lines = _replies(python, {**request, "folder": folder}, seconds)
     return [Ran(**json.loads(line)) for line in lines]
 
 
-def _replies(command: Sequence[str], request: bytes, seconds: float) -> list[bytes]:
+def _replies(command: Sequence[str], request: Mapping[str, Any], seconds: float) -> list[bytes]:
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -131,16 +159,16 @@ def _replies(command: Sequence[str], request: bytes, seconds: float) -> list[byt
         preexec_fn=_die_with_parent,
     )
     try:
-        out, error = process.communicate(request, timeout=seconds)
+        out, error = process.communicate(json.dumps(request).encode(), timeout=seconds)
     except BaseException as failure:
         process.kill()
         process.communicate()
         if isinstance(failure, subprocess.TimeoutExpired):
-            raise BrokenVerifier(f"the isolated process did not end within {seconds:g} s") from None
+            raise SandboxFailed(f"the isolated process did not end within {seconds:g} s") from None
         raise
     if process.returncode != 0:
         told = error.decode(errors="replace").strip().splitlines() or [f"exit code {process.returncode}"]
-        raise BrokenVerifier(f"the isolated process did not start: {told[-1][:300]}")
+        raise SandboxFailed(f"the isolated process did not start: {told[-1][:300]}")
     return out.splitlines()
 
 

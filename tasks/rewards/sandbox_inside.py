@@ -20,6 +20,8 @@ from typing import Any, NoReturn
 
 FOLDER = "/tmp"
 """The program's own folder, empty before each test; where nothing is mounted, the request names another."""
+PLACE = "/proc"
+"""Where the new root is mounted before it becomes the root: a folder that every Linux has, and that the program needs no file of."""
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 """Folders of shared libraries, which extension modules of the standard library load."""
 MAX_FILES, MAX_OPEN, MAX_SIGNALS = 1024, 64, 64
@@ -95,9 +97,9 @@ def main() -> None:
     request = json.loads(sys.stdin.buffer.read())
     seccomp = _seccomp()
     nowhere = os.open(os.devnull, os.O_RDWR)
-    is_inside = request["root"] is not None
+    is_inside = request["folder"] is None
     if is_inside:
-        _shut_in(request["root"], seccomp)
+        _shut_in(seccomp)
     _libc.prctl(
         PR_SET_DUMPABLE, 0
     )  # so that the program, which has the same user, cannot look into this process
@@ -130,8 +132,9 @@ def _seccomp() -> Any:
     return None
 
 
-def _shut_in(root: str, seccomp: Any) -> None:
+def _shut_in(seccomp: Any) -> None:
     """Make a root of an empty memory file system with the standard library in it, and leave the old one behind."""
+    root = PLACE
     if seccomp is None:
         raise OSError("libseccomp is not installed")
     _mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, "size=1M,mode=755")
@@ -226,6 +229,7 @@ def _be_the_program(
     request: dict[str, Any], test: dict[str, Any], files: tuple[int, int, int], seccomp: Any
 ) -> NoReturn:
     """Become the program: with the limits, and without everything that the process had."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     code = 1
     try:
         given, out, nowhere = files
@@ -255,8 +259,8 @@ def _execute(program: Any, test: dict[str, Any]) -> None:
     """Execute the program; for a test of a function, call that, and print its result as JSON and nothing else."""
     function = test.get("function")
     if function is None:
-        sys.stdin = open(0, encoding="utf-8", closefd=False)
-        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
+        sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
         exec(program, {"__name__": "__main__", "__builtins__": __builtins__})
         return
     result = os.dup(1)
@@ -282,7 +286,7 @@ def _limit(request: dict[str, Any], seccomp: Any) -> None:
         (resource.RLIMIT_MSGQUEUE, 0),
     ):
         resource.setrlimit(kind, (most, most))
-    if request["root"] is not None:
+    if request["folder"] is None:
         header = (ctypes.c_uint32 * 2)(LINUX_CAPABILITY_VERSION_3, 0)
         _called(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
     if seccomp is not None:

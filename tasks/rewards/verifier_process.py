@@ -184,7 +184,7 @@ class VerifierProcess:
         if verdict is not None:
             return verdict if self.form is None else self.fit(verdict, self.form, case)
         fault = self._broken(running, reply, self._function, seconds, f" for {shown_case(*case)}")
-        if isinstance(reply, bytes) or isinstance(fault, VerifierOutOfMemory) or not self._is_builtin:
+        if not (self._is_builtin and is_hang_or_crash(reply)) or isinstance(fault, VerifierOutOfMemory):
             raise fault
         sys.stderr.write(f"vantage: the response is wrong: {fault}\n")
         return None
@@ -258,6 +258,11 @@ class _NoReply:
     def __init__(self, *, status: int | None = None, printed: bool = False) -> None:
         self.status = status
         self.printed = printed
+
+
+def is_hang_or_crash(reply: bytes | _NoReply) -> bool:
+    """Return whether the process took too long, or a signal has ended it."""
+    return isinstance(reply, _NoReply) and not reply.printed and (reply.status is None or reply.status < 0)
 
 
 class _Running:

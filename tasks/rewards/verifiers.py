@@ -1,13 +1,10 @@
 """Verifiers: rules that judge a response, by the name that a recipe gives them."""
 
-import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
-from vantage.schemas.recipe.builtin_verifiers import COMPARING, ROW_OF, AnyVerifier, CodeVerifier
+from vantage.schemas.recipe.builtin_verifiers import COMPARING, ROW_OF, CodeVerifier
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
 from vantage.schemas.recipe.stages import Rollouts
 from vantage.schemas.recipe.stages_that_collect import PreferenceCollection, RolloutCollection
@@ -17,17 +14,12 @@ from vantage.schemas.records.verdict_form import RIGHT_OR_WRONG, VerdictForm
 from vantage.tasks.data import arithmetic
 from vantage.tasks.data.rows import count_missing
 from vantage.tasks.data.splits import SPLITS
-from vantage.tasks.rewards.libraries import LibrariesDiffer, versions_of
+from vantage.tasks.rewards.configuration import read_configuration, refuse_other_libraries
 from vantage.tasks.rewards.sandbox import longest_call, refuse_without_isolation
 from vantage.tasks.rewards.verdicts import Verdict
 from vantage.tasks.rewards.verifier_file import FILE, VerifierFunction
 from vantage.tasks.rewards.verifier_process import VerifierProcess
 
-LIBRARIES = "libraries.json"
-"""Versions of the libraries that decide for a built-in verifier, in its artifact."""
-_VERIFIER: TypeAdapter[Verifier] = TypeAdapter(AnyVerifier)
-CONFIGURATION = "verifier.json"
-"""The recipe's fields of one of its own verifiers, in the artifact; their ``source`` is a file beside it."""
 FORM = "verdicts.json"
 """The form of the verdicts as the dry run found it, in the artifact; absent for right or wrong."""
 
@@ -150,20 +142,6 @@ def builtin_process(configuration: Verifier, *, name: str) -> VerifierProcess:
     )
 
 
-def refuse_other_libraries(configuration: Verifier, folder: Path, *, name: str) -> None:
-    """Raise LibrariesDiffer if this machine would judge by other libraries than those of the verifier's artifact."""
-    path = folder / LIBRARIES
-    if not path.is_file():
-        return
-    recorded, here = json.loads(path.read_bytes()), versions_of(configuration, name=f"verifiers.{name}")
-    for library, version in recorded.items():
-        if here.get(library) != version:
-            raise LibrariesDiffer(
-                f"verifiers.{name}: {library} is {here.get(library)} here, and the run's verifier was imported with {version}, "
-                "which is in the keys of its stages; install that version, or run the recipe anew"
-            )
-
-
 def write_form(folder: Path, form: VerdictForm) -> None:
     """Write the form of a verifier's verdicts into its artifact, unless it is right or wrong."""
     if form != RIGHT_OR_WRONG:
@@ -186,11 +164,6 @@ def form_of(verifier: VerifierFunction) -> VerdictForm:
 def right_of(verifier: VerifierFunction) -> Right | None:
     """Return what counts as right of a loaded verifier's scores, if the recipe gives it."""
     return verifier.right if isinstance(verifier, VerifierProcess) else None
-
-
-def read_configuration(folder: Path) -> Verifier:
-    """Return the content of a verifier's artifact."""
-    return _VERIFIER.validate_json((folder / CONFIGURATION).read_bytes())
 
 
 def verdicts(

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from vantage.schemas.recipe.builtin_verifiers import ROW_OF, BuiltinVerifier
 from vantage.tasks.rewards.builtin.expressions import compiled, last_group
-from vantage.tasks.rewards.verifier_file import BrokenVerifier, VerifierFunction
+from vantage.tasks.rewards.verifier_file import BrokenVerifier, VerifierFunction, shown_case
 
 MAX_CHARACTERS = 2**20
 """Longest response in Unicode characters; a longer one is wrong, whatever its content."""
@@ -58,6 +58,11 @@ def load_builtin(verifier: BuiltinVerifier, *, name: str) -> VerifierFunction:
             raise BrokenVerifier(f"verifiers.{name}: {error}") from error
         except (MemoryError, RecursionError):  # a response that takes more than any right one needs
             return False
+        except Exception as error:
+            raise BrokenVerifier(
+                f"verifiers.{name}: {verifier.source} raised {type(error).__name__}: {error} for "
+                f"{shown_case(prompt, response, answer)}; report it, or judge these responses by a verifier of your own"
+            ) from error
         return right and found is not None
 
     return verify

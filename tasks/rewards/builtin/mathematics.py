@@ -1,8 +1,9 @@
 """``builtin:math_verify``: is the response equal to the answer as an expression? The library math-verify decides.
 
-math-verify reads LaTeX between ``$``, in ``\\boxed{…}`` and the like, and plain numbers; of several answers it prefers boxed ones,
-and then the last. An answer without delimiters (``x^2+1``) is read as LaTeX. Full-width digits are read as those of ASCII. The
-library gives up on an expression after ``SECONDS``, and the response is wrong then, as is one that it cannot read.
+math-verify reads LaTeX between ``$``, in ``\\boxed{…}`` and the like, and plain numbers. Of several answers it takes boxed ones
+first, and then the last; boxes with little between them (``\\boxed{3} and \\boxed{4}``) are one set. An answer without delimiters
+(``x^2+1``) is read as LaTeX, and words in it as products of their letters. Full-width digits are read as those of ASCII. The library
+gives up on an expression after ``SECONDS``; the response is wrong then, as is one that it cannot read.
 """
 
 import unicodedata

@@ -17,11 +17,11 @@ from vantage.schemas.source_files import SourceChanged, SourceTooLarge
 from vantage.tasks.data.rows import write_rows
 from vantage.tasks.data.splits import SPLITS
 from vantage.tasks.import_verifier import run
+from vantage.tasks.rewards.configuration import read_configuration
 from vantage.tasks.rewards.verifier_file import BrokenVerifier
 from vantage.tasks.rewards.verifiers import (
     MissingAnswers,
     load_verifier,
-    read_configuration,
     verdicts,
 )
 

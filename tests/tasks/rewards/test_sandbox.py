@@ -1,0 +1,310 @@
+"""Programs that do their worst: each limit holds, nothing of the machine is seen or reached, and nothing is left."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from vantage.schemas.recipe.builtin_verifiers import CodeVerifier
+from vantage.tasks.rewards import sandbox
+from vantage.tasks.rewards.sandbox import (
+    NAMESPACES,
+    NotIsolated,
+    Ran,
+    refuse_without_isolation,
+    why_not_isolated,
+)
+
+LIMITS = CodeVerifier(source="builtin:code", seconds=1, memory=128, disk=1, output=10_000)
+FAILED = Ran("failed", "")
+SECRET = "canary-of-this-test"
+
+
+def ran(program: str, *, stdin: str = "", isolated: bool = True) -> Ran:
+    [found] = sandbox.run(LIMITS, program, [{"stdin": stdin}], isolated=isolated)
+    return found
+
+
+def below() -> set[int]:
+    children = psutil.Process().children(recursive=True)
+    return {child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    before = below()
+    yield
+    assert below() <= before
+
+
+def test_this_machine_isolates_programs() -> None:
+    assert why_not_isolated() is None
+    refuse_without_isolation(LIMITS, name="mine")
+    assert sandbox.recorded([LIMITS]) == {"isolation": NAMESPACES}
+    assert sandbox.warnings({"mine": LIMITS}) == []
+
+
+def test_no_time_is_left_to_a_program_without_end() -> None:
+    assert ran("while True: pass") == Ran("time", "")
+
+
+def test_programs_read_their_input_and_print() -> None:
+    assert ran("a, b = map(int, input().split())\nprint(a + b)", stdin="3 4\n") == Ran("ended", "7\n")
+    assert ran("import sys; print(sys.stdin.read()[::-1], end='')", stdin="é🙂\n") == Ran("ended", "\n🙂é")
+    assert ran("print('x' * 9_999)").status == "ended"
+
+
+def test_functions_return_json_and_their_prints_do_not_count() -> None:
+    program = "def double(a, b):\n    print('noise')\n    return (a * 2, {'b': b})"
+    [found] = sandbox.run(LIMITS, program, [{"function": "double", "arguments": [2, "x"]}], isolated=True)
+    assert found.status == "ended" and json.loads(found.output) == [4, {"b": "x"}]
+    program = "class Solution:\n    def one(self): return 1"
+    assert sandbox.run(LIMITS, program, [{"function": "one", "arguments": []}], isolated=True) == [
+        Ran("ended", "1")
+    ]
+
+
+def test_a_test_that_fails_is_the_last_and_each_starts_from_nothing() -> None:
+    program = "import os, sys\nopen('kept', 'x').write(input())\nprint(os.listdir('.'))\nsys.exit(open('kept').read() == 'b')"
+    tests = [{"stdin": each} for each in ("a", "a", "b", "a")]
+    listed = Ran("ended", "['kept']\n")
+    assert sandbox.run(LIMITS, program, tests, isolated=True) == [listed, listed, Ran("failed", "['kept']\n")]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "while True: pass",
+        "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass",
+        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64))\nwhile True: pass",
+        "import resource\ntry:\n    resource.setrlimit(resource.RLIMIT_CPU, (100, 100))\nexcept ValueError: pass\nwhile True: pass",
+        "10**(10**9)",
+    ],
+)
+@pytest.mark.slow
+def test_time_of_the_processor_is_limited(program: str) -> None:
+    began = time.monotonic()
+    assert ran(program).status in ("time", "failed"), "a MemoryError may come first"
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import time\ntime.sleep(1000)",
+        "import os, signal\nsignal.raise_signal(signal.SIGSTOP)",
+        "import os, time\nos.close(1)\ntime.sleep(1000)",
+    ],
+)
+@pytest.mark.slow
+def test_time_on_the_clock_is_limited(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "CLOCK_FACTOR", 1)
+    assert ran(program) == Ran("time", "")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "bytearray(2**27)",
+        "x = []\nwhile True: x.append(bytes(2**16))",
+        "import mmap\nmmap.mmap(-1, 2**27)",
+        "import mmap\nmmap.mmap(-1, 2**27, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)",
+        "import os\nos.memfd_create('x')",
+        "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\nassert libc.shmget(0, 2**20, 0o1600) >= 0",
+        "file = open('x', 'wb')\nfile.write(bytes(2**20 + 1))\nfile.close()",
+        "for i in range(100): open(str(i), 'wb').write(bytes(2**18))",
+        "for i in range(10_000): open(str(i), 'x').close()",
+        "x = [open('/tmp/x', 'w') for _ in range(100)]",
+        "import sys\nsys.setrecursionlimit(10**9)\ndef f(): f()\nf()",
+    ],
+)
+def test_memory_and_files_are_limited(program: str) -> None:
+    assert ran(program).status in ("failed", "time", "signal 11")
+
+
+def test_output_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ran("while True: print('x' * 1000)") == Ran("output", "")
+    assert ran("print('x' * 10_001)") == Ran("output", "")
+    assert ran("import sys\nsys.stderr.write('x' * 10**7)\nprint(1)") == Ran("ended", "1\n"), (
+        "errors are dropped"
+    )
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import os\nos.fork()",
+        "import os\nos.posix_spawn('/bin/true', ['true'], {})",
+        "import threading\nthreading.Thread(target=print).start()",
+        "import subprocess\nsubprocess.run(['true'])",
+        "import multiprocessing\nmultiprocessing.Process(target=print).start()",
+        "import os, sys\nos.execv(sys.executable, ['python', '-c', 'print(1)'])",
+        "import ctypes\nlibc = ctypes.CDLL(None)\nassert libc.unshare(0x10000000) == 0",
+        "import ctypes\nassert ctypes.CDLL(None).ptrace(16, 1, 0, 0) == 0",
+        "import os\nos.setsid()",
+    ],
+)
+@pytest.mark.parametrize("isolated", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_no_process_and_no_thread_is_started(program: str, isolated: bool) -> None:
+    assert ran(program, isolated=isolated) == FAILED
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP, signal.SIGSEGV]
+)
+def test_signals_reach_no_other_process(number: signal.Signals) -> None:
+    program = f"""
+import os
+for pid in (1, os.getppid(), -1, 0, {os.getpid()}):
+    try: os.kill(pid, {int(number)})
+    except (PermissionError, ProcessLookupError): pass
+    else: print('sent to', pid)
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+print(libc.tgkill(1, 1, {int(number)}), os.getpid())
+"""
+    assert ran(program) == Ran("ended", "-1 2\n")
+
+
+def test_a_process_may_end_itself() -> None:
+    assert ran("import os\nos.abort()") == Ran("signal 6", "")
+    assert ran("import os\nprint(1, flush=True)\nos._exit(3)") == Ran("failed", "1\n")
+    assert ran("import ctypes\nctypes.string_at(0)") == Ran("signal 11", "")
+
+
+def test_no_file_of_the_machine_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(SECRET)
+    program = f"""
+import os
+print(sorted(os.listdir('/')), os.path.exists({str(tmp_path)!r}), os.path.exists('/proc'), os.path.exists('/etc'), dict(os.environ))
+"""
+    found = ran(program)
+    assert found.status == "ended"
+    assert found.output.endswith("] False False False {}\n")
+    assert not {"'home'", "'etc'", "'work'", "'dev'", "'proc'", "'sys'"} & set(
+        found.output.replace("]", ",").replace("[", "").split(", ")
+    )
+    assert ran(f"open({str(tmp_path / 'secret')!r})") == FAILED
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import os\nopen('/written', 'w')",
+        "import os\nopen(os.__file__, 'a')",
+        "import os\nopen('/usr/lib/written', 'w')",
+        "import os\nos.chroot('/tmp')",
+        "import ctypes\nassert ctypes.CDLL(None).mount(b'x', b'/tmp', b'tmpfs', 0, None) == 0",
+        "import ctypes\nassert ctypes.CDLL(None).umount2(b'/tmp', 2) == 0",
+        "import os\nos.mknod('/tmp/disk', 0o60600, os.makedev(8, 0))\nopen('/tmp/disk', 'rb').read(1)",
+    ],
+)
+def test_nothing_outside_of_its_folder_is_written_or_mounted(program: str) -> None:
+    assert ran(program) == FAILED
+
+
+def test_no_network_is_reached() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        port = server.getsockname()[1]
+        assert ran(f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 1)") == FAILED
+        assert ran("import socket\nsocket.socket(socket.AF_UNIX)") == FAILED
+        # Without the filter of system calls, the namespace alone has to hold
+        assert ran("import socket\nprint(socket.gethostbyname('localhost'))").status == "failed"
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+def test_the_namespace_has_no_network_even_without_the_filter() -> None:
+    """``unshare`` with the flags that are used, and a child that nothing filters."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        command = f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 1)"
+        done = subprocess.run(
+            ["unshare", *sandbox._UNSHARE, "--", sys.executable, "-I", "-S", "-c", command],
+            capture_output=True,
+            text=True,
+        )
+        assert "Network is unreachable" in done.stderr
+
+
+STAGE = """
+import sys
+from vantage.schemas.recipe.builtin_verifiers import CodeVerifier
+from vantage.tasks.rewards import sandbox
+print("begun", flush=True)
+sandbox.run(CodeVerifier(source="builtin:code", seconds=60), "import time\\ntime.sleep(1000)", [{"stdin": ""}], isolated=sys.argv[1] == "1")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isolated", ["1", "0"])
+def test_nothing_is_left_when_who_has_started_it_is_killed(isolated: str) -> None:
+    stage = subprocess.Popen([sys.executable, "-c", STAGE, isolated], stdout=subprocess.PIPE)
+    assert stage.stdout is not None and stage.stdout.readline() == b"begun\n"
+    least = 3 if isolated == "1" else 2
+    deadline = time.monotonic() + 60
+    while (
+        len(started := psutil.Process(stage.pid).children(recursive=True)) < least
+        and time.monotonic() < deadline
+    ):
+        time.sleep(0.05)
+    stage.kill()
+    stage.wait()
+    stage.stdout.close()
+    _, alive = psutil.wait_procs(started, timeout=20)
+    assert len(started) >= least and alive == []
+
+
+REFUSING = """
+import json
+from vantage.schemas.recipe.builtin_verifiers import CodeVerifier
+from vantage.tasks.rewards import sandbox
+required, optional = (CodeVerifier(source="builtin:code", isolation=each) for each in ("required", "optional"))
+found = [sandbox.warnings({"mine": required}), sandbox.warnings({"mine": optional}), sandbox.recorded([optional])]
+sandbox.refuse_without_isolation(optional, name="mine")
+try: sandbox.refuse_without_isolation(required, name="mine")
+except sandbox.NotIsolated as error: found.append(str(error))
+print(json.dumps(found))
+"""
+
+
+def test_a_kernel_that_forbids_namespaces_is_refused_unless_the_recipe_allows_it() -> None:
+    """In a user namespace in which no further one may be made, as in a common container."""
+    forbid = f'echo 0 > /proc/sys/user/max_user_namespaces; exec {sys.executable} -c "$0"'
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "sh", "-c", forbid, REFUSING],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    of_required, of_optional, recorded, refused = json.loads(done.stdout)
+    reason = "the isolated process did not start: unshare: unshare failed: No space left on device"
+    assert of_required == [
+        f"verifiers.mine: programs are refused on this machine, which does not isolate them ({reason})"
+    ]
+    assert of_optional == [
+        "verifiers.mine: programs are run as you, with limits on time, memory and output alone on this machine, which does not "
+        f"isolate them ({reason})"
+    ]
+    assert recorded == {"isolation": f"limits alone: {reason}"}
+    assert refused.startswith(
+        f"verifiers.mine runs programs, and this machine does not isolate them ({reason}); use a machine"
+    )
+    assert "isolation: optional" in refused
+
+
+def test_without_the_command_of_util_linux_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox.shutil, "which", lambda _: None)
+    why_not_isolated.cache_clear()
+    with pytest.raises(NotIsolated, match=r"the command unshare of util-linux is missing"):
+        refuse_without_isolation(LIMITS, name="mine")
+    why_not_isolated.cache_clear()
