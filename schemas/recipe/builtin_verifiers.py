@@ -37,6 +37,10 @@ class BuiltinVerifier(Verifier):
     COMPARES: ClassVar[bool] = False
     """Whether it reads the row's answer, which every prompt must have."""
 
+    extract: str | None = None
+    """A regular expression of RE2 with one group: the group's last match is judged, and a response without a match is wrong. None:
+    the whole response is judged."""
+
     @rule
     def _fields_fit_the_source(self) -> None:
         if self.function != "verify":

@@ -26,7 +26,7 @@ class Verifier(Frozen):
     """A named rule that judges a response: a user's function, or a comparison with the answer."""
 
     source: str
-    """A Python file (from the recipe's folder on), or ``builtin:exact_match``."""
+    """A Python file (from the recipe's folder on), or a built-in verifier: ``builtin:exact_match``, ``builtin:number`` …"""
     function: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = "verify"
     """The file's function ``(prompt, response, answer)``; ``answer`` is None where the row has none. It returns a bool, a
     float, or ``{name: float}``, the same form for every row."""
