@@ -105,7 +105,8 @@ class CodeVerifier(BuiltinVerifier):
     source: Literal["builtin:code"]
     """``builtin:code``."""
     seconds: Annotated[int, Field(ge=1, le=600, strict=True)] = 5
-    """Most seconds of CPU time of one test. Ten times as many seconds may pass on the clock."""
+    """Most seconds of CPU time of one test. All tests of a response together have ten times as many seconds on the
+    clock, and 2 s for each test."""
     memory: Annotated[int, Field(ge=64, le=2**20, strict=True)] = 512
     """Most MiB of address space of the program."""
     disk: Annotated[int, Field(ge=1, le=2**16, strict=True)] = 16

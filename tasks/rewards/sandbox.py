@@ -26,7 +26,10 @@ from vantage.schemas.recipe.verifiers import Verifier
 MAX_TESTS = 200
 """Most tests of one answer."""
 CLOCK_FACTOR = 10
-"""Seconds on the clock in which a test may use each second of CPU time: the machine computes other things too."""
+"""Seconds on the clock that a response's tests have together for each second of CPU time that one test has: the machine computes
+other things too."""
+TEST_SECONDS = 2
+"""Further seconds on the clock for each test."""
 START_SECONDS = 60
 """Most seconds for the start of the isolated process."""
 NAMESPACES, LIMITS = "namespaces and a filter of system calls", "limits alone"
@@ -59,7 +62,11 @@ class Ran:
 
 def longest_call(verifier: CodeVerifier) -> float:
     """Return the most seconds that the judgment of one response can take."""
-    return MAX_TESTS * CLOCK_FACTOR * verifier.seconds + START_SECONDS
+    return _clock(verifier, MAX_TESTS) + 2 * START_SECONDS
+
+
+def _clock(verifier: CodeVerifier, tests: int) -> float:
+    return CLOCK_FACTOR * verifier.seconds + TEST_SECONDS * tests
 
 
 def refuse_without_isolation(verifier: CodeVerifier, *, name: str) -> None:
@@ -134,13 +141,13 @@ def run(
         "program": program,
         "tests": list(tests),
         "seconds": verifier.seconds,
-        "clock": CLOCK_FACTOR * verifier.seconds,
+        "clock": _clock(verifier, len(tests)),
         "memory": verifier.memory * 2**20,
         "disk": verifier.disk * 2**20,
         "output": verifier.output,
         "folder": None,
     }
-    seconds = len(tests) * request["clock"] + START_SECONDS
+    seconds = request["clock"] + START_SECONDS
     if isolated:
         lines = _replies(["unshare", *_UNSHARE, "--", *python], request, seconds)
     else:

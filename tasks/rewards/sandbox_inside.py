@@ -103,6 +103,7 @@ def main() -> None:
     _libc.prctl(
         PR_SET_DUMPABLE, 0
     )  # so that the program, which has the same user, cannot look into this process
+    deadline = time.monotonic() + request["clock"]
     for test in request["tests"]:
         if is_inside:
             _mount(
@@ -112,7 +113,7 @@ def main() -> None:
                 MS_NOSUID | MS_NODEV,
                 f"size={request['disk']},nr_inodes={MAX_FILES}",
             )
-        result = _run(request, test, nowhere, seccomp)
+        result = _run(request, test, nowhere, seccomp, deadline=deadline)
         if is_inside:
             _called(_libc.umount2(FOLDER.encode(), MNT_DETACH), "umount2")
         print(json.dumps(result), flush=True)
@@ -180,8 +181,10 @@ def _called(status: int, what: str) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def _run(request: dict[str, Any], test: dict[str, Any], nowhere: int, seccomp: Any) -> dict[str, Any]:
-    """Run the program once, and return ``status`` (ended, failed, time, output or memory…) with what it has printed."""
+def _run(
+    request: dict[str, Any], test: dict[str, Any], nowhere: int, seccomp: Any, *, deadline: float
+) -> dict[str, Any]:
+    """Run the program once, and return its ``status`` (ended, failed, time, output, signal N) with what it has printed."""
     given = os.memfd_create("input")
     os.write(given, test.get("stdin", "").encode(errors="replace"))
     os.lseek(given, 0, os.SEEK_SET)
@@ -192,15 +195,14 @@ def _run(request: dict[str, Any], test: dict[str, Any], nowhere: int, seccomp: A
     os.close(given)
     os.close(out)
     try:
-        output, ended = _output(printed, child, request)
+        output, ended = _output(printed, child, request, deadline=deadline)
     finally:
         os.close(printed)
     return {"status": ended, "output": output.decode(errors="replace")}
 
 
-def _output(printed: int, child: int, request: dict[str, Any]) -> tuple[bytes, str]:
+def _output(printed: int, child: int, request: dict[str, Any], *, deadline: float) -> tuple[bytes, str]:
     """Return the program's output and how it ended; it is ended when it has no time left, or prints too much."""
-    deadline = time.monotonic() + request["clock"]
     output, is_open, status = b"", True, None
     while status is None and time.monotonic() < deadline and len(output) <= request["output"]:
         if is_open and select.select([printed], [], [], 0.05)[0]:

@@ -1,7 +1,6 @@
 """A run whose reward has built-in verifiers: what is stored, recorded and planned again."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ from tests.support.real_runs import run_recipe
 from vantage.attempts.jobs import steps_of
 from vantage.runs.planning import plan, plan_warnings
 from vantage.runs.record import RunRecord
-from vantage.runs.run import read_runs
 from vantage.runs.resolving import load_resolved
+from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
 from vantage.schemas.records.attempt import RUN_STAGE
 from vantage.tasks.rewards import libraries, sandbox
@@ -50,11 +49,11 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ended(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Workspace, RunRecord]]:
+def ended(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, RunRecord]:
     workspace = Workspace(tmp_path_factory.mktemp("work"))
     record, printed = run_recipe(workspace, recipe, stage_function=RUN_STAGE)
     assert record.stages["collected"].status == "completed", printed
-    yield workspace, record
+    return workspace, record
 
 
 def folder_of(ended: tuple[Workspace, RunRecord], step: str) -> Path:
@@ -85,7 +84,9 @@ def test_each_response_has_the_scores_that_its_text_gives(ended: tuple[Workspace
             "score.odd": float(any(digit in text for digit in "13579")),
         }
         assert {name: row[name] for name in expected} == expected, text
-        assert row["score"] == 4 * expected["score.tests"] + 2 * expected["score.short"] + expected["score.odd"]
+        assert (
+            row["score"] == 4 * expected["score.tests"] + 2 * expected["score.short"] + expected["score.odd"]
+        )
     assert len({row["score"] for row in rows}) > 1, "equal scores would prove nothing"
 
 
@@ -113,10 +114,14 @@ def test_another_version_of_a_library_is_another_verifier(
     actions = {step.name: step.action for step in planned}
     assert actions["verifiers.odd"] == "run" and actions["collected"] != "reuse"
     assert actions["verifiers.short"] == actions["verifiers.tests"] == actions["data.tasks"] == "reuse"
-    assert "libraries.google-re2" in " ".join(next(step.reasons for step in planned if step.name == "verifiers.odd"))
+    assert "libraries.google-re2" in " ".join(
+        next(step.reasons for step in planned if step.name == "verifiers.odd")
+    )
 
 
-def test_the_plan_names_a_machine_that_does_not_isolate(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_names_a_machine_that_does_not_isolate(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     resolved, _ = load_resolved(str(recipe), ())
     assert not [warning for warning in plan_warnings(resolved, []) if "isolate" in warning]
     monkeypatch.setattr(sandbox, "why_not_isolated", lambda: "a test forbids it")
@@ -125,7 +130,9 @@ def test_the_plan_names_a_machine_that_does_not_isolate(recipe: Path, monkeypatc
     )
 
 
-def test_a_missing_library_is_refused_before_anything_runs(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_refused_before_anything_runs(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def missing(name: str) -> str:
         raise libraries.PackageNotFoundError(name)
 

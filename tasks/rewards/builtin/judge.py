@@ -55,7 +55,7 @@ def load_builtin(verifier: BuiltinVerifier, *, name: str) -> VerifierFunction:
                 found or "", answer
             )  # in any case: an unusable answer is reported for every response
         except UnusableAnswer as error:
-            raise BrokenVerifier(f"verifiers.{name}: {error}") from error
+            raise BrokenVerifier(f"verifiers.{name}: prompt {prompt[:100]!r}: {error}") from error
         except (MemoryError, RecursionError):  # a response that takes more than any right one needs
             return False
         except Exception as error:

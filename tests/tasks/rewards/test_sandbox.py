@@ -107,6 +107,7 @@ def test_time_of_the_processor_is_limited(program: str) -> None:
 @pytest.mark.slow
 def test_time_on_the_clock_is_limited(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "CLOCK_FACTOR", 1)
+    monkeypatch.setattr(sandbox, "TEST_SECONDS", 1)
     assert ran(program) == Ran("time", "")
 
 
@@ -130,7 +131,17 @@ def test_memory_and_files_are_limited(program: str) -> None:
     assert ran(program).status in ("failed", "time", "signal 11")
 
 
-def test_output_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_the_tests_of_a_response_share_the_time_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 · 1 s and 1 s for each of 4 tests: 8 s for tests that sleep 3 s each."""
+    monkeypatch.setattr(sandbox, "CLOCK_FACTOR", 4)
+    monkeypatch.setattr(sandbox, "TEST_SECONDS", 1)
+    program = "import time\ntime.sleep(3)\nprint(1)"
+    found = sandbox.run(LIMITS, program, [{"stdin": ""}] * 4, isolated=True)
+    assert found == [Ran("ended", "1\n")] * 2 + [Ran("time", "")]
+
+
+def test_output_is_limited() -> None:
     assert ran("while True: print('x' * 1000)") == Ran("output", "")
     assert ran("print('x' * 10_001)") == Ran("output", "")
     assert ran("import sys\nsys.stderr.write('x' * 10**7)\nprint(1)") == Ran("ended", "1\n"), (

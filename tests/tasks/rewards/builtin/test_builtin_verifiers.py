@@ -250,7 +250,7 @@ def test_an_answer_that_cannot_be_compared_with_is_refused_for_every_response(
     for answer in answers:
         with pytest.raises(BrokenVerifier) as broken:
             verify("prompt", response, answer)
-        assert str(broken.value).startswith("verifiers.mine: ") and told in str(broken.value)
+        assert str(broken.value).startswith("verifiers.mine: prompt 'prompt': ") and told in str(broken.value)
         assert len(str(broken.value)) < 1000
 
 
