@@ -1,6 +1,6 @@
 """``builtin:code``: does the response's Python program pass all tests of the row's answer?
 
-The program is the last block between ``` fences (with ``python``, ``py`` or nothing after the first one); in a response without a
+The program is the last block between code fences (with ``python``, ``py`` or nothing after the first one); in a response without a
 fence, the whole response; in one that was cut off in a block, all that follows the fence. An empty program is wrong.
 
 The answer is JSON in the form of APPS and TACO: ``{"inputs": […], "outputs": […]}``. Each input is a text for standard input, and its
