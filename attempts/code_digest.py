@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vantage.attempts.identity.package import package_folder
+from vantage.schemas.recipe.builtin_verifiers import BUILTIN
 from vantage.schemas.recipe.terms import TERMS
 from vantage.storage.machine_cache import keep_derived, read_derived
 
@@ -32,8 +33,12 @@ KINDS_MODULE = "vantage.schemas.kinds"
 """Excluded from the code: the rows of its table are in the stage key, or change no number. Otherwise a new kind, or a new
 revision of one kind, would count as changed code of all other kinds."""
 
-LOADED_BY_NAME = {"vantage.tasks.rewards.scoring": [kind.module for kind in TERMS]}
-"""Module → modules that it imports by the names in a table."""
+LOADED_BY_NAME = {
+    "vantage.tasks.rewards.scoring": [kind.module for kind in TERMS],
+    "vantage.tasks.rewards.builtin.judge": [row.module for row in BUILTIN],
+    "vantage.tasks.rewards.sandbox": ["vantage.tasks.rewards.sandbox_inside"],
+}
+"""Module → modules that it imports by the names in a table, or starts as a process."""
 
 # CPython 3.11 has one depth counter of syntax trees for all threads: if a garbage collection lets another thread parse
 # at the same time, either fails with a SystemError (python/cpython#106905). Libraries parse too, without this lock.

@@ -36,47 +36,19 @@ NOT_EQUAL = 1
 LINUX_CAPABILITY_VERSION_3 = 0x20080522
 """Constants of the headers of Linux and of libseccomp."""
 
-REFUSED = (
-    *("fork", "vfork", "clone", "clone3", "execve", "execveat", "setsid", "setpgid", "ptrace", "kcmp"),
-    *(
-        "kill",
-        "tkill",
-        "rt_sigqueueinfo",
-        "rt_tgsigqueueinfo",
-        "pidfd_open",
-        "pidfd_send_signal",
-        "pidfd_getfd",
-    ),
-    *("process_vm_readv", "process_vm_writev", "process_madvise", "prctl", "seccomp"),
-    *("socket", "io_uring_setup", "io_uring_enter", "io_uring_register"),
-    *(
-        "unshare",
-        "setns",
-        "mount",
-        "umount2",
-        "pivot_root",
-        "chroot",
-        "mount_setattr",
-        "move_mount",
-        "open_tree",
-    ),
-    *("fsopen", "fsmount", "fsconfig", "fspick", "fanotify_init", "name_to_handle_at", "open_by_handle_at"),
-    *("shmget", "shmat", "semget", "msgget", "mq_open", "memfd_create", "memfd_secret", "userfaultfd"),
-    *("bpf", "perf_event_open", "keyctl", "add_key", "request_key", "kexec_load", "kexec_file_load"),
-    *(
-        "init_module",
-        "finit_module",
-        "delete_module",
-        "syslog",
-        "acct",
-        "quotactl",
-        "swapon",
-        "swapoff",
-        "reboot",
-    ),
-    *("settimeofday", "clock_settime", "adjtimex", "clock_adjtime", "sethostname", "setdomainname"),
-    *("personality", "iopl", "ioperm", "vhangup", "setpriority", "sched_setaffinity"),
-)
+REFUSED = """
+    fork vfork clone clone3 execve execveat setsid setpgid ptrace kcmp prctl seccomp
+    kill tkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_open pidfd_send_signal pidfd_getfd
+    process_vm_readv process_vm_writev process_madvise
+    socket io_uring_setup io_uring_enter io_uring_register
+    unshare setns mount umount2 pivot_root chroot mount_setattr move_mount open_tree
+    fsopen fsmount fsconfig fspick fanotify_init name_to_handle_at open_by_handle_at
+    shmget shmat semget msgget mq_open memfd_create memfd_secret userfaultfd
+    bpf perf_event_open keyctl add_key request_key kexec_load kexec_file_load
+    init_module finit_module delete_module syslog acct quotactl swapon swapoff reboot
+    settimeofday clock_settime adjtimex clock_adjtime sethostname setdomainname
+    personality iopl ioperm vhangup setpriority sched_setaffinity
+"""
 """System calls that fail in the program: those that start or touch processes, reach a network, change namespaces or the machine,
 or take memory that is not counted as the program's."""
 
@@ -100,9 +72,7 @@ def main() -> None:
     is_inside = request["folder"] is None
     if is_inside:
         _shut_in(seccomp)
-    _libc.prctl(
-        PR_SET_DUMPABLE, 0
-    )  # so that the program, which has the same user, cannot look into this process
+    _libc.prctl(PR_SET_DUMPABLE, 0)  # so that the program, which has the same user, cannot look in here
     deadline = time.monotonic() + request["clock"]
     for test in request["tests"]:
         if is_inside:
@@ -297,7 +267,7 @@ def _limit(request: dict[str, Any], seccomp: Any) -> None:
 
 def _filter(seccomp: Any) -> None:
     context = ctypes.c_void_p(seccomp.seccomp_init(ctypes.c_uint32(ALLOW)))
-    for name in REFUSED:
+    for name in REFUSED.split():
         number = _number(seccomp, name)
         if number != -1:  # no call of this processor
             _added(seccomp.seccomp_rule_add_array(context, ctypes.c_uint32(REFUSE), number, 0, None))
