@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from ctypes import CDLL
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +21,7 @@ from typing import Any
 
 from vantage.schemas.recipe.builtin_verifiers import CodeVerifier
 from vantage.schemas.recipe.verifiers import Verifier
+from vantage.tasks.training.control_groups import oom_kills
 
 MAX_TESTS = 200
 """Most tests of one answer."""
@@ -40,6 +40,7 @@ _UNSHARE = (
     *("--pid", "--fork", "--kill-child"),
 )
 _PR_SET_PDEATHSIG = 1
+_libc = CDLL(None)  # loaded here: between fork and exec nothing may wait for another thread's lock
 
 
 class NotIsolated(ValueError):
@@ -134,7 +135,7 @@ def run(
         isolated: whether in namespaces of its own.
 
     Raises:
-        SandboxFailed: the isolated process cannot be started.
+        SandboxFailed: the isolated process cannot be started, or memory of the machine ran out.
     """
     python = [os.path.realpath(sys.executable), "-I", "-S", str(_INSIDE)]
     request: dict[str, Any] = {
@@ -148,11 +149,16 @@ def run(
         "folder": None,
     }
     seconds = request["clock"] + START_SECONDS
+    killed = oom_kills()
     if isolated:
         lines = _replies(["unshare", *_UNSHARE, "--", *python], request, seconds)
     else:
         with tempfile.TemporaryDirectory(prefix="vantage-program-", ignore_cleanup_errors=True) as folder:
             lines = _replies(python, {**request, "folder": folder}, seconds)
+    if oom_kills() > killed:
+        raise SandboxFailed(
+            "memory ran out while a program ran, and the kernel has ended a process; lower memory, or give the machine or container more"
+        )
     return [Ran(**json.loads(line)) for line in lines]
 
 
@@ -180,5 +186,4 @@ def _replies(command: Sequence[str], request: Mapping[str, Any], seconds: float)
 
 
 def _die_with_parent() -> None:
-    with suppress(OSError):
-        CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

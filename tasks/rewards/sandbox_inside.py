@@ -47,7 +47,8 @@ REFUSED = """
     bpf perf_event_open keyctl add_key request_key kexec_load kexec_file_load
     init_module finit_module delete_module syslog acct quotactl swapon swapoff reboot
     settimeofday clock_settime adjtimex clock_adjtime sethostname setdomainname
-    personality iopl ioperm vhangup setpriority sched_setaffinity
+    personality iopl ioperm modify_ldt vhangup io_setup
+    setpriority ioprio_set sched_setaffinity sched_setattr sched_setparam sched_setscheduler migrate_pages move_pages
 """
 """System calls that fail in the program: those that start or touch processes, reach a network, change namespaces or the machine,
 or take memory that is not counted as the program's."""
@@ -210,10 +211,10 @@ def _be_the_program(
         os.closerange(3, 2**16)
         os.chdir(request["folder"] or FOLDER)
         os.environ.clear()
-        program = compile(request["program"], "<program>", "exec", dont_inherit=True)
         _limit(request, seccomp)
+        program = request["program"]
         request.clear()
-        _execute(program, test)
+        _execute(compile(program, "<program>", "exec", dont_inherit=True), test)
         code = 0
     except SystemExit as end:
         code = 0 if end.code in (None, 0) else 1
@@ -271,9 +272,13 @@ def _filter(seccomp: Any) -> None:
         number = _number(seccomp, name)
         if number != -1:  # no call of this processor
             _added(seccomp.seccomp_rule_add_array(context, ctypes.c_uint32(REFUSE), number, 0, None))
-    others = Compare(0, NOT_EQUAL, os.getpid(), 0)
-    number = _number(seccomp, "tgkill")  # by which a process aborts itself
-    _added(seccomp.seccomp_rule_add_array(context, ctypes.c_uint32(REFUSE), number, 1, ctypes.byref(others)))
+    for name, allowed in (
+        ("tgkill", os.getpid()),
+        ("prlimit64", 0),
+    ):  # by which a process aborts itself, and reads its limits
+        others = Compare(0, NOT_EQUAL, allowed, 0)
+        rule = (context, ctypes.c_uint32(REFUSE), _number(seccomp, name), 1, ctypes.byref(others))
+        _added(seccomp.seccomp_rule_add_array(*rule))
     _added(seccomp.seccomp_load(context))
 
 

@@ -7,7 +7,7 @@ gives up on an expression after ``SECONDS``; the response is wrong then, as is o
 """
 
 import unicodedata
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from vantage.schemas.recipe.builtin_verifiers import BuiltinVerifier
@@ -33,7 +33,7 @@ def load(verifier: BuiltinVerifier) -> Judge:
     return judge
 
 
-@cache
+@lru_cache(maxsize=4096)
 def _expected(answer: str) -> tuple[Any, ...]:
     """Return the readings of a row's answer, which every response to the row is compared with."""
     return tuple(_read(answer) or _read(f"${answer}$"))

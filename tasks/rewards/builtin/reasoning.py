@@ -1,11 +1,13 @@
 """``builtin:reasoning_gym``: does Reasoning Gym's own scoring (arXiv 2505.24760) accept the response?
 
 The row's answer is the whole entry as JSON, since many tasks have several right answers, and their scoring reads the entry's
-``metadata``. White space around the response does not count. Where the scoring raises ValueError, the response is wrong.
+``metadata``. White space around the response does not count. The scoring of some tasks raises an error for a response of another
+form than they expect: such a response is wrong. An entry whose own answer cannot be scored is refused.
 """
 
 import json
-from functools import cache
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from vantage.schemas.recipe.builtin_verifiers import BuiltinVerifier, ReasoningGymVerifier
@@ -17,19 +19,24 @@ def load(verifier: BuiltinVerifier) -> Judge:
     from reasoning_gym.factory import get_score_answer_fn
 
     assert isinstance(verifier, ReasoningGymVerifier)
-    scoring = cache(get_score_answer_fn)
 
-    def judge(response: str, answer: str | None) -> bool:
+    @lru_cache(maxsize=4096)
+    def scoring(answer: str | None) -> Callable[[str], float]:
         entry = _entry(answer)
         try:
-            score = scoring(entry["metadata"]["source_dataset"])
-        except ValueError as error:
+            score = get_score_answer_fn(entry["metadata"]["source_dataset"])
+            score(answer=entry.get("answer"), entry=entry)
+        except Exception as error:
             raise UnusableAnswer(
-                f"Reasoning Gym does not know the answer's metadata.source_dataset: {error}; write the entry again"
-            ) from None
+                f"Reasoning Gym cannot score the entry's own answer ({type(error).__name__}: {error}); write the entry again"
+            ) from error
+        return lambda response: float(score(answer=response, entry=entry))
+
+    def judge(response: str, answer: str | None) -> bool:
+        score = scoring(answer)
         try:
-            return bool(score(answer=response.strip(), entry=entry) >= verifier.at_least)
-        except ValueError:  # some tasks raise where the response is no number
+            return score(response.strip()) >= verifier.at_least
+        except Exception:  # the entry itself can be scored, so it is the response
             return False
 
     return judge

@@ -161,6 +161,8 @@ def test_output_is_limited() -> None:
         "import ctypes\nlibc = ctypes.CDLL(None)\nassert libc.unshare(0x10000000) == 0",
         "import ctypes\nassert ctypes.CDLL(None).ptrace(16, 1, 0, 0) == 0",
         "import os\nos.setsid()",
+        "import resource\nresource.prlimit(1, resource.RLIMIT_AS, (2**20, 2**20))",
+        "import os\nos.sched_setscheduler(1, os.SCHED_BATCH, os.sched_param(0))",
     ],
 )
 @pytest.mark.parametrize("isolated", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -183,6 +185,20 @@ libc = ctypes.CDLL(None, use_errno=True)
 print(libc.tgkill(1, 1, {int(number)}), os.getpid())
 """
     assert ran(program) == Ran("ended", "-1 2\n")
+
+
+@pytest.mark.parametrize(
+    "source", ["(" * 10**6, "-" * 10**6 + "1", "x = " + "[" * 90 + "0" + "]" * 90 + "\nraise OSError"]
+)
+def test_a_program_is_read_within_the_limits_too(source: str) -> None:
+    assert ran(source).status in ("failed", "time", "signal 11")
+
+
+def test_memory_of_the_machine_that_ran_out_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter([4, 5])
+    monkeypatch.setattr(sandbox, "oom_kills", lambda: next(counts))
+    with pytest.raises(sandbox.SandboxFailed, match="memory ran out while a program ran"):
+        ran("print(1)")
 
 
 def test_a_process_may_end_itself() -> None:

@@ -232,7 +232,7 @@ def test_a_huge_response_is_wrong_and_takes_no_time(
         ("number", ["twelve", "", None, "1 2"], "is no number; correct the row's answer, or leave the row out"),
         ("math_verify", ["", None, " "], "math-verify reads nothing in the answer"),
         ("reasoning_gym", ["", None, "3", "{}", '{"metadata": {}}'], "is no entry of Reasoning Gym as JSON"),
-        ("reasoning_gym", ['{"metadata": {"source_dataset": "none"}}'], "does not know the answer's metadata.source_dataset"),
+        ("reasoning_gym", ['{"metadata": {"source_dataset": "none"}}'], "Reasoning Gym cannot score the entry's own answer (ValueError: "),
         ("code", ["", None, "3", "[]", "{}", '{"inputs": []}', "[" * 100_000], "is no JSON with inputs and outputs"),
         ("code", ['{"inputs": ["a"], "outputs": []}', '{"inputs": "a", "outputs": "b"}'], "has not as many outputs as inputs"),
         ("code", ['{"inputs": [], "outputs": []}'], "has 0 tests; 1 to 200 are possible"),
