@@ -2,7 +2,8 @@
 
 The row's answer is the whole entry as JSON, since many tasks have several right answers, and their scoring reads the entry's
 ``metadata``. White space around the response does not count. The scoring of some tasks raises an error for a response of another
-form than they expect: such a response is wrong. An entry whose own answer cannot be scored is refused.
+form than they expect: such a response is wrong. An entry whose own answer cannot be scored, or is
+not right, is refused; some tasks' entries have no answer of their own, and are not tried.
 """
 
 import json
@@ -25,11 +26,17 @@ def load(verifier: BuiltinVerifier) -> Judge:
         entry = _entry(answer)
         try:
             score = get_score_answer_fn(entry["metadata"]["source_dataset"])
-            score(answer=entry.get("answer"), entry=entry)
+            own = entry.get("answer")
+            found = score(answer=own, entry=entry)
         except Exception as error:
             raise UnusableAnswer(
                 f"Reasoning Gym cannot score the entry's own answer ({type(error).__name__}: {error}); write the entry again"
             ) from error
+        if own is not None and found < verifier.at_least:
+            raise UnusableAnswer(
+                f"Reasoning Gym scores the entry's own answer {found:g}, which is below at_least={verifier.at_least:g}; entries of some "
+                "tasks do not survive being written as JSON; leave this task out, or lower at_least"
+            )
         return lambda response: float(score(answer=response, entry=entry))
 
     def judge(response: str, answer: str | None) -> bool:

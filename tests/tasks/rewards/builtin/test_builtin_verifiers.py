@@ -10,9 +10,11 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+import reasoning_gym
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
+from reasoning_gym.factory import get_score_answer_fn
 
 from vantage.schemas.recipe.builtin_verifiers import (
     BUILTIN,
@@ -35,6 +37,8 @@ REVERSED = {
         {"question": "Reverse: ab", "answer": "ba", "metadata": {"source_dataset": "spell_backward"}}
     )
 }
+GRID = json.dumps({"answer": "1 2", "metadata": {"source_dataset": "arc_agi", "output": [[1, 2]]}})
+"""Its scoring compares with tuples, which JSON does not have."""
 SUM = json.dumps({"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7"]})
 SUMS = "a, b = map(int, input().split())\nprint(a + b)"
 
@@ -233,6 +237,7 @@ def test_a_huge_response_is_wrong_and_takes_no_time(
         ("math_verify", ["", None, " "], "math-verify reads nothing in the answer"),
         ("reasoning_gym", ["", None, "3", "{}", '{"metadata": {}}'], "is no entry of Reasoning Gym as JSON"),
         ("reasoning_gym", ['{"metadata": {"source_dataset": "none"}}'], "Reasoning Gym cannot score the entry's own answer (ValueError: "),
+        ("reasoning_gym", [GRID], "Reasoning Gym scores the entry's own answer 0.05, which is below at_least=1; entries of some"),
         ("code", ["", None, "3", "[]", "{}", '{"inputs": []}', "[" * 100_000], "is no JSON with inputs and outputs"),
         ("code", ['{"inputs": ["a"], "outputs": []}', '{"inputs": "a", "outputs": "b"}'], "has not as many outputs as inputs"),
         ("code", ['{"inputs": [], "outputs": []}'], "has 0 tests; 1 to 200 are possible"),
@@ -269,6 +274,20 @@ def test_a_setting_that_cannot_be_used_is_refused(source: str, fields: dict[str,
     with pytest.raises(BrokenVerifier) as broken:
         loaded(source, **fields)
     assert str(broken.value).startswith(told) or told in str(broken.value)
+
+
+def test_a_response_over_which_a_task_raises_is_wrong() -> None:
+    """Its scoring looks up what the response, read as JSON, does not have."""
+    entry = reasoning_gym.create_dataset("game_of_life", size=1, seed=3)[0]
+    written = json.dumps(entry)
+    with pytest.raises(KeyError):
+        get_score_answer_fn("game_of_life")(answer="{}", entry=json.loads(written))
+    verify = loaded("reasoning_gym")
+    assert [verify("p", response, written) for response in ("{}", "[[", entry["answer"])] == [
+        False,
+        False,
+        True,
+    ]
 
 
 # -- extract
@@ -326,6 +345,7 @@ def test_the_larger_tolerance_counts_and_its_bound_is_within(
 ) -> None:
     verify = loaded("number", **fields)
     assert [verify("p", response, "100") for response in ("99.99", "100.1", "100.5")] == expected
+    assert verify("p", "101.05", "100") is False, "tolerances do not add up"
     negative = loaded("number", relative=0.1)
     assert [negative("p", response, "-10") for response in ("-11", "-9", "-8.9", "-11.1")] == [
         True,
