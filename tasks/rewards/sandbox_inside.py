@@ -272,10 +272,8 @@ def _filter(seccomp: Any) -> None:
         number = _number(seccomp, name)
         if number != -1:  # no call of this processor
             _added(seccomp.seccomp_rule_add_array(context, ctypes.c_uint32(REFUSE), number, 0, None))
-    for name, allowed in (
-        ("tgkill", os.getpid()),
-        ("prlimit64", 0),
-    ):  # by which a process aborts itself, and reads its limits
+    on_itself = {"tgkill": os.getpid(), "prlimit64": 0}  # to abort, and to read limits
+    for name, allowed in on_itself.items():
         others = Compare(0, NOT_EQUAL, allowed, 0)
         rule = (context, ctypes.c_uint32(REFUSE), _number(seccomp, name), 1, ctypes.byref(others))
         _added(seccomp.seccomp_rule_add_array(*rule))
