@@ -28,6 +28,7 @@ from vantage.runs.workspace import Workspace
 from vantage.schemas.safe_text import safe_text, without_secrets
 from vantage.storage.durable_files import make_folder
 from vantage.storage.records import BucketNotFound, Conflict, replace_record
+from vantage.tasks.rewards import sandbox
 
 LIBRARIES = ("torch", "transformers", "prefect", "mlflow", "pandera", "pyarrow", "safetensors")
 FREE_BYTES = 5 * 2**30
@@ -53,6 +54,7 @@ def run_checks(workspace: Workspace) -> Iterator[Finding]:
     yield _sqlite(workspace)
     yield from _servers()
     yield _processes()
+    yield _isolation()
     yield _accelerators()
 
 
@@ -195,6 +197,14 @@ def _processes() -> Finding:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         return Finding("processes", "broken", f"a child process cannot load our packages: {last}")
     return Finding("processes", "fine", "the fork server and its children can be started")
+
+
+def _isolation() -> Finding:
+    """Return whether programs of responses are isolated, on which only recipes with ``builtin:code`` depend."""
+    reason = sandbox.why_not_isolated()
+    if reason is None:
+        return Finding("isolation", "fine", f"programs of responses run in {sandbox.NAMESPACES}")
+    return Finding("isolation", "warning", f"builtin:code is refused here ({reason}); see docs/verifiers.md")
 
 
 def _accelerators() -> Finding:

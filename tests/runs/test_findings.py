@@ -18,6 +18,7 @@ from vantage.runs.findings import (
     run_checks,
 )
 from vantage.runs.workspace import Workspace
+from vantage.tasks.rewards import sandbox
 
 
 @pytest.fixture
@@ -91,3 +92,19 @@ def test_children_that_cannot_load_our_packages_are_broken(
     finding = _processes()
     assert finding.verdict == "broken"
     assert "not ours" in finding.message
+
+
+def test_a_machine_that_does_not_isolate_programs_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def isolation() -> Finding:
+        [found] = [each for each in run_checks(Workspace(tmp_path)) if each.subject == "isolation"]
+        return found
+
+    assert isolation() == Finding(
+        "isolation", "fine", "programs of responses run in namespaces and a filter of system calls"
+    )
+    monkeypatch.setattr(sandbox, "why_not_isolated", lambda: "a test forbids it")
+    assert isolation() == Finding(
+        "isolation", "warning", "builtin:code is refused here (a test forbids it); see docs/verifiers.md"
+    )
