@@ -346,6 +346,9 @@ def test_the_larger_tolerance_counts_and_its_bound_is_within(
     verify = loaded("number", **fields)
     assert [verify("p", response, "100") for response in ("99.99", "100.1", "100.5")] == expected
     assert verify("p", "101.05", "100") is False, "tolerances do not add up"
+    assert loaded("number", absolute=0.3)("p", "100.3", "100") is True, (
+        "0.3 as it is written, not its binary fraction"
+    )
     negative = loaded("number", relative=0.1)
     assert [negative("p", response, "-10") for response in ("-11", "-9", "-8.9", "-11.1")] == [
         True,
