@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from vantage.schemas.recipe.builtin_verifiers import AnyVerifier
+from vantage.schemas.recipe.builtin_verifiers import AnyVerifier, BuiltinVerifier
 from vantage.tasks.rewards.builtin.judge import load_builtin
 from vantage.tasks.rewards.exact_match import exact_match
 from vantage.tasks.rewards.verdicts import Verdict, line_of
@@ -73,6 +73,7 @@ def _load(configuration: dict[str, Any], name: str) -> tuple[Calls, bytes]:
 
 def _load_builtin(configuration: dict[str, Any], name: str) -> VerifierFunction:
     verifier = TypeAdapter(AnyVerifier).validate_python(configuration)
+    assert isinstance(verifier, BuiltinVerifier), "no other is sent under this name"
     resource.setrlimit(resource.RLIMIT_AS, (BUILTIN_BYTES, BUILTIN_BYTES))
     return load_builtin(verifier, name=name)
 
