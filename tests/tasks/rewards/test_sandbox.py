@@ -52,8 +52,12 @@ def test_this_machine_isolates_programs() -> None:
     assert sandbox.warnings({"mine": LIMITS}) == []
 
 
-def test_no_time_is_left_to_a_program_without_end() -> None:
+def test_no_time_is_left_to_a_program_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of the processor ends it, long before that on the clock."""
+    monkeypatch.setattr(sandbox, "CLOCK_FACTOR", 250)
+    began = time.monotonic()
     assert ran("while True: pass") == Ran("time", "")
+    assert time.monotonic() - began < 200
 
 
 def test_programs_read_their_input_and_print() -> None:
@@ -129,6 +133,21 @@ def test_time_on_the_clock_is_limited(program: str, monkeypatch: pytest.MonkeyPa
 )
 def test_memory_and_files_are_limited(program: str) -> None:
     assert ran(program).status in ("failed", "time", "signal 11")
+
+
+def test_a_file_is_limited_where_nothing_is_mounted_too() -> None:
+    write = "file = open('x', 'wb', buffering=0)\nfile.write(bytes(2**20))\n"
+    assert ran(write, isolated=False) == Ran("ended", "")
+    assert ran(f"{write}file.write(b'x')", isolated=False) == FAILED
+
+
+def test_a_program_has_no_capability() -> None:
+    program = """
+import ctypes
+header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)(*[7] * 6)
+print(ctypes.CDLL(None).capget(header, sets), list(sets))
+"""
+    assert ran(program) == Ran("ended", "0 [0, 0, 0, 0, 0, 0]\n")
 
 
 @pytest.mark.slow
