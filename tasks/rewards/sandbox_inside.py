@@ -65,6 +65,7 @@ class Compare(ctypes.Structure):
 def main() -> None:
     """Serve one request."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.setsid()  # a signal to the group would else reach processes outside, which share it
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     request = json.loads(sys.stdin.buffer.read())
@@ -117,13 +118,12 @@ def _shut_in(seccomp: Any) -> None:
         elif os.path.isdir(path) and not os.path.isdir(inside):
             os.makedirs(inside)
             _mount(path, inside, None, MS_BIND | MS_REC, None)
-            _make_read_only(inside, seccomp)
     os.makedirs(root + FOLDER, exist_ok=True)
     os.chdir(root)
     _called(_libc.syscall(_number(seccomp, "pivot_root"), b".", b"."), "pivot_root")
     _called(_libc.umount2(b".", MNT_DETACH), "umount2")
     os.chdir("/")
-    _make_read_only("/", seccomp)
+    _make_read_only("/", seccomp)  # and all that is mounted in it
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int, options: str | None) -> None:
