@@ -217,7 +217,14 @@ def full() -> dict[str, Any]:
         "pairs": {"kind": "preference_collection", "policy": "sft", "demonstrations": "demonstrations"},
         "collected": {"kind": "rollout_collection", "policy": "sft", "reward": "main", "prompts": "prompts"},
     }
-    recipe["verifiers"] = {"mine": {"source": "builtin:exact_match", "extract": "(a)"}}
+    recipe["verifiers"] = {
+        "mine": {"source": "builtin:exact_match", "extract": "(a)"},
+        "number": {"source": "builtin:number", "extract": "(a)", "relative": 0.5},
+        "brief": {"source": "builtin:length", "at_most": 5},
+        "shaped": {"source": "builtin:json_schema", "matches": {"type": "object"}},
+        "sections": {"source": "builtin:format", "tags": ["think", "answer"]},
+        "coded": {"source": "builtin:code"},
+    }
     written = Recipe.model_validate(recipe).model_dump(mode="json")
     plain: dict[str, Any] = json.loads(json.dumps(written))
     assert validator(Recipe).is_valid(plain)
