@@ -24,7 +24,7 @@ from vantage.schemas.recipe.fields import (
 from vantage.schemas.recipe.verifiers import EXACT_MATCH, Verifier
 
 Tag = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,62}$")]
-"""Name of a section, which stands between ``<NAME>`` and ``</NAME>``."""
+"""Name of a section, whose text is between ``<NAME>`` and ``</NAME>``."""
 LanguageCode = Annotated[str, StringConstraints(pattern=r"^[a-z]{2,3}$")]
 """An ISO 639 code: ``en``, ``de``, ``zh``."""
 
@@ -183,7 +183,7 @@ class FormatVerifier(BuiltinVerifier):
     def _tags_differ(self) -> None:
         twice = next((tag for tag in self.tags if self.tags.count(tag) > 1), None)
         if twice is not None:
-            raise ValueError(f"tags has {twice} twice; each section stands in a response once; leave one out")
+            raise ValueError(f"tags has {twice} twice; a response has each section once; leave one out")
 
 
 class ReasoningGymVerifier(BuiltinVerifier):

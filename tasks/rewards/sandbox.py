@@ -180,8 +180,8 @@ def _replies(command: Sequence[str], request: Mapping[str, Any], seconds: float)
             raise SandboxFailed(f"the isolated process did not end within {seconds:g} s") from None
         raise
     if process.returncode != 0:
-        told = error.decode(errors="replace").strip().splitlines() or [f"exit code {process.returncode}"]
-        raise SandboxFailed(f"the isolated process did not start: {told[-1][:300]}")
+        written = error.decode(errors="replace").strip().splitlines() or [f"exit code {process.returncode}"]
+        raise SandboxFailed(f"the isolated process did not start: {written[-1][:300]}")
     return out.splitlines()
 
 

@@ -26,7 +26,7 @@ _PYTHON = ("", "python", "python3", "py")
 def load(verifier: BuiltinVerifier) -> Judge:
     """Return the judge of programs."""
     assert isinstance(verifier, CodeVerifier)
-    isolated = why_not_isolated() is None
+    isolated = verifier.isolation == "required" or why_not_isolated() is None
 
     def judge(response: str, answer: str | None) -> bool:
         tests, outputs, has_function = tests_of(answer)

@@ -1,7 +1,7 @@
 """``builtin:language``: is the response in a language? The library py3langid decides.
 
-An empty response, and one without a letter (numbers, punctuation, emoji), is in no language, so it is wrong. Short texts are told
-apart badly: measure how often before training on it.
+An empty response, and one without a letter (numbers, punctuation, emoji), is in no language, so it is wrong. The library
+confuses short texts: measure how often before training on it.
 """
 
 from vantage.schemas.recipe.builtin_verifiers import BuiltinVerifier, LanguageVerifier

@@ -1,6 +1,6 @@
 """``builtin:length`` and ``builtin:repetition``: measures of the response's own text.
 
-A character is a Unicode code point, so an emoji may count as several. Words are what stands between white space. An empty
+A character is a Unicode code point, so an emoji may count as several. Words are separated by white space. An empty
 response has length 0. A response shorter than one sequence repeats nothing, so it is right for ``builtin:repetition``; combine it
 with ``builtin:length`` where that must not be.
 """

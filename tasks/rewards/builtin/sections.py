@@ -1,6 +1,6 @@
 """``builtin:format``: does the response consist of its sections, in order, each once?
 
-``tags: [think, answer]`` is ``<think>…</think><answer>…</answer>``. White space may stand around and between sections, and
+``tags: [think, answer]`` is ``<think>…</think><answer>…</answer>``. White space may be around and between sections, and
 nothing else. Every section has text other than white space, and none of the tags. A response that was cut off lacks a closing
 tag, so it is wrong. Tags are compared as they are, with their case.
 """
@@ -20,7 +20,7 @@ def load(verifier: BuiltinVerifier) -> Judge:
         texts = []
         for mark in marks:
             before, found, response = response.partition(mark)
-            if not found:  # it stands before the mark that should precede it
+            if not found:  # it comes before the mark that should precede it
                 return False
             texts.append(before)
         around, sections = [*texts[::2], response], texts[1::2]

@@ -80,7 +80,7 @@ def test_every_field_is_in_the_key() -> None:
         ({"source": "builtin:number", "extract": "a"}, "'a' has 0 groups; put one pair of parentheses around"),
         ({"source": "builtin:length"}, "at_least=0 and at_most=None accept every length"),
         ({"source": "builtin:length", "at_least": 3, "at_most": 2}, "at_most=2 is below at_least=3; no length is right"),
-        ({"source": "builtin:format", "tags": ["a", "b", "a"]}, "tags has a twice; each section stands in a response once"),
+        ({"source": "builtin:format", "tags": ["a", "b", "a"]}, "tags has a twice; a response has each section once"),
         ({"source": "builtin:repetition", "at_most": 1.5}, "less than or equal to 1"),
         ({"source": "builtin:code", "isolation": "none"}, "'required' or 'optional'"),
         ({"source": "builtin:code", "seconds": 0}, "greater than or equal to 1"),

@@ -23,7 +23,7 @@ from vantage.schemas.recipe.builtin_verifiers import (
     JsonSchemaVerifier,
 )
 from vantage.tasks.rewards import verifier_process
-from vantage.tasks.rewards.builtin import regex
+from vantage.tasks.rewards.builtin import code, regex
 from vantage.tasks.rewards.builtin.code import program_in
 from vantage.tasks.rewards.builtin.judge import MAX_CHARACTERS, load_builtin
 from vantage.tasks.rewards.builtin.measures import repeated_share
@@ -400,6 +400,21 @@ print(found[0] if found else 'nothing')
     answer = json.dumps({"inputs": [""], "outputs": ["canary-12345"]})
     assert loaded("code")("p", program, answer) is False
     assert loaded("code")("p", "print('canary-12345')", answer) is True
+
+
+def test_a_program_never_runs_without_the_isolation_that_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the machine was found to be: the process that runs programs does not go on without."""
+    asked = []
+
+    def run(*_: Any, isolated: bool) -> list[Any]:
+        asked.append(isolated)
+        return []
+
+    monkeypatch.setattr(code, "run", run)
+    monkeypatch.setattr(code, "why_not_isolated", lambda: "a test forbids it")
+    loaded("code")("p", SUMS, SUM)
+    loaded("code", isolation="optional")("p", SUMS, SUM)
+    assert asked == [True, False]
 
 
 def test_the_program_of_a_response() -> None:
