@@ -20,6 +20,7 @@ from vantage.attempts.facts import read_facts
 from vantage.attempts.identity.environment import environment
 from vantage.attempts.identity.identity import identity
 from vantage.attempts.jobs import threads_of
+from vantage.attempts.keeping_answers import answers_kept, restore_answers, unequal_bits
 from vantage.attempts.keeping_state import check_previous_state, state_kept
 from vantage.attempts.launchers.launcher import Launcher, StageFailed
 from vantage.attempts.launchers.local_process import LocalProcess, saved_result
@@ -224,6 +225,7 @@ class _Attempt:
         number = self.storage.next_attempt(key)
         scratch = self.storage.scratch_folder(key)
         check_previous_state(self.storage, self.request.inputs)
+        restore_answers(self.storage, self.request, scratch)
         keep_environment(self.storage, environment())
         if getattr(self.request.work, "microbatch_tokens", None) is not None:
             forget_found(scratch)  # the recipe has the word
@@ -261,7 +263,10 @@ class _Attempt:
         if (content := KINDS[job.work.kind].content) is not None:
             check_dataset(job.output, content, step=request.step)
         made_with = self._found_provenance(begun)
-        with state_kept(self.storage, request, begun.scratch, provenance=made_with):
+        with (
+            state_kept(self.storage, request, begun.scratch, provenance=made_with),
+            answers_kept(self.storage, request, begun.scratch, provenance=made_with),
+        ):
             artifact = self.storage.commit(
                 job.output,
                 stage_key=request.stage_key,
@@ -375,7 +380,10 @@ class _Attempt:
         """
         found = read_found(begun.scratch)
         limits = {} if found is None else {"microbatch_tokens": found.described}
-        return {**limits, **begun.provenance, **ranks_of(read_segments(begun.scratch))}
+        parts = [limits, begun.provenance, ranks_of(read_segments(begun.scratch))]
+        return {key: value for part in parts for key, value in part.items()} | unequal_bits(
+            self.request.rewards, parts
+        )
 
     def _dropped(self, artifact: Artifact) -> dict[str, int]:
         report = self.storage.folder(artifact) / "report.json"

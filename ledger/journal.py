@@ -35,7 +35,7 @@ class Journal:
         self.path = path
         is_new = not path.exists()
         self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - open as long as the journal lives
-        self._cut(_end_of_last_line(self._file.fileno()))
+        self._cut(end_of_last_line(self._file.fileno()))
         if is_new:
             sync_folder(path.parent)
 
@@ -125,7 +125,7 @@ def _parse(line: bytes, path: Path, offset: int) -> Entry:
         ) from error
 
 
-def _end_of_last_line(descriptor: int) -> int:
+def end_of_last_line(descriptor: int) -> int:
     """Return the offset after the last newline, searched from the end in blocks."""
     end, piece = os.fstat(descriptor).st_size, 1 << 16
     while end:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from vantage.runs.record import REMOVED, RunRecord
 from vantage.schemas.records.extensions import state_key
+from vantage.schemas.records.stored_answers import answers_key
 from vantage.storage.refs import Ref
 
 
@@ -23,7 +24,7 @@ def needed_artifacts(runs: Iterable[RunRecord], refs: Mapping[str, Ref]) -> Need
 
     A kept run needs the keys of its stages, their refs, and the objects of both. A published model needs its own
     object and all that it was made from, so that its lineage can be audited when its run is gone. The training state of a
-    stage stays as long as the stage's artifact.
+    stage, and the answers of its judges, stay as long as the stage's artifact.
 
     Args:
         runs: all runs; those with status ``removed`` need only their published models.
@@ -44,7 +45,9 @@ def needed_artifacts(runs: Iterable[RunRecord], refs: Mapping[str, Ref]) -> Need
         digests |= more
         # All that made equal content: one of them alone may have made it from itself, which explains nothing.
         new = {key for digest in digests for key in made_by.get(digest, ())}
-        new |= {state for key in keys if (state := state_key(key)) in refs}  # what longer stages go on from
+        # What longer stages go on from, and what scores were read from.
+        beside = {each for key in keys for each in (state_key(key), answers_key(key))}
+        new |= beside & refs.keys()
         new -= keys
         if not new:
             return NeededArtifacts(frozenset(keys), frozenset(digests))

@@ -17,6 +17,7 @@ ArtifactKind = Literal[
     "reward_model",
     "value_model",
     "training_state",
+    "answers",
     "evaluation",
 ]
 

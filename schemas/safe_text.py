@@ -70,6 +70,11 @@ def secrets_of(environment: Mapping[str, str]) -> tuple[str, ...]:
     return _secrets_in(tuple(sorted(environment.items())))
 
 
+def is_secret_name(name: str) -> bool:
+    """Return whether the value of an environment variable of this name is masked everywhere."""
+    return _SECRET_NAME.search(name) is not None
+
+
 def server_secrets(environment: Mapping[str, str]) -> list[str]:
     """Return variables with the logins of Prefect's and MLflow's clients, and the password of a key for signatures, which neither
     stages nor our own server need."""

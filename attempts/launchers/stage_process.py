@@ -182,6 +182,20 @@ def explain(error: BaseException) -> Failure:
             message=message,
             remedy="look at the servers of rollout.url, and run the same command again to go on from the last checkpoint",
         )
+    if kind == "JudgeUnavailable":
+        return Failure(
+            exit_code=ExitCode.RESUME,
+            cause="engine",
+            message=message,
+            remedy="look at the server, and run the same command again: it goes on from the last checkpoint, and asks nothing twice",
+        )
+    if kind == "BudgetSpent":
+        return Failure(
+            exit_code=ExitCode.GATE_CLOSED,
+            cause="guard",
+            message=message,
+            remedy="raise the budget (it is in no stage key) and run the same command again, which asks nothing twice",
+        )
     if kind == "GuardFired":
         return Failure(
             exit_code=ExitCode.GATE_CLOSED,

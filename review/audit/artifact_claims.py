@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vantage.attempts.jobs import BASE_SUFFIX
+from vantage.review.audit.answers import answers_problems, is_answers
 from vantage.review.audit.evidence import Evidence, check_of
 from vantage.review.audit.shorter_stages import is_state, state_problems
 from vantage.runs.view import Broken, Missing
@@ -30,7 +31,12 @@ def files_check(evidence: Evidence, digest: str) -> Check:
 
 def ref_check(evidence: Evidence, ref: Ref) -> Check:
     """Return the ref against what is sealed in the artifact, and against the parts of its key."""
-    problems = [*state_problems(ref)] if is_state(ref) else [*_kind_problems(ref), *_parent_problems(ref)]
+    if is_state(ref):
+        problems = [*state_problems(ref)]
+    elif is_answers(ref):
+        problems = [*answers_problems(ref)]
+    else:
+        problems = [*_kind_problems(ref), *_parent_problems(ref)]
     sealed = evidence.sealed(ref.artifact.digest)
     if isinstance(sealed, Broken):
         problems.append(sealed)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from vantage.attempts.jobs import BASE_SUFFIX
 from vantage.ledger.replay import Replay
+from vantage.review.audit.answers import answer_checks, answers_ref, is_answers
 from vantage.review.audit.artifact_claims import environment_checks, files_check, ref_check
 from vantage.review.audit.cards import model_card_checks
 from vantage.review.audit.evidence import Evidence, check_of
@@ -220,7 +221,9 @@ class Walk:
     def audited(self) -> list[AuditedArtifact]:
         """Return every artifact with its checks; all files are hashed now."""
         there = [each.digest for each in self.found.values() if self.evidence.has_object(each.digest)]
-        self.evidence.hash_objects(there)
+        answers = [answers_ref(self.evidence, each.ref) for each in self.found.values()]
+        kept = [each.artifact.digest for each in answers if isinstance(each, Ref)]
+        self.evidence.hash_objects([*there, *filter(self.evidence.has_object, kept)])
         present = set(there)
         return [self._audited(each, is_there=each.digest in present) for each in self.found.values()]
 
@@ -238,13 +241,14 @@ class Walk:
             checks.append(ref_check(self.evidence, found.ref))
         if found.ref is not None:
             checks += environment_checks(self.evidence, found.ref)
+            checks += answer_checks(self.evidence, found.ref)
         own = self._own_shorter(found)
         if own is not None:
             record, step, shorter = own
             checks += shorter_checks(self.evidence, record, step, shorter, found.ref)
         for run_id, step in self._recorded_by(found):
             checks += self._claims(found, run_id, step, artifact)
-        if found.ref is not None and not is_state(found.ref):
+        if found.ref is not None and not _is_beside(found.ref):
             checks += self._source(found, found.ref)
             verdicts = None if own is None else own[2].verdicts
             checks += signature_checks(self.evidence, found.ref, found.step, verdicts=verdicts)
@@ -266,8 +270,8 @@ class Walk:
 
     def _recorded_by(self, found: Found) -> list[tuple[str, str]]:
         """Return the runs whose records have the artifact, each with its step: the one that made it first."""
-        if is_state(found.ref):
-            return []  # the stage that has left it is a parent of its own
+        if _is_beside(found.ref):
+            return []  # runs record the stage that has left it
         made = [] if found.ref is None else [(found.ref.run_id, found.step)]
         if self._own_shorter(found) is not None:
             made = []
@@ -349,6 +353,11 @@ class Walk:
                 Check(subject="parent", outcome="wrong" if problems else "ok", detail="; ".join(problems)),
             ),
         )
+
+
+def _is_beside(ref: Ref | None) -> bool:
+    """Return whether a ref is of what a stage has left beside its artifact."""
+    return is_state(ref) or is_answers(ref)
 
 
 def absent_check(evidence: Evidence, digest: str) -> Check:

@@ -67,8 +67,13 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
 """A name that a recipe gives to a dataset, verifier, reward or stage: lower case, digits, underscores."""
 PoolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 """Name of a work pool in Prefect."""
+ServerUrl = Annotated[
+    str, StringConstraints(pattern=r"^https?://[A-Za-z0-9._\-\[\]:]+(/[A-Za-z0-9._~/\-]*)?$", max_length=512)
+]
+"""Address of a server, without a login."""
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
 CountOrZero = Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)]
+Integer = Annotated[int, Field(ge=-MAX_COUNT, le=MAX_COUNT, strict=True)]
 Seed = Annotated[int, Field(ge=0, lt=2**32, strict=True)]
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0, strict=True)]
 BelowHalf = Annotated[float, Field(ge=0.0, lt=0.5, strict=True)]

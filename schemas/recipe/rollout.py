@@ -6,14 +6,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, field_validator
 
 from vantage.schemas.frozen import Frozen, rule
-from vantage.schemas.recipe.fields import MAX_NAMED, Count, Positive, is_default, is_unset
+from vantage.schemas.recipe.fields import MAX_NAMED, Count, Positive, ServerUrl, is_default, is_unset
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.stage import Resources
-
-ServerUrl = Annotated[
-    str, StringConstraints(pattern=r"^https?://[A-Za-z0-9._\-\[\]:]+(/[A-Za-z0-9._~/\-]*)?$", max_length=512)
-]
-"""Address of a server, without a login."""
 
 
 class Sampling(Frozen):

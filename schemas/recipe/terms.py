@@ -14,6 +14,7 @@ from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, WrapVa
 from vantage.schemas.frozen import rule
 from vantage.schemas.recipe.fields import MAX_NAMED, Count, Name, Number, is_default, is_unset
 from vantage.schemas.recipe.score_rules import ScoreRule
+from vantage.schemas.recipe.served_scores import JudgeServer, RewardServer, Served
 from vantage.schemas.recipe.step_ends import StepEnds
 
 
@@ -26,7 +27,7 @@ class RewardTerm(ScoreRule):
     @rule
     def _is_of_one_kind(self) -> None:
         if type(self) is RewardTerm:
-            *others, last = (f"a {kind.field}" for kind in TERMS)
+            *others, last = (kind.called or f"a {kind.field}" for kind in TERMS)
             raise ValueError(
                 f"a reward term names either {', '.join(others)} or {last}; give exactly one of them"
             )
@@ -54,6 +55,11 @@ class RewardTerm(ScoreRule):
     @property
     def verifier_name(self) -> str | None:
         """The verifier that scores the term; None: none."""
+        return None
+
+    @property
+    def server(self) -> Served | None:
+        """The server that scores the term; None: none."""
         return None
 
 
@@ -141,6 +147,66 @@ class VerifierTerm(NamedScoresTerm, SteppedTerm):
         return self.verifier
 
 
+class ServedTerm(NamedScoresTerm):
+    """A term whose scores a server gives."""
+
+    @property
+    def server(self) -> Served:
+        """The server."""
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        """The server's name in the recipe."""
+        return self.server.name
+
+    @rule
+    def _rules_are_of_the_servers_scores(self) -> None:
+        names = self.server.score_names
+        if names and (self.clip is not None or self.offset or self.whiten):
+            raise ValueError(
+                f"clip, offset and whiten are of one score, and this term has {', '.join(names)}; give them to a name under scores"
+            )
+        if not self.scores:
+            return
+        if not names:
+            raise ValueError(
+                f"scores names {', '.join(self.scores)}, and the term has one score without a name; leave scores out"
+            )
+        if unknown := [name for name in self.scores if name not in names]:
+            raise ValueError(
+                f"scores names {', '.join(unknown)}, and the term has {', '.join(names)}; correct the names"
+            )
+        if unnamed := [name for name in names if name not in self.scores]:
+            raise ValueError(
+                f"scores has no {', '.join(unnamed)}; add it, with weight: 0 if it is only recorded"
+            )
+
+
+class JudgeTerm(ServedTerm):
+    """The score, or the scores, of a language model that judges each response."""
+
+    judge: JudgeServer
+    """The model, its server and the question."""
+
+    @property
+    def server(self) -> Served:
+        """The judge."""
+        return self.judge
+
+
+class HttpTerm(ServedTerm):
+    """The score, or the scores, that a reward server computes."""
+
+    http: RewardServer
+    """The server."""
+
+    @property
+    def server(self) -> Served:
+        """The server."""
+        return self.http
+
+
 class LengthPenalty(RewardTerm):
     """A term that is lower for longer responses, counted in tokens, their end-of-sequence token included."""
 
@@ -183,6 +249,8 @@ class TermKind:
     """Dotted name of its module in ``vantage.tasks.rewards``, whose function ``load`` makes the scorer."""
     shapes: bool = False
     """Whether it shapes the score of responses that are equally good. A group whose other terms are all equal is uniform."""
+    called: str = ""
+    """Its name in messages, where that is not the field's."""
 
 
 TERMS = (
@@ -191,6 +259,13 @@ TERMS = (
     ),
     TermKind(
         term=VerifierTerm, field="verifier", names="verifier", module="vantage.tasks.rewards.verifier_scores"
+    ),
+    TermKind(term=JudgeTerm, field="judge", module="vantage.tasks.rewards.judge_scores"),
+    TermKind(
+        term=HttpTerm,
+        field="http",
+        module="vantage.tasks.rewards.http_scores",
+        called="a reward server (http)",
     ),
     TermKind(
         term=LengthPenalty, field="length", module="vantage.tasks.rewards.length_penalties", shapes=True

@@ -124,6 +124,12 @@ class TrainingState(StoredArtifact):
     kind: Literal["training_state"] = "training_state"
 
 
+class StoredAnswers(StoredArtifact):
+    """Answers of judges and reward servers that a stage has left beside its result, each with its question."""
+
+    kind: Literal["answers"] = "answers"
+
+
 class Evaluation(StoredArtifact):
     """Measurements of a model: responses with their judgements, or tables."""
 
@@ -140,6 +146,7 @@ Artifact = Annotated[
     | VerifierArtifact
     | BenchmarkArtifact
     | TrainingState
+    | StoredAnswers
     | Evaluation,
     Field(discriminator="kind"),
 ]

@@ -94,7 +94,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "seconds_waiting", "s",
-        "Time in which it waited for responses that another process or thread samples, or for verifiers.",
+        "Time in which it waited for responses that another process or thread samples, or for verifiers and judges.",
     ),
     Metric("seconds_scoring", "s", "Time in which reward models, or a model that judges, scored responses."),
     Metric(
@@ -139,6 +139,15 @@ METRICS: tuple[Metric, ...] = (
         "engine_failures", "times",
         "How often the engine broke, or a server did not answer, while it sampled. Only with `engine: vllm`.",
     ),
+    Metric("judge_asked", "questions", "Questions that were sent to judges and reward servers; the other answers were stored already."),
+    Metric("judge_failed_calls", "requests", "Requests to them that failed, and were repeated."),
+    Metric("judge_answers", "answers", "Answers of judges and reward servers that the step's scores were read from, new or stored."),
+    Metric(
+        "judge_unreadable", "answers",
+        "Those of them from which no scores could be read; the question was asked again, or `unreadable` of the recipe applied.",
+    ),
+    Metric("judge_tokens", "tokens", "Tokens of the questions to judges and of these answers, as the servers count them."),
+    Metric("judge_cost", "price", "Cost of these tokens by the recipe's `price`; 0 without one."),
     Metric(
         "graphs_compiled", "graphs",
         "Graphs that torch.compile made in the step; those of all expected shapes are made before the first one, so that more than "

@@ -236,6 +236,8 @@ def _reward_by_content(
             content["terms"][index][field] = _take(digests, role, kind)
         if term.verifier_name is not None:
             _verifier_by_content(content["terms"][index], field, digests, role, kind)
+        if term.server is not None:
+            content["terms"][index][field] = term.server.in_key()
     return content
 
 

@@ -17,6 +17,7 @@ _GROUPS = {
     "sampling": "sampling",
     "waiting for responses": "waiting",
     "waiting for verifiers": "waiting",
+    "waiting for judges": "waiting",
     "waiting for servers": "waiting",
     "scoring": "scoring",
     "asking the judge": "scoring",

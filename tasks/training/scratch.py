@@ -16,6 +16,8 @@ JOURNAL = "journal.jsonl"
 PROGRESS = "progress.json"
 WATCHED = "watched.json"
 FINISH = "finish.json"
+ANSWERS = "answers.jsonl"
+"""Answers of judges and reward servers."""
 DIVERGED_BATCH, DIVERGED_FACTS = "diverged.safetensors", "diverged.json"
 _COMMITTED = "committed.json"
 _FOUND = "found_limits.json"
@@ -25,7 +27,7 @@ FETCHED = "fetched"
 REPORTS = (PROGRESS, JOURNAL, _COMMITTED, WATCHED)
 """Files that observers of an attempt read."""
 
-RESUMED_FROM = (CHECKPOINTS, BATCHES, JOURNAL, _COMMITTED, _FOUND, FINISH)
+RESUMED_FROM = (CHECKPOINTS, BATCHES, JOURNAL, _COMMITTED, _FOUND, FINISH, ANSWERS)
 """Files from which the next attempt resumes, on any machine."""
 
 _Count = Annotated[int, Field(ge=0, le=2**62, strict=True)]

@@ -11,6 +11,7 @@ from vantage.models.compiled_layers import taken_graphs
 from vantage.models.pass_counts import taken_counts
 from vantage.schemas.metric_names import GRAPHS
 from vantage.tasks.training import compile_outcome, ranks
+from vantage.tasks.training.answer_record import answer_metrics
 from vantage.tasks.training.engine_record import engine_metrics
 
 SECONDS_OF_SPEED = 5.0
@@ -67,6 +68,7 @@ def pass_metrics() -> dict[str, float]:
             "ended_rows_share": of["ended_rows"] / max(of["sampled_rows"], 1.0),
         }
     metrics |= engine_metrics()
+    metrics |= answer_metrics()
     if compile_outcome.is_any_compiled():
         metrics["graphs_compiled"] = float(graphs)
     if of["graph_replays"] or of["graph_fallbacks"]:

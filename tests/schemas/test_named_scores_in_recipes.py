@@ -168,7 +168,7 @@ def test_a_reward_with_more_than_scores_cannot_be_normalised_score_by_score(
         ("{length: square}", "rewards.main.terms.1.length: 'square' is not"),
         (
             "{length: linear, verifier: mine}",
-            "a reward term names either a model, a verifier or a length; give exactly one",
+            "a reward term names either a model, a verifier, a judge, a reward server (http) or a length; give exactly one",
         ),
     ],
 )

@@ -7,6 +7,8 @@ import pytest
 from vantage.attempts.exit_codes import ExitCode, may_be_retried
 from vantage.attempts.launchers.stage_process import _import_function, explain
 from vantage.schemas.records.job import StageResult
+from vantage.tasks.rewards.answered_scores import BudgetSpent, UnreadableAnswer
+from vantage.tasks.rewards.asking import JudgeRefused, JudgeUnavailable
 from vantage.tasks.rollout.remote_engine import EngineUnavailable
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training.nonfinite import TrainingDiverged
@@ -64,6 +66,18 @@ def test_an_engine_that_does_not_answer_is_a_temporary_failure() -> None:
     failure = explain(EngineUnavailable("no server of rollout.url could sample for 120 s"))
     assert (failure.exit_code, failure.cause) == (ExitCode.RESUME, "engine")
     assert may_be_retried(failure.exit_code) and "rollout.url" in failure.remedy
+
+
+def test_a_judge_that_does_not_answer_or_costs_too_much_can_be_asked_again() -> None:
+    """The first by itself, and the second when a person has raised the budget."""
+    dead = explain(JudgeUnavailable("rewards.main.terms.0.url=http://critic does not answer"))
+    assert (dead.exit_code, dead.cause) == (ExitCode.RESUME, "engine")
+    assert may_be_retried(dead.exit_code) and "asks nothing twice" in dead.remedy
+    spent = explain(BudgetSpent("rewards.main.terms.0.budget.cost=5 is spent"))
+    assert (spent.exit_code, spent.cause) == (ExitCode.GATE_CLOSED, "guard")
+    assert not may_be_retried(spent.exit_code) and "raise the budget" in spent.remedy
+    for refusal in (JudgeRefused("404: no such model"), UnreadableAnswer("3 answers cannot be read")):
+        assert explain(refusal).exit_code == ExitCode.BAD_INPUT
 
 
 def test_a_missing_file_and_a_model_that_does_not_validate_are_refused() -> None:

@@ -231,7 +231,7 @@ def test_everything_wrong_is_found_in_one_loading() -> None:
         "x.yaml:3: model.source: there is no built-in model 'builtin:tinny'; did you mean 'builtin:tiny'?",
         "x.yaml:5: data.demos.splitt: there is no field 'splitt' here; did you mean 'split'?",
         "x.yaml:6: data.pairs.split.test: 1.5 must be a whole number or below 1 or 'all'",
-        "x.yaml:10: rewards.main.terms.0: a reward term names either a model, a verifier or a length; "
+        "x.yaml:10: rewards.main.terms.0: a reward term names either a model, a verifier, a judge, a reward server (http) or a length; "
         "give exactly one of them",
         "x.yaml:12: stages.sft.learning_rate: true must be a number",
         "x.yaml:12: stages.sft.data: no dataset is called 'demoos'; did you mean 'demos'?",

@@ -150,8 +150,8 @@ CUT = {"gpus": 8, "distributed": {"strategy": "fsdp2"}}
     [
         (lambda: Gate(metric="m"), "a gate has either at_least or at_most; give exactly one of them"),
         (lambda: Gate(metric="m", at_least=0, at_most=1), "a gate has either at_least or at_most"),
-        (lambda: Reward.model_validate({"terms": [{}]}), "a reward term names either a model, a verifier or a length; give exactly one of them"),
-        (lambda: Reward.model_validate({"terms": [{"model": "a", "verifier": "b"}]}), "a reward term names either a model, a verifier or a length"),
+        (lambda: Reward.model_validate({"terms": [{}]}), "a reward term names either a model, a verifier, a judge, a reward server (http) or a length; give exactly one of them"),
+        (lambda: Reward.model_validate({"terms": [{"model": "a", "verifier": "b"}]}), "a reward term names either a model, a verifier, a judge, a reward server (http) or a length"),
         (lambda: MissingEos(), "missing_eos takes either subtract or replace; give exactly one of them"),
         (lambda: MissingEos(subtract=1, replace=0), "missing_eos takes either subtract or replace"),
         (lambda: Judge(), "a judge is a verifier, a reward or a model; give exactly one of them"),

@@ -1,0 +1,69 @@
+"""The answers of a stage's judges and reward servers in the storage: an object of its own, under a key that derives from the stage's."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from vantage.schemas.recipe.rewards import Reward
+from vantage.schemas.records.attempt import AttemptRequest
+from vantage.schemas.records.stored_answers import (
+    ANSWERS_KIND,
+    answers_key,
+    answers_key_parts,
+    is_answered_by_servers,
+)
+from vantage.storage.durable_files import replace_file
+from vantage.storage.storage import Storage
+from vantage.tasks.rewards.answer_file import write_sorted
+from vantage.tasks.training.scratch import ANSWERS
+
+NOT_BITWISE = "not_bitwise"
+WHY = "servers gave scores; a rerun is bitwise equal with their stored answers"
+
+
+@contextmanager
+def answers_kept(
+    storage: Storage, request: AttemptRequest, scratch: Path, *, provenance: Mapping[str, Any]
+) -> Iterator[None]:
+    """Commit the answers that a stage was given, then hold their key while the block commits the stage's artifact.
+
+    The answers come first, so that an artifact that depends on them never is without them after a kill.
+    """
+    if not is_answered_by_servers(request.rewards) or not (scratch / ANSWERS).exists():
+        yield
+        return
+    key = answers_key(request.stage_key)
+    with storage.exclusive(key, holder=f"run {request.run_id}"):
+        attempt = storage.next_attempt(key)
+        folder = storage.staging_folder(key, attempt)
+        counts = write_sorted(scratch / ANSWERS, folder / ANSWERS)
+        storage.commit(
+            folder,
+            stage_key=key,
+            attempt=attempt,
+            run_id=request.run_id,
+            description={"kind": ANSWERS_KIND, "parents": {}, "metrics": counts},
+            key_parts=answers_key_parts(request.stage_key),
+            provenance=dict(provenance),
+        )
+        yield
+
+
+def restore_answers(storage: Storage, request: AttemptRequest, scratch: Path) -> None:
+    """Put the stored answers of a stage that was made before into its scratch folder, so that nothing is asked twice."""
+    if not is_answered_by_servers(request.rewards) or (scratch / ANSWERS).exists():
+        return
+    found = storage.lookup(answers_key(request.stage_key))
+    if found.ref is not None:
+        replace_file(scratch / ANSWERS, (storage.folder(found.ref.artifact) / ANSWERS).read_bytes())
+
+
+def unequal_bits(rewards: Mapping[str, Reward], parts: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return why a stage made again may have other bits, from the parts of its provenance and from its rewards; empty: it has the same."""
+    causes = [part[NOT_BITWISE] for part in parts if NOT_BITWISE in part]
+    if is_answered_by_servers(rewards):
+        causes.append(WHY)
+    elif len(causes) < 2:
+        return {}
+    return {NOT_BITWISE: "; ".join(dict.fromkeys(causes))}

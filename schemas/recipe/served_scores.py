@@ -1,0 +1,256 @@
+"""Servers that score responses: language models that judge, and reward servers."""
+
+import re
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, StringConstraints
+
+from vantage.schemas.frozen import Frozen, rule
+from vantage.schemas.recipe.fields import (
+    MAX_NAMED,
+    Count,
+    CountOrZero,
+    Integer,
+    Name,
+    NonNegative,
+    Number,
+    Positive,
+    ServerUrl,
+    is_default,
+    is_unset,
+)
+from vantage.schemas.safe_text import is_secret_name
+
+SCORE = "score"
+"""Name of the one score of a server without named ones."""
+
+STOP: Literal["stop"] = "stop"
+
+RUBRIC_TEMPLATE = """Below are a prompt and a response to it. Judge the response.
+
+[Prompt]
+{prompt}
+
+[Response]
+{response}
+
+Give a number for each of the following:
+{criteria}
+Answer with one line for each of them: its name, a colon, and the number.
+"""
+PAIR_RUBRIC_TEMPLATE = """Below are a prompt and two responses to it. Compare the responses.
+
+[Prompt]
+{prompt}
+
+[Response A]
+{first}
+
+[Response B]
+{second}
+
+Decide which response is better by each of the following:
+{criteria}
+Answer with one line for each of them: its name, a colon, and A, B or tie.
+"""
+RUBRIC_FIELDS, PAIR_RUBRIC_FIELDS = ("{prompt}", "{response}"), ("{prompt}", "{first}", "{second}")
+"""What a prompt of one response, and one of two, has a place for."""
+
+_OWN_FIELDS = frozenset(
+    {
+        *("model", "messages", "temperature", "max_tokens", "n", "stream", "stream_options"),
+        *("tools", "functions", "api_key"),
+    }
+)
+"""Fields of a request that the recipe's other fields set, or that would change the form of the answer."""
+
+Criterion = Annotated[str, StringConstraints(min_length=1, max_length=2000)]
+Setting = Annotated[str, StringConstraints(max_length=2000)] | bool | Integer | Number
+
+
+class Budget(Frozen):
+    """The most that a stage may spend on a judge, over all of its attempts."""
+
+    tokens: Count | None = None
+    """Tokens of questions and answers together."""
+    cost: Positive | None = None
+    """Cost, in the currency of ``price``."""
+
+    @rule
+    def _bounds_something(self) -> None:
+        if self.tokens is None and self.cost is None:
+            raise ValueError("a budget gives tokens or cost; give one of them, or leave budget out")
+
+
+class Price(Frozen):
+    """Price of a judge's tokens."""
+
+    question: NonNegative
+    """Of one million tokens of questions."""
+    answer: NonNegative
+    """Of one million tokens of answers."""
+
+
+class Served(Frozen):
+    """Fields of every server that scores."""
+
+    not_in_key: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("url", "api_key_variable", "at_once", "request_seconds", "requests_per_minute"),
+            *("patience_seconds", "budget", "price", "batch"),
+        }
+    )
+    """Fields that change no answer."""
+
+    name: Name
+    """Name of the term in metrics."""
+    url: ServerUrl
+    """Address of the server. In no stage key."""
+    unreadable: Number | Literal["stop"] = STOP
+    """Meaning of a response whose answers cannot be read: ``stop`` ends the stage; a number is each of its scores."""
+    ask_again: CountOrZero = 2
+    """How often a question is asked again whose answer cannot be read."""
+
+    api_key_variable: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")] | None = (
+        Field(None, exclude_if=is_unset)
+    )
+    """Environment variable that holds the server's API key. None: it asks for none. In no stage key."""
+    at_once: Count = Field(32, exclude_if=is_default(32))
+    """Most requests that are under way at once. In no stage key."""
+    request_seconds: Positive = Field(60.0, exclude_if=is_default(60.0))
+    """Most seconds of one request; it is repeated then. In no stage key."""
+    requests_per_minute: Positive | None = Field(None, exclude_if=is_unset)
+    """Most requests in a minute, repeated ones included. None: no limit. In no stage key."""
+    patience_seconds: Positive = Field(300.0, exclude_if=is_default(300.0))
+    """Seconds without any answer after which the stage ends, to be resumed (exit code 75). In no stage key."""
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        """The names of its scores; empty: it has one score, without a name of its own."""
+        raise NotImplementedError
+
+    def in_key(self) -> dict[str, Any]:
+        """Return the fields that decide the scores, as JSON."""
+        return self.model_dump(mode="json", exclude=set(self.not_in_key))
+
+    @rule
+    def _a_key_is_masked(self) -> None:
+        variable = self.api_key_variable
+        if variable is None:
+            return
+        if variable.startswith(("PREFECT_", "MLFLOW_", "VANTAGE_")):
+            raise ValueError(
+                f"api_key_variable={variable} begins like a variable that stages do not get; use another name"
+            )
+        if not is_secret_name(variable):
+            raise ValueError(
+                f"api_key_variable={variable} would not be masked in logs; use a name that ends in _API_KEY or _TOKEN"
+            )
+
+
+class JudgeServer(Served):
+    """A language model behind an OpenAI-compatible endpoint that judges each response by a rubric."""
+
+    name: Name = "judge"
+    model: Annotated[str, StringConstraints(min_length=1, max_length=512)]
+    """The model's name at the server."""
+    criteria: dict[Name, Criterion] = Field(default_factory=dict, max_length=MAX_NAMED)
+    """Name of a score → description of what it measures. Empty: one score for the whole response."""
+    against: Literal["answer"] | None = None
+    """``answer``: the response is compared with the row's ``answer``, in both orders. A score is 1 if the response is better, ½ for a
+    tie, 0 if it is worse: the mean of both orders. None: the response is judged alone."""
+    prompt: str | None = None
+    """Question to the model: a text with ``{prompt}`` and ``{response}`` (with ``against``: ``{prompt}``, ``{first}`` and ``{second}``),
+    and where wanted ``{answer}`` and ``{criteria}``. None: a rubric of ours."""
+    scale: Annotated[tuple[Number, ...], Field(min_length=2, max_length=2)] | None = None
+    """Lowest and highest number that the judge may give; the score is the number itself. None: 1 to 10."""
+    temperature: NonNegative | None = 0.0
+    """Sampling temperature; None: the server's own."""
+    max_answer_tokens: Count = 512
+    """Most tokens of an answer."""
+    request: dict[str, Setting] = Field(default_factory=dict, max_length=MAX_NAMED)
+    """More fields of the request: ``{seed: 1, reasoning_effort: low}``."""
+    price: Price | None = Field(None, exclude_if=is_unset)
+    """Price of its tokens, for the curve ``judge_cost`` and for ``budget.cost``. In no stage key."""
+    budget: Budget | None = Field(None, exclude_if=is_unset)
+    """Most that the stage may spend; it ends when that is spent, and goes on with a larger budget. In no stage key."""
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        """The criteria."""
+        return tuple(self.criteria)
+
+    @property
+    def template(self) -> str:
+        """The question, with places for texts."""
+        if self.prompt is not None:
+            return self.prompt
+        return RUBRIC_TEMPLATE if self.against is None else PAIR_RUBRIC_TEMPLATE
+
+    def in_key(self) -> dict[str, Any]:
+        """Return the fields that decide the scores, as JSON; a question of ours is there with its text."""
+        return {**super().in_key(), "prompt": self.template}
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The lowest and the highest number that the judge may give."""
+        low, high = self.scale or (1.0, 10.0)
+        return low, high
+
+    @rule
+    def _the_scale_ascends(self) -> None:
+        if self.scale is not None and self.against is not None:
+            raise ValueError("scale is read only without against, whose scores are 0, ½ and 1; leave it out")
+        if self.scale is not None and self.scale[0] >= self.scale[1]:
+            raise ValueError(
+                f"scale={list(self.scale)} does not ascend; give the lowest number, then the highest"
+            )
+
+    @rule
+    def _the_prompt_shows_the_response(self) -> None:
+        needed = RUBRIC_FIELDS if self.against is None else PAIR_RUBRIC_FIELDS
+        if missing := [field for field in needed if field not in self.template]:
+            raise ValueError(
+                f"prompt has no {' and no '.join(missing)}; write each field where its text belongs"
+            )
+        if self.criteria and "{criteria}" not in self.template:
+            unnamed = [name for name in self.criteria if not re.search(rf"\b{name}\b", self.template)]
+            if unnamed:
+                raise ValueError(
+                    f"prompt mentions neither {{criteria}} nor {unnamed[0]}, whose score is read from the answer; write one of them"
+                )
+
+    @rule
+    def _the_request_is_ours(self) -> None:
+        if taken := sorted(_OWN_FIELDS & self.request.keys()):
+            raise ValueError(
+                f"request.{taken[0]} is set by other fields of the judge, or changes the answer's form; leave it out"
+            )
+
+    @rule
+    def _a_cost_has_a_price(self) -> None:
+        if self.budget is not None and self.budget.cost is not None and self.price is None:
+            raise ValueError(f"budget.cost={self.budget.cost:g} needs the price of tokens; add price")
+
+
+class RewardServer(Served):
+    """A server that computes scores of responses, a batch at a time."""
+
+    name: Name = "http"
+    version: Annotated[str, StringConstraints(min_length=1, max_length=512)]
+    """Text that names what the server computes; change it when that changes, so that stages run again."""
+    names: Annotated[tuple[Name, ...], Field(max_length=MAX_NAMED)] = ()
+    """Names of the scores that the server gives each response. Empty: it gives one number."""
+    batch: Count = Field(16, exclude_if=is_default(16))
+    """Most responses in one request. In no stage key."""
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        """The names."""
+        return self.names
+
+    @rule
+    def _names_differ(self) -> None:
+        twice = next((name for name in self.names if self.names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"names has {twice!r} twice; name each score once")

@@ -1,0 +1,87 @@
+"""Answers of judges and reward servers: one line of the file that keeps them, and the key of a stage's answers."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pydantic import Field
+
+from vantage.schemas.canonical_json import canonical_json
+from vantage.schemas.frozen import Frozen
+from vantage.schemas.recipe.rewards import Reward
+from vantage.schemas.records.stage_key import stage_key as hash_key_parts
+
+ANSWERS_KIND = "answers"
+
+
+class Asked(NamedTuple):
+    """Names one answer: a question may be asked several times."""
+
+    question: str
+    """Digest of the question."""
+    time: int
+    """Number of the answer, from 0; only after one that could not be read comes another."""
+
+
+class StoredAnswer(Frozen):
+    """One answer of a server, and its question."""
+
+    question: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """sha256 of the canonical JSON of ``asked``."""
+    time: int = Field(ge=0)
+    """How often the question had been answered before."""
+    asked: dict[str, Any]
+    """The question: all that the answer may depend on, without the server's address."""
+    answer: str
+    """The answer, as the server gave it."""
+    question_tokens: int = Field(0, ge=0)
+    answer_tokens: int = Field(0, ge=0)
+    """Tokens that the server counted; 0: it counts none."""
+
+    @property
+    def asked_as(self) -> Asked:
+        """Return its name."""
+        return Asked(self.question, self.time)
+
+    @property
+    def source(self) -> str:
+        """Return the model, or the version of the server, that was asked."""
+        return str(self.asked.get("model", self.asked.get("version")))
+
+    def line(self) -> str:
+        """Return the line of the file that keeps it, without its end."""
+        return canonical_json(self.model_dump(mode="json"))
+
+
+def question_digest(asked: Mapping[str, Any]) -> str:
+    """Return the digest of a question."""
+    return hashlib.sha256(canonical_json(asked).encode()).hexdigest()
+
+
+def read_answer(line: str | bytes) -> StoredAnswer:
+    """Return the answer in a line.
+
+    Raises:
+        ValueError: the line is damaged, or its question has another digest than the line gives.
+    """
+    answer = StoredAnswer.model_validate_json(line)
+    if answer.question != (found := question_digest(answer.asked)):
+        raise ValueError(
+            f"an answer names the question {answer.question[:12]}, and its question is {found[:12]}"
+        )
+    return answer
+
+
+def is_answered_by_servers(rewards: Mapping[str, Reward]) -> bool:
+    """Return whether a term of these rewards is a server's score."""
+    return any(term.server is not None for reward in rewards.values() for term in reward.terms)
+
+
+def answers_key_parts(stage_key: str) -> dict[str, Any]:
+    """Return the parts of the key of a stage's stored answers."""
+    return {"kind": ANSWERS_KIND, "revision": 1, "of": stage_key}
+
+
+def answers_key(stage_key: str) -> str:
+    """Return the key under which a stage's answers are stored."""
+    return hash_key_parts(answers_key_parts(stage_key))

@@ -1,0 +1,129 @@
+"""The file that keeps each answer of a stage's judges and reward servers, so that no question is asked twice.
+
+It is in the stage's scratch folder, one line for each answer, and only grows. A kill may leave a part of the last line,
+which the next attempt removes. Every line carries the digest of its question, so a damaged one is found, and left out.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from vantage.ledger.journal import end_of_last_line
+from vantage.schemas.records.stored_answers import Asked, StoredAnswer, read_answer
+from vantage.storage.durable_files import sync_folder
+from vantage.tasks.training.scratch import ANSWERS
+
+log = logging.getLogger(__name__)
+
+
+class AnswerFile:
+    """The answers of a stage; one process at a time writes them."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the answers that are there, and remove an incomplete last line."""
+        self.path = path
+        is_new = not path.exists()
+        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - open as long as the stage works
+        if is_new:
+            sync_folder(path.parent)
+        self._end = end_of_last_line(self._file.fileno())
+        os.ftruncate(self._file.fileno(), self._end)
+        self._answers: dict[Asked, tuple[str, int, int]] = {}
+        self._number_of: dict[str, int] = {}
+        self._tokens_of: dict[str, tuple[int, int]] = {}
+        for answer in answers_in(path):
+            self._keep(answer)
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def answer(self, asked: Asked) -> tuple[str, int, int] | None:
+        """Return an answer with the tokens of its question and its own; None: the question was not answered so often."""
+        return self._answers.get(asked)
+
+    def number_of(self, question: str) -> int:
+        """Return how many answers to a question are there."""
+        return self._number_of.get(question, 0)
+
+    def tokens_of(self, source: str) -> tuple[int, int]:
+        """Return the tokens of all questions to a model or a version of a server, and of its answers."""
+        return self._tokens_of.get(source, (0, 0))
+
+    def add(self, answer: StoredAnswer) -> None:
+        """Write an answer to the kernel, so that a kill does not lose it; one that is there already is kept.
+
+        Raises:
+            OSError: the disk is full; nothing is left of the line.
+        """
+        if answer.asked_as in self._answers:
+            return
+        data = answer.line().encode() + b"\n"
+        written = self._file.write(data)
+        if written != len(data):
+            os.ftruncate(self._file.fileno(), self._end)
+            raise OSError(f"{self.path}: only {written} of {len(data)} bytes of an answer could be written")
+        self._end += len(data)
+        self._keep(answer)
+
+    def sync(self) -> None:
+        """Wait until all answers are on the disk."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _keep(self, answer: StoredAnswer) -> None:
+        if answer.asked_as in self._answers:
+            return
+        self._answers[answer.asked_as] = (answer.answer, answer.question_tokens, answer.answer_tokens)
+        self._number_of[answer.question] = self._number_of.get(answer.question, 0) + 1
+        questions, answers = self.tokens_of(answer.source)
+        self._tokens_of[answer.source] = (
+            questions + answer.question_tokens,
+            answers + answer.answer_tokens,
+        )
+
+
+@cache
+def answer_file(scratch: Path) -> AnswerFile:
+    """Return the answers of the stage that works in this folder; all of its terms share them."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    return AnswerFile(scratch / ANSWERS)
+
+
+def answers_in(path: Path) -> Iterator[StoredAnswer]:
+    """Yield the complete and undamaged answers of a file; none if it does not exist."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return  # a kill has cut it off
+            try:
+                yield read_answer(line)
+            except ValueError:
+                log.warning("%s: line %d is damaged, and its question may be asked again", path, number)
+
+
+def write_sorted(source: Path, target: Path) -> dict[str, float]:
+    """Write the answers of a file in a fixed order, each once, and return their counts.
+
+    Equal answers make equal files, in whatever order they came.
+    """
+    lines: dict[Asked, str] = {}
+    tokens = [0, 0]
+    for answer in answers_in(source):
+        if answer.asked_as not in lines:
+            lines[answer.asked_as] = answer.line()
+            tokens = [tokens[0] + answer.question_tokens, tokens[1] + answer.answer_tokens]
+    target.write_text("".join(f"{lines[asked]}\n" for asked in sorted(lines)), encoding="ascii")
+    questions = len({asked.question for asked in lines})
+    return {
+        "questions": float(questions),
+        "answers": float(len(lines)),
+        "question_tokens": float(tokens[0]),
+        "answer_tokens": float(tokens[1]),
+    }

@@ -1,0 +1,177 @@
+"""Scores that servers give: each question is asked once in the life of a stage, and read from the stored answers after that."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vantage.schemas.recipe.served_scores import SCORE, STOP, JudgeServer, Served
+from vantage.schemas.records.stored_answers import Asked, question_digest
+from vantage.tasks.rewards.answer_file import AnswerFile, answer_file
+from vantage.tasks.rewards.asking import Asking, Form, Question
+from vantage.tasks.rewards.judge_questions import Unreadable
+from vantage.tasks.rewards.term_scores import NamedScores, Responses, Source, TermScores
+from vantage.tasks.training import answer_record, ranks
+
+Case = tuple[str, str, str | None]
+"""(prompt, response, the row's answer or None)"""
+Named = Mapping[str, float]
+"""Name of a score → score."""
+
+_SHOWN = 200
+"""Most characters of an answer in a message."""
+
+
+class UnreadableAnswer(ValueError):
+    """A server answers a question so that no scores can be read, as often as the recipe lets it be asked."""
+
+
+class BudgetSpent(RuntimeError):
+    """A stage has spent what its recipe allows on a judge."""
+
+
+def named(scores: "AnsweredScores", server: Served) -> TermScores | NamedScores:
+    """Return the scores of a server as those of a term."""
+    return NamedScores(server.score_names, scores) if server.score_names else scores
+
+
+class AnsweredScores:
+    """The scores of one server; one rank asks for all."""
+
+    is_graded = True
+    """Percentiles of them have curves."""
+
+    def __init__(
+        self,
+        source: Source,
+        server: Served,
+        form: Form,
+        *,
+        questions: Callable[[Case], Iterable[Mapping[str, Any]]],
+        read: Callable[[str], Named],
+        joined: Callable[[Sequence[Named]], Named],
+    ) -> None:
+        """Prepare to ask; no server is called yet.
+
+        Args:
+            questions: the questions about a response.
+            read: the scores in one answer; raises Unreadable.
+            joined: the scores of a response from those of its questions.
+
+        Raises:
+            ValueError: the variable of the server's key is not set.
+        """
+        self._server, self._path = server, source.path
+        self._questions, self._read, self._joined = questions, read, joined
+        self._names = server.score_names or (SCORE,)
+        self._scratch = source.job.scratch
+        self._asking = Asking(server, form, path=source.path)
+
+    def __call__(self, given: Responses) -> Tensor:
+        """Return scores (B,N), in the order of the server's names; (B,) for one score without a name.
+
+        Raises:
+            JudgeUnavailable, JudgeRefused: see ``Asking.ask``.
+            UnreadableAnswer: an answer cannot be read, and the recipe has no number for that.
+            BudgetSpent: more questions would exceed the recipe's budget.
+        """
+        cases = list(zip(given.prompts, given.responses, given.answers, strict=True))
+        table = torch.zeros(len(cases), len(self._names), dtype=torch.float64)
+        if ranks.rank() == 0:
+            scores = self._scores(list(dict.fromkeys(cases)))
+            rows = [[scores[case][name] for name in self._names] for case in cases]
+            table = torch.tensor(rows, dtype=torch.float64).view_as(table)
+        table = ranks.total(table).float().to(given.device)
+        return table if self._server.score_names else table.squeeze(1)
+
+    def _scores(self, cases: Sequence[Case]) -> dict[Case, Named]:
+        asked = {case: [dict(each) for each in self._questions(case)] for case in cases}
+        digests = {case: [question_digest(each) for each in questions] for case, questions in asked.items()}
+        by_digest = {
+            digest: each
+            for case, questions in asked.items()
+            for digest, each in zip(digests[case], questions, strict=True)
+        }
+        read = self._read_all(by_digest)
+        return {case: self._joined([read[digest] for digest in digests[case]]) for case in cases}
+
+    def _read_all(self, asked: Mapping[str, Mapping[str, Any]]) -> dict[str, Named]:
+        """Return the scores in the answers to these questions; those without a readable answer are asked, again where needed."""
+        answers = answer_file(self._scratch)
+        most = {digest: self._most(answers.number_of(digest)) for digest in asked}
+        waiting, time, read = list(asked), 0, dict[str, Named]()
+        while waiting:
+            new = [
+                Question(asked[digest], digest, time)
+                for digest in waiting
+                if answers.answer(Asked(digest, time)) is None
+            ]
+            self._ask(new, answers)
+            waiting = [
+                digest for digest in waiting if not self._is_read(digest, time, most[digest], answers, read)
+            ]
+            time += 1
+        return read
+
+    def _ask(self, new: Sequence[Question], answers: AnswerFile) -> None:
+        failed = self._asking.failed_calls
+        try:
+            self._asking.ask(new, keep=answers.add, may_go_on=lambda: self._require_budget(answers))
+        finally:
+            if new:
+                answers.sync()
+            answer_record.note_asked(len(new), failed_calls=self._asking.failed_calls - failed)
+
+    def _is_read(
+        self, digest: str, time: int, most: int, answers: AnswerFile, read: dict[str, Named]
+    ) -> bool:
+        """Return whether a question needs no other answer, and put the scores into ``read`` then."""
+        found = answers.answer(Asked(digest, time))
+        assert found is not None
+        text, *tokens = found
+        answer_record.note_answer(tokens, cost=self._cost(tokens))
+        try:
+            read[digest] = self._read(text)
+        except Unreadable as error:
+            answer_record.note_unreadable()
+            if time + 1 < most:
+                return False
+            read[digest] = self._instead(digest, time + 1, text, error)
+        return True
+
+    def _most(self, there: int) -> int:
+        """Return how many answers to a question are read at most, where so many are there.
+
+        If the recipe has no number for unreadable answers, a resumed stage may ask as often again.
+        """
+        at_most = 1 + self._server.ask_again
+        return at_most if self._server.unreadable != STOP else (there // at_most + 1) * at_most
+
+    def _instead(self, digest: str, number: int, text: str, error: Unreadable) -> Named:
+        if self._server.unreadable != STOP:
+            return dict.fromkeys(self._names, float(self._server.unreadable))
+        shown = " ".join(text.split())[:_SHOWN]
+        raise UnreadableAnswer(
+            f"{self._path}: {number} answers to the question {digest[:12]} cannot be read: {error}; the last one begins {shown!r}; "
+            f"correct the question or the server, or set {self._path}.unreadable to a number (all answers are kept)"
+        )
+
+    def _require_budget(self, answers: AnswerFile) -> None:
+        """Raise BudgetSpent if the answers so far have used up the budget."""
+        server = self._server
+        if not isinstance(server, JudgeServer) or server.budget is None:
+            return
+        tokens = answers.tokens_of(server.model)
+        for field, spent, most in (
+            ("tokens", float(sum(tokens)), server.budget.tokens),
+            ("cost", self._cost(tokens), server.budget.cost),
+        ):
+            if most is not None and spent >= most:
+                raise BudgetSpent(
+                    f"{self._path}.budget.{field}={most:g} is spent ({spent:g} for {server.model} so far)"
+                )
+
+    def _cost(self, tokens: Sequence[int]) -> float:
+        price = self._server.price if isinstance(self._server, JudgeServer) else None
+        return 0.0 if price is None else (tokens[0] * price.question + tokens[1] * price.answer) / 1e6

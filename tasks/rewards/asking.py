@@ -1,0 +1,359 @@
+"""Ask servers that score responses: many requests at once, each bounded in time, repeated until it succeeds, and stored.
+
+The requests are made in a thread of its own, so that the stage's own thread can show progress and hear a request to stop.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import ssl
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import httpx
+from aiolimiter import AsyncLimiter
+from anyio.from_thread import start_blocking_portal
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
+
+from vantage.schemas.recipe.served_scores import Served
+from vantage.schemas.records.stored_answers import StoredAnswer
+from vantage.schemas.safe_text import MASK
+from vantage.tasks.training import progress
+
+log = logging.getLogger(__name__)
+
+MAX_TRIES = 30
+"""Most requests with one question while other questions are answered."""
+LONGEST_PAUSE = 20.0
+"""Most seconds before a request is repeated, unless the server asks for more."""
+LONGEST_WISH = 300.0
+"""Most seconds of a server's ``Retry-After`` that are waited."""
+MAX_BYTES = 64 * 2**20
+"""Most bytes of an answer to one request."""
+CONNECT_SECONDS = 10.0
+_LOOK_SECONDS = 0.2
+_HERE = ("localhost", "127.0.0.1", "::1")
+
+
+class JudgeUnavailable(RuntimeError):
+    """A server that scores does not answer; the stage goes on from its last checkpoint when it does."""
+
+
+class JudgeRefused(ValueError):
+    """A server refuses a question, and would refuse it again."""
+
+
+class CallFailed(RuntimeError):
+    """A request was not answered as it should be; another may succeed."""
+
+    def __init__(self, message: str, *, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question, and how often it was answered before."""
+
+    asked: Mapping[str, Any]
+    digest: str
+    time: int
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answer to one question."""
+
+    text: str
+    question_tokens: int = 0
+    answer_tokens: int = 0
+
+
+class Form(Protocol):
+    """Form of the requests to a kind of server, and of its answers."""
+
+    path: str
+    """Added to the server's address."""
+    batch: int
+    """Most questions in one request."""
+
+    def body(self, questions: Sequence[Question]) -> Mapping[str, Any]:
+        """Return the request's body."""
+
+    def replies(self, body: Any, *, count: int) -> list[Reply]:
+        """Return the answers in a server's body, question by question.
+
+        Raises:
+            ValueError, KeyError, TypeError, IndexError, AttributeError: it is not an answer.
+        """
+
+
+class Asking:
+    """Asks one server."""
+
+    def __init__(self, server: Served, form: Form, *, path: str) -> None:
+        """Prepare to ask; nothing is sent.
+
+        Args:
+            path: of the server in the recipe, for messages.
+
+        Raises:
+            ValueError: the variable of its key is not set.
+        """
+        self._server, self._form, self._path = server, form, path
+        self._url = server.url.rstrip("/") + form.path
+        self._key = _key(server, path)
+        self._last_answer = 0.0
+        self.failed_calls = 0
+        """Requests that failed, and were repeated."""
+
+    def ask(
+        self,
+        questions: Sequence[Question],
+        *,
+        keep: Callable[[StoredAnswer], None],
+        may_go_on: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Ask the questions, and keep each answer when it comes.
+
+        Args:
+            may_go_on: called before each request; raises if none must be sent.
+
+        Raises:
+            JudgeUnavailable: no question is answered for ``patience_seconds``, or one of them not after many requests.
+            JudgeRefused: the server refuses a request.
+        """
+        if not questions:
+            return
+        done = 0
+
+        def kept(answer: StoredAnswer) -> None:
+            nonlocal done
+            keep(answer)
+            done += 1
+
+        with start_blocking_portal() as portal:
+            asked: Future[None] = portal.start_task_soon(self._ask_all, questions, kept, may_go_on)
+            try:
+                while not wait([asked], timeout=_LOOK_SECONDS).done:
+                    progress.phase("waiting for judges", done, len(questions))
+                asked.result()
+            except BaseExceptionGroup as group:
+                raise _first_of(group) from None
+            finally:
+                asked.cancel()
+
+    async def _ask_all(
+        self,
+        questions: Sequence[Question],
+        keep: Callable[[StoredAnswer], None],
+        may_go_on: Callable[[], None],
+    ) -> None:
+        server = self._server
+        self._last_answer = time.monotonic()
+        self._open = asyncio.Semaphore(server.at_once)
+        self._rate: AbstractAsyncContextManager[None] = nullcontext()
+        if server.requests_per_minute is not None:
+            # One at a time: a larger bucket would be full again at the beginning of each batch of responses.
+            self._rate = AsyncLimiter(1, 60.0 / server.requests_per_minute)
+        async with self._client() as client, asyncio.TaskGroup() as tasks:
+            for start in range(0, len(questions), self._form.batch):
+                some = questions[start : start + self._form.batch]
+                tasks.create_task(self._ask_until_answered(client, some, keep, may_go_on))
+
+    def _client(self) -> httpx.AsyncClient:
+        """Return a client; a proxy of the environment is used, though not for a server on this machine.
+
+        Raises:
+            JudgeRefused: the proxy cannot be used.
+        """
+        server = self._server
+        at_once, seconds = server.at_once, server.request_seconds
+        try:
+            return httpx.AsyncClient(
+                headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+                limits=httpx.Limits(max_connections=at_once, max_keepalive_connections=at_once),
+                timeout=httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds), pool=None),
+                verify=_certificates() if server.url.startswith("https:") else False,
+                trust_env=urlsplit(server.url).hostname not in _HERE,
+            )
+        except (ImportError, ValueError) as error:
+            raise JudgeRefused(
+                f"{self._path}.url={server.url}: the proxy that the environment names cannot be used: {error}; correct it, or name the "
+                "server's host in NO_PROXY"
+            ) from error
+
+    async def _ask_until_answered(
+        self,
+        client: httpx.AsyncClient,
+        questions: Sequence[Question],
+        keep: Callable[[StoredAnswer], None],
+        may_go_on: Callable[[], None],
+    ) -> None:
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(CallFailed),
+            wait=_pause,
+            stop=self._gives_up,
+            before_sleep=self._note_failure,
+            retry_error_callback=self._unavailable,
+        )
+
+        async def answered() -> list[Reply]:
+            async with self._open, self._rate:
+                may_go_on()
+                return await self._call(client, questions)
+
+        replies: list[Reply] = await retrying(answered)
+        self._last_answer = time.monotonic()
+        for question, reply in zip(questions, replies, strict=True):
+            keep(
+                StoredAnswer(
+                    question=question.digest,
+                    time=question.time,
+                    asked=dict(question.asked),
+                    answer=self._safe(reply.text),
+                    question_tokens=reply.question_tokens,
+                    answer_tokens=reply.answer_tokens,
+                )
+            )
+
+    def _safe(self, text: str) -> str:
+        """Return an answer as it is kept: without the API key, and without halves of characters, which JSON can name."""
+        text = text.replace(self._key, MASK) if self._key else text
+        return text.encode("utf-8", "replace").decode()
+
+    async def _call(self, client: httpx.AsyncClient, questions: Sequence[Question]) -> list[Reply]:
+        """Make one request.
+
+        Raises:
+            CallFailed: it failed; another may succeed.
+            JudgeRefused: the server refuses it.
+        """
+        try:
+            async with asyncio.timeout(self._server.request_seconds):
+                async with client.stream("POST", self._url, json=self._form.body(questions)) as response:
+                    content = await _content(response)
+        except TimeoutError as error:
+            raise CallFailed(f"no answer within {self._server.request_seconds:g} s") from error
+        except httpx.HTTPError as error:
+            raise CallFailed(str(error) or type(error).__name__) from error
+        if response.is_redirect or response.is_error:
+            raise self._failure(response, content)
+        try:
+            return self._form.replies(json.loads(content, parse_constant=str), count=len(questions))
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+            raise CallFailed(
+                f"its answer is not what was asked for ({type(error).__name__}: {error})"
+            ) from error
+
+    def _failure(self, response: httpx.Response, content: bytes) -> CallFailed | JudgeRefused:
+        code = response.status_code
+        reason = " ".join(content[:2000].decode(errors="replace").split())[:400]
+        if response.is_server_error or code in _TEMPORARY:
+            return CallFailed(f"{code}: {reason}", retry_after=_retry_after(response))
+        message = f"{self._path}.url={self._server.url} answered {code}: {reason}"
+        if code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+            name = self._server.api_key_variable
+            message += (
+                f"; put the server's API key into {name}"
+                if name
+                else f"; name the variable of its API key in {self._path}.api_key_variable"
+            )
+        return JudgeRefused(message)
+
+    def _gives_up(self, state: RetryCallState) -> bool:
+        return (
+            state.attempt_number >= MAX_TRIES
+            or time.monotonic() - self._last_answer >= self._server.patience_seconds
+        )
+
+    def _note_failure(self, state: RetryCallState) -> None:
+        self.failed_calls += 1
+        if self.failed_calls in (1, 10, 100) or self.failed_calls % 1000 == 0:
+            error = state.outcome.exception() if state.outcome is not None else None
+            log.warning(
+                "%s: %d requests have failed and are repeated: %s", self._path, self.failed_calls, error
+            )
+
+    def _unavailable(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome is not None else None
+        raise JudgeUnavailable(
+            f"{self._path}.url={self._server.url} does not answer: {state.attempt_number} requests with one question failed, and for "
+            f"{time.monotonic() - self._last_answer:.0f} s there was no answer to any; the last failure: {error}"
+        ) from error
+
+
+_TEMPORARY = (
+    httpx.codes.REQUEST_TIMEOUT,
+    httpx.codes.CONFLICT,
+    httpx.codes.TOO_EARLY,
+    httpx.codes.TOO_MANY_REQUESTS,
+)
+"""Codes of refusals that another request may not meet."""
+
+
+@cache
+def _certificates() -> ssl.SSLContext:
+    """Return what certificates are checked against; reading it takes longer than a request."""
+    return httpx.create_ssl_context()
+
+
+def _pause(state: RetryCallState) -> float:
+    """Return the seconds until a request is repeated: random, up to twice as long each time, or what the server asks for."""
+    error = state.outcome.exception() if state.outcome is not None else None
+    wished = error.retry_after if isinstance(error, CallFailed) else 0.0
+    return wished + wait_random_exponential(multiplier=0.5, max=LONGEST_PAUSE)(state)
+
+
+def _retry_after(response: httpx.Response) -> float:
+    """Return the seconds of the header ``Retry-After``; 0 without one, or where it is a date."""
+    text = response.headers.get("retry-after", "")
+    return min(float(text), LONGEST_WISH) if text.isascii() and text.isdecimal() else 0.0
+
+
+async def _content(response: httpx.Response) -> bytes:
+    """Return the body of a response.
+
+    Raises:
+        CallFailed: it is too large.
+    """
+    content = bytearray()
+    async for part in response.aiter_bytes():
+        content += part
+        if len(content) > MAX_BYTES:
+            raise CallFailed(f"its answer has more than {MAX_BYTES // 2**20} MiB")
+    return bytes(content)
+
+
+def _key(server: Served, path: str) -> str | None:
+    """Return the server's API key; None: it asks for none.
+
+    Raises:
+        ValueError: its variable is not set, or holds something else.
+    """
+    variable = server.api_key_variable
+    if variable is None:
+        return None
+    key = os.environ.get(variable)
+    if not key:
+        raise ValueError(
+            f"{path}.api_key_variable={variable} names a variable that is not set; set it to the server's API key"
+        )
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError(
+            f"{path}.api_key_variable={variable} names a variable with characters that no API key has; set it to the key alone"
+        )
+    return key
+
+
+def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first error in nested groups."""
+    first = group.exceptions[0]
+    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first

@@ -1,0 +1,88 @@
+"""Score responses by a language model behind an OpenAI-compatible endpoint."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vantage.schemas.recipe.served_scores import SCORE
+from vantage.schemas.recipe.terms import JudgeTerm
+from vantage.tasks.rewards.answered_scores import AnsweredScores, Case, Named, named
+from vantage.tasks.rewards.asking import Question, Reply
+from vantage.tasks.rewards.judge_questions import questions, read_number, read_preference
+from vantage.tasks.rewards.term_scores import NamedScores, Source, TermScores
+from vantage.tasks.rewards.verifiers import MissingAnswers, lack_of_answers
+
+PROMPTS = ("prompts", "watch_prompts")
+"""Roles of the datasets to whose prompts a stage samples responses."""
+
+
+def load(term: JudgeTerm, source: Source) -> TermScores | NamedScores:
+    """Return the judge's scores; no server is called yet.
+
+    Raises:
+        ValueError: the variable of its key is not set.
+        MissingAnswers: its question shows the row's answer, and prompts have none.
+    """
+    judge = term.judge
+    if judge.against is not None or "{answer}" in judge.template:
+        _refuse_missing_answers(source)
+
+    def read(answer: str) -> Named:
+        names = judge.score_names or (SCORE,)
+        if judge.against is not None:
+            return {name: read_preference(answer, name) for name in names}
+        return {name: read_number(answer, name, judge.bounds) for name in names}
+
+    def asked(case: Case) -> list[dict[str, Any]]:
+        return list(questions(judge, *case))
+
+    scores = AnsweredScores(
+        source, judge, ChatCompletions(), questions=asked, read=read, joined=of_both_orders
+    )
+    return named(scores, judge)
+
+
+def of_both_orders(read: Sequence[Named]) -> Named:
+    """Return the scores of a response; where it was compared in both orders, the mean of both."""
+    if len(read) == 1:
+        return read[0]
+    first, second = read
+    return {name: (first[name] + 1.0 - second[name]) / 2.0 for name in first}
+
+
+class ChatCompletions:
+    """The endpoint ``/chat/completions`` of OpenAI and of the servers that follow it."""
+
+    path = "/chat/completions"
+    batch = 1
+
+    def body(self, questions: Sequence[Question]) -> Mapping[str, Any]:
+        """Return the request of one question."""
+        return questions[0].asked
+
+    def replies(self, body: Any, *, count: int) -> list[Reply]:
+        """Return the answer, with the tokens that the server counted.
+
+        Raises:
+            ValueError, KeyError, TypeError, IndexError, AttributeError: it is not an answer.
+        """
+        choices = body["choices"]
+        if len(choices) != count:
+            raise ValueError(f"{len(choices)} answers to {count} question")
+        text = choices[0]["message"].get("content") or ""
+        if not isinstance(text, str):
+            raise TypeError(f"content is a {type(text).__name__}")
+        usage = body.get("usage") or {}
+        return [Reply(text, _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens")))]
+
+
+def _count(tokens: Any) -> int:
+    return tokens if isinstance(tokens, int) and tokens >= 0 else 0
+
+
+def _refuse_missing_answers(source: Source) -> None:
+    for role in PROMPTS:
+        if role in source.job.inputs and (lack := lack_of_answers(source.job.inputs[role])):
+            raise MissingAnswers(
+                f"{source.path}.judge shows the row's answer, and {lack} prompts that {source.job.name} samples responses to have none; map "
+                "them with columns.answer of their data, or leave those rows out"
+            )

@@ -1,0 +1,63 @@
+"""Count, for each step, what judges and reward servers answered, and what that cost."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from vantage.tasks.training import ranks
+
+
+@dataclass
+class _Step:
+    """Counts since the last call of ``answer_metrics``."""
+
+    is_used: bool = False
+    asked: int = 0
+    failed_calls: int = 0
+    answers: int = 0
+    unreadable: int = 0
+    tokens: int = 0
+    cost: float = 0.0
+
+
+_now = _Step()
+
+
+def note_asked(count: int, *, failed_calls: int) -> None:
+    """Count questions that were sent to a server, and requests that failed; the others are answered from the file."""
+    _now.asked += count
+    _now.failed_calls += failed_calls
+
+
+def note_answer(tokens: Sequence[int], *, cost: float) -> None:
+    """Count an answer that a step's scores are read from, new or stored."""
+    _now.is_used = True
+    _now.answers += 1
+    _now.tokens += sum(tokens)
+    _now.cost += cost
+
+
+def note_unreadable() -> None:
+    """Count an answer from which no scores can be read."""
+    _now.unreadable += 1
+
+
+def answer_metrics() -> dict[str, float]:
+    """Return the metrics since the last call, over all ranks; empty if no server was asked. All ranks call this."""
+    global _now
+    step, _now = _now, _Step()
+    counts = [
+        step.is_used,
+        step.asked,
+        step.failed_calls,
+        step.answers,
+        step.unreadable,
+        step.tokens,
+        step.cost,
+    ]
+    total = ranks.total(torch.tensor([float(each) for each in counts], dtype=torch.float64)).tolist()
+    if not total[0]:
+        return {}
+    names = ("asked", "failed_calls", "answers", "unreadable", "tokens", "cost")
+    return {f"judge_{name}": value for name, value in zip(names, total[1:], strict=True)}

@@ -1,0 +1,125 @@
+"""What a judge is asked, and which answers give scores: exactly one value under each name, within the scale."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vantage.schemas.recipe.served_scores import JudgeServer
+from vantage.tasks.rewards.judge_questions import Unreadable, questions, read_number, read_preference
+from vantage.tasks.rewards.judge_scores import of_both_orders
+
+SCALE = (1.0, 10.0)
+
+
+def judge(**fields: Any) -> JudgeServer:
+    return JudgeServer(url="http://127.0.0.1:1/v1", model="m", **fields)
+
+
+@pytest.mark.parametrize(
+    ("answer", "number"),
+    [
+        ("score: 7", 7.0),
+        ("Score: 7.", 7.0),
+        ("**Score**: 7.5", 7.5),
+        ("score = 3\n", 3.0),
+        ('{"score": 10}', 10.0),
+        ('{"score": "4", "why": "3 faults"}', 4.0),
+        ("It has 3 faults.\nScore: 7/10", 7.0),
+        ("score: 7 / 10", 7.0),
+        ("score: 7 out of 10", 7.0),
+        ("score: 7.0\nThe score: 7", 7.0),
+        ("<think>score: 2, no, score: 3?</think>score: 9", 9.0),
+        ("score: +1", 1.0),
+        ("score: 7, since it is short", 7.0),
+    ],
+)
+def test_a_number_is_read_however_it_is_written(answer: str, number: float) -> None:
+    assert read_number(answer, "score", SCALE) == number
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ("", "it gives no readable score"),
+        ("7", "no readable"),
+        ("score: seven", "no readable"),
+        ("score:", "no readable"),
+        ("score: 7-8", "no readable"),
+        ("score: 7–8", "no readable"),
+        ("score: 7 or 8", "no readable"),
+        ("score: 7 to 8", "no readable"),
+        ("score: 7/100", "no readable"),
+        ("score: 7/10000", "no readable"),
+        ("score: 70%", "no readable"),
+        ("score: 7 out of 20", "no readable"),
+        ("score: 1e3", "no readable"),
+        ("score: 7.5.1", "no readable"),
+        ("score: 7…", "no readable"),
+        ("myscore: 7", "no readable"),
+        ("scores: 7", "no readable"),
+        ("score: 7\nscore: 8", "it gives score twice, as 7 and as 8"),
+        ("score: 7\nscore: eight", "no readable"),
+        ("score: 11", "score is 11, and the scale is 1 to 10"),
+        ("score: 0.99", "score is 0.99"),
+        ("score: -7", "score is -7"),
+        ("score: nan", "no readable"),
+        ("score: 7<think>hm</think>", "no readable"),
+    ],
+)
+def test_what_is_not_one_number_on_the_scale_is_unreadable(answer: str, why: str) -> None:
+    with pytest.raises(Unreadable, match=why):
+        read_number(answer, "score", SCALE)
+
+
+@given(st.integers(-99, 99), st.integers(0, 99), st.sampled_from(["right", "right_answer", "answer"]))
+def test_each_name_has_its_own_number(one: int, other: int, name: str) -> None:
+    numbers = {"right": float(one), "right_answer": other / 4, "answer": float(one - other)}
+    text = "\n".join(f"{each}: {number:g}" for each, number in numbers.items())
+    assert read_number(text, name, (-200.0, 200.0)) == numbers[name]
+
+
+@pytest.mark.parametrize(
+    ("answer", "preference"),
+    [
+        ("score: A", 1.0),
+        ("score: b.", 0.0),
+        ("Score: tie", 0.5),
+        ("**score**: Response A", 1.0),
+        ("A good one.\nscore: B", 0.0),
+    ],
+)
+def test_a_preference_is_read(answer: str, preference: float) -> None:
+    assert read_preference(answer, "score") == preference
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["A", "score: C", "score: A\nscore: B", "score: A or B", "score: A/B", "score: both", "score: AB"],
+)
+def test_what_prefers_no_response_is_unreadable(answer: str) -> None:
+    with pytest.raises(Unreadable):
+        read_preference(answer, "score")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "score"),
+    [(1.0, 0.0, 1.0), (0.0, 1.0, 0.0), (1.0, 1.0, 0.5), (0.0, 0.0, 0.5), (0.5, 0.0, 0.75), (0.5, 0.5, 0.5)],
+)
+def test_both_orders_count_equally(first: float, second: float, score: float) -> None:
+    """``first``: preference of the response that was shown first; the second question shows the response second."""
+    assert of_both_orders([{"score": first}, {"score": second}]) == {"score": score}
+
+
+def test_texts_are_put_into_their_places_once() -> None:
+    asked = judge(prompt="{prompt}|{response}|{answer}|{other}|{criteria}", scale=(0.0, 1.0))
+    (body,) = questions(asked, "{response}", "{answer} {prompt}", "42")
+    text = body["messages"][0]["content"]
+    assert text == "{response}|{answer} {prompt}|42|{other}|- score (0 to 1): how good the response is\n"
+
+
+def test_the_recipe_can_add_to_a_request_and_leave_the_temperature_to_the_server() -> None:
+    (body,) = questions(judge(temperature=None, request={"seed": 3}, max_answer_tokens=9), "p", "r", None)
+    assert body.keys() == {"seed", "model", "max_tokens", "messages"}
+    assert (body["seed"], body["max_tokens"]) == (3, 9)

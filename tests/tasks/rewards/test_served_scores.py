@@ -1,0 +1,411 @@
+"""Judges and reward servers: whatever fails on the way, the scores are those of a server that never fails, or there are none."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.fake_judge_server import FakeJudge, points
+from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.recipe.served_scores import JudgeServer, RewardServer
+from vantage.schemas.recipe.terms import HttpTerm, JudgeTerm
+from vantage.tasks.data.rows import write_rows
+from vantage.tasks.rewards import answer_file, asking, http_scores, judge_scores
+from vantage.tasks.rewards.answer_file import answers_in
+from vantage.tasks.rewards.answered_scores import BudgetSpent, UnreadableAnswer
+from vantage.tasks.rewards.asking import JudgeRefused, JudgeUnavailable
+from vantage.tasks.rewards.scoring import Term
+from vantage.tasks.rewards.term_scores import NamedScores, Responses, Source, TermScores
+from vantage.tasks.rewards.verifiers import MissingAnswers
+from vantage.tasks.training.answer_record import answer_metrics
+from vantage.tasks.training.scratch import ANSWERS as KEPT
+
+PROMPTS = [f"What is {number} + {number}?" for number in range(24)]
+RESPONSES = [f"It is {number * 2}. 数{number % 3}" for number in range(24)]
+ANSWERS = [str(number * 2) for number in range(24)]
+PROMPT = "Judge.\n[Prompt]\n{prompt}\n[Response]\n{response}\n{criteria}"
+
+
+@pytest.fixture
+def server() -> Iterator[FakeJudge]:
+    with FakeJudge() as served:
+        yield served
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Forget all open files of answers: what a new process would not know."""
+
+    def forget() -> None:
+        answer_file.answer_file.cache_clear()
+        answer_metrics()
+
+    forget()
+    monkeypatch.setattr(asking, "LONGEST_PAUSE", 0.1)
+    return forget
+
+
+class Job:
+    """The part of a job that a term reads."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch, self.inputs, self.name = scratch, {}, "policy"
+
+
+def judge(server: FakeJudge, **fields: Any) -> JudgeServer:
+    fast = {"request_seconds": 2.0, "patience_seconds": 5.0, "prompt": PROMPT, **fields}
+    return JudgeServer(url=f"{server.url}/v1", model="critic", **fast)
+
+
+def load(scratch: Path, server: JudgeServer | RewardServer) -> TermScores | NamedScores:
+    source = Source(
+        Job(scratch), "reward.main.0", "rewards.main.terms.0", (), torch.device("cpu"), torch.float32
+    )  # type: ignore[arg-type]
+    if isinstance(server, JudgeServer):
+        return judge_scores.load(JudgeTerm(judge=server), source)
+    return http_scores.load(HttpTerm(http=server), source)
+
+
+def scored(scores: TermScores | NamedScores, rows: slice = slice(None)) -> dict[str, list[float]]:
+    given = Responses(
+        None,  # type: ignore[arg-type]
+        PROMPTS[rows],
+        RESPONSES[rows],
+        ANSWERS[rows],
+        torch.device("cpu"),
+        PassLimits(2),
+    )
+    return {name: each.tolist() for name, each in Term("judge", 1.0, scores).score(given).items()}
+
+
+def question(row: int, criteria: str = "- score (1 to 10): how good the response is\n") -> str:
+    return f"Judge.\n[Prompt]\n{PROMPTS[row]}\n[Response]\n{RESPONSES[row]}\n{criteria}"
+
+
+def test_a_judge_scores_each_response_by_its_own_text(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
+    found = scored(load(tmp_path, judge(server)))
+    assert found == {"judge": [float(points(question(row))) for row in range(24)]}
+    body = server.seen.bodies[0]
+    assert (body["model"], body["temperature"], body["max_tokens"]) == ("critic", 0.0, 512)
+
+
+def test_criteria_are_scores_of_their_own(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
+    server.names = ("right", "kind_words")
+    criteria = {"right": "Is it right?", "kind_words": "Is it kind?"}
+    found = scored(load(tmp_path, judge(server, criteria=criteria)))
+    asked = "- right (1 to 10): Is it right?\n- kind_words (1 to 10): Is it kind?\n"
+    assert found == {
+        f"judge.{name}": [float(points(question(row, asked), name)) for row in range(24)]
+        for name in server.names
+    }
+
+
+def test_a_comparison_asks_in_both_orders_and_takes_their_mean(
+    server: FakeJudge, tmp_path: Path, fresh: Any
+) -> None:
+    found = scored(load(tmp_path, judge(server, against="answer", prompt=None)))["judge"]
+    for row, score in enumerate(found):
+        ours, theirs = points(RESPONSES[row]), points(ANSWERS[row])
+        assert score == (1.0 if ours > theirs else 0.5 if ours == theirs else 0.0)
+    assert {0.0, 1.0} <= set(found)
+    assert server.seen.num_requests == 48
+    firsts = sum(
+        f"[Response A]\n{RESPONSES[3]}\n" in body["messages"][0]["content"] for body in server.seen.bodies
+    )
+    assert firsts == 1
+
+
+def test_a_judge_that_always_prefers_the_first_makes_ties(
+    server: FakeJudge, tmp_path: Path, fresh: Any
+) -> None:
+    server.faults.unreadable = lambda text, time: "score: A"
+    assert scored(load(tmp_path, judge(server, against="answer", prompt=None)))["judge"] == [0.5] * 24
+
+
+@pytest.mark.parametrize("kind", ["judge", "http"])
+def test_failing_calls_change_no_score_and_nothing_is_asked_twice(
+    server: FakeJudge, tmp_path: Path, fresh: Any, kind: str
+) -> None:
+    """7 kinds of failures, on 30 % of the requests: refusals, no, half, wrong, double and late answers."""
+    asked = (
+        judge(server, request_seconds=0.5)
+        if kind == "judge"
+        else RewardServer(url=server.url, version="1", batch=1, request_seconds=0.5, patience_seconds=5.0)
+    )
+    whole = scored(load(tmp_path / "whole", asked))
+    server.seen.questions.clear()
+    server.faults.share, server.faults.late_seconds = 0.3, 1.0
+    fresh()
+    assert scored(load(tmp_path / "failing", asked)) == whole
+    assert set(server.seen.questions.values()) == {1}
+    assert answer_metrics()["judge_failed_calls"] >= 7
+
+
+def test_stored_answers_are_read_again_without_any_server(
+    server: FakeJudge, tmp_path: Path, fresh: Any
+) -> None:
+    asked = judge(server)
+    first = scored(load(tmp_path, asked), slice(0, 10))
+    assert answer_metrics()["judge_asked"] == 10
+    fresh()
+    server.stop()
+    assert scored(load(tmp_path, asked), slice(0, 10)) == first
+    metrics = answer_metrics()
+    assert (metrics["judge_asked"], metrics["judge_answers"]) == (0, 10)
+
+
+def test_equal_responses_are_asked_about_once(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
+    scores = load(tmp_path, judge(server))
+    given = Responses(
+        None,  # type: ignore[arg-type]
+        ["a?"] * 5,
+        ["b"] * 5,
+        [None] * 5,
+        torch.device("cpu"),
+        PassLimits(2),
+    )
+    assert len(set(scores(given).tolist())) == 1
+    assert server.seen.num_requests == 1
+
+
+def test_a_dead_server_gives_no_score(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
+    server.faults.dies_at = 9
+    asked = judge(server, patience_seconds=1.0, at_once=1)
+    with pytest.raises(JudgeUnavailable, match=r"rewards\.main\.terms\.0\.url=http.* does not answer"):
+        scored(load(tmp_path, asked))
+    kept = list(answers_in(tmp_path / KEPT))
+    assert len(kept) == 9
+    # It comes back: only the others are asked.
+    server.faults.dies_at = None
+    server.start()
+    fresh()
+    assert scored(load(tmp_path, asked)) == {"judge": [float(points(question(row))) for row in range(24)]}
+    assert set(server.seen.questions.values()) == {1}
+
+
+def test_an_answer_that_never_ends_is_late(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
+    server.faults.drips = {0, 1}
+    found = scored(load(tmp_path, judge(server, request_seconds=0.4, at_once=1)), slice(0, 2))
+    assert found == {"judge": [float(points(question(row))) for row in range(2)]}
+    assert server.seen.num_requests == 4
+    assert answer_metrics()["judge_failed_calls"] == 2
+
+
+def test_patience_ends_whatever_the_number_of_requests(
+    server: FakeJudge, tmp_path: Path, fresh: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "MAX_TRIES", 120)
+    server.faults.share, server.faults.late_seconds = 1.0, 1.0
+    began = time.monotonic()
+    with pytest.raises(JudgeUnavailable, match="does not answer"):
+        scored(load(tmp_path, judge(server, patience_seconds=0.5, request_seconds=0.5)), slice(0, 1))
+    assert time.monotonic() - began < 4.0
+    assert server.seen.num_requests < 100
+
+
+@pytest.mark.parametrize("status", [400, 404, 422])
+def test_a_refusal_is_not_repeated(server: FakeJudge, tmp_path: Path, fresh: Any, status: int) -> None:
+    server.faults.refused = status
+    with pytest.raises(JudgeRefused, match=f"answered {status}: .*no such model"):
+        scored(load(tmp_path, judge(server, at_once=2)))
+    assert server.seen.num_requests <= 4
+
+
+def test_the_key_comes_from_its_variable(
+    server: FakeJudge, tmp_path: Path, fresh: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.key = "canary-of-the-judge"
+    with pytest.raises(
+        JudgeRefused, match=r"name the variable of its API key in rewards\.main\.terms\.0\.api_key_variable"
+    ):
+        scored(load(tmp_path, judge(server)))
+    asked = judge(server, api_key_variable="CRITIC_API_KEY")
+    with pytest.raises(ValueError, match="CRITIC_API_KEY names a variable that is not set"):
+        load(tmp_path, asked)
+    monkeypatch.setenv("CRITIC_API_KEY", server.key)
+    server.faults.unreadable = lambda text, time: f"score: 7 ({server.key})"
+    scored(load(tmp_path, asked))
+    assert b"canary" not in (tmp_path / KEPT).read_bytes()
+
+
+def test_a_proxy_of_the_environment_is_not_asked_for_a_server_on_this_machine(
+    server: FakeJudge, tmp_path: Path, fresh: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", "ftp://nowhere")
+    assert scored(load(tmp_path, judge(server)), slice(0, 1)) == {"judge": [float(points(question(0)))]}
+    elsewhere = judge(server).model_copy(update={"url": "http://critic.example.org/v1"})
+    with pytest.raises(JudgeRefused, match="the proxy that the environment names cannot be used: .*ftp"):
+        scored(load(tmp_path, elsewhere), slice(1, 2))
+
+
+def test_an_unreadable_answer_is_asked_for_again(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
+    server.faults.unreadable = lambda text, time: "I would rather not." if time < 2 else None
+    found = scored(load(tmp_path, judge(server)))
+    assert found["judge"] == [float(points(question(row))) for row in range(24)]
+    assert answer_metrics()["judge_unreadable"] == 48
+    assert len(list(answers_in(tmp_path / KEPT))) == 72
+
+
+def test_unreadable_answers_stop_the_stage(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
+    server.faults.unreadable = lambda text, time: "Seven." if "5 + 5" in text and "15" not in text else None
+    with pytest.raises(
+        UnreadableAnswer,
+        match=r"3 answers to the question .* it gives no readable score; the last one begins 'Seven\.'",
+    ):
+        scored(load(tmp_path, judge(server)))
+    # A resumed stage asks again, and about nothing else.
+    fresh()
+    server.faults.unreadable = lambda text, time: None
+    before = server.seen.num_requests
+    assert scored(load(tmp_path, judge(server)))["judge"][5] == points(question(5))
+    assert server.seen.num_requests == before + 1
+
+
+def test_a_recipe_can_give_unreadable_answers_a_score(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
+    server.faults.unreadable = lambda text, time: (
+        "score: 11" if "5 + 5?" in text and "15" not in text else None
+    )
+    found = scored(load(tmp_path, judge(server, unreadable=-3.0, ask_again=0)))["judge"]
+    assert found == [-3.0 if row == 5 else float(points(question(row))) for row in range(24)]
+    assert answer_metrics()["judge_unreadable"] == 1
+    before = server.seen.num_requests
+    fresh()
+    assert scored(load(tmp_path, judge(server, unreadable=-3.0, ask_again=0)))["judge"] == found
+    assert server.seen.num_requests == before
+
+
+def test_a_budget_ends_the_stage_and_a_larger_one_goes_on(
+    server: FakeJudge, tmp_path: Path, fresh: Any
+) -> None:
+    price = {"question": 1e6, "answer": 0.0}
+    tokens = len(question(0).split())
+    small = judge(server, at_once=1, price=price, budget={"cost": 5.0 * tokens})
+    with pytest.raises(BudgetSpent, match=r"terms\.0\.budget\.cost=\d+ is spent \(\d+ for critic so far\)"):
+        scored(load(tmp_path, small))
+    assert server.seen.num_requests == 5
+    metrics = answer_metrics()
+    fresh()
+    large = judge(server, at_once=1, price=price, budget={"tokens": 10**6})
+    assert scored(load(tmp_path, large))["judge"] == [float(points(question(row))) for row in range(24)]
+    assert set(server.seen.questions.values()) == {1}
+    metrics = answer_metrics()
+    asked = [body["messages"][0]["content"] for body in server.seen.bodies]
+    assert metrics["judge_cost"] == pytest.approx(sum(len(text.split()) for text in asked))
+    assert metrics["judge_tokens"] == sum(len(text.split()) + 2 for text in asked)
+
+
+def test_requests_are_under_way_at_once_and_no_more_than_allowed(
+    server: FakeJudge, tmp_path: Path, fresh: Any
+) -> None:
+    server.delay = 0.05
+    scored(load(tmp_path, judge(server, at_once=6)))
+    assert server.seen.most_at_once == 6
+
+
+def test_requests_are_spread_over_a_minute(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
+    scored(load(tmp_path, judge(server, at_once=4, requests_per_minute=600.0)), slice(0, 12))
+    times = server.seen.times
+    assert len(times) == 12
+    assert times[-1] - times[0] >= (12 - 1) / 10 * 0.9
+
+
+def test_a_reward_server_gets_batches_and_gives_named_scores(
+    server: FakeJudge, tmp_path: Path, fresh: Any
+) -> None:
+    server.names = ("clear", "short")
+    asked = RewardServer(
+        url=server.url, version="2", batch=10, names=("clear", "short"), patience_seconds=5.0
+    )
+    found = scored(load(tmp_path, asked))
+    texts = [prompt + response for prompt, response in zip(PROMPTS, RESPONSES, strict=True)]
+    assert found == {f"judge.{name}": [points(text, name) / 4 for text in texts] for name in server.names}
+    assert sorted(len(body["items"]) for body in server.seen.bodies) == [4, 10, 10]
+    assert server.seen.bodies[0]["items"][0].keys() == {"prompt", "response", "answer"}
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (float("nan"), "score is NaN, which is no finite number"),
+        (True, "score is True"),
+        ("7", "score is 7, which"),
+        ({"score": 1.0}, "score is {'score': 1.0}"),
+        (10**400, "score is 1000"),
+    ],
+)
+def test_one_bad_score_of_a_batch_is_asked_for_again_alone(
+    server: FakeJudge, tmp_path: Path, fresh: Any, bad: Any, reason: str
+) -> None:
+    asked = RewardServer(url=server.url, version="2", batch=8, ask_again=1, patience_seconds=5.0)
+    server.faults.bad_scores = lambda item, time: bad if item["prompt"] == PROMPTS[7] else None
+    with pytest.raises(UnreadableAnswer, match=reason.replace("{", r"\{")):
+        scored(load(tmp_path, asked))
+    assert [len(body["items"]) for body in server.seen.bodies][3:] == [1]
+
+
+def test_a_name_that_is_missing_is_refused(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
+    server.names = ("clear",)
+    asked = RewardServer(url=server.url, version="2", ask_again=0, names=("clear", "short"))
+    with pytest.raises(UnreadableAnswer, match="it scores clear, and names has clear, short"):
+        scored(load(tmp_path, asked))
+
+
+def test_every_prefix_of_the_file_is_a_file(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
+    """A kill may cut the file at any byte: all complete answers are there, and others can be added."""
+    scored(load(tmp_path, judge(server)), slice(0, 3))
+    data = (tmp_path / KEPT).read_bytes()
+    ends = [place + 1 for place, byte in enumerate(data) if byte == 10]
+    for length in range(len(data) + 1):
+        path = tmp_path / f"cut-{length}.jsonl"
+        path.write_bytes(data[:length])
+        file = answer_file.AnswerFile(path)
+        assert len(file) == sum(end <= length for end in ends)
+        for answer in answers_in(tmp_path / KEPT):
+            file.add(answer)
+        file.close()
+        assert sorted(path.read_bytes().splitlines()) == sorted(data.splitlines())
+        path.unlink()
+
+
+def test_a_damaged_line_is_asked_about_again(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
+    first = scored(load(tmp_path, judge(server)))
+    path = tmp_path / KEPT
+    lines = path.read_text().splitlines(keepends=True)
+    lines[4] = lines[4].replace("[Prompt]", "[prompt]")
+    path.write_text("".join(lines))
+    fresh()
+    before = server.seen.num_requests
+    assert scored(load(tmp_path, judge(server))) == first
+    assert server.seen.num_requests == before + 1
+
+
+def test_kept_answers_do_not_depend_on_the_order_in_which_they_came(
+    server: FakeJudge, tmp_path: Path, fresh: Any
+) -> None:
+    for folder, rows in (("one", [slice(0, 24)]), ("other", [slice(12, 24), slice(0, 20)])):
+        for part in rows:
+            scored(load(tmp_path / folder, judge(server)), part)
+        counts = answer_file.write_sorted(tmp_path / folder / KEPT, tmp_path / f"{folder}.jsonl")
+        assert (counts["questions"], counts["answers"]) == (24, 24)
+    assert (tmp_path / "one.jsonl").read_bytes() == (tmp_path / "other.jsonl").read_bytes()
+    line = json.loads((tmp_path / "one.jsonl").read_text().splitlines()[0])
+    assert line.keys() == {"question", "time", "asked", "answer", "question_tokens", "answer_tokens"}
+    assert server.url not in (tmp_path / "one.jsonl").read_text()
+
+
+def test_a_comparison_needs_answers(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
+    (tmp_path / "prompts").mkdir()
+    for split, answers in (("train", ["2", None]), ("validation", ["2"]), ("test", ["2"])):
+        write_rows(
+            tmp_path / "prompts", split, [{"prompt": "1 + 1?", "answer": answer} for answer in answers]
+        )
+    job = Job(tmp_path)
+    job.inputs = {"prompts": tmp_path / "prompts"}
+    for fields in ({"against": "answer", "prompt": None}, {"prompt": PROMPT + "{answer}"}):
+        source = Source(job, "reward.main.0", "rewards.main.terms.0", (), torch.device("cpu"), torch.float32)  # type: ignore[arg-type]
+        with pytest.raises(MissingAnswers, match="1 of the 2 train prompts that policy samples"):
+            judge_scores.load(JudgeTerm(judge=judge(server, **fields)), source)
