@@ -101,7 +101,8 @@ def calibration_bounds(returns: Tensor, response_mask: Tensor) -> Tensor:
     distinct = found.unique()
     tenths = found[torch.arange(1, BOUNDS + 1) * len(found) // (BOUNDS + 1)]
     lower = torch.searchsorted(distinct, tenths).clamp(max=len(distinct) - 2).unique()
-    return (distinct[lower] + distinct[lower + 1]) / 2 if len(distinct) > 1 else distinct[:0]
+    bounds: Tensor = (distinct[lower] + distinct[lower + 1]) / 2 if len(distinct) > 1 else distinct[:0]
+    return bounds
 
 
 def shares_up_to(quantiles: Tensor, bounds: Tensor) -> Tensor:

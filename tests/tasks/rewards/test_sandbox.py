@@ -168,7 +168,7 @@ def test_output_is_limited() -> None:
     )
 
 
-@pytest.mark.parametrize(
+STARTING = pytest.mark.parametrize(
     "program",
     [
         "import os\nos.fork()",
@@ -184,9 +184,17 @@ def test_output_is_limited() -> None:
         "import os\nos.sched_setscheduler(1, os.SCHED_BATCH, os.sched_param(0))",
     ],
 )
-@pytest.mark.parametrize("isolated", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_no_process_and_no_thread_is_started(program: str, isolated: bool) -> None:
-    assert ran(program, isolated=isolated) == FAILED
+
+
+@STARTING
+def test_no_process_and_no_thread_is_started(program: str) -> None:
+    assert ran(program) == FAILED
+
+
+@pytest.mark.slow
+@STARTING
+def test_no_process_and_no_thread_is_started_without_isolation(program: str) -> None:
+    assert ran(program, isolated=False) == FAILED
 
 
 @pytest.mark.parametrize(
