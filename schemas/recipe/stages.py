@@ -55,7 +55,8 @@ class Rollouts(Training):
             )
 
 
-def _refuse_broken_groups(batch_size: int, group: int, name: str) -> None:
+def refuse_broken_groups(batch_size: int, group: int, name: str) -> None:
+    """Raise ValueError unless a batch consists of whole groups; ``name``: the field of the groups' size."""
     if batch_size % group:
         near = max(batch_size // group, 1) * group
         raise ValueError(
@@ -172,7 +173,7 @@ class ValuePretraining(Rollouts):
 
     @rule
     def _groups_divide_the_batch(self) -> None:
-        _refuse_broken_groups(self.batch_size, self.samples_per_prompt, "samples_per_prompt")
+        refuse_broken_groups(self.batch_size, self.samples_per_prompt, "samples_per_prompt")
 
     @rule
     def _fresh_responses_are_whole_groups(self) -> None:
@@ -299,7 +300,7 @@ class PolicyOptimization(WatchedRollouts):
     @rule
     def _groups_divide_the_batch(self) -> None:
         group = self.algorithm.samples_per_prompt
-        _refuse_broken_groups(self.batch_size, group, "algorithm.samples_per_prompt")
+        refuse_broken_groups(self.batch_size, group, "algorithm.samples_per_prompt")
 
     @rule
     def _what_is_sampled_ahead_is_corrected(self) -> None:
@@ -456,7 +457,7 @@ class BestOfN(WatchedRollouts):
     @rule
     def _minibatches_divide_the_batch(self) -> None:
         """Replaces the rule of ``Rollouts``: minibatches consist of kept responses."""
-        _refuse_broken_groups(self.batch_size, self.samples_per_prompt, "samples_per_prompt")
+        refuse_broken_groups(self.batch_size, self.samples_per_prompt, "samples_per_prompt")
         kept = self.batch_size // self.samples_per_prompt
         if kept % self.minibatch_size:
             raise ValueError(
