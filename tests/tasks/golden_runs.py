@@ -184,6 +184,13 @@ def _best_of_n(inputs: Mapping[str, str], **work: Any) -> Run:
     return Run("best_of_n", {**fixed, **work}, {"init": "init", **SCORED, **inputs}, 7, REWARDS)
 
 
+def _distillation(**work: Any) -> Run:
+    fixed = {**ROLLOUTS, "init": "init", "teacher": "reference", "samples_per_prompt": 2, "minibatch_size": 4}
+    return Run(
+        "distillation", {**fixed, **work}, {"init": "init", "teacher": "reference", **SCORED}, 9, REWARDS
+    )
+
+
 LEARNING_FROM_DATA = {
     "sft": _sft(),
     "sft: packing, length groups off": _sft(packing=True, group_by_length=False, microbatch_size=3),
@@ -196,6 +203,7 @@ LEARNING_FROM_DATA = {
     "dpo: collected responses": _dpo("rollouts", COLLECTED),
     "dpo: LoRA": _dpo("data", "pairs", lora=LORA),
     "best_of_n": _best_of_n({}, epochs=2),
+    "distillation": _distillation(epochs=2),
     "best_of_n: collected responses": _best_of_n(
         {"rollouts": COLLECTED}, rollouts=COLLECTED, samples_per_prompt=2, minibatch_size=3
     ),

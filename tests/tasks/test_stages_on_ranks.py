@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.tasks import test_best_of_n, test_dpo, test_presets_run, test_watch_by_model
+from tests.tasks import test_best_of_n, test_distillation, test_dpo, test_presets_run, test_watch_by_model
 from tests.tasks.alike import ADAM_EPS, assert_alike, assert_alike_weights, run_to_compare
 from vantage.ledger.journal import read
 from vantage.schemas.kinds import resolve_work
@@ -98,6 +98,10 @@ def best_of_n(pipeline: Any, folder: Path) -> StageJob:
     return test_best_of_n.job_in(pipeline, folder, iterations=2)
 
 
+def distillation(pipeline: Any, folder: Path) -> StageJob:
+    return test_distillation.job_in(pipeline, folder, iterations=2, microbatch_size=2)
+
+
 def dpo(pipeline: Any, folder: Path) -> StageJob:
     return test_dpo.job_in(pipeline, folder, reference="model", microbatch_size=2)
 
@@ -146,6 +150,7 @@ CASES: dict[int, dict[str, Job]] = {
         "collected": of_kind("collected", microbatch_size=16),
         "value of collected responses": collected_value,
         "best of n": best_of_n,
+        "distillation": distillation,
         "dpo": dpo,
         "monitored": monitored,
         "watched by a model": watched_by_a_model,
