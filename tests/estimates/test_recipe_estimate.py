@@ -90,7 +90,9 @@ def test_kto_reads_its_minibatch_a_second_time_for_the_reference_point(every_kin
     assert (of_reference.role, of_reference.times) == ("reference", 2 * steps)
 
 
-def test_a_distillation_reads_its_teacher_in_each_step_and_measures_it_once(every_kind: RecipeEstimate) -> None:
+def test_a_distillation_reads_its_teacher_in_each_step_and_measures_it_once(
+    every_kind: RecipeEstimate,
+) -> None:
     """3 iterations of 2 epochs of 2 minibatches; the reward reads 3 rollouts, 1 + 1 validations and 3 times 40 test responses."""
     found = stage(every_kind, "distilled").workload
     steps = 3 * 2 * 2
