@@ -185,10 +185,9 @@ def _best_of_n(inputs: Mapping[str, str], **work: Any) -> Run:
 
 
 def _distillation(**work: Any) -> Run:
-    fixed = {**ROLLOUTS, "init": "init", "teacher": "reference", "samples_per_prompt": 2, "minibatch_size": 4}
-    return Run(
-        "distillation", {**fixed, **work}, {"init": "init", "teacher": "reference", **SCORED}, 9, REWARDS
-    )
+    fixed = {**ROLLOUTS, "init": "reference", "teacher": "init", "samples_per_prompt": 2, "minibatch_size": 4}
+    inputs = {"init": "reference", "teacher": "init", **SCORED}
+    return Run("distillation", {**fixed, **work}, inputs, 1, REWARDS)
 
 
 LEARNING_FROM_DATA = {
