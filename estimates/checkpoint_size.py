@@ -10,7 +10,12 @@ from vantage.schemas.recipe.inputs import Model
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.stages import ValuePretraining
 
-_BEST = {"value_pretraining": "critic", "policy_optimization": "policy", "best_of_n": "policy"}
+_BEST = {
+    "value_pretraining": "critic",
+    "policy_optimization": "policy",
+    "best_of_n": "policy",
+    "distillation": "policy",
+}
 """Kind → role of the network whose best weights a checkpoint contains beside the last ones."""
 _ROW = Lengths((1,))
 _NOT_COUNTED = DataCount(1, 1, 1, _ROW, (_ROW, _ROW), _ROW, 1.0, "not counted")

@@ -10,7 +10,11 @@ from vantage.estimates.token_counts import DataCount, Lengths
 from vantage.estimates.workload import Network, Pass, Sampling, Sequences, Workload
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.recipe import ResolvedRecipe
-from vantage.schemas.recipe.resolved import ResolvedBestOfN, ResolvedPolicyOptimization
+from vantage.schemas.recipe.resolved import (
+    ResolvedBestOfN,
+    ResolvedDistillation,
+    ResolvedPolicyOptimization,
+)
 from vantage.schemas.recipe.rollout import Sampling as RolloutFields
 from vantage.schemas.recipe.stage import Stage, Training
 from vantage.schemas.recipe.stages import Rollouts
@@ -131,7 +135,7 @@ class Responses:
         return [forward(role, times, scored) for role in ("policy", *(["reference"] if reference else []))]
 
 
-def validations(work: ResolvedPolicyOptimization | ResolvedBestOfN) -> int:
+def validations(work: ResolvedPolicyOptimization | ResolvedBestOfN | ResolvedDistillation) -> int:
     """Return how often the policy is measured on validation prompts after an iteration, the last one included."""
     own = work.validations
     together = math.lcm(*own)
@@ -141,7 +145,10 @@ def validations(work: ResolvedPolicyOptimization | ResolvedBestOfN) -> int:
 
 
 def selection(
-    work: ResolvedPolicyOptimization | ResolvedBestOfN, rollouts: Responses, *, reference: bool
+    work: ResolvedPolicyOptimization | ResolvedBestOfN | ResolvedDistillation,
+    rollouts: Responses,
+    *,
+    reference: bool,
 ) -> tuple[list[Sampling], list[Pass]]:
     """Return the measurements on held-out prompts: before the first iteration, every few iterations, and at the end."""
     measured = 1 + validations(work)

@@ -23,9 +23,11 @@ from vantage.schemas.metric_names import (
     CRITIC_SLICES,
     DEMONSTRATED,
     DIFFICULTY,
+    DISTILLED,
     DISTINCT,
     ENSEMBLE,
     IMPORTANCE,
+    LEARNED_SAMPLES,
     LENGTH_GROUPS,
     LOSSES_OF_SWITCHES,
     MARGINS,
@@ -52,12 +54,14 @@ from vantage.schemas.metric_names import (
     compared,
     judge_metrics,
 )
+from vantage.schemas.recipe.distillation import Distillation
 from vantage.schemas.recipe.evaluations import BenchmarkEvaluation, PolicyEvaluation, RewardEvaluation
 from vantage.schemas.recipe.inputs import MODEL, Content
 from vantage.schemas.recipe.prompt_selection import PromptSelection
 from vantage.schemas.recipe.resolved import (
     ResolvedBestOfN,
     ResolvedDirectPreferenceOptimization,
+    ResolvedDistillation,
     ResolvedKahnemanTverskyOptimization,
     ResolvedPolicyOptimization,
     ResolvedPreferenceCollection,
@@ -279,17 +283,23 @@ _TABLE = (
         learning_rate=2e-5,  # the same loss as SFT
         estimates=SAMPLED_POLICY,
         numbers=(*PROMPTS_READ, *CHOSEN_POLICY, "validation_watch_score", *UNCOMPILED),
-        curves=(
-            *STEP,
-            *ROLLOUT,
-            *RESPONSE_SHAPE,
-            *MONITORS,
-            *WATCHED,
-            *SAMPLER,
-            *SAMPLING,
-            "best_score_mean",
-            "nll",
-        ),
+        curves=(*LEARNED_SAMPLES, "best_score_mean", "nll"),
+    ),
+    Kind(
+        work=Distillation,
+        resolved=ResolvedDistillation,
+        module="vantage.tasks.distillation",
+        workload="vantage.estimates.distillation_workload.distillation",
+        curves_by="iteration",
+        makes="policy",
+        revision=1,
+        reads={"init": ("policy",), "teacher": ("policy",)},
+        other_models=("teacher",),
+        data={"prompts": "prompts", "watch_prompts": "prompts"},
+        learning_rate=5e-6,  # MiniLLM, arXiv 2306.08543
+        estimates=(*SAMPLED_POLICY, *DISTILLED),
+        numbers=(*PROMPTS_READ, *CHOSEN_POLICY, "validation_watch_score", *UNCOMPILED),
+        curves=(*LEARNED_SAMPLES, "reverse_kl", "entropy"),
     ),
     Kind(
         work=PreferenceCollection,

@@ -43,6 +43,9 @@ IMPORTANCE = (
     *("importance_gap", "importance_gap_k3", "importance_gap_worst"),
 )
 SAMPLER = ("sampler_gap", "sampler_gap_k3", "sampler_gap_worst")
+LEAD_SHARE = "teacher_lead_share"
+DISTILLED = ("initial_score", "teacher_score", LEAD_SHARE, "kl_to_teacher")
+"""Estimates of a stage that distils a teacher."""
 SAMPLED_POLICY = ("test_score", "mean_response_length", "truncated_share")
 CHOSEN_POLICY = ("best_iteration", "validation_score", "reward_spread")
 
@@ -96,6 +99,8 @@ RESPONSE_SHAPE = (
     *(f"response_length_p{percent}" for percent in LENGTH_PERCENTILES),
     *("repeated_trigrams", "distinct_bigrams"),
 )
+LEARNED_SAMPLES = (*STEP, *ROLLOUT, *RESPONSE_SHAPE, *MONITORS, *WATCHED, *SAMPLER, *SAMPLING)
+"""Curves of a stage that trains a policy by a likelihood or KL of its own responses."""
 
 
 DOUBLING_TOKENS = ("1", *(f"{2**low}_{2 ** (low + 1) - 1}" for low in range(1, 16)), f"{2**16}")

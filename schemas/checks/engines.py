@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from vantage.schemas.checks.adapters import lora_of
 from vantage.schemas.problems import Problem
+from vantage.schemas.recipe.distillation import Distillation
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
 from vantage.schemas.recipe.recipe import Recipe
 from vantage.schemas.recipe.rollout import Sampling
@@ -66,7 +67,7 @@ def engine_warnings(name: str, stage: Stage) -> Iterator[str]:
 
 def _with_adapters(recipe: Recipe, stage: Stage) -> str | None:
     """Return the field whose policy is sampled from with adapters on it."""
-    if isinstance(stage, PolicyOptimization | BestOfN):
+    if isinstance(stage, PolicyOptimization | BestOfN | Distillation):
         return "init" if lora_of(stage) is not None else None
     named = ((field, getattr(stage, field, None)) for field in _FIXED)
     return next((field for field, step in named if lora_of(recipe.stages.get(step or "")) is not None), None)

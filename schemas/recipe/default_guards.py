@@ -14,8 +14,8 @@ from vantage.schemas.recipe.stages_on_data import DirectPreferenceOptimization
 FALLS_BORNE = 1.0
 """Measurements in a row that may find a fall before a watch acts: a single one may be chance."""
 OURS = "ours: beyond what healthy small runs reached (docs/log/training_and_critics.md)"
-POLICY, VALUE, BEST = "policy_optimization", "value_pretraining", "best_of_n"
-TRAINED = ("sft", "reward_model", "dpo", "kto", VALUE, POLICY, BEST)
+POLICY, VALUE, BEST, DISTILLED = "policy_optimization", "value_pretraining", "best_of_n", "distillation"
+TRAINED = ("sft", "reward_model", "dpo", "kto", VALUE, POLICY, BEST, DISTILLED)
 
 Need = Literal["a critic", "a critic that learns", "groups", "a watch", "another sampler", "a loss in nats"]
 
@@ -63,9 +63,9 @@ DEFAULTS: tuple[Default, ...] = (
         "length moves with the collapse (PPO-max, arXiv 2307.04964 §5.1); the bound is ours",
     ),
     Default(Guard(metric="response_length_mean", falls_by="50%", over=5), (POLICY, BEST), "as above"),
-    Default(Guard(metric="truncated_share", rises_by=0.25, over=5), (POLICY, BEST), OURS),
+    Default(Guard(metric="truncated_share", rises_by=0.25, over=5), (POLICY, BEST, DISTILLED), OURS),
     Default(
-        Guard(metric="repeated_trigrams", rises_by=0.25, over=3), (POLICY, BEST),
+        Guard(metric="repeated_trigrams", rises_by=0.25, over=3), (POLICY, BEST, DISTILLED),
         "seq-rep-n of loops (arXiv 1908.04319); the bound is ours",
     ),
     Default(
@@ -96,7 +96,7 @@ DEFAULTS: tuple[Default, ...] = (
         "members of an ensemble differ most where they know least (arXiv 2310.02743); the bound is ours",
     ),
     Default(
-        Guard(metric="watch_worse", above=1.0, over=1), (POLICY, BEST),
+        Guard(metric="watch_worse", above=1.0, over=1), (POLICY, BEST, DISTILLED),
         "the judge's score fell by more than its 99.9 % interval, twice in a row: the best of many measurements is a lucky one", needs="a watch",
     ),
 )  # fmt: skip

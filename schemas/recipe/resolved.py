@@ -6,6 +6,7 @@ the same JSON and the same stage key.
 
 from vantage.schemas.recipe.algorithm import Returns
 from vantage.schemas.recipe.critic_head import ONE_VALUE, CriticHead
+from vantage.schemas.recipe.distillation import Distillation
 from vantage.schemas.recipe.fields import Count, Name, Positive
 from vantage.schemas.recipe.stage import Training
 from vantage.schemas.recipe.stages import BestOfN, PolicyOptimization, Rollouts, ValuePretraining
@@ -98,6 +99,12 @@ class ResolvedPolicyOptimization(PolicyOptimization, ResolvedRollouts):
 
 class ResolvedBestOfN(BestOfN, ResolvedRollouts):
     """RAFT."""
+
+    learning_rate: Positive
+
+
+class ResolvedDistillation(Distillation, ResolvedRollouts):
+    """On-policy distillation."""
 
     learning_rate: Positive
 

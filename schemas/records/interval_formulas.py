@@ -122,3 +122,22 @@ def _last(is_rejected: Callable[[float], bool], low: float, high: float) -> floa
         middle = (low + high) / 2
         low, high = (middle, high) if is_rejected(middle) else (low, middle)
     return low
+
+
+def fieller(
+    numerator: float, denominator: float, variances: tuple[float, float], covariance: float, t: float
+) -> tuple[float, float] | None:
+    """Return Fieller's interval (1954) of a ratio of two correlated means; None: it is not bounded.
+
+    It holds every ρ with |`numerator` − ρ·`denominator`| ≤ t·√(v_n − 2·ρ·c + ρ²·v_d), with `variances` (v_n, v_d) of the two
+    means and their `covariance` c. These ρ lie between two ends where the denominator differs from 0 by more than t standard
+    errors, and else are no interval.
+    """
+    of_numerator, of_denominator = variances
+    squared = denominator * denominator - t * t * of_denominator
+    if squared <= 0:
+        return None
+    centre = numerator * denominator - t * t * covariance
+    constant = numerator * numerator - t * t * of_numerator
+    half = math.sqrt(max(centre * centre - squared * constant, 0.0))
+    return (centre - half) / squared, (centre + half) / squared

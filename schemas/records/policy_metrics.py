@@ -1,6 +1,7 @@
 """The metrics of stages that train a policy on its own responses: rows of the table of metrics."""
 
 from vantage.schemas.metric_names import LENGTH_PERCENTILES, TERM_QUANTILES
+from vantage.schemas.records.distillation_metrics import DISTILLATION_METRICS
 from vantage.schemas.records.metric import Metric
 from vantage.schemas.records.monitor_metrics import MONITOR_METRICS
 
@@ -264,6 +265,7 @@ POLICY_METRICS: tuple[Metric, ...] = (
         "Share of the pairs of different responses on which the watch's judge prefers another one in the other order; they are ties. Near "
         "1 the judge sees nothing. Only with a model as the judge.",
     ),
+    *DISTILLATION_METRICS,
     Metric("test_score", "reward", "Mean score of the kept policy's responses to the test prompts."),
     Metric(
         "reward_spread", "reward",

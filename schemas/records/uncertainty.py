@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from vantage.schemas.frozen import Frozen
-from vantage.schemas.metric_names import DISTINCT, JUDGED, LENGTH_GROUPS, PASS_AT
+from vantage.schemas.metric_names import DISTINCT, JUDGED, LEAD_SHARE, LENGTH_GROUPS, PASS_AT
 from vantage.schemas.recipe.fields import is_unset
 from vantage.schemas.records.interval_formulas import (
     around_zero_to_infinity,
@@ -87,11 +87,13 @@ class Uncertainty(Frozen):
     (Kish, 1965). None: prompts have one size, or an earlier version or a training stage measured it."""
 
 
-IntervalMethod = Literal["t", "wilson", "share", "paired", "logarithmic", "bounded", "resampled", "explained"]
+IntervalMethod = Literal[
+    "t", "wilson", "share", "paired", "logarithmic", "bounded", "resampled", "explained", "fieller"
+]
 """``t``: mean ± t·standard error. ``wilson``: Wilson's, for a share. ``share``: for a share at a gate, the wider of
 Wilson's and the exact end on the side of the rarer outcome. ``paired``: for a difference of paired shares, the
 wider of Tango's and Bonett and Price's. ``logarithmic``: t on the logarithm. ``bounded``: a score interval of a mean
-between bounds. ``resampled``: kept percentiles. ``explained``: t on the logarithm of the part that is not explained; no
+between bounds. ``resampled``: kept percentiles. ``fieller``: kept ends of Fieller's interval of a ratio of two means. ``explained``: t on the logarithm of the part that is not explained; no
 interval where too few prompts carry it."""
 
 MIN_CARRYING_PROMPTS = 10
@@ -114,6 +116,8 @@ def method_of(metric: str, measured: float, uncertainty: Uncertainty) -> Interva
         return "explained"
     if metric in _BOUNDS:
         return "bounded"
+    if metric == LEAD_SHARE:
+        return "fieller"
     if uncertainty.intervals:
         return "resampled"
     if metric == "benchmark_score" and _is_of_answers(measured, uncertainty):
@@ -132,7 +136,7 @@ def interval_of(
     """Return the two-sided interval of a metric at a confidence, by the method that ``method_of`` names.
 
     All use Student's t with n − 1 degrees of freedom, n the prompts, or ``equal_prompts``. None for one prompt, for an unbounded mean without variation, for
-    a resampled statistic above its greatest confidence or without variation, and for an explained variance or ratio
+    a resampled statistic above its greatest confidence or without variation, for a share of a lead that is not clearly above 0, and for an explained variance or ratio
     that too few prompts carry. docs/decisions/0050 has each method's coverage.
 
     Args:
@@ -143,7 +147,7 @@ def interval_of(
         return None
     method = method_of(metric, measured, uncertainty)
     t = _quantile(uncertainty, confidence)
-    if method == "resampled":
+    if method in ("resampled", "fieller"):
         enough = (each for each in uncertainty.intervals if each[0] >= confidence)
         return next(((low, high) for _, low, high in enough if low < high), None)
     if method == "wilson":

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from vantage.schemas.frozen import Frozen
+from vantage.schemas.metric_names import LEAD_SHARE
 from vantage.schemas.recipe.fields import is_unset
 from vantage.schemas.recipe.stage import Gate
 from vantage.schemas.records.artifacts import StoredArtifact
@@ -28,6 +29,8 @@ Metrics = Mapping[str, float | None]
 DEFAULT_CONFIDENCE = 0.95
 """Confidence of a verdict's interval if the gate sets none."""
 
+NO_LEAD = "the teacher scores no higher than the student before training, so it has no lead to share"
+"""Reason of a closed gate on the share of a teacher's lead."""
 STOPS = ("stop", "extend")
 """``on_fail`` of gates that stop the run when they are closed; one that extends its stage does when it extends no further."""
 
@@ -150,6 +153,8 @@ def check_gate(
     interval = found.interval
     judged = (measured, measured) if gate.confidence is None else interval or (None, None)
     reason = equal if gate.metric in COMPARISONS else None
+    if gate.metric == LEAD_SHARE and measured is None:
+        reason = NO_LEAD
     warning = None
     if (
         measured is not None
@@ -252,6 +257,8 @@ def _warning(
                 "needed; measure on more prompts of the rarer outcome"
             )
         few = metric_uncertainty is None or metric_uncertainty.n < 2
+        if found.method == "fieller" and not few:
+            return "too few to tell: the teacher's lead is not clearly above 0, so its share has no interval; measure more responses"
         return (
             f"too few to tell: {'one prompt has' if few else 'prompts that do not differ have'} no interval"
         )

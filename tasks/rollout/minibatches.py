@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vantage.models.sequences import Sequences
+from vantage.schemas.recipe.distillation import Distillation
 from vantage.schemas.recipe.stages import BestOfN, PolicyOptimization, Rollouts, ValuePretraining
 from vantage.tasks.training import progress
 from vantage.tasks.training.seeds import generator
@@ -33,7 +34,7 @@ class OptimizerSteps:
     def __init__(
         self,
         sequences: Sequences,
-        work: ValuePretraining | PolicyOptimization | BestOfN,
+        work: ValuePretraining | PolicyOptimization | BestOfN | Distillation,
         *,
         seed: int,
         iteration: int,

@@ -64,7 +64,14 @@ class Selection:
             test: prompts that were not used for selection, since the best of several validation scores is optimistic.
             num_samples: number of responses to each prompt.
         """
-        scored = self._respond(test, num_samples, stream="test sampling", phase="test")
+        return self.describe(self.respond(test, num_samples=num_samples))
+
+    def respond(self, test: Prompts, *, num_samples: int) -> Scored:
+        """Return the present policy's responses to the test prompts, scored."""
+        return self._respond(test, num_samples, stream="test sampling", phase="test")
+
+    def describe(self, scored: Scored) -> Measured:
+        """Return what ``measure`` does, of responses that ``respond`` has sampled."""
         measured = {"test_score": scored.scores.total}
         if self.models.reference is not None:
             rollout = shape(self.models, scored, returns=Returns())

@@ -10,7 +10,11 @@ from vantage.algorithms.score_distribution import pair_accuracy
 from vantage.models.folders import tokenizer_digest
 from vantage.schemas.recipe.guards import WATCH_FALLS
 from vantage.schemas.recipe.pass_limits import PassLimits
-from vantage.schemas.recipe.resolved import ResolvedBestOfN, ResolvedPolicyOptimization
+from vantage.schemas.recipe.resolved import (
+    ResolvedBestOfN,
+    ResolvedDistillation,
+    ResolvedPolicyOptimization,
+)
 from vantage.schemas.recipe.watch import Watch
 from vantage.schemas.records.job import StageJob
 from vantage.schemas.steps import WATCH_PROMPTS
@@ -33,6 +37,8 @@ from vantage.tasks.training.stage_state import WatchedSoFar
 
 WATCH_SCORE, WATCH_CHANGE, WATCH_WORSE = "validation_watch_score", "watch_change", "watch_worse"
 WATCH_REWARD = "watch_reward"
+
+WatchedJob = StageJob[ResolvedPolicyOptimization] | StageJob[ResolvedBestOfN] | StageJob[ResolvedDistillation]
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,7 @@ def _best(judged: Tensor, rewards: Tensor, before: WatchedSoFar) -> WatchedSoFar
 
 
 def load_watching(
-    job: StageJob[ResolvedPolicyOptimization] | StageJob[ResolvedBestOfN],
+    job: WatchedJob,
     validation: Prompts,
     codec: Codec,
     *,
@@ -170,9 +176,7 @@ def load_watching(
     )
 
 
-def _own_prompts(
-    job: StageJob[ResolvedPolicyOptimization] | StageJob[ResolvedBestOfN], watch: Watch, codec: Codec
-) -> Prompts | None:
+def _own_prompts(job: WatchedJob, watch: Watch, codec: Codec) -> Prompts | None:
     if watch.prompts is None:
         return None
     prompts = read_prompts(job.inputs[WATCH_PROMPTS], watch.prompts.split, codec)

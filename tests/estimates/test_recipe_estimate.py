@@ -43,6 +43,9 @@ stages:
     {kind: policy_optimization, algorithm: {preset: grpo, samples_per_prompt: 4}, init: sft, reward: main,
      prompts: prompts, iterations: 4, batch_size: 64, minibatch_size: 32}
   raft: {kind: best_of_n, init: sft, reward: main, prompts: prompts, iterations: 2, minibatch_size: 8}
+  distilled:
+    {kind: distillation, init: sft, teacher: dpo, reward: main, prompts: prompts, iterations: 3, batch_size: 64,
+     minibatch_size: 32, epochs: 2, test_samples: 40, validation_samples: 30}
   pairs: {kind: preference_collection, policy: sft, prompts: prompts, judge: {reward: main}, batch_size: 32}
   dpo: {kind: dpo, init: sft, data: pairs, batch_size: 32}
   simpo: {kind: dpo, loss: simpo, beta: 2.0, target_margin: 1.0, init: sft, data: pairs, batch_size: 32}
@@ -86,6 +89,26 @@ def test_kto_reads_its_minibatch_a_second_time_for_the_reference_point(every_kin
     assert (trained.does, trained.role, trained.times) == ("train", "policy", steps)
     assert (mismatched.does, mismatched.role, mismatched.times) == ("score", "policy", steps)
     assert (of_reference.role, of_reference.times) == ("reference", 2 * steps)
+
+
+def test_a_distillation_reads_its_teacher_in_each_step_and_measures_it_once(
+    every_kind: RecipeEstimate,
+) -> None:
+    """3 iterations of 2 epochs of 2 minibatches; the reward reads 3 rollouts, 1 + 1 validations and 3 times 40 test responses."""
+    found = stage(every_kind, "distilled").workload
+    steps = 3 * 2 * 2
+    assert found.counts["optimizer_steps"] == steps
+    assert {each.role: each.is_trained for each in found.networks} == {
+        "policy": True, "teacher": False, "reward": False,
+    }  # fmt: skip
+    passes = [(each.role, each.does, each.times, each.sequences.count) for each in found.passes]
+    assert ("policy", "train", steps, 32) in passes and ("teacher", "score", steps, 32) in passes
+    assert ("policy", "score", 1, 40) in passes and ("teacher", "score", 1, 40) in passes
+    sampled = [(each.role, each.times * each.count) for each in found.samplings]
+    assert [count for role, count in sampled if role == "teacher"] == [40]
+    assert sum(count for role, count in sampled if role == "policy") == 3 * 64 + 2 * 30 + 2 * 40
+    scored = sum(each.times * each.sequences.count for each in found.passes if each.role == "reward")
+    assert scored == sum(count for _, count in sampled), "whatever is sampled is scored"
 
 
 def test_every_kind_of_stage_is_estimated(every_kind: RecipeEstimate) -> None:

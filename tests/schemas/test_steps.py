@@ -170,10 +170,18 @@ def test_every_row_is_about_a_class_a_module_and_metrics_that_exist() -> None:
 
 
 def test_which_stages_a_field_may_name() -> None:
-    assert kinds_making(("policy",)) == ("model", "sft", "dpo", "kto", "policy_optimization", "best_of_n")
+    assert kinds_making(("policy",)) == (
+        "model",
+        "sft",
+        "dpo",
+        "kto",
+        "policy_optimization",
+        "best_of_n",
+        "distillation",
+    )
     assert kinds_making(("value_model", "reward_model")) == ("value_pretraining", "reward_model")
     assert [name for name, kind in KINDS.items() if kind.is_published] == [
-        "sft", "reward_model", "dpo", "kto", "policy_optimization", "best_of_n",
+        "sft", "reward_model", "dpo", "kto", "policy_optimization", "best_of_n", "distillation",
     ]  # fmt: skip
     assert kinds_collecting("preferences") == ("preference_collection",)
     assert kinds_collecting("prompts") == ("prompt_selection",)

@@ -189,6 +189,12 @@ def _best_of_n(inputs: Mapping[str, str], **work: Any) -> Run:
     return Run("best_of_n", {**fixed, **work}, {"init": "init", **SCORED, **inputs}, 7, REWARDS)
 
 
+def _distillation(**work: Any) -> Run:
+    fixed = {**ROLLOUTS, "init": "reference", "teacher": "init", "samples_per_prompt": 2, "minibatch_size": 4}
+    inputs = {"init": "reference", "teacher": "init", **SCORED}
+    return Run("distillation", {**fixed, **work}, inputs, 1, REWARDS)
+
+
 LEARNING_FROM_DATA = {
     "sft": _sft(),
     "sft: packing, length groups off": _sft(packing=True, group_by_length=False, microbatch_size=3),
@@ -217,6 +223,7 @@ LEARNING_FROM_DATA = {
         seed=6,
     ),
     "best_of_n": _best_of_n({}, epochs=2),
+    "distillation": _distillation(epochs=2),
     "best_of_n: collected responses": _best_of_n(
         {"rollouts": COLLECTED}, rollouts=COLLECTED, samples_per_prompt=2, minibatch_size=3
     ),

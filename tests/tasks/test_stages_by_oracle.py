@@ -12,12 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.tasks import oracle_preferences, oracle_stages
+from tests.tasks import oracle_distillation, oracle_preferences, oracle_stages
 from tests.tasks.oracle_networks import assert_moved_alike
 from tests.tasks.oracle_rollouts import collected, rows_of
 from tests.tasks.oracle_stages import Outcome
 from tests.tasks.unequal_inputs import collect, job_of, write_inputs
 from vantage.ledger.journal import read
+from vantage.schemas.recipe.distillation import Distillation
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
 from vantage.schemas.recipe.stages import BestOfN, ValuePretraining
 from vantage.schemas.recipe.stages_on_data import (
@@ -250,6 +251,32 @@ def test_best_of_n_collected_beforehand(folders: dict[str, Path], tmp_path: Path
     job = job_of(work, tmp_path, inputs, seed=3)
     outcome = run_both(job, oracle_stages.best_of_n, lambda o: o.journal[0]["nll"] != o.journal[1]["nll"])
     assert_moved_alike(last_weights(job, "policy"), outcome.last, outcome.before)
+
+
+def test_distillation(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Two responses a prompt, two epochs of three minibatches; a teacher that scores higher, and a best student before the last."""
+    work = Distillation.model_validate(
+        {
+            **ROLLOUTS,
+            "kind": "distillation",
+            "init": "reference",
+            "teacher": "init",
+            "samples_per_prompt": 2,
+            "minibatch_size": 4,
+        }
+    )
+    job = job_of(work, tmp_path, inputs_of(folders, init="reference", teacher="init", **SCORED), seed=1)
+    outcome = run_both(
+        job,
+        oracle_distillation.distillation,
+        lambda o: (
+            0 < o.metrics["best_iteration"] < len(o.journal)
+            and o.metrics["teacher_score"] > o.metrics["initial_score"]
+            and abs(o.metrics["teacher_lead_share"]) > 0.01
+        ),
+    )
+    assert_moved_alike(last_weights(job, "policy"), outcome.last, outcome.before)
+    assert_moved_alike(load_file(job.output / "model.safetensors"), outcome.weights, outcome.before)
 
 
 @pytest.mark.parametrize("packing", [False, True])

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from tests.tasks import (
     test_best_of_n,
+    test_distillation,
     test_dpo,
     test_dpo_losses,
     test_kto,
@@ -105,6 +106,10 @@ def best_of_n(pipeline: Any, folder: Path) -> StageJob:
     return test_best_of_n.job_in(pipeline, folder, iterations=2)
 
 
+def distillation(pipeline: Any, folder: Path) -> StageJob:
+    return test_distillation.job_in(pipeline, folder, iterations=2, microbatch_size=2)
+
+
 def dpo(pipeline: Any, folder: Path) -> StageJob:
     return test_dpo.job_in(pipeline, folder, reference="model", microbatch_size=2)
 
@@ -162,6 +167,7 @@ CASES: dict[int, dict[str, Job]] = {
         "collected": of_kind("collected", microbatch_size=16),
         "value of collected responses": collected_value,
         "best of n": best_of_n,
+        "distillation": distillation,
         "dpo": dpo,
         "simpo": other_loss("simpo"),
         "orpo": other_loss("orpo"),

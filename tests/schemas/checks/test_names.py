@@ -25,7 +25,9 @@ def test_a_right_recipe_has_no_problems(plain: dict[str, Any]) -> None:
     assert said(plain) == []
 
 
-POLICIES = "sft or dpo or kto or policy_optimization or best_of_n stage, or the recipe's model"
+POLICIES = (
+    "sft or dpo or kto or policy_optimization or best_of_n or distillation stage, or the recipe's model"
+)
 
 
 @every(
@@ -106,7 +108,7 @@ POLICIES = "sft or dpo or kto or policy_optimization or best_of_n stage, or the 
          "remove confidence, or gate on one of: accuracy, "),
         # -- publication
         ("publish.0.stage", "value", "'value' is a value_pretraining stage; a stage is a sft or dpo or kto "
-         "or policy_optimization or best_of_n or reward_model stage; use one of: sft, reward, policy"),
+         "or policy_optimization or best_of_n or distillation or reward_model stage; use one of: sft, reward, policy"),
         ("publish.0.stage", "model", "'model' is the recipe's model; a stage is a sft or dpo"),
         ("publish.0.after", "sft", "'sft' has no gate that could pass; use one of: reward, value, evaluation"),
         ("publish.0.alias", "latest", "'latest' is reserved by MLflow, which would not register the model under it; name another"),

@@ -44,7 +44,7 @@ def test_every_kind_of_stage_measures_something_and_all_but_evaluations_have_a_c
         ("validation_nll", {"sft"}),
         ("pair_accuracy", {"reward_model", "dpo", "reward_evaluation"}),
         ("explained_variance", {"value_pretraining"}),
-        ("validation_score", {"policy_optimization", "best_of_n"}),
+        ("validation_score", {"policy_optimization", "best_of_n", "distillation"}),
         (
             "train_rows",
             {"prepare_data", "mix_data", "preference_collection", "rollout_collection", "prompt_selection"},

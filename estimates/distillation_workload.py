@@ -1,0 +1,53 @@
+"""Workload of on-policy distillation: the student that trains, and the teacher that reads and is measured beside it."""
+
+from vantage.estimates.workload import Pass, Workload
+from vantage.estimates.workload_parts import (
+    Responses,
+    Subject,
+    forward,
+    language_model,
+    reward_networks,
+    rollout_counts,
+    rows_at_once,
+    selection,
+    watch_networks,
+    whole_workload,
+)
+from vantage.schemas.recipe.resolved import ResolvedDistillation
+
+
+def distillation(subject: Subject) -> Workload:
+    """Return the workload of a ``distillation`` stage."""
+    work = subject.stage
+    assert isinstance(work, ResolvedDistillation)
+    rollouts = Responses(subject, work.prompts, work.pass_limits, work.rollout)
+    steps = work.iterations * work.epochs * (work.batch_size // work.minibatch_size)
+    minibatch = rollouts.trained(work, logits=1.0)
+    samplings, passes = selection(work, rollouts, reference=False)
+    tests = work.test_samples or work.validation_samples
+    tested = rollouts.scored(tests, logits=1.0)
+    return whole_workload(
+        subject,
+        networks=[
+            language_model(subject, "policy", trained=True),
+            language_model(subject, "teacher"),
+            *reward_networks(subject),
+            *watch_networks(subject),
+        ],
+        passes=[
+            Pass(role="policy", does="train", times=steps, sequences=minibatch),
+            forward("teacher", steps, minibatch),
+            *rollouts.rewards(work.iterations, work.batch_size),
+            *passes,
+            *rollouts.rewards(2, tests),
+            *(forward(role, 1, tested) for role in ("policy", "teacher")),
+        ],
+        samplings=[
+            rollouts.sampling("policy", work.iterations, work.batch_size),
+            *samplings,
+            *(rollouts.sampling(role, 1, tests) for role in ("policy", "teacher")),
+        ],
+        at_once=rows_at_once(work.pass_limits, minibatch.longest, work.minibatch_size),
+        counts=rollout_counts(work, steps, work.iterations, minibatch),
+        data=[work.prompts, *([work.watch_prompts] if work.watch_prompts else [])],
+    )

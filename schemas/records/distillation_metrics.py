@@ -1,0 +1,23 @@
+"""The metrics of stages that distil a teacher: rows of the table of metrics."""
+
+from vantage.schemas.metric_names import LEAD_SHARE
+from vantage.schemas.records.metric import Metric
+
+DISTILLATION_METRICS: tuple[Metric, ...] = (
+    Metric(
+        "reverse_kl", "nats/token",
+        "Mean over the rollout's response tokens of the exact KL(student‖teacher), summed over the vocabulary at the temperature of "
+        "sampling, before each update: the loss.",
+    ),
+    Metric("initial_score", "reward", "test_score of the student before training, on the same prompts with the same random numbers."),
+    Metric("teacher_score", "reward", "test_score of the teacher, on the same prompts with the same random numbers."),
+    Metric(
+        LEAD_SHARE, "1",
+        "(test_score − initial_score) / (teacher_score − initial_score): the share of the teacher's lead that the student has "
+        "gained. 1 is the teacher's score. Undefined if the teacher scores no higher than the student before training.",
+    ),
+    Metric(
+        "kl_to_teacher", "nats/token",
+        "Mean exact KL(student‖teacher) over the tokens of the kept student's responses to the test prompts.",
+    ),
+)  # fmt: skip

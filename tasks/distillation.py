@@ -1,0 +1,244 @@
+"""On-policy distillation (GKD): sample from the student, and minimise its KL to a teacher on what it sampled, again."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from vantage.algorithms.uncertainty import Estimate, clustered_mean
+from vantage.models.folders import tokenizer_digest
+from vantage.schemas.metric_names import LEAD_SHARE
+from vantage.schemas.recipe.resolved import ResolvedDistillation
+from vantage.schemas.records.job import StageJob, StageResult
+from vantage.tasks.data.encoding_counts import encoding_metrics
+from vantage.tasks.data.examples import Prompts, read_prompts
+from vantage.tasks.data.splits import SPLITS
+from vantage.tasks.rewards.scoring import score_metrics
+from vantage.tasks.rollout.engine import LocalEngine
+from vantage.tasks.rollout.minibatches import OptimizerSteps
+from vantage.tasks.rollout.response_shape import response_shape
+from vantage.tasks.rollout.rollout_models import RolloutModels, load_rollout_models
+from vantage.tasks.rollout.rollouts import Sampled, Scored, prompts_of_iteration, sample_and_score
+from vantage.tasks.rollout.sampler_check import compare_with_sampler
+from vantage.tasks.rollout.selection import Measured, Selection, kept_by
+from vantage.tasks.rollout.watching import load_watching
+from vantage.tasks.training import progress
+from vantage.tasks.training.attempt import Attempt
+from vantage.tasks.training.found_limits import Taken, longest_response
+from vantage.tasks.training.lead_share import lead_share
+from vantage.tasks.training.measured import clusters_of, uncertainty_of, values_of
+from vantage.tasks.training.metric_sums import means_of
+from vantage.tasks.training.networks import Written, trained_policy, write_policy
+from vantage.tasks.training.optimization import optimizer_of, training_device, update_weights
+from vantage.tasks.training.seeds import derive_seed, stage_seed
+from vantage.tasks.training.stage_state import BestSoFar
+from vantage.tasks.updates.teacher import Pair, accumulate_reverse_kl, load_teacher, measure_reverse_kl
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DistillationState(BestSoFar):
+    """State of a distillation: beside the best student, what the lead of its teacher is measured by."""
+
+    initial_scores: tuple[float, ...] = ()
+    """Scores of the responses to the test prompts of the student before the first iteration."""
+    teacher_scores: tuple[float, ...] = ()
+    """Those of the teacher, to the same prompts with the same random numbers."""
+
+
+def run(job: StageJob[ResolvedDistillation]) -> StageResult:
+    """Distil ``teacher`` into ``init`` on ``prompts``; the artifact is the best student by validation score."""
+    work = job.work
+
+    # 1. Student, teacher, reward and prompts
+    student = trained_policy(job, training_device())
+    pair = Pair(student, load_teacher(job, student), job.generation.temperature, work.arithmetic)
+    models = load_rollout_models(job, work, student, role="init", with_reference=False)
+    codec = models.codec
+    optimizer = optimizer_of(student, work)
+    train, validation, test = (read_prompts(job.inputs["prompts"], split, codec) for split in SPLITS)
+    encoding = encoding_metrics(job, "prompts", [train, validation, test])
+    taken = Taken(
+        longest_response(train, job.generation),
+        [lambda batch: student.logprobs(batch, temperature=1.0, reference=pair.teacher).logprobs],
+        work.arithmetic,
+        [optimizer],
+        models.sampler,
+    )
+    watching = load_watching(job, validation, codec, device=student.device)
+    models, job = models.ready(job, taken)
+    work = job.work
+    selection = Selection(
+        models,
+        validation,
+        num_samples=work.validation_samples,
+        seed=stage_seed(job),
+        watching=watching and watching.within(work.pass_limits),
+        keeps_by_watch=work.keeps_by_watch,
+    )
+    num_tests = work.test_samples or work.validation_samples
+
+    with (
+        Attempt(
+            job,
+            total=work.iterations,
+            modules={"policy": student.causal_lm},
+            optimizers={"policy": optimizer},
+            state=DistillationState(),
+            keeps_best=True,
+        ) as attempt,
+        models.sampling(),
+    ):
+        if not attempt.best:
+            selection.keep_if_best(attempt, iteration=0)
+            attempt.state = with_lead(attempt.state, selection, pair, job, test)
+        for iteration in attempt.remaining():
+            # 2. The student's own responses, scored; the score is only watched
+            with attempt.unmoved():
+                scored = responses_of_iteration(job, models, train, iteration)
+
+            # 3. Minimise the KL to the teacher on them
+            metrics = update(pair, optimizer, scored.sampled, job, iteration=iteration)
+            metrics |= describe(scored)
+            models.sync_engine()
+
+            # 4. Keep the student that scores best on validation prompts
+            if any(map(attempt.is_due, work.validations)):
+                metrics |= selection.keep_if_best(attempt, iteration=iteration + 1)
+            attempt.finish_step(
+                metrics,
+                num_tokens=int(scored.sampled.sequences.attention_mask.sum()),
+                headline="reverse_kl",
+            )
+        selection.put_back_best(attempt)
+
+    # 5. What the best student is like, beside its beginning and its teacher
+    scored = selection.respond(test, num_samples=num_tests)
+    measured = selection.describe(scored)
+    compared = compare(pair, scored, attempt.state, job)
+    written = write_policy(job, student.causal_lm, codec.tokenizer)
+    return _result(job, measured, compared, attempt.state, written, encoding)
+
+
+def _result(
+    job: StageJob[ResolvedDistillation],
+    measured: Measured,
+    compared: Mapping[str, Estimate],
+    state: DistillationState,
+    written: Written,
+    encoding: Mapping[str, float],
+) -> StageResult:
+    estimates = {**measured.estimates, **compared}
+    return StageResult(
+        metrics={
+            **values_of(estimates),
+            "reward_spread": measured.reward_spread,
+            **kept_by(state, keeps_by_watch=job.work.keeps_by_watch),
+            "best_iteration": state.best_iteration,
+            **encoding,
+        },
+        uncertainty=uncertainty_of(estimates),
+        tokenizer_digest=tokenizer_digest(job.output),
+        base=written.base,
+        same_as_base=written.same_as_base,
+    )
+
+
+def with_lead(
+    state: DistillationState,
+    selection: Selection,
+    pair: Pair,
+    job: StageJob[ResolvedDistillation],
+    test: Prompts,
+) -> DistillationState:
+    """Return the state with the test scores of the student as it is, and of the teacher, which Vantage's own loop samples."""
+    work = job.work
+    num_tests = work.test_samples or work.validation_samples
+    limits = work.rollout.limits(work.pass_limits)
+    engine = LocalEngine(pair.teacher, selection.models.codec, limits, work.arithmetic)
+    of_teacher = replace(selection, models=replace(selection.models, policy=pair.teacher, engine=engine))
+    initial = selection.respond(test, num_samples=num_tests)
+    with progress.within("teacher"):
+        best = of_teacher.respond(test, num_samples=num_tests)
+    before, after = initial.scores.total.mean().item(), best.scores.total.mean().item()
+    log.info("test score: student %.4g, teacher %.4g", before, after)
+    if not after > before:
+        log.warning(
+            "the teacher scores no higher than the student before training: %s is undefined", LEAD_SHARE
+        )
+    return replace(
+        state,
+        initial_scores=tuple(initial.scores.total.double().tolist()),
+        teacher_scores=tuple(best.scores.total.double().tolist()),
+    )
+
+
+def responses_of_iteration(
+    job: StageJob[ResolvedDistillation], models: RolloutModels, prompts: Prompts, iteration: int
+) -> Scored:
+    """Return the student's responses to an iteration's prompts, a pure function of the seed and the weights."""
+    work = job.work
+    indices = prompts_of_iteration(
+        iteration,
+        num_responses=work.batch_size,
+        samples_per_prompt=work.samples_per_prompt,
+        num_prompts=len(prompts),
+        seed=stage_seed(job),
+    )
+    seed = derive_seed(stage_seed(job), "sampling", iteration)
+    return sample_and_score(models, prompts, indices, count=work.samples_per_prompt, seed=seed)
+
+
+def update(
+    pair: Pair,
+    optimizer: torch.optim.Optimizer,
+    sampled: Sampled,
+    job: StageJob[ResolvedDistillation],
+    *,
+    iteration: int,
+) -> dict[str, float]:
+    """Take all optimiser steps of one iteration; returns the means of their metrics, and the sampler's gap before the first.
+
+    Raises:
+        SamplerDisagrees: the log-probabilities of the first minibatch are not those that sampled it.
+    """
+    work = job.work
+    metrics: list[dict[str, float]] = []
+    gap: dict[str, float] = {}
+    for step in OptimizerSteps(sampled.sequences, work, seed=stage_seed(job), iteration=iteration):
+        minibatch = sampled.select(step.rows.tolist())
+        found = accumulate_reverse_kl(pair, minibatch.sequences, work.pass_limits)
+        gap = gap or compare_with_sampler(found.logprobs, minibatch, precision=work.arithmetic)
+        rates = update_weights(optimizer, pair.student, work, step=step.number, total_steps=step.total)
+        metrics.append({"reverse_kl": found.reverse_kl, "entropy": found.entropy, **rates})
+    return {**gap, **means_of(metrics), "learning_rate": metrics[-1]["learning_rate"]}
+
+
+def describe(scored: Scored) -> dict[str, float]:
+    """Return metrics of the responses before the update."""
+    lengths, ended = scored.sampled.sequences.lengths, scored.sampled.ended
+    return {
+        "score_mean": scored.scores.total.mean().item(),
+        "response_length_mean": lengths.float().mean().item(),
+        "truncated_share": (~ended).float().mean().item(),
+        **score_metrics(scored.scores),
+        **response_shape(scored.sampled.sequences),
+    }
+
+
+def compare(
+    pair: Pair, scored: Scored, state: DistillationState, job: StageJob[ResolvedDistillation]
+) -> dict[str, Estimate]:
+    """Return the test scores before training and of the teacher, the share of its lead, and the KL to it (nats a token)."""
+    clusters = clusters_of(scored.sampled.prompts)
+    initial, teacher = (
+        torch.tensor(scores, dtype=torch.float64) for scores in (state.initial_scores, state.teacher_scores)
+    )
+    return {
+        "initial_score": clustered_mean(initial, clusters),
+        "teacher_score": clustered_mean(teacher, clusters),
+        LEAD_SHARE: lead_share(scored.scores.total, initial, teacher, clusters),
+        "kl_to_teacher": measure_reverse_kl(pair, scored.sampled.sequences, clusters, job.work.pass_limits),
+    }
