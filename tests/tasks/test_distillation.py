@@ -17,6 +17,7 @@ from vantage.ledger.journal import read
 from vantage.models.adapter_check import WEIGHTS
 from vantage.models.adapters import base_of
 from vantage.schemas.metric_names import (
+    ANSWERS,
     COMPILED,
     ENGINE,
     GRAPHS,
@@ -214,7 +215,7 @@ def test_it_reports_exactly_the_metrics_of_the_page(pipeline: Any, tmp_path: Pat
     written = {name for entry in read(job.scratch / JOURNAL) for name in entry.metrics}
     named = {name.replace("score_mean_reward", "score_mean_TERM") for name in written}
     assert named == curve_metric_names("distillation") - {
-        *(*GRAPHS, *ENGINE, *COMPILED, *NONFINITE, *WATCHED, *TERM_QUANTILES),
+        *(*GRAPHS, *ENGINE, *COMPILED, *NONFINITE, *WATCHED, *TERM_QUANTILES, *ANSWERS),
         "seconds_beside",
     }
 

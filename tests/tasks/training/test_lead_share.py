@@ -14,6 +14,7 @@ from vantage.schemas.records.uncertainty import interval_of
 from vantage.schemas.records.verdicts import check_gate
 from vantage.tasks.training.lead_share import lead_share
 from vantage.tasks.training.measured import uncertainty_of, values_of
+from vantage.tasks.training.resampling import CONFIDENCES
 
 PROMPTS = torch.tensor([0, 0, 0, 1, 2, 2, 3, 3, 4, 5])
 BEFORE = torch.tensor([0.1, 0.3, 0.2, 0.0, 0.5, 0.4, 0.1, 0.2, 0.3, 0.0], dtype=torch.float64)
@@ -85,6 +86,10 @@ def test_a_lead_that_may_be_chance_has_no_interval_at_that_confidence() -> None:
     assert student.ppf(0.9, 5) < ratio < student.ppf(0.975, 5)
     zeros = torch.zeros(6)
     found = {"teacher_lead_share": lead_share(torch.tensor(gain), zeros, torch.tensor(lead), prompts)}
+    kept = [confidence for confidence, _, _ in found["teacher_lead_share"].intervals]
+    assert kept == [each for each in CONFIDENCES if student.ppf((1 + each) / 2, 5) < ratio], (
+        "0.95 and above are not bounded"
+    )
     known = uncertainty_of(found)
     value = found["teacher_lead_share"].value
     assert interval_of("teacher_lead_share", value, known["teacher_lead_share"], confidence=0.8) is not None
