@@ -16,6 +16,7 @@ from vantage.ledger.journal import read
 from vantage.models.heads import load_scalar, scores
 from vantage.models.sequences import collate
 from vantage.schemas.metric_names import (
+    ANSWERS,
     COMPILED,
     ENGINE,
     GRAPHS,
@@ -230,6 +231,6 @@ def test_it_reports_exactly_the_metrics_of_the_page(pipeline: Any, tmp_path: Pat
     written = {name for entry in read(job.scratch / JOURNAL) for name in entry.metrics}
     named = {name.replace("score_mean_reward", "score_mean_TERM") for name in written}
     assert named == curve_metric_names("best_of_n") - {
-        *(*GRAPHS, *ENGINE, *COMPILED, *NONFINITE, *WATCHED, *TERM_QUANTILES),
+        *(*GRAPHS, *ENGINE, *COMPILED, *NONFINITE, *WATCHED, *TERM_QUANTILES, *ANSWERS),
         "seconds_beside",
     }

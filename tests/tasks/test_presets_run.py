@@ -14,6 +14,7 @@ from vantage.models.folders import load_policy
 from vantage.models.heads import fresh_value_head, load_critic
 from vantage.schemas.kinds import resolve_work
 from vantage.schemas.metric_names import (
+    ANSWERS,
     COMPILED,
     DEMONSTRATED,
     DIFFICULTY,
@@ -180,6 +181,7 @@ def expected_metrics(case: Case, *, reward_term: str) -> set[str]:
         **dict.fromkeys(GRAPHS, False),  # tests/tasks/test_replayed_stage.py
         **dict.fromkeys(LOSSES_OF_SWITCHES, False),  # tests/tasks/test_losses_by_oracle.py
         **dict.fromkeys(TERM_QUANTILES, False),  # tests/tasks/test_named_scores.py
+        **dict.fromkeys(ANSWERS, False),  # tests/tasks/rewards/test_served_scores.py
         **dict.fromkeys(ENSEMBLE, False),  # tests/tasks/test_reward_ensemble.py
         **dict.fromkeys(DIFFICULTY, False),  # tests/tasks/test_prompt_difficulty.py
         **dict.fromkeys(WATCHED, False),  # tests/tasks/test_watched_policy.py

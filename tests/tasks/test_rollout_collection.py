@@ -13,7 +13,7 @@ from vantage.ledger.journal import read
 from vantage.models.folders import load_policy
 from vantage.models.heads import load_scalar, scores
 from vantage.models.sequences import collate
-from vantage.schemas.metric_names import ENGINE, GRAPHS, TERM_QUANTILES
+from vantage.schemas.metric_names import ANSWERS, ENGINE, GRAPHS, TERM_QUANTILES
 from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.terms import VerifierTerm
 from vantage.schemas.records.job import StageJob, StageResult
@@ -136,7 +136,7 @@ def test_the_journal_has_a_line_for_each_batch(pipeline: Any, tmp_path: Path) ->
     entries = list(read(job.scratch / JOURNAL))
     curves = {
         name.replace("TERM", "reward")
-        for name in curve_metric_names("rollout_collection") - {*TERM_QUANTILES}
+        for name in curve_metric_names("rollout_collection") - {*TERM_QUANTILES, *ANSWERS}
     }
     curves -= {*GRAPHS, *ENGINE, "seconds_beside"}  # a GPU's, and those of other settings
     assert all(set(entry.metrics) == curves for entry in entries)

@@ -9,6 +9,7 @@ import pytest
 from tests.tasks.kills import killed_in, same_weights_in_half_the_micro_batch
 from vantage.ledger.journal import read
 from vantage.schemas.metric_names import (
+    ANSWERS,
     COMPILED,
     DEMONSTRATED,
     ENGINE,
@@ -152,7 +153,7 @@ def test_a_stage_reports_exactly_the_metrics_of_the_page(name: str, pipeline: An
         written |= {"positive_nll", *OF_OTHER_SWITCHES}  # no response may have been held to be right
     named = {metric.replace("score_mean_reward", "score_mean_TERM") for metric in written}
     assert named == curve_metric_names(kind) - {
-        *(*GRAPHS, *ENGINE, *COMPILED, *NONFINITE, *WATCHED, *ENSEMBLE, *TERM_QUANTILES),
+        *(*GRAPHS, *ENGINE, *COMPILED, *NONFINITE, *WATCHED, *ENSEMBLE, *TERM_QUANTILES, *ANSWERS),
         "seconds_beside",
     }, "a GPU's, and those of other switches"
 
