@@ -101,7 +101,7 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
             # 4. Update the coefficients of KL and entropy, and the baselines that follow the policy
             if policy_learns:
                 state = steered(source, gathered, state)
-                state = with_updated_entropy_coef(state, metrics["entropy"], algorithm)
+                state = with_updated_entropy_coef(state, metrics.get("entropy"), algorithm)
             attempt.state = after_rollout(state, gathered)
             if source.difficulty is not None:
                 source.difficulty.count(gathered.seen)

@@ -1,11 +1,12 @@
 """Check that a selection of prompts and the collection that it counts agree."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from vantage.schemas.metric_names import DIFFICULTY
 from vantage.schemas.problems import Path, Problem, quote
 from vantage.schemas.recipe.prompt_selection import PromptSelection
 from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.stage import Stage
 from vantage.schemas.recipe.stages import PolicyOptimization
 from vantage.schemas.recipe.stages_that_collect import RolloutCollection
@@ -21,7 +22,7 @@ def selection_problems(recipe: Recipe, name: str, stage: Stage) -> Iterator[Prob
         )
         yield Problem(("stages", name, "curriculum"), message, remedy)
     if isinstance(stage, PolicyOptimization):
-        yield from _difficulty_problems(recipe, name, stage)
+        yield from _difficulty_problems(recipe.rewards, name, stage)
     collected = recipe.stages.get(getattr(stage, "rollouts", None) or "")
     if not isinstance(stage, PromptSelection) or not isinstance(collected, RolloutCollection):
         return
@@ -35,14 +36,16 @@ def selection_problems(recipe: Recipe, name: str, stage: Stage) -> Iterator[Prob
         yield Problem(
             ("stages", name, "rollouts"), message, f"raise samples_per_prompt of '{stage.rollouts}'"
         )
-    yield from _term_problems(recipe, ("stages", name, "term"), stage.term, collected.reward)
+    yield from _term_problems(recipe.rewards, ("stages", name, "term"), stage.term, collected.reward)
 
 
-def _difficulty_problems(recipe: Recipe, name: str, stage: PolicyOptimization) -> Iterator[Problem]:
+def _difficulty_problems(
+    rewards: Mapping[str, Reward], name: str, stage: PolicyOptimization
+) -> Iterator[Problem]:
     """Yield problems of a stage's counts of passes, and of gates on what is not counted."""
     if stage.difficulty is not None:
         path = ("stages", name, "difficulty", "term")
-        yield from _term_problems(recipe, path, stage.difficulty.term, stage.reward)
+        yield from _term_problems(rewards, path, stage.difficulty.term, stage.reward)
         return
     for number, gate in enumerate(stage.gate):
         if gate.metric in DIFFICULTY:
@@ -52,8 +55,10 @@ def _difficulty_problems(recipe: Recipe, name: str, stage: PolicyOptimization) -
             yield Problem(path, message, "add difficulty: {} to the stage, or leave the gate out")
 
 
-def _term_problems(recipe: Recipe, path: Path, term: str | None, reward_name: str) -> Iterator[Problem]:
-    reward = recipe.rewards.get(reward_name)
+def _term_problems(
+    rewards: Mapping[str, Reward], path: Path, term: str | None, reward_name: str
+) -> Iterator[Problem]:
+    reward = rewards.get(reward_name)
     terms = [] if reward is None else [each.name for each in reward.terms]
     if term is not None and terms and term not in terms:
         message = f"{quote(term)} is no term of '{reward_name}'"

@@ -1,16 +1,15 @@
-"""Writes out a stage with ``members``, and datasets that are selected (``vantage.schemas.loading.selections``): one stage for each, and one term for each in the rewards that combine them.
+"""Writes out a stage with ``members``: one stage for each, and one term for each in the rewards that combine them.
 
 It works on the plain recipe, before its fields and names are checked, so that nothing behind it knows of such stages. What is wrong
 with them is not judged here, but left as it is for those checks.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from vantage.schemas.loading.selections import with_selections
+from vantage.schemas.loading.written_out import WrittenOut
 from vantage.schemas.problems import Path, Problem
 from vantage.schemas.recipe.members import Members, MembersOrCount, member_name, member_seed
 from vantage.schemas.recipe.recipe import Recipe
@@ -19,34 +18,8 @@ _MEMBERS: TypeAdapter[Members] = TypeAdapter(MembersOrCount)
 _MAX_SEED = 2**32
 
 
-@dataclass(frozen=True)
-class WrittenOut:
-    """A plain recipe without ``members``."""
-
-    plain: Any
-    problems: tuple[Problem, ...] = ()
-    written_at: tuple[tuple[Path, Path], ...] = ()
-    """(Place in ``plain``, place in the recipe as its author wrote it), for what was written out."""
-
-    def located(self, problems: Iterable[Problem]) -> list[Problem]:
-        """Return the problems at the places that the author knows; one that all members have is there once."""
-        return list(dict.fromkeys(self._located(problem) for problem in problems))
-
-    def _located(self, problem: Problem) -> Problem:
-        for place, written in self.written_at:
-            if problem.path[: len(place)] == place:
-                return replace(problem, path=(*written, *problem.path[len(place) :]))
-        return problem
-
-
-def written_out(plain: Any) -> WrittenOut:
-    """Return the plain recipe with the members of its reward models as stages and as terms, and selected datasets as stages."""
-    plain, found, selected = with_selections(plain)
-    whole = _with_members(plain)
-    return WrittenOut(whole.plain, (*found, *whole.problems), (*selected, *whole.written_at))
-
-
-def _with_members(plain: Any) -> WrittenOut:
+def with_members(plain: Any) -> WrittenOut:
+    """Return the plain recipe with the members of its reward models as stages, and as terms of the rewards that combine them."""
     stages = plain.get("stages") if isinstance(plain, Mapping) else None
     if not isinstance(stages, Mapping):
         return WrittenOut(plain)

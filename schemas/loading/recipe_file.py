@@ -12,9 +12,10 @@ from importlib import resources
 from pathlib import Path as File
 
 from vantage.schemas.loading import plain_yaml
-from vantage.schemas.loading.members import written_out
+from vantage.schemas.loading.members import with_members
 from vantage.schemas.loading.overrides import Override, apply_overrides, parse_override
 from vantage.schemas.loading.rounds import with_rounds
+from vantage.schemas.loading.selections import with_selections
 from vantage.schemas.loading.source_paths import UnresolvablePath, mode_of, resolve_sources
 from vantage.schemas.loading.validation import validated_recipe
 from vantage.schemas.problems import (
@@ -80,10 +81,15 @@ def _parse(
 
     here = File.cwd()
     plain, missing = resolve_sources(plain, folder or here, here, placed, needs_files=needs_files)
-    whole = written_out(plain)
+    selected = with_selections(plain)
+    whole = with_members(selected.plain)
     looped = with_rounds(whole.plain)
     recipe, found = validated_recipe(looped.plain)
-    found = [*whole.problems, *looped.problems, *whole.located(looped.located(found)), *missing]
+    found = [
+        *selected.problems,
+        *selected.located([*whole.problems, *looped.problems, *whole.located(looped.located(found))]),
+        *missing,
+    ]
     problems += (_locate(problem, name, document.lines, placed) for problem in found)
     if recipe is None or problems:
         raise RecipeError(sorted(problems, key=lambda problem: (problem.line is None, problem.line or 0)))

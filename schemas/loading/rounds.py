@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vantage.schemas.loading.members import WrittenOut, seed_of
+from vantage.schemas.loading.members import seed_of
+from vantage.schemas.loading.written_out import WrittenOut
 from vantage.schemas.problems import Path, Problem
 from vantage.schemas.recipe.rounds import MOST_ROUNDS, round_name, round_seed
 

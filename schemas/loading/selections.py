@@ -7,20 +7,21 @@ stage.
 from collections.abc import Mapping
 from typing import Any
 
+from vantage.schemas.loading.written_out import WrittenOut
 from vantage.schemas.problems import Path, Problem, quote
 
 KIND = "prompt_selection"
 _FROM = "from"
 
 
-def with_selections(plain: Any) -> tuple[Any, list[Problem], list[tuple[Path, Path]]]:
-    """Return the plain recipe with these datasets as stages, problems of their names, and (place there, place as written)."""
+def with_selections(plain: Any) -> WrittenOut:
+    """Return the plain recipe with these datasets as stages."""
     data, stages = (plain.get(part) if isinstance(plain, Mapping) else None for part in ("data", "stages"))
     if not isinstance(data, Mapping) or not isinstance(stages, Mapping):
-        return plain, [], []
+        return WrittenOut(plain)
     selected = {name: each for name, each in data.items() if isinstance(each, Mapping) and _FROM in each}
     if not selected:
-        return plain, [], []
+        return WrittenOut(plain)
     problems: list[Problem] = []
     placed: list[tuple[Path, Path]] = []
     made: dict[Any, Any] = {}
@@ -38,7 +39,7 @@ def with_selections(plain: Any) -> tuple[Any, list[Problem], list[tuple[Path, Pa
             placed.append((("stages", name, "rollouts"), ("data", name, _FROM)))
             placed.append((("stages", name), ("data", name)))
     rest = {name: each for name, each in data.items() if name not in selected}
-    return {**plain, "data": rest, "stages": {**stages, **made}}, problems, placed
+    return WrittenOut({**plain, "data": rest, "stages": {**stages, **made}}, tuple(problems), tuple(placed))
 
 
 def _no_collection(name: Any, source: Any, stages: Mapping[Any, Any]) -> Problem:

@@ -68,13 +68,13 @@ def entropy_controller(state: PolicyState, algorithm: Algorithm) -> EntropyContr
     )
 
 
-def with_updated_entropy_coef(state: PolicyState, entropy: float, algorithm: Algorithm) -> PolicyState:
+def with_updated_entropy_coef(state: PolicyState, entropy: float | None, algorithm: Algorithm) -> PolicyState:
     """Return the state with the entropy coefficient for the next update, moved by the entropy (nats per token) in this one.
 
-    An entropy that is not finite, where the stage tolerates one, moves nothing.
+    An entropy that is not finite, where the stage tolerates one, moves nothing; nor does None, of an update that measured none.
     """
     controller = entropy_controller(state, algorithm)
-    if controller is None or not isfinite(entropy):
+    if controller is None or entropy is None or not isfinite(entropy):
         return state
     moved = controller.update(entropy)
     assert isinstance(state, AdaptingPolicyState)

@@ -41,8 +41,10 @@ def accumulate_value_loss(
     sums, losses = MetricSums(), LossSums()
     minibatch, of_minibatch = rollout.sequences.select(rows), returns[rows]
     denominator = sum(minibatch.known.responses)
-    prompts = [rollout.sampled.prompts[row] for row in rows.tolist()]
-    shards = shards_of(prompts, work.critic_head, returns.device)
+    shards = None
+    if work.critic_head.ensemble is not None:  # to look at the rows makes the CPU wait for the GPU
+        prompts = [rollout.sampled.prompts[row] for row in rows.tolist()]
+        shards = shards_of(prompts, work.critic_head, returns.device)
     for part in passes_of(minibatch, work.pass_limits):
         micro = part.select(minibatch)
         targets = of_minibatch[part.rows, : micro.response_ids.shape[1]]

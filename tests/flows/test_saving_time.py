@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from vantage.cli.main import app
-from vantage.flows import saving_time
+from vantage.flows import saving_time, shown_plan
 from vantage.flows.saving_time import saving_warnings, write_rate
 from vantage.runs.planning import PlannedStep
 from vantage.schemas.loading.recipe_file import parse_recipe
@@ -87,7 +87,7 @@ def test_the_measurement_leaves_nothing_and_makes_no_folder(tmp_path: Path) -> N
 
 def test_plan_shows_the_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saving_time, "SLOW_DISK", 1.0)
-    monkeypatch.setattr(saving_time, "write_rate", lambda _: 1000.0)
+    monkeypatch.setattr(shown_plan, "write_rate", lambda _: 1000.0)
     file = tmp_path / "recipe.yaml"
     file.write_text(RECIPE.replace("MODEL", "builtin:tiny").replace("GRACE", "20"))
     done = CliRunner().invoke(app, ["plan", str(file), "--workspace", str(tmp_path / "w"), "--json"])

@@ -178,7 +178,7 @@ def validator(of: type[BaseModel]) -> jsonschema.Draft7Validator:
 def wrong_fields(of: type[BaseModel], plain: Any) -> list[str]:
     """What pydantic says of single fields, less what JSON cannot tell apart."""
     if of is Recipe:  # datasets that are selected are stages to pydantic
-        plain, _, _ = with_selections(plain)
+        plain = with_selections(plain).plain
     try:
         of.model_validate(plain)
     except ValidationError as error:

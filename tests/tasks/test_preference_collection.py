@@ -16,7 +16,7 @@ from vantage.ledger.journal import read
 from vantage.models.builtin import write_tokenizer
 from vantage.models.folders import load_tokenizer
 from vantage.models.heads import load_scalar, scores
-from vantage.schemas.metric_names import ENGINE, GRAPHS
+from vantage.schemas.metric_names import ANSWERS, ENGINE, GRAPHS
 from vantage.schemas.recipe.inputs import Generation
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rewards import Judge, Reward
@@ -202,7 +202,10 @@ def test_metrics_and_report_count_every_prompt(judged: tuple[StageJob, StageResu
     assert report == {f"{split}_rows": result.metrics[f"{split}_rows"] for split in SPLITS}
     assert set(result.metrics) == headline_metric_names("preference_collection")
     written = {name for entry in read(job.scratch / JOURNAL) for name in entry.metrics}
-    assert written == curve_metric_names("preference_collection") - {*GRAPHS, *ENGINE, "seconds_beside"}
+    assert written == curve_metric_names("preference_collection") - {
+        *(*GRAPHS, *ENGINE, *ANSWERS),
+        "seconds_beside",
+    }
 
 
 def test_lengths_are_in_tokens_with_the_end(pipeline: Any, tmp_path: Path) -> None:

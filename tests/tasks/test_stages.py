@@ -11,7 +11,10 @@ from vantage.ledger.journal import read
 from vantage.schemas.metric_names import (
     ANSWERS,
     COMPILED,
+    CRITIC_ENSEMBLE,
+    CRITIC_FORMS,
     DEMONSTRATED,
+    DIFFICULTY,
     ENGINE,
     ENSEMBLE,
     GRAPHS,
@@ -132,6 +135,8 @@ OF_OTHER_SWITCHES = {
     *LOSSES_OF_SWITCHES,
     *REWARD_DATA,
     *DEMONSTRATED,
+    *DIFFICULTY,
+    *CRITIC_ENSEMBLE,
 }
 
 
@@ -144,6 +149,8 @@ def test_a_stage_reports_exactly_the_metrics_of_the_page(name: str, pipeline: An
         "contaminated_rows",
         "near_duplicate_rows",
         *UNCOMPILED,
+        *CRITIC_FORMS,
+        *DIFFICULTY,
     }
     assert set(pipeline.metrics(name)) == headline_metric_names(kind) - of_switches
     journal = pipeline.root / name / "scratch" / JOURNAL

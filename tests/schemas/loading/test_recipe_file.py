@@ -252,11 +252,13 @@ def test_everything_wrong_is_found_in_one_loading() -> None:
         "x.yaml:32: stages.evaluation.judge: a judge is a verifier, a reward or a model; "
         "give exactly one of them",
         "x.yaml:32: stages.evaluation.epochs: a stage of kind evaluation has no 'epochs'; "
-        "it is a field of sft and reward_model and dpo and kto and value_pretraining and policy_optimization and best_of_n",
+        "it is a field of sft and reward_model and dpo and kto and value_pretraining "
+        "and policy_optimization and best_of_n and distillation",
         "x.yaml:34: publish.0.registered_model: '../m' is not a valid name; "
         "use letters, digits, '.', '_' and '-' (pattern ^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$)",
         "x.yaml:34: publish.0.stage: 'value' is a value_pretraining stage; "
-        "a stage is a sft or dpo or kto or policy_optimization or best_of_n or reward_model stage; use one of: sft, policy",
+        "a stage is a sft or dpo or kto or policy_optimization or best_of_n or distillation or reward_model stage; "
+        "use one of: sft, policy",
         "x.yaml:34: publish.0.after: 'sft' has no gate that could pass; use one of: value",
     ]
 
@@ -279,7 +281,7 @@ def test_everything_wrong_is_found_in_one_loading() -> None:
         ("- {model: reward}\n  none: {terms: []}", "- {model: reward}",
          "x.yaml:11: rewards.none.terms: [] must be 1 or more in number"),
         ("{data: demos}", "{kind: sft, data: demos}", "x.yaml:12: stages.sft.kind: is required; "
-         "use one of: sft, reward_model, dpo, kto, value_pretraining, policy_optimization, best_of_n, "
+         "use one of: sft, reward_model, dpo, kto, value_pretraining, policy_optimization, best_of_n, distillation, "
          "preference_collection, rollout_collection, prompt_selection, reward_evaluation, benchmark_evaluation, evaluation"),
         ("algorithm: [vapo]", "algorithm: vapo", "x.yaml:28: stages.policy.algorithm: [\"vapo\"] must be a mapping "
          "(field: value)"),

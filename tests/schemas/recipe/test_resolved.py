@@ -20,6 +20,7 @@ CLOSED = {
     "value_pretraining": {"learning_rate", "reference", "returns"},
     "policy_optimization": {"learning_rate", "reference"},
     "best_of_n": {"learning_rate"},
+    "distillation": {"learning_rate"},
     "preference_collection": {"samples_per_prompt"},
     "rollout_collection": {"held_out_samples_per_prompt"},
     "prompt_selection": set(),

@@ -1,0 +1,27 @@
+"""A plain recipe in which a part that stands for several stages is written out as these stages."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vantage.schemas.problems import Path, Problem
+
+
+@dataclass(frozen=True)
+class WrittenOut:
+    """A plain recipe after one such part was written out."""
+
+    plain: Any
+    problems: tuple[Problem, ...] = ()
+    written_at: tuple[tuple[Path, Path], ...] = ()
+    """(Place in ``plain``, place in the recipe as its author wrote it), for what was written out."""
+
+    def located(self, problems: Iterable[Problem]) -> list[Problem]:
+        """Return the problems at the places that the author knows; one that all members have is there once."""
+        return list(dict.fromkeys(self._located(problem) for problem in problems))
+
+    def _located(self, problem: Problem) -> Problem:
+        for place, written in self.written_at:
+            if problem.path[: len(place)] == place:
+                return replace(problem, path=(*written, *problem.path[len(place) :]))
+        return problem
