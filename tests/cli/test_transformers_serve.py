@@ -71,6 +71,9 @@ def test_the_cards_commands_start_the_server_and_get_the_models_answer(
     port = free_port()
     words = shlex.split(ask.replace("PROMPT", PROMPT).replace("localhost:8000", f"127.0.0.1:{port}"))
     with served(shlex.split(serve.partition("#")[0]), port):
-        answer = subprocess.run(words, capture_output=True, check=True, timeout=120).stdout
-    [choice] = json.loads(answer)["choices"]
-    assert choice["message"]["content"] == WORD
+        answers = [
+            json.loads(subprocess.run(words, capture_output=True, check=True, timeout=120).stdout)["choices"]
+            for _ in range(5)
+        ]
+    said = [choice["message"]["content"] for [choice] in answers]
+    assert said.count(WORD) >= 3, f"they are sampled: {said}"

@@ -72,6 +72,7 @@ def is_python(text: str) -> bool:
     return bool(text.strip())
 
 
+@pytest.mark.needs("isolation")
 @pytest.mark.slow
 def test_each_response_has_the_scores_that_its_text_gives(ended: tuple[Workspace, RunRecord]) -> None:
     with pa.memory_map(str(folder_of(ended, "collected") / "train.arrow")) as file:
@@ -90,6 +91,7 @@ def test_each_response_has_the_scores_that_its_text_gives(ended: tuple[Workspace
     assert len({row["score"] for row in rows}) > 1, "equal scores would prove nothing"
 
 
+@pytest.mark.needs("isolation")
 @pytest.mark.slow
 def test_versions_and_isolation_are_recorded(ended: tuple[Workspace, RunRecord]) -> None:
     _, record = ended
@@ -101,6 +103,7 @@ def test_versions_and_isolation_are_recorded(ended: tuple[Workspace, RunRecord])
     assert {isolation[name] for name in isolation if name not in ("collected", "verifiers.tests")} == {None}
 
 
+@pytest.mark.needs("isolation")
 @pytest.mark.slow
 def test_another_version_of_a_library_is_another_verifier(
     recipe: Path, ended: tuple[Workspace, RunRecord], monkeypatch: pytest.MonkeyPatch

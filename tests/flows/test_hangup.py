@@ -110,7 +110,7 @@ def test_when_the_terminal_goes_away_the_stage_saves_and_the_run_can_go_on(
         wait_for(lambda: _read(terminal) and any(line.startswith("sft") for line in events(workspace)))
         time.sleep(1.0)
         os.close(terminal)  # the kernel sends SIGHUP, and every further write fails
-        assert process.wait(60) == 75
+        assert process.wait(180) == 75
     finally:
         process.kill()
         process.wait()
@@ -154,7 +154,7 @@ def test_what_is_printed_after_the_terminal_has_gone_ends_nothing(tmp_path: Path
     try:
         assert b"ready" in os.read(terminal, 100)
         os.close(terminal)
-        assert process.wait(60) == 0
+        assert process.wait(180) == 0
     finally:
         process.kill()
         process.wait()
@@ -177,7 +177,7 @@ def test_a_detached_run_outlives_its_terminal_and_ends_when_it_is_cancelled(
     command = [sys.executable, "-c", faked, "run", str(recipe_file), "--workspace", str(workspace.root)]
     process, terminal = on_a_terminal([*command, "--detach"])
     try:
-        assert process.wait(60) == 0
+        assert process.wait(180) == 0
         said = os.read(terminal, 65536).decode()
     finally:
         os.close(terminal)
@@ -194,5 +194,5 @@ def test_a_detached_run_outlives_its_terminal_and_ends_when_it_is_cancelled(
         text=True,
     )
     assert cancelled.returncode == 0, cancelled.stderr
-    wait_for(lambda: read_runs(workspace)[0].status == "resumable", 60)
+    wait_for(lambda: read_runs(workspace)[0].status == "resumable", 180)
     assert read_runs(workspace)[0].stages["sft"].status == "resumable"

@@ -9,6 +9,7 @@ A test that needs one of these is marked with its name, ``@pytest.mark.needs("ch
 import argparse
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,14 @@ def chromium() -> str | None:
     """Return the browser's file: ``$VANTAGE_CHROMIUM``, or the first on the search path."""
     named = os.environ.get("VANTAGE_CHROMIUM")
     return named or next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
+
+
+def isolates() -> bool:
+    """Return whether the kernel gives a process namespaces of its own."""
+    command = ["unshare", "--user", "--map-root-user", "--pid", "--net", "--mount", "--fork", "true"]
+    return (
+        shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
+    )
 
 
 def _is_installed(package: str) -> bool:
@@ -66,6 +75,12 @@ NEEDS = {
         "apt-get install g++",
         lambda: shutil.which("g++") is not None,
         debian="g++",
+    ),
+    "isolation": Need(
+        "tests of isolated programs",
+        "allow user namespaces (docs/verifiers.md), and apt-get install libseccomp2",
+        isolates,
+        debian="libseccomp2",
     ),
     "kubectl": Need(
         "tests of what kustomize makes",

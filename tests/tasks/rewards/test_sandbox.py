@@ -23,6 +23,8 @@ from vantage.tasks.rewards.sandbox import (
     why_not_isolated,
 )
 
+pytestmark = pytest.mark.needs("isolation")
+
 LIMITS = CodeVerifier(source="builtin:code", seconds=1, memory=128, disk=1, output=10_000)
 FAILED = Ran("failed", "")
 SECRET = "canary-of-this-test"
