@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run would do."""
+    """The actions that a run would take."""
 
     recipe: str
     """The recipe's name."""

@@ -24,7 +24,7 @@ class Policy:
     generation: Generation
     """Temperature, lengths and stop tokens with which its recipe samples."""
     label: str
-    """Where it is from, in words."""
+    """The origin of the model, in words."""
 
 
 def load_policy(named: str, *, workspace: Place = None) -> Policy:

@@ -138,7 +138,7 @@ class Stage:
 
     @property
     def artifact(self) -> StoredArtifact:
-        """What it made. Raises ValueError if there is none, or none any longer."""
+        """Return the artifact that it made. Raises ValueError if there is none, or none any longer."""
         return _found(self.run._view.artifact(self.name))
 
     @property

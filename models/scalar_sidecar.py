@@ -20,7 +20,7 @@ class HeadDiffers(ValueError):
 
 @dataclass(frozen=True)
 class Sidecar:
-    """What the file contains."""
+    """The content of the file."""
 
     role: str
     score_shift: float

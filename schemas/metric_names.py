@@ -7,7 +7,7 @@ RESPONSES_READ = ("responses_cut", "responses_cut_share")
 ROWS = ("train_rows", "validation_rows", "test_rows")
 SELECTED = ("rows_too_easy", "rows_too_hard", "rows_never_right", "rows_always_right", "mean_pass_rate")
 DIFFICULTY = ("prompts_too_easy", "prompts_impossible")
-"""Of a policy stage that counts the passes of its prompts (``difficulty``)."""
+"""Metrics of a policy stage that counts the passes of its prompts (``difficulty``)."""
 PAIRS = ("pair_accuracy", "preference_loss", "validation_pair_accuracy", "validation_preference_loss")
 MARGINS = tuple(
     f"{split}{name}"

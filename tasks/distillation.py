@@ -45,7 +45,7 @@ class DistillationState(BestSoFar):
     initial_scores: tuple[float, ...] = ()
     """Scores of the responses to the test prompts of the student before the first iteration."""
     teacher_scores: tuple[float, ...] = ()
-    """Those of the teacher, to the same prompts with the same random numbers."""
+    """Scores of the teacher, on the same prompts with the same random numbers."""
 
 
 def run(job: StageJob[ResolvedDistillation]) -> StageResult:

@@ -1,4 +1,4 @@
-"""A plain recipe in which a part that stands for several stages is written out as these stages."""
+"""A plain recipe in which a part that means several stages is written out as these stages."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

@@ -199,7 +199,7 @@ class Algorithm(Losses, Returns):
     """Parts of the critic that keep the weights that it starts from (SAO, arXiv 2607.07508 §3.2: its attention). ``all``: it
     was pretrained, and learns no more (DVPO, arXiv 2502.16944): no update, no optimiser."""
     critic_head: CriticHead = Field(ONE_VALUE, exclude_if=is_default(ONE_VALUE))
-    """What the critic predicts: one value, ``{quantiles: N}`` of the return, or ``{ensemble: K}`` values. A value stage
+    """The prediction of the critic: one value, ``{quantiles: N}`` of the return, or ``{ensemble: K}`` values. A value stage
     pretrains the head of the policy stages that start from it."""
     mask_agreed_share: Fraction | None = Field(None, exclude_if=is_unset)
     """Share of a rollout's tokens on which the ensemble's values agree most, whose advantages are set to 0; they still count in

@@ -144,7 +144,7 @@ class LengthVerifier(BuiltinVerifier):
     at_most: CountOrZero | None = None
     """Greatest length; None: any."""
     unit: Literal["characters", "words"] = "characters"
-    """What is counted: Unicode characters, or words between white space."""
+    """The unit that is counted: Unicode characters, or words between white space."""
 
     @rule
     def _bounds_bound(self) -> None:
@@ -168,7 +168,7 @@ class RepetitionVerifier(BuiltinVerifier):
     ngram: Annotated[int, Field(ge=1, le=100, strict=True)] = 4
     """Length of a sequence."""
     unit: Literal["characters", "words"] = "words"
-    """What a sequence consists of; characters for languages that write no spaces."""
+    """The unit of a sequence; characters for languages that write no spaces."""
 
 
 class FormatVerifier(BuiltinVerifier):

@@ -14,7 +14,7 @@ DEFAULT_HUBER = 0.1
 
 
 class CriticHead(Frozen):
-    """What the critic predicts at each position; the value is the mean of it. Left empty: one value."""
+    """The prediction of the critic at each position; the value is the mean of it. Left empty: one value."""
 
     quantiles: Annotated[int, Field(ge=2, le=1024, strict=True)] | None = Field(None, exclude_if=is_unset)
     """N quantiles of the return, at the levels (i + ½)/N (QR-DQN, arXiv 1710.10044; critics of language models, arXiv

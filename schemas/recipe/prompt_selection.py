@@ -39,7 +39,7 @@ class PromptSelection(Stage):
 
 
 class DifficultyReport(Frozen):
-    """What a policy stage reports about its training prompts: those that have become too easy, and those that stay impossible."""
+    """A policy stage's report about its training prompts: those that have become too easy, and those that stay impossible."""
 
     after: Count = 2
     """Groups of responses to a prompt after which it is judged: too easy if all responses of the last ones pass, impossible if none

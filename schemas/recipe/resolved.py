@@ -69,7 +69,7 @@ class ResolvedValuePretraining(ValuePretraining, ResolvedRollouts):
 
     @property
     def critic_head(self) -> CriticHead:
-        """What the critic predicts at each position."""
+        """Return the form of the critic's prediction at each position."""
         return ONE_VALUE if self.head is None else self.head
 
     @property

@@ -54,7 +54,7 @@ Decide which response is better by each of the following:
 Answer with one line for each of them: its name, a colon, and A, B or tie.
 """
 RUBRIC_FIELDS, PAIR_RUBRIC_FIELDS = ("{prompt}", "{response}"), ("{prompt}", "{first}", "{second}")
-"""What a prompt of one response, and one of two, has a place for."""
+"""The fields for which a prompt of one response, and one of two, has a place."""
 
 _OWN_FIELDS = frozenset(
     {
@@ -86,9 +86,9 @@ class Price(Frozen):
     """Price of a judge's tokens."""
 
     question: NonNegative
-    """Of one million tokens of questions."""
+    """Price of one million tokens of questions."""
     answer: NonNegative
-    """Of one million tokens of answers."""
+    """Price of one million tokens of answers."""
 
 
 class Served(Frozen):
@@ -109,7 +109,7 @@ class Served(Frozen):
     unreadable: Number | Literal["stop"] = STOP
     """Meaning of a response whose answers cannot be read: ``stop`` ends the stage; a number is each of its scores."""
     ask_again: CountOrZero = 2
-    """How often a question is asked again whose answer cannot be read."""
+    """Most repetitions of a question whose answer cannot be read."""
 
     api_key_variable: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")] | None = (
         Field(None, exclude_if=is_unset)

@@ -124,7 +124,7 @@ class ValuePretraining(Rollouts):
     returns: Returns | None = None
     """The returns to predict; None: those of the policy stages that start from this critic."""
     head: CriticHead | None = Field(None, exclude_if=lambda head: head in (None, ONE_VALUE))
-    """What the critic predicts; None: ``critic_head`` of the policy stages that start from this critic, else one value."""
+    """The prediction of the critic; None: ``critic_head`` of the policy stages that start from this critic, else one value."""
     iterations: Count = 50
     """Most rollouts; ``patience`` may end the stage earlier."""
     samples_per_prompt: Count = 1

@@ -1,4 +1,4 @@
-"""Where the steps of a response end, for terms that score each of them."""
+"""The ends of a response's steps, for terms that score each of them."""
 
 from typing import Annotated, Literal
 

@@ -34,7 +34,7 @@ class Verifier(Frozen):
     """A regular expression with one group, for ``builtin:exact_match``. The group's last match is compared with the
     row's answer; None: the whole response is compared."""
     right: Right | None = Field(None, exclude_if=is_unset)
-    """What counts as right, for a verifier that returns scores, where a judge or ``positive_verifier`` asks for right or
+    """The responses that count as right, for a verifier that returns scores, where a judge or ``positive_verifier`` asks for right or
     wrong."""
 
     @field_validator("extract")

@@ -24,4 +24,4 @@ class RolloutsHeader(Frozen):
     terms: tuple[str, ...]
     """The reward's terms; each has a column ``score.TERM``. A term with named scores is ``TERM.NAME`` for each of them."""
     graded: tuple[str, ...] = Field((), exclude_if=is_default(()))
-    """Those of a verifier that returns numbers."""
+    """Scores of a verifier that returns numbers."""

@@ -29,7 +29,7 @@ class StoredAnswer(Frozen):
     question: str = Field(pattern=r"^[0-9a-f]{64}$")
     """sha256 of the canonical JSON of ``asked``."""
     time: int = Field(ge=0)
-    """How often the question had been answered before."""
+    """Number of earlier answers to the question."""
     asked: dict[str, Any]
     """The question: all that the answer may depend on, without the server's address."""
     answer: str

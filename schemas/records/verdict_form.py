@@ -1,4 +1,4 @@
-"""What a verifier returns: right or wrong, one score, or several named ones. Its dry run finds it, and it stays so."""
+"""The form of a verifier's verdicts: right or wrong, one score, or several named ones. Its dry run finds it, and it stays so."""
 
 from typing import Literal
 

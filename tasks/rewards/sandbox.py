@@ -33,7 +33,7 @@ TEST_SECONDS = 2
 START_SECONDS = 60
 """Most seconds for the start of the isolated process."""
 NAMESPACES, LIMITS = "namespaces and a filter of system calls", "limits alone"
-"""What a stage's provenance records."""
+"""The value that a stage's provenance records."""
 _INSIDE = Path(__file__).with_name("sandbox_inside.py")
 _UNSHARE = (
     *("--user", "--map-root-user", "--net", "--ipc", "--uts", "--mount", "--cgroup"),

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 FOLDER = "/tmp"
 """The program's own folder, empty before each test; where nothing is mounted, the request names another."""
 PLACE = "/proc"
-"""Where the new root is mounted before it becomes the root: a folder that every Linux has, and that the program needs no file of."""
+"""The folder on which the new root is mounted before it becomes the root: every Linux has it, and the program needs no file of it."""
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 """Folders of shared libraries, which extension modules of the standard library load."""
 MAX_FILES, MAX_OPEN, MAX_SIGNALS = 1024, 64, 64

@@ -111,7 +111,7 @@ class Scores:
     by_term: dict[str, Tensor]
     """Term → scores; ``TERM.NAME`` for each named score of a term that has several."""
     graded: tuple[str, ...] = ()
-    """Those of a verifier that returns numbers, whose spread is reported too."""
+    """Scores of a verifier that returns numbers; their spread is reported too."""
     summands: tuple[Summand, ...] = ()
     """The parts of the weighted sum; none, for collected responses."""
     steps: Tensor | None = None

@@ -64,7 +64,7 @@ class StepFinder:
 
 @dataclass(frozen=True)
 class StepScores:
-    """What a term gives that scores each step."""
+    """The scores of a term that scores each step."""
 
     finder: StepFinder
     ask: Ask | None

@@ -61,7 +61,7 @@ TermScores = Callable[[Responses], Tensor]
 
 @dataclass(frozen=True)
 class NamedScores:
-    """What a term gives that has several named scores."""
+    """The scores of a term that has several named ones."""
 
     names: tuple[str, ...]
     scores: Callable[[Responses], Tensor]

@@ -37,7 +37,7 @@ class UserFunction:
     function: str
     """Its name in the file."""
     verifier: str
-    """What the recipe calls the verifier."""
+    """Name of the verifier in the recipe."""
     file: Path
     takes_batch: bool
     """Whether it is called with prompts, responses and answers, and not with those of one response."""

@@ -25,7 +25,7 @@ from vantage.tasks.rewards.verifier_calls import Calls, calls_of, one_by_one
 from vantage.tasks.rewards.verifier_file import BrokenVerifier, VerifierFunction, load_user_function
 
 READY, READY_FOR_BATCHES = b"ready\n", b"ready for batches\n"
-"""What is replied once the file has been run; the second, if its function takes a whole batch at once."""
+"""Replies once the file has been run; the second, if its function takes a whole batch at once."""
 BUILTIN_BYTES = 2**33
 """Most bytes of address space of a built-in verifier; a response that would take more is wrong."""
 PR_SET_PDEATHSIG = 1

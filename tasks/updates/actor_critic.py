@@ -33,7 +33,7 @@ from vantage.tasks.training.seeds import derive_seed, stage_seed
 
 @dataclass(frozen=True)
 class CriticReads:
-    """What a critic predicts about a rollout; None without a critic, and where it was not asked for."""
+    """The predictions of a critic about a rollout; None without a critic, and where it was not asked for."""
 
     values: Tensor | None
     """(B,T)."""

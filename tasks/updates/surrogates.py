@@ -16,7 +16,7 @@ from vantage.schemas.recipe.algorithm import Algorithm
 
 @dataclass(frozen=True)
 class LossTokens:
-    """What the surrogate reads of the tokens of a micro-batch, (B,T) each, and the denominator of their whole minibatch."""
+    """Inputs of the surrogate from the tokens of a micro-batch, (B,T) each, and the denominator of their whole minibatch."""
 
     logprobs: Tensor
     old_logprobs: Tensor

@@ -253,7 +253,7 @@ def geometric_mean(outputs: Tensor, batch: Batch, denominator: Denominator | Non
 
 
 def selected_kl(outputs: Tensor, batch: Batch, denominator: Denominator | None) -> SelectedKLLoss:
-    """Of the tokens with a positive target."""
+    """The part over the tokens with a positive target."""
     return selected_kl_loss(
         outputs, batch.old, batch.mask, batch.targets > 0, aggregation="token", denominator=denominator
     )

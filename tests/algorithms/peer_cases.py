@@ -27,7 +27,7 @@ class PeerCase:
     """Weights of another sampler."""
     mask: Tensor
     direction: Tensor
-    """What the gradient is projected on, so that one number shows every entry."""
+    """A direction on which the gradient is projected, so that one number shows every entry."""
     clip_range_low: float
     clip_range_high: float
     temperatures: tuple[float, float]

@@ -70,7 +70,7 @@ def test_a_notebook_runs_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def shown(cell: object) -> str:
-    """What a cell's last expression shows, as text, or what the cell has printed."""
+    """Return the text of a cell's last expression, or what the cell has printed."""
     outputs = cell["outputs"]  # type: ignore[index]
     results = [each["data"]["text/plain"] for each in outputs if each["output_type"] == "execute_result"]
     return results[0] if results else "".join(each["text"] for each in outputs)

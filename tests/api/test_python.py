@@ -33,7 +33,7 @@ def fake_stages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def printed(*arguments: object) -> Any:
-    """What a command prints as JSON."""
+    """Return what a command prints as JSON."""
     from typer.testing import CliRunner
 
     return json.loads(CliRunner().invoke(app, [*map(str, arguments), "--json"]).stdout)

@@ -42,7 +42,7 @@ def start(workspace: Path) -> "subprocess.Popen[str]":
 
 
 def asked(address: str, content: dict[str, Any]) -> Any:
-    """What a server answers to a POST of JSON."""
+    """Return a server's answer to a POST of JSON."""
     request = urllib.request.Request(
         address, json.dumps(content).encode(), headers={"Content-Type": "application/json"}
     )

@@ -44,7 +44,7 @@ def loss(
     targets: Sequence[Tensor],
     head: CriticHead,
 ) -> Tensor:
-    """Of one minibatch: the mean over its tokens."""
+    """The mean over the tokens of one minibatch."""
     found: list[Tensor] = []
     for prompt, output, of_response in zip(
         prompts, outputs(critic, prompts, responses), targets, strict=True
@@ -74,7 +74,7 @@ def _pinball(quantiles: Tensor, target: Tensor, kappa: float) -> Tensor:
 
 
 def shard(prompt: Sequence[int], count: int) -> int:
-    """Which head learns from a prompt; its first id is no text."""
+    """Return the head that learns from a prompt; its first id is no text."""
     digest = hashlib.sha256(f"critic:{decode(prompt[1:])}".encode()).hexdigest()
     return int(digest[:16], 16) % count
 

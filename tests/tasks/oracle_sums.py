@@ -36,7 +36,7 @@ def means(steps: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def summed(numbers: Sequence[Tensor]) -> Tensor:
-    """Of 0-d tensors, in their order."""
+    """Return the 0-d tensors in their order."""
     return sum(numbers[1:], start=numbers[0])
 
 

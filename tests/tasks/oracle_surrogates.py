@@ -50,7 +50,7 @@ def selected(
     a: Algorithm,
     draw: torch.Generator,
 ) -> list[Tensor]:
-    """Which tokens of each response the covariance selects, among those that are learnt from."""
+    """Return the tokens of each response that the covariance selects, among those that are learnt from."""
     places = [(row, t) for row, x in enumerate(new) for t in range(len(x)) if learns[row]]
     found = [torch.zeros_like(x, dtype=torch.bool) for x in new]
     if not places:

@@ -31,7 +31,7 @@ ALONE: dict[str, Any] = {"critic": None}
 
 
 def binds(metric: str) -> Any:
-    """Whether a share is neither 0 nor 1 in some iteration."""
+    """Return whether a share is neither 0 nor 1 in some iteration."""
     return lambda outcome: any(0 < metrics[metric] < 1 for metrics in outcome.journal)
 
 

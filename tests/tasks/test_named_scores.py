@@ -164,7 +164,7 @@ def test_a_term_that_does_not_fit_its_verifier_is_refused(
 
 PARTS = {"rubric.length": (1.0, lambda x: sorted((2.0, x, 6.0))[1] - 4), "rubric.digits": (-2.0, lambda x: min(x, 1.0)),
          "rubric.echo": (0.0, lambda x: x), "graded": (3.0, lambda x: max(x, 0.5) + 0.25)}  # fmt: skip
-"""Of ``TERMS``: the weight of each score in the whole sum, and what is done to it before."""
+"""The weight of each score of ``TERMS`` in the whole sum, and what is done to it before."""
 
 
 def test_each_score_is_normalised_within_its_group_before_the_sum(

@@ -144,7 +144,7 @@ class Letters:
 
 
 class Letterwise:
-    """What a finder reads of a codec; 5 ends a response."""
+    """A codec with the parts that a finder reads; 5 ends a response."""
 
     tokenizer = Letters()
     stop_token_ids = (5,)

@@ -19,7 +19,7 @@ SELECTED = "  middling: {from: collected, pass_rate: [0.2, 0.8]}\n"
 
 @pytest.fixture
 def text(text: str) -> str:
-    """With a policy that learns from selected prompts."""
+    """Return a recipe with a policy that learns from selected prompts."""
     text = text.replace("stages:\n", f"stages:\n{COLLECTED}", 1).replace("data:\n", f"data:\n{SELECTED}", 1)
     begin = text.index("  policy:\n")
     return text[:begin] + text[begin:].replace("prompts: tasks", "prompts: middling", 1)

@@ -1,4 +1,4 @@
-"""What a judge is asked, and which answers give scores: exactly one value under each name, within the scale."""
+"""Questions to a judge, and the answers that give scores: exactly one value under each name, within the scale."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a user's function may return, what is refused, and how it crosses between processes."""
+"""Verdicts of a user's function: the forms that it may return, those that are refused, and how they cross between processes."""
 
 import math
 from decimal import Decimal
