@@ -42,8 +42,8 @@ def run(
 
         recipe = recipe_source(recipe, "run")
         part = part_named(until, only)
-        resolved, chosen = load_resolved(recipe, overrides or [], part=part)
         place = workspace_at(workspace)
+        resolved, chosen = load_resolved(recipe, overrides or [], part=part, workspace=place)
         if part is not None and part.extent == "only":
             plan_recipe(recipe, overrides or [], place, part=part)  # refuses it before there is a run
         check_signing(resolved, place)
