@@ -38,10 +38,7 @@ def pin_stage(field: str, origin: StageOfRun, workspace: Workspace) -> StageOfRu
         RunError: there is no such run or step, it has made nothing yet, or nothing that can be a model's source.
     """
     shown = f"{field}={str(origin)!r}"
-    try:
-        record = _run_named(origin, workspace)
-    except (NoSuchRun, SeveralRuns) as error:
-        raise RunError(f"{shown}: {error}") from None
+    record = _run_named(shown, origin, workspace)
     if origin.step not in dependencies(record.recipe):
         made = ", ".join(_policies(record, workspace)) or "none that has made a policy"
         raise RunError(f"{shown}: run {record.run_id} has no step {origin.step}; it has {made}")
@@ -94,17 +91,20 @@ def model_width(model: SourcedModel, workspace: Workspace | None) -> int:
 
     Raises:
         UnknownWidth: it cannot be found.
-        ValueError: there is no such source.
+        ValueError: there is no such source (RunError: no such run), or it is no policy.
     """
     origin = model.origin
     if not isinstance(origin, StageOfRun) or workspace is None:
         return hidden_size(model.whole)
-    record = _run_named(origin, workspace)
-    artifact = _artifact(record, origin.step, workspace)
-    if artifact is None:  # not made yet: its width is that of the model that its run begins with
+    field = "model.source"
+    record = _run_named(f"{field}={str(origin)!r}", origin, workspace)
+    if (
+        _artifact(record, origin.step, workspace) is None
+    ):  # it has the width of the model that its run begins with
         return model_width(record.recipe.model, workspace)
+    digest = str(pin_stage(field, origin, workspace).digest)
     try:
-        config = json.loads(workspace.storage.read_file(artifact.digest, "config.json") or b"")
+        config = json.loads(workspace.storage.read_file(digest, "config.json") or b"")
     except (OSError, ValueError) as error:
         raise UnknownWidth(f"config.json of {origin.named} cannot be read ({error})") from error
     return width_in_config(config, f"config.json of {origin.named}")
@@ -127,13 +127,18 @@ def stage_behind(work: Work, store: Storage | None, runs: Sequence[RunRecord]) -
         yield f"which is marked: {_CLOSED[stage.status]}"
 
 
-def _run_named(origin: StageOfRun, workspace: Workspace) -> RunRecord:
-    """Return the run's record. Raises NoSuchRun or SeveralRuns."""
-    if origin.run != LATEST:
+def _run_named(shown: str, origin: StageOfRun, workspace: Workspace) -> RunRecord:
+    """Return the run's record; ``latest`` is the newest run whose recipe has the step.
+
+    Raises:
+        RunError: there is none, or there are several; the message begins with ``shown``.
+    """
+    if origin.run == LATEST and (record := next(_runs_with(origin.step, workspace), None)) is not None:
+        return record
+    try:
         return workspace.records.read(find_run(workspace, origin.run))
-    return next(_runs_with(origin.step, workspace), None) or workspace.records.read(
-        find_run(workspace, LATEST)
-    )
+    except (NoSuchRun, SeveralRuns) as error:
+        raise RunError(f"{shown}: {error}") from None
 
 
 def _runs_with(step: str, workspace: Workspace) -> Iterator[RunRecord]:

@@ -267,7 +267,7 @@ def _problems_of_stage(path: Path, source: str, named: StageOfRun) -> list[Probl
 
 def _problems_of_folder(path: Path, folder: File) -> list[Problem]:
     if not stat.S_ISDIR(mode_of(folder)):
-        remedy = "name a Hugging Face folder, builtin:tiny, gguf:FILE, package:NAME or hub:ORGANISATION/NAME@REVISION"
+        remedy = "name a Hugging Face folder, builtin:tiny, gguf:FILE, package:NAME, hub:ORGANISATION/NAME@REVISION, or RUN/STAGE (latest/policy)"
         return [Problem(path, f"there is no folder {folder}", remedy)]
     if is_file(folder / "adapter_config.json"):
         if path[-1] == "base":
