@@ -14,7 +14,7 @@ from vantage.runs.pinning import pinned
 from vantage.runs.planning import PlannedStep, plan
 from vantage.runs.record import RunRecord
 from vantage.runs.resolving import load_resolved
-from vantage.runs.run import acquire_run, next_run, read_runs
+from vantage.runs.run import acquire_run, acquire_run_by_id, next_run, read_runs
 from vantage.runs.workspace import RunError, Workspace
 from vantage.schemas.problems import RecipeError
 from vantage.schemas.recipe.sources import StageOfRun, model_source
@@ -113,7 +113,7 @@ def test_an_unfinished_run_keeps_its_model_and_a_new_one_has_another_key(
 
     again = planned(place, recipe)["model"]
     assert (again.action, again.stage_key) == ("reuse", before.stage_key), "the unfinished run goes on"
-    with acquire_run(place, begun.recipe, source="") as run:
+    with acquire_run_by_id(place, begun.run_id) as run:
         run.update(status="completed")
     assert begun.recipe.model.source == f"run:{first.run_id}/sft#{first.stages['sft'].digest}"
     new = planned(place, recipe)["model"]
