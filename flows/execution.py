@@ -20,13 +20,14 @@ from vantage.flows.shown_plan import planned
 from vantage.flows.unsent_ledger import unsent_said
 from vantage.ledger.run_ledger import Ledger
 from vantage.ledger.tracking import check_configured
-from vantage.runs.console import Screen, show_result
+from vantage.runs.console import Screen
 from vantage.runs.next_steps import after_closed_gates, after_questions
 from vantage.runs.own_commands import mlflow_server, prefect_server
 from vantage.runs.planning import needs_work, steps_in_store
 from vantage.runs.record import RunRecord
 from vantage.runs.resolving import ChosenRates
 from vantage.runs.run import Run, is_active, read_runs
+from vantage.runs.shown_result import show_result
 from vantage.runs.shown_warnings import warnings_shown
 from vantage.runs.summary import commands_for_policy, model_folders, samples_heading
 from vantage.schemas.records.attempt import RUN_STAGE
@@ -102,11 +103,15 @@ def execute(
             orchestrator.end()
         for step, stage in run.record.stages.items():
             screen.samples(stage.samples, heading=samples_heading(run.record, step))
+        report = orchestrator.send_report()
         in_prefect = len(run.record.prefect_flow_run_ids) > shown_before
         show_result(
             screen.console,
             run.record,
-            pages=_pages(run, ledger, in_prefect=in_prefect),
+            pages={
+                **({} if report is None else {"report": str(report)}),
+                **_pages(run, ledger, in_prefect=in_prefect),
+            },
             models=model_folders(run.record, workspace.storage),
             commands=commands_for_policy(run.record, workspace.address),
             next_steps=[
@@ -114,8 +119,6 @@ def execute(
                 *after_questions(run.record, workspace.address),
             ],
         )
-        if report := orchestrator.send_report():
-            screen.say(f"  {'report':<8}{report}")
     if lost is not None:
         raise lost
     return run.record
