@@ -51,9 +51,12 @@ def show_result(
     for name, folder in models.items():
         print_whole(console, f"  model   {name}: ", str(folder))
     if commands or next_steps:
+        console.print()
         print_line(console, Text("what to do next", style="bold"))
     for what, command in commands.items():
         print_whole(console, f"  {what:<8}", command)
+    if commands and next_steps:
+        console.print()
     for line in next_steps:
         _show_step(console, line)
 
@@ -87,6 +90,6 @@ def _seconds(stages: Iterable[StageRecord]) -> str:
 def _show_step(console: Console, line: str) -> None:
     """Print a line of text, or a command, which is never broken."""
     if line.startswith(COMMAND_INDENT):
-        print_whole(console, "", line)
+        console.print(Text(line), soft_wrap=True)
     else:
         print_line(console, Text(line))
