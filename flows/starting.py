@@ -53,7 +53,7 @@ def open_run(
         chosen: ChosenRates = {}
     else:
         load = load_resolved_text if "\n" in recipe else load_resolved
-        resolved, chosen = load(recipe, overrides)
+        resolved, chosen = load(recipe, overrides, workspace=where)
         source = resolved.recipe if "\n" in recipe else recipe
         run = held.enter_context(acquire_run(where, resolved, source=source, overrides=overrides))
     check_signing(run.record.recipe, where)

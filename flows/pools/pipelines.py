@@ -29,6 +29,7 @@ from vantage.flows.prefect_server.flow_runs import STATES
 from vantage.flows.prefect_server.overlaps import CANCELS_EARLIER
 from vantage.runs.resolving import load_resolved, load_resolved_text
 from vantage.runs.run import recipe_digest
+from vantage.runs.workspace import Workspace
 from vantage.schemas.loading.overrides import parse_override
 from vantage.schemas.loading.recipe_file import builtin_recipes, load_recipe
 from vantage.schemas.recipe.recipe import ResolvedRecipe
@@ -141,12 +142,13 @@ def pipeline_of(
         raise ValueError(
             f"--name={name[:100]!r} is no name of a deployment: 1 to 200 printable characters without / % & < >"
         )
-    resolved, _ = load_resolved(source, overrides)
+    place = Workspace.at(workspace)
+    resolved, _ = load_resolved(source, overrides, workspace=place)
     overrides = _with_full_paths(overrides, resolved)
     text = (
         source if source in builtin_recipes() and not Path(source).exists() else _text_of(source, overrides)
     )
-    if text != source and load_resolved_text(text, overrides)[0] != resolved:
+    if text != source and load_resolved_text(text, overrides, workspace=place)[0] != resolved:
         raise ValueError(f"{source}: its text alone is another recipe; name its sources by full paths")
     schedule = schedule_of(cron=cron, interval=interval, rrule=rrule, timezone=timezone)
     return Pipeline(
