@@ -15,6 +15,7 @@ from vantage.flows.open_runs import opened
 from vantage.flows.orchestrator import Orchestrator
 from vantage.flows.prefect_server import server as servers
 from vantage.flows.prefect_server.proxies import check_proxies
+from vantage.flows.publishing.announcing import moves_announced
 from vantage.flows.publishing.publishing import publish
 from vantage.flows.shown_plan import planned
 from vantage.flows.unsent_ledger import unsent_said
@@ -78,6 +79,7 @@ def execute(
         # before the ledger imports MLflow in a thread beside this one: the first stage waits for the server
         started(workspace.root, verbose=verbose) if needs_work(steps) else nullcontext() as server,
         notified(run, screen) as watcher,
+        moves_announced(workspace, watcher),
         Ledger(None, workspace.root, recipe.recipe) as ledger,
         warnings_shown(lambda text: watcher.say(f"  warning: {text}", "yellow")),
         unsent_said(run, ledger, watcher),
