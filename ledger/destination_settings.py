@@ -37,6 +37,11 @@ def check_destinations() -> None:
         _require("openlineage.client", OPENLINEAGE, extra="openlineage")
 
 
+def is_any_set() -> bool:
+    """Return whether the environment names any destination beside MLflow."""
+    return bool(os.environ.get(TENSORBOARD) or openlineage_url())
+
+
 def openlineage_url() -> str | None:
     """Return the address of the server of OpenLineage; None: there is none, or ``OPENLINEAGE_DISABLED`` is true."""
     if os.environ.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true":
