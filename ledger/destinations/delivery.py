@@ -119,7 +119,8 @@ def send_earlier_runs(place: Destination, runs: Path, *, skip: Outbox | None) ->
         if skip is None or folder != skip.folder:
             try:
                 Delivery(place, Outbox(folder)).send()
-            except (ValueError, PermissionError) as error:  # damaged, or another user's: the others are still sent
+            except (ValueError, PermissionError) as error:
+                # it is damaged, or another user's: the others are still sent
                 reason = safe_text(without_secrets(str(error)))[:300]
                 log.warning("%s cannot be sent to %s (%s)", folder, place.name, reason)
 

@@ -99,7 +99,9 @@ def outbox(tmp_path: Path) -> Outbox:
     return Outbox(tmp_path / "runs" / RUN / "ledger")
 
 
-DATA = Dataset(uri="objects/d", digest="d" * 64, stage_key=KEY["data"], parents={}, metrics={}, content="demonstrations")
+DATA = Dataset(
+    uri="objects/d", digest="d" * 64, stage_key=KEY["data"], parents={}, metrics={}, content="demonstrations"
+)
 POLICY = PolicyCheckpoint(
     uri="objects/e", digest="e" * 64, stage_key=KEY["sft"], parents={"data": "d" * 64}, metrics={},
     tokenizer_digest="c" * 64,
