@@ -20,6 +20,7 @@ from openlineage.client.event_v2 import (
     set_producer,
 )
 from openlineage.client.facet_v2 import (
+    DatasetFacet,
     JobFacet,
     RunFacet,
     dataset_type_dataset,
@@ -232,7 +233,7 @@ def _outputs(artifact: Artifact | None, stage: str) -> list[OutputDataset]:
     return [OutputDataset(_DATASETS, artifact.digest, facets=_facets(artifact, stage))]
 
 
-def _facets(artifact: Artifact, stage: str) -> dict[str, object]:
+def _facets(artifact: Artifact, stage: str) -> dict[str, DatasetFacet]:
     is_model = artifact.kind in MODELS
     return {
         "version": dataset_version_dataset.DatasetVersionDatasetFacet(artifact.digest),
