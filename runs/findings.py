@@ -22,6 +22,7 @@ from obstore.exceptions import BaseError
 from vantage.attempts.identity.child_python import python_environment
 from vantage.attempts.identity.package import package_folder
 from vantage.attempts.machine import available_cpus, available_gpus
+from vantage.ledger.destination_settings import OPENLINEAGE, TENSORBOARD, check_destinations, openlineage_url
 from vantage.ledger.tracking import check_address, without_password
 from vantage.runs.run import damaged_runs
 from vantage.runs.workspace import Workspace
@@ -140,6 +141,7 @@ def _sqlite(workspace: Workspace) -> Finding:
 def _servers() -> Iterator[Finding]:
     yield _prefect(os.environ.get("PREFECT_API_URL"))
     yield _mlflow(os.environ.get("MLFLOW_TRACKING_URI"))
+    yield from _destinations()
 
 
 def _prefect(address: str | None) -> Finding:
@@ -167,6 +169,19 @@ def _mlflow(address: str | None) -> Finding:
     if address.startswith("http"):
         return _answers("MLflow", "MLFLOW_TRACKING_URI", address)
     return Finding("MLflow", "fine", f"MLFLOW_TRACKING_URI={without_password(address)}")
+
+
+def _destinations() -> Iterator[Finding]:
+    """Yield a line about the places beside MLflow that get a run's records; nothing where none is set."""
+    try:
+        check_destinations()
+    except ValueError as error:
+        yield Finding("destinations", "broken", str(error))
+        return
+    named = {TENSORBOARD: os.environ.get(TENSORBOARD), OPENLINEAGE: openlineage_url()}
+    shown = [f"{name}={without_password(value)}" for name, value in named.items() if value]
+    if shown:
+        yield Finding("destinations", "fine", ", ".join(shown))
 
 
 def _answers(name: str, variable: str, address: str) -> Finding:

@@ -9,6 +9,8 @@ import sys
 import warnings
 from collections.abc import Mapping
 
+from vantage.schemas.safe_text import server_secrets
+
 OF_LAUNCHERS = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"),
     *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NPROC_PER_NODE", "NNODES"),
@@ -46,6 +48,15 @@ And the database of another server: that of our own is in the workspace, where `
 
 NAMES = frozenset({*OF_LAUNCHERS, *CHANGING_RESULTS, *OF_PREFECT})
 PREFIXES = (*OF_LAUNCHERS_PREFIXES, *CHANGING_RESULTS_PREFIXES, *OF_PREFECT_PREFIXES)
+
+
+LOGINS = ("OPENLINEAGE_API_KEY",)
+"""Logins of the process that records, besides those of Prefect and MLflow."""
+
+
+def not_for_stages(environment: Mapping[str, str]) -> list[str]:
+    """Return the names of the logins that neither a stage nor a model's process needs."""
+    return [*server_secrets(environment), *(name for name in LOGINS if name in environment)]
 
 
 def not_inherited(environment: Mapping[str, str]) -> list[str]:

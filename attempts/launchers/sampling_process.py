@@ -13,6 +13,7 @@ from typing import IO, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from vantage.attempts.identity.child_python import python_environment
+from vantage.attempts.identity.inherited import not_for_stages
 from vantage.attempts.machine import at_most_asked, available_cpus
 from vantage.schemas.records.sampling import (
     Merged,
@@ -25,7 +26,7 @@ from vantage.schemas.records.sampling import (
     SampleReply,
     SampleRequest,
 )
-from vantage.schemas.safe_text import server_secrets, without_secrets
+from vantage.schemas.safe_text import without_secrets
 
 RENDER_SECONDS = 120.0
 """Most seconds for a request to render rows, without loading the tokenizer; an honest template takes milliseconds a row."""
@@ -121,7 +122,7 @@ def open_model(opening: OpenModel, *, side_by_side: int = 1) -> Iterator[Samplin
             other severalfold.
     """
     environment = {
-        name: value for name, value in os.environ.items() if name not in server_secrets(os.environ)
+        name: value for name, value in os.environ.items() if name not in not_for_stages(os.environ)
     }
     environment |= {
         **python_environment(),

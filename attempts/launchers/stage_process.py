@@ -25,14 +25,14 @@ from typing import (
 )
 
 from vantage.attempts.exit_codes import ExitCode
-from vantage.attempts.identity.inherited import forget_foreign_variables
+from vantage.attempts.identity.inherited import forget_foreign_variables, not_for_stages
 from vantage.attempts.identity.package import package_folder
 from vantage.attempts.launchers.descendants import adopt_descendants, end_descendants
 from vantage.attempts.launchers.disk_faults import is_bucket_fault, is_disk_fault
 from vantage.attempts.launchers.safe_stream import SafeStream
 from vantage.schemas.records.attempt import Failure
 from vantage.schemas.records.job import StageJob, StageResult
-from vantage.schemas.safe_text import server_secrets, without_secrets
+from vantage.schemas.safe_text import without_secrets
 from vantage.storage.refs import DamagedObject
 from vantage.tasks.training import preemption
 from vantage.tasks.training.writer import writes_files
@@ -76,7 +76,7 @@ def main(
     _log_stage_messages()
     _remove_current_folder_from_path()
     forget_foreign_variables()  # those of the fork server, which others than our command may have started
-    for name in server_secrets(os.environ):
+    for name in not_for_stages(os.environ):
         del os.environ[name]
     os.environ.update(environment)
     _limit_threads(threads)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from vantage.ledger.destination_settings import is_any_set
 from vantage.ledger.destinations.configured import configured_destinations
 from vantage.ledger.destinations.destination import Destination, RunCopy
 from vantage.ledger.entries import RunEntry, apply_operation
@@ -46,9 +47,9 @@ class Destinations:
             self._outbox = outbox
             self._recorded += 1
             self._changed.notify_all()
-            if self._thread is None and not self._closed and (places := configured_destinations()):
+            if self._thread is None and not self._closed and is_any_set():
                 self._thread = threading.Thread(
-                    target=self._send_forever, args=(places,), name="vantage-destinations", daemon=True
+                    target=self._send_forever, name="vantage-destinations", daemon=True
                 )
                 self._thread.start()
 
@@ -60,8 +61,9 @@ class Destinations:
             if self._thread is not None:
                 self._changed.wait_for(lambda: self._tried == self._recorded, timeout_seconds)
 
-    def _send_forever(self, places: list[Destination]) -> None:
-        senders = [_Sender(place, self._runs) for place in places]
+    def _send_forever(self) -> None:
+        # Importing the destinations' packages takes a second, which the run does not wait for.
+        senders = [_Sender(place, self._runs) for place in configured_destinations()]
         while True:
             with self._changed:
                 self._changed.wait_for(
@@ -117,7 +119,8 @@ def send_earlier_runs(place: Destination, runs: Path, *, skip: Outbox | None) ->
         if skip is None or folder != skip.folder:
             try:
                 Delivery(place, Outbox(folder)).send()
-            except ValueError as error:  # damaged: the others are still sent
+            except (ValueError, PermissionError) as error:
+                # it is damaged, or another user's: the others are still sent
                 reason = safe_text(without_secrets(str(error)))[:300]
                 log.warning("%s cannot be sent to %s (%s)", folder, place.name, reason)
 

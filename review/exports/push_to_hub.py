@@ -5,9 +5,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-import httpx
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, hf_hub_download
-from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
+from huggingface_hub.errors import RevisionNotFoundError
 
 from vantage.review.exports.pushing import PushRefused, card_last, sha256_of
 from vantage.runs.named_models import PROVENANCE_FILE
@@ -34,7 +33,9 @@ class HubRepository:
         try:
             commit = self._commit(folder, files)
             self._require_same(commit, files)
-        except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
+        except PushRefused:
+            raise
+        except Exception as error:  # the hub's client raises errors of several libraries
             reason = without_secrets(str(error) or type(error).__name__).strip().splitlines()[0][:300]
             raise PushRefused(
                 f"hub:{self._repository} did not take the model ({reason}); check its name and the login (HF_TOKEN, with the right to "

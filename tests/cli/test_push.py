@@ -13,6 +13,7 @@ from tests.support.fake_model_hub import ModelHub, fake_model_hub
 from vantage.attempts.exit_codes import ExitCode
 from vantage.cli.main import app
 from vantage.review.exports import push_to_bucket
+from vantage.review.exports.push_to_hub import HubRepository
 from vantage.review.exports.pushing import Place, PushRefused, place_named, push
 from vantage.runs.workspace import Workspace
 from vantage.storage.bucket import open_bucket
@@ -214,6 +215,14 @@ def test_a_hub_that_refuses_shows_nothing_and_no_login_is_printed(
         push(exported, Place(f"hub:{REPOSITORY}"), small_chat_run)
     assert "hf_secret" not in str(refused.value)
     assert len(hub.commits[REPOSITORY]) == 1
+
+
+def test_a_hub_that_does_not_answer_is_an_error_in_words(
+    exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(PushRefused, match=r"did not take the model \(.*refused"):
+        HubRepository(REPOSITORY).send(exported, {})
 
 
 @pytest.mark.parametrize(

@@ -108,3 +108,21 @@ def test_a_machine_that_does_not_isolate_programs_is_a_warning(
     assert isolation() == Finding(
         "isolation", "warning", "builtin:code is refused here (a test forbids it); see docs/verifiers.md"
     )
+
+
+def test_destinations_beside_mlflow_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "VANTAGE_TENSORBOARD", "OPENLINEAGE_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+    def found() -> list[Finding]:
+        return [each for each in _servers() if each.subject == "destinations"]
+
+    assert found() == []
+    monkeypatch.setenv("VANTAGE_TENSORBOARD", str(tmp_path))
+    monkeypatch.setenv("OPENLINEAGE_URL", "http://ada:hunter22@host:5000")
+    named = f"VANTAGE_TENSORBOARD={tmp_path}, OPENLINEAGE_URL=http://host:5000"
+    assert found() == [Finding("destinations", "fine", named)]
+    monkeypatch.setenv("OPENLINEAGE_URL", "host:5000")
+    assert [(each.verdict, "is no address of a server" in each.message) for each in found()] == [
+        ("broken", True)
+    ]

@@ -106,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._json({"url": f"{self.hub.address}/{repository}"}, 409)
             return
         self.hub.commits[repository] = [("0" * 40, {".gitattributes": b"*.safetensors filter=lfs\n"})]
-        self.hub.private[repository] = bool(asked.get("private"))
+        self.hub.private[repository] = asked.get("private") or asked.get("visibility") == "private"
         self._json({"url": f"{self.hub.address}/{repository}"})
 
     def _api(self, repository: str, what: str | None, rest: str | None, body: bytes) -> None:

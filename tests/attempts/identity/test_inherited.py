@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from vantage.attempts.identity.inherited import forget_foreign_variables, not_inherited
+from vantage.attempts.identity.inherited import forget_foreign_variables, not_for_stages, not_inherited
 
 FOREIGN = {
     **{"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "29500"},
@@ -34,6 +34,12 @@ OWN = {
     **{"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30", "RAY_ADDRESS": "auto", "VANTAGE_CACHE": "/c", "LANG": "C"},
     **{"RANKING": "no rank", "WORLD": "no size", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
 }
+
+
+def test_logins_of_servers_are_not_for_stages() -> None:
+    kept = {"HF_TOKEN": "t", "AWS_SECRET_ACCESS_KEY": "s", "OPENLINEAGE_URL": "http://host"}
+    logins = {"OPENLINEAGE_API_KEY": "key", "PREFECT_API_KEY": "key", "MLFLOW_TRACKING_PASSWORD": "word"}
+    assert set(not_for_stages(kept | logins)) == set(logins)
 
 
 def test_what_another_program_set_is_left_out_and_all_else_is_kept() -> None:
