@@ -150,7 +150,7 @@ def workspace_at(place: str) -> "Workspace":
 
     workspace = Workspace.at(place)
     if workspace.uri is None and workspace.root.is_file():
-        raise RunError(f"workspace {workspace.root} is a file; name a folder or a bucket with --workspace")
+        raise RunError(f"workspace {workspace.root} is a file; name another with --workspace DIR")
     return workspace
 
 

@@ -186,8 +186,9 @@ def _problem(model: type[BaseModel], path: Path, errors: Sequence[ErrorDetails],
         )
     rules = " or ".join(dict.fromkeys(_rule(each) for each in errors))
     # An address with its secret may be written where only names belong.
-    said = "what is written here" if path[:1] == ("notify",) else quote(error["input"])
-    return Problem(path, f"{said} must be {rules}", _remedy_for_type(error))
+    if path[:1] == ("notify",):
+        return Problem(path, f"what is written here must be {rules}", "")
+    return Problem(path, f"{quote(error['input'])} must be {rules}", _remedy_for_type(error))
 
 
 def _rule(error: ErrorDetails) -> str:
@@ -231,6 +232,8 @@ def _format_number(number: float) -> str:
 
 def _remedy_for_type(error: ErrorDetails) -> str:
     given = error["input"]
+    if error["type"] == "string_type" and isinstance(given, list | dict):
+        return f"write one value, without {'brackets' if isinstance(given, list) else 'braces'}"
     if error["type"] == "string_type" and given is not None:
         return "put quotes around it"
     if error["type"].startswith(("int", "float")) and isinstance(given, str):
@@ -267,7 +270,7 @@ def _wrong_form(path: Path, given: str, pattern: str) -> Problem:
         if pattern.startswith("^[a-z]")
         else f"use letters, digits, '.', '_' and '-' (pattern {pattern})"
     )
-    near = name_meant(given, pattern)
+    near = name_meant(given, pattern) if pattern.startswith("^[a-z]") else ""
     return Problem(path, f"{quote(given)} is not a valid name", remedy + (f", as in {near}" if near else ""))
 
 

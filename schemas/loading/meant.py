@@ -44,7 +44,9 @@ def list_meant(loc: tuple[int | str, ...], given: Any) -> str:
 
 def mapping_meant(given: Any) -> str:
     """Return how a mapping is written in place of a list or a text."""
-    if isinstance(given, list):
+    if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str):
+        return f"write {given[0]} alone, without brackets, or its fields as {{FIELD: VALUE}}"
+    if isinstance(given, list) and given and all(isinstance(each, dict) for each in given):
         return "write each entry as `NAME: {…}`, without the dash"
     if isinstance(given, str) and re.match(r"(builtin|hub|gguf|package|models|run):|[./~]", given):
         return f"write {{source: {given!r}}}"

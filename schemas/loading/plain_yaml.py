@@ -264,14 +264,14 @@ def _known_mistake(said: str, line: int, text: str) -> Problem | None:
     lines = _LINE_BREAK.split(text)
     glued = next((number for number in (line, line - 1) if number >= 0 and _GLUED.match(lines[number])), None)
     if "could not find expected ':'" in said and glued is not None:
-        word, value = lines[glued].strip().split(":", 1)
-        return Problem(
-            (), f"{word}:{value} has no space after its colon", f"write `{word}: {value}`", glued + 1
-        )
-    if said.startswith("expected <block end>"):
-        if "'?'" in said or "'-'" in said:
-            message = "items of a list and `field: value` are mixed under one field"
-            return Problem((), message, "write all entries in one of the two forms", line + 1)
+        word = lines[glued].strip().partition(":")[0]  # its value may be a secret
+        return Problem((), f"{word}: has no space after its colon", f"write `{word}: …`", glued + 1)
+    if not said.startswith("expected <block end>"):
+        return None
+    if said.endswith(("'?'", "'-'")):
+        message = "items of a list and `field: value` are mixed under one field"
+        return Problem((), message, "write all entries in one of the two forms", line + 1)
+    if said.endswith("start>'"):
         remedy = "begin it below the line that it belongs to, with the same spaces as its neighbours"
         return Problem((), "the indentation of the line is that of no line above", remedy, line + 1)
     return None

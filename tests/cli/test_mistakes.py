@@ -64,7 +64,7 @@ def said(*words: str, code: int = ExitCode.BAD_INPUT) -> str:
         ("prompts: prompts}", "prompts: prompts, gate: accuracy > 0}", "stages.evaluation.gate: 'accuracy > 0' must be a list; write {metric: NAME, at_least: NUMBER}, or a list of such gates"),
         (DEMONSTRATIONS, DEMONSTRATIONS.replace("demonstrations: ", "- ", 1), "6: items of a list and `field: value` are mixed under one field; write all entries in one of the two forms"),
         ("stages:\n", " stages:\n", "7: the indentation of the line is that of no line above; begin it below the line that it belongs to"),
-        ("seed: 4", "seed:4", "2: seed:4 has no space after its colon; write `seed: 4`"),
+        ("seed: 4", "seed:4", "2: seed: has no space after its colon; write `seed: …`"),
         ("model: {", "model:\n\tsource: {", "4: the line is indented with a tab; YAML allows spaces only"),
         ("seed: 4", "seed: 4\nseed: 5", "3: seed: occurs twice, first in line 2; keep one of the two"),
         ('"builtin:tiny"', "latest", "there is no folder {folder}/latest; name a Hugging Face folder, builtin:tiny, gguf:FILE, package:NAME, hub:ORGANISATION/NAME@REVISION, or RUN/STAGE (latest/policy)"),
@@ -91,7 +91,7 @@ def test_mistakes_in_a_recipe(folder: Path, right: str, wrong: str, message: str
         ("gc --older-than 3", "--older-than='3' is no age; write days, hours or minutes, such as 30d"),
         ("estimate first.yaml --gpu h1000", "--gpu=h1000 is not known; use one of h100"),
         ("data inspect nothing.jsonl", "nothing.jsonl: there is no such file; correct the path"),
-        ("status --workspace first.yaml", "workspace {folder}/first.yaml is a file; name a folder or a bucket with --workspace"),
+        ("status --workspace first.yaml", "workspace {folder}/first.yaml is a file; name another with --workspace DIR"),
     ],
 )  # fmt: skip
 def test_mistakes_in_what_a_command_is_given(folder: Path, words: str, message: str) -> None:
