@@ -131,11 +131,11 @@ def find_recipe(source: str | File) -> File:
 def _near_file(file: File) -> str:
     """Return ``did you mean 'quickstart.yaml'?`` if the folder has a recipe's file of nearly this name, else nothing."""
     try:
-        named = [each.name for each in file.parent.iterdir() if each.suffix in (".yaml", ".yml")]
+        named = {each.stem: each.name for each in file.parent.iterdir() if each.suffix in (".yaml", ".yml")}
     except OSError:
         return ""
-    near = difflib.get_close_matches(file.name, named, n=1, cutoff=0.8)
-    return f"did you mean '{file.with_name(near[0])}'?" if near else ""
+    near = difflib.get_close_matches(file.stem, named, n=1, cutoff=0.75)
+    return f"did you mean '{file.with_name(named[near[0]])}'?" if near else ""
 
 
 def read_document(file: File, name: str) -> plain_yaml.Document:

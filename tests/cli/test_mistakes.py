@@ -82,6 +82,7 @@ def test_mistakes_in_a_recipe(folder: Path, right: str, wrong: str, message: str
         ("plan frist.yaml", "frist.yaml: there is no such file; did you mean 'first.yaml'?"),
         ("plan first.yml", "first.yml: there is no such file; did you mean 'first.yaml'?"),
         ("plan first", "first: is neither a file nor a built-in recipe; did you mean 'first.yaml'?"),
+        ("plan burst", "burst: is neither a file nor a built-in recipe; use one of: "),
         ("plan quickstrat", "quickstrat: is neither a file nor a built-in recipe; did you mean 'quickstart'?"),
         ("plan elsewhere/first.yaml", "elsewhere/first.yaml: there is no such file; built-in: "),
         ("plan .", ".: is not a file; name a .yaml file"),
