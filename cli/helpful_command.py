@@ -9,7 +9,7 @@ from typer.core import TyperCommand
 class HelpfulCommand(TyperCommand):
     """A command of Vantage."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; the message about an unknown option names what it may be."""
         try:
             return super().parse_args(ctx, args)
