@@ -79,7 +79,10 @@ def inspect(
         from vantage.runs.console import open_console
         from vantage.tasks.data.inspection import inspect_file
 
-        found, first = inspect_file(file, _content(content), _load(split, config, max_rows))
+        try:
+            found, first = inspect_file(file, _content(content), _load(split, config, max_rows))
+        except FileNotFoundError:
+            raise ValueError(f"{file}: there is no such file; correct the path") from None
         chosen = first[:: max(1, len(first) // rows)][:rows] if rows else []
         if model is None:
             found = found.model_copy(update={"shown": tuple(_plain(number, row) for number, row in chosen)})

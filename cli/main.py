@@ -19,6 +19,7 @@ from vantage.cli.estimate import estimate
 from vantage.cli.export import export
 from vantage.cli.finish import finish
 from vantage.cli.gc import gc
+from vantage.cli.helpful_command import HelpfulCommand
 from vantage.cli.init import init
 from vantage.cli.keys import keys_app
 from vantage.cli.logs import logs
@@ -51,7 +52,7 @@ GROUPS = {
 
 for heading, commands in GROUPS.items():
     for command in commands:
-        app.command(rich_help_panel=heading)(command)
+        app.command(rich_help_panel=heading, cls=HelpfulCommand)(command)
 app.add_typer(data_app, name="data", rich_help_panel="Run a recipe")
 app.add_typer(keys_app, name="keys", rich_help_panel="Prove")
 

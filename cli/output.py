@@ -145,10 +145,13 @@ def print_damage(run_id: str, what: str, problems: Iterable[str]) -> None:
 
 
 def workspace_at(place: str) -> "Workspace":
-    """Return the workspace in a folder or a bucket."""
-    from vantage.runs.workspace import Workspace
+    """Return the workspace in a folder or a bucket. Raises RunError if there is a file in its place."""
+    from vantage.runs.workspace import RunError, Workspace
 
-    return Workspace.at(place)
+    workspace = Workspace.at(place)
+    if workspace.uri is None and workspace.root.is_file():
+        raise RunError(f"workspace {workspace.root} is a file; name another with --workspace DIR")
+    return workspace
 
 
 def print_json(value: Any, *, indent: int | None = None) -> None:

@@ -22,7 +22,7 @@ from vantage.flows.unsent_ledger import unsent_said
 from vantage.ledger.run_ledger import Ledger
 from vantage.ledger.tracking import check_configured
 from vantage.runs.console import Screen
-from vantage.runs.next_steps import after_closed_gates, after_questions
+from vantage.runs.next_steps import after_closed_gates, after_parts, after_questions
 from vantage.runs.own_commands import own_command
 from vantage.runs.planning import needs_work, steps_in_store
 from vantage.runs.record import RunRecord
@@ -117,6 +117,7 @@ def execute(
             models=model_folders(run.record, workspace.storage),
             commands=commands_for_policy(run.record, workspace.address),
             next_steps=[
+                *after_parts(run.record, run.workspace.address),
                 *after_closed_gates(run.record, workspace.address),
                 *after_questions(run.record, workspace.address),
             ],

@@ -15,6 +15,32 @@ COMMAND_INDENT = " " * 6
 """Beginning of a line that is a command."""
 
 
+def after_parts(record: RunRecord, workspace: str) -> list[str]:
+    """Return lines to print for a run that failed, was stopped, or was of a part of the recipe."""
+    if record.status == "failed":
+        failed = [step for step, stage in record.stages.items() if stage.status == "failed"]
+        return [
+            f"What is made is kept. The log of {_join(failed)}:",
+            *(
+                f"{COMMAND_INDENT}{own_command('logs', record.run_id, step, '--workspace', workspace)}"
+                for step in failed
+            ),
+            "  When the cause is corrected, go on with:",
+            f"{COMMAND_INDENT}{run_command(record.source, record.overrides, workspace)}",
+        ]
+    if record.status == "resumable":
+        return [
+            "What is made is kept. Go on with:",
+            f"{COMMAND_INDENT}{own_command('resume', record.run_id, '--workspace', workspace)}",
+        ]
+    if record.status == "completed" and record.part is not None:
+        return [
+            f"The run was {record.part}. The rest, which reuses what is made:",
+            f"{COMMAND_INDENT}{run_command(record.source, record.overrides, workspace)}",
+        ]
+    return []
+
+
 def after_closed_gates(record: RunRecord, workspace: str) -> list[str]:
     """Return lines to print for each closed gate that stopped the run."""
     lines: list[str] = []

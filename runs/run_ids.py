@@ -1,5 +1,6 @@
 """Find a run by its id, a prefix of its id, its number, or ``latest``."""
 
+import difflib
 import re
 
 from vantage.runs.own_commands import program
@@ -9,6 +10,8 @@ LATEST = "latest"
 
 _MAY_BEGIN_AN_ID = re.compile(r"[0-9a-z_-]+")
 _SHOWN = 5
+_SHORTEST_PART = 3
+"""Fewest letters of an id, such as the recipe's name, by which a run is suggested."""
 
 
 class NoSuchRun(RunError):
@@ -53,6 +56,9 @@ def find_run(workspace: Workspace, named: str) -> str:
     if len(fitting) == 1:
         return fitting[0]
     if not fitting:
-        raise NoSuchRun(f"there is no run {named} in {workspace.root}; {listed}")
+        near = [run_id for run_id in known if named in run_id] if len(named) >= _SHORTEST_PART else []
+        near = near or difflib.get_close_matches(named, known, n=1, cutoff=0.6)
+        meant = f"did you mean {near[-1]}? " if near else ""
+        raise NoSuchRun(f"there is no run {named} in {workspace.root}; {meant}{listed}")
     more = f" and {len(fitting) - _SHOWN} more" if len(fitting) > _SHOWN else ""
     raise SeveralRuns(f"{named} fits {', '.join(fitting[:_SHOWN])}{more}; give more of the id")

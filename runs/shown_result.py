@@ -40,6 +40,7 @@ def show_result(
         commands: what can be done with the policy → the command.
         next_steps: lines on what to do about closed gates.
     """
+    console.print()
     show_warnings(console, record)
     show_status(console, record, record.status)
     console.print(_outcomes(record))

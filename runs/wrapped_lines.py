@@ -40,12 +40,14 @@ def _wrapped(text: Text, width: int, hanging: int) -> list[Text]:
     for word in _WORD.finditer(text.plain):
         indent = hanging if lines else 0
         if end > 0 and indent + cell_len(text.plain[begin : word.end()]) > width:
-            lines.append(_indented(text[begin:end], indent))
+            lines.append(_indented(text[begin:end], indent, width))
             begin = word.start()
         end = word.end()
-    lines.append(_indented(text[begin:], hanging if lines else 0))
+    lines.append(_indented(text[begin:], hanging if lines else 0, width))
     return lines
 
 
-def _indented(line: Text, indent: int) -> Text:
-    return Text(" " * indent) + line
+def _indented(line: Text, indent: int, width: int) -> Text:
+    """Indent a line; a word that leaves less room, such as a path, moves to the left so that it fits if it can."""
+    room = width - cell_len(line.plain)
+    return Text(" " * min(indent, room if room >= 0 else HANGING)) + line

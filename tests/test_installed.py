@@ -122,3 +122,36 @@ def test_nor_are_those_of_our_names_on_the_users_path(installed: Installed, here
     """Modules that take the names of Python's own or of a dependency would break any program there."""
     lay_modules(here, OWN)
     assert_plans_and_runs(installed, here, PYTHONPATH=".")
+
+
+PROGRAM = """\
+import models, tasks  # the user's own
+import vantage
+
+assert (models.OWN, tasks.OWN) == ("models", "tasks"), "the folder's modules are its own"
+assert [step.name for step in vantage.plan("tiny.yaml").steps] == ["model", "data.demonstrations", "sft"]
+run = vantage.run("tiny.yaml", set={"data.demonstrations.rows": 100})
+assert run.status == "completed", run
+assert run.stage("sft").metrics["test_nll"] > 0
+assert len(run.stage("sft").curve("loss")) > 0
+assert vantage.open_run("latest").id == run.id
+print(vantage.load_policy("latest").model.num_parameters())
+"""
+
+
+def test_python_runs_a_recipe_in_a_folder_with_modules_of_its_own(installed: Installed, here: Path) -> None:
+    (here / "models").mkdir()
+    (here / "models" / "__init__.py").write_text("OWN = 'models'\n")
+    (here / "tasks.py").write_text("OWN = 'tasks'\n")
+    (here / "program.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [installed.folder / "bin" / "python", "program.py"],
+        cwd=here,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(here), "VANTAGE_CACHE": os.environ["VANTAGE_CACHE"]},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout.splitlines()[-1]) > 0
+    [report] = here.glob(".vantage/runs/*/report.html")
+    assert report.stat().st_size > 0

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from vantage.schemas.frozen import BrokenRules, Frozen
+from vantage.schemas.loading.meant import list_meant, mapping_meant, name_meant, number_meant, size_meant
 from vantage.schemas.problems import (
     MAX_PROBLEMS,
     Path,
@@ -32,7 +33,7 @@ from vantage.schemas.recipe.fields import NEW
 from vantage.schemas.recipe.sources import bare_stage_of_run
 from vantage.schemas.recipe.terms import RewardTerm, class_of
 
-_NAME_REMEDY = "start with a lower-case letter; lower-case letters, digits and underscores follow"
+_NAME_REMEDY = "start with a lower-case letter; lower-case letters, {} follow"
 _MAX_ROUNDS = 8
 
 Model = TypeVar("Model", bound=Frozen)
@@ -178,17 +179,16 @@ def _problem(model: type[BaseModel], path: Path, errors: Sequence[ErrorDetails],
         if stage is not None:
             remedy = f"write source: {stage.named} under model or models.NAME, and name that model here"
             return Problem(path, f"{quote(stage.named)} is a stage of another run, and no name", remedy)
-        return Problem(
-            path, f"{quote(error['input'])} is not a valid name", _pattern_remedy(context["pattern"])
-        )
+        return _wrong_form(path, str(error["input"]), context["pattern"])
     if kind == "literal_error":
         return Problem(
             path, f"{quote(error['input'])} is not known", suggest(str(error["input"]), _choices(context))
         )
     rules = " or ".join(dict.fromkeys(_rule(each) for each in errors))
     # An address with its secret may be written where only names belong.
-    said = "what is written here" if path[:1] == ("notify",) else quote(error["input"])
-    return Problem(path, f"{said} must be {rules}", _remedy_for_type(error))
+    if path[:1] == ("notify",):
+        return Problem(path, f"what is written here must be {rules}", "")
+    return Problem(path, f"{quote(error['input'])} must be {rules}", _remedy_for_type(error))
 
 
 def _rule(error: ErrorDetails) -> str:
@@ -232,23 +232,46 @@ def _format_number(number: float) -> str:
 
 def _remedy_for_type(error: ErrorDetails) -> str:
     given = error["input"]
+    if error["type"] == "string_type" and isinstance(given, list | dict):
+        return f"write one value, without {'brackets' if isinstance(given, list) else 'braces'}"
     if error["type"] == "string_type" and given is not None:
         return "put quotes around it"
     if error["type"].startswith(("int", "float")) and isinstance(given, str):
-        return "write the number without quotes or units"
+        number = number_meant(given)
+        return "write the number without quotes or units" + (f": {number}" if number else "")
+    if error["type"] in ("tuple_type", "list_type"):
+        return "begin the entry with `- `" if isinstance(given, dict) else list_meant(error["loc"], given)
+    if error["type"] in ("dict_type", "model_type", "model_attributes_type"):
+        return mapping_meant(given)
     return ""
+
+
+def _joints(pattern: str) -> str:
+    """Return what a name of this pattern may have besides letters, in words."""
+    allowed = pattern.partition("]")[2].partition("]")[0]
+    joints = [
+        word for sign, word in (("_", "underscores"), ("-", "hyphens")) if sign in allowed.partition("0-9")[2]
+    ]
+    *first, last = ["digits", *joints]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _choices(context: dict[str, Any]) -> list[str]:
     return [word.strip("' ") for word in str(context["expected"]).replace(" or ", ",").split(",")]
 
 
-def _pattern_remedy(pattern: str) -> str:
-    return (
-        _NAME_REMEDY
+def _wrong_form(path: Path, given: str, pattern: str) -> Problem:
+    """Return the problem of a text that does not match its pattern, with a name that does where one is near."""
+    if pattern.endswith("(Mi|Gi|Ti)$"):
+        remedy = f"write a whole number and Mi, Gi or Ti{size_meant(given)}"
+        return Problem(path, f"{quote(given)} is not a size", remedy)
+    remedy = (
+        _NAME_REMEDY.format(_joints(pattern))
         if pattern.startswith("^[a-z]")
         else f"use letters, digits, '.', '_' and '-' (pattern {pattern})"
     )
+    near = name_meant(given, pattern) if pattern.startswith("^[a-z]") else ""
+    return Problem(path, f"{quote(given)} is not a valid name", remedy + (f", as in {near}" if near else ""))
 
 
 def _example(path: Path) -> str:

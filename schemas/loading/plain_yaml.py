@@ -33,6 +33,8 @@ MAX_DEPTH = 20
 _INTEGER = re.compile(r"[-+]?[0-9]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _INVALID_CHARACTERS = re.compile("[\0\ud800-\udfff]")
+_GLUED = re.compile(r"\s*[A-Za-z_][\w.]*:[^\s/].*")
+"""A field and its value without a space between them."""
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 """Line breaks of YAML 1.1, which the line numbers of its events count."""
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
@@ -250,9 +252,29 @@ def _syntax_problem(error: yaml.YAMLError, text: str) -> Problem:
     if "\t" in written[: len(written) - len(written.lstrip())]:
         return Problem((), "the line is indented with a tab", "YAML allows spaces only", mark.line + 1)
     said = getattr(error, "problem", None) or "unreadable"
+    if known := _known_mistake(said, mark.line, text):
+        return known
     return Problem(
         (), f"is not YAML: {said}", "check brackets, colons, quotes and indentation", mark.line + 1
     )
+
+
+def _known_mistake(said: str, line: int, text: str) -> Problem | None:
+    """Return the problem in words for mistakes whose message by PyYAML names its parser's states."""
+    lines = _LINE_BREAK.split(text)
+    glued = next((number for number in (line, line - 1) if number >= 0 and _GLUED.match(lines[number])), None)
+    if "could not find expected ':'" in said and glued is not None:
+        word = lines[glued].strip().partition(":")[0]  # its value may be a secret
+        return Problem((), f"{word}: has no space after its colon", f"write `{word}: …`", glued + 1)
+    if not said.startswith("expected <block end>"):
+        return None
+    if said.endswith(("'?'", "'-'")):
+        message = "items of a list and `field: value` are mixed under one field"
+        return Problem((), message, "write all entries in one of the two forms", line + 1)
+    if said.endswith("start>'"):
+        remedy = "begin it below the line that it belongs to, with the same spaces as its neighbours"
+        return Problem((), "the indentation of the line is that of no line above", remedy, line + 1)
+    return None
 
 
 def _error(message: str, remedy: str, line: int | None = None) -> RecipeError:

@@ -4,6 +4,7 @@ Paths in a recipe are relative to the folder of its file, so that a recipe and i
 an override are relative to the current folder. A loaded recipe holds absolute paths.
 """
 
+import difflib
 import os
 import stat
 from collections.abc import Sequence
@@ -119,13 +120,22 @@ def find_recipe(source: str | File) -> File:
         message = f"cannot be looked up ({error})"
         raise RecipeError([Problem((), message, "name a .yaml file", None, name)]) from None
     if "/" in name or "\\" in name or file.suffix in (".yaml", ".yml"):
-        raise RecipeError(
-            [Problem((), "there is no such file", f"built-in: {', '.join(builtin_recipes())}", None, name)]
-        )
+        remedy = _near_file(file) or f"built-in: {', '.join(builtin_recipes())}"
+        raise RecipeError([Problem((), "there is no such file", remedy, None, name)])
     if name in builtin_recipes():
         return File(str(resources.files("vantage.recipes") / f"{name}.yaml"))
-    remedy = suggest(name, builtin_recipes())
+    remedy = _near_file(file.with_suffix(".yaml")) or suggest(name, builtin_recipes())
     raise RecipeError([Problem((), "is neither a file nor a built-in recipe", remedy, None, name)])
+
+
+def _near_file(file: File) -> str:
+    """Return ``did you mean 'quickstart.yaml'?`` if the folder has a recipe's file of nearly this name, else nothing."""
+    try:
+        named = {each.stem: each.name for each in file.parent.iterdir() if each.suffix in (".yaml", ".yml")}
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(file.stem, named, n=1, cutoff=0.75)
+    return f"did you mean '{file.with_name(named[near[0]])}'?" if near else ""
 
 
 def read_document(file: File, name: str) -> plain_yaml.Document:

@@ -234,13 +234,13 @@ def _model_source(path: Path, source: str, start: File) -> tuple[str, list[Probl
             return str(Gguf(file)), [] if is_file(file) else [problem]
         case LocalPath(path=folder):
             folder = absolute(folder, start)
-            named = bare_stage_of_run(source)
-            if named is None:
+            stage = bare_stage_of_run(source)
+            if stage is None:
                 return str(folder), _problems_of_folder(path, folder)
             if mode_of(folder):
-                remedy = f"write ./{source} or {named}"
+                remedy = f"write ./{source} or {stage}"
                 return source, [Problem(path, f"{quote(source)} means a folder and a stage of a run", remedy)]
-            return str(named), _problems_of_stage(path, source, named)
+            return str(stage), _problems_of_stage(path, source, stage)
 
 
 def _problems_of_registered(path: Path, source: str, named: Registered) -> list[Problem]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.review.diff.small_runs import make_run, write_recipe
+from vantage.flows.pools.pipelines import pipeline_of
 from vantage.runs.models_of_runs import fetch_stage
 from vantage.runs.needed_artifacts import needed_artifacts
 from vantage.runs.pinning import pinned
@@ -291,3 +292,36 @@ def test_a_stage_of_another_run_is_a_source_and_no_name(compared: Path) -> None:
     recipe.write_text(recipe.read_text().replace("data: demo", "init: latest/sft, data: demo"))
     with pytest.raises(RecipeError, match=re.escape(message)):
         load_resolved(recipe)
+
+
+# Elsewhere
+
+
+def test_a_model_in_a_bucket_is_found_and_fetched(
+    bucket: str, compared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VANTAGE_CACHE", str(tmp_path / "one machine"))
+    made = make_run(Workspace.at(bucket), compared)
+    monkeypatch.setenv("VANTAGE_CACHE", str(tmp_path / "another"))
+    there = Workspace.at(bucket)
+    source = model_source(resolved_source(there, further(compared.parent, "latest/sft")))
+    assert source == StageOfRun(made.run_id, "sft", made.stages["sft"].digest)
+    fetch_stage(source, there, tmp_path / "fetched")
+    assert [path.name for path in (tmp_path / "fetched").iterdir()] == ["weights.txt"]
+
+
+def test_a_deployment_looks_again_each_time(place: Workspace, compared: Path) -> None:
+    make_run(place, compared)
+    recipe = further(compared.parent, "latest/sft")
+    options = {"workspace": place.address, "pool": "gpus"}
+    assert "source: run:latest/sft" in pipeline_of(str(recipe), [], **options).recipe
+    changed = pipeline_of(str(recipe), ["model.source=1/sft"], **options)
+    assert "model.source=run:1/sft" in " ".join(changed.overrides).replace("'", "").replace('"', "")
+
+
+def test_what_is_pinned_once_stays(place: Workspace, compared: Path) -> None:
+    """A sweep pins its arms and then begins each of its runs with them."""
+    make_run(place, compared)
+    once = pinned(load_resolved(further(compared.parent, "latest/sft"))[0], place)
+    make_run(place, compared, "seed=4")
+    assert pinned(once, place) == once

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from tests.support.orchestrated import attempt_all, orchestrated
 from vantage.cli.main import app
-from vantage.runs.next_steps import _lower_bound, _threshold_met_by, after_closed_gates
+from vantage.runs.next_steps import _lower_bound, _threshold_met_by, after_closed_gates, after_parts
 from vantage.runs.record import RunRecord
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
@@ -52,6 +52,26 @@ def test_no_closed_gate_no_advice(workspace: Workspace, recipe_file: Path) -> No
     with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
         attempt_all(orchestrator)
     assert after_closed_gates(read_runs(workspace)[0], workspace.address) == []
+
+
+def test_a_run_that_failed_was_stopped_or_was_a_part_has_commands_to_go_on(
+    closed: RunRecord, workspace: Workspace
+) -> None:
+    place = ["--workspace", workspace.address]
+    again = ["run", closed.source, "--set", SETS[0], *place]
+    stages = {**closed.stages, "sft": closed.stages["sft"].model_copy(update={"status": "failed"})}
+    failed = closed.model_copy(update={"status": "failed", "stages": stages})
+    assert commands(after_parts(failed, workspace.address)) == [["logs", closed.run_id, "sft", *place], again]
+    stopped = closed.model_copy(update={"status": "resumable"})
+    assert commands(after_parts(stopped, workspace.address)) == [["resume", closed.run_id, *place]]
+    part = closed.model_copy(update={"status": "completed", "part": "until sft"})
+    lines = after_parts(part, workspace.address)
+    assert (lines[0], commands(lines)) == (
+        "The run was until sft. The rest, which reuses what is made:",
+        [again],
+    )
+    whole = closed.model_copy(update={"status": "completed"})
+    assert after_parts(whole, workspace.address) == after_parts(closed, workspace.address) == []
 
 
 def planned(words: list[str]) -> dict[str, str]:

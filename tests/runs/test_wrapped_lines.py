@@ -59,3 +59,11 @@ def test_a_file_gets_whole_lines_and_a_command_is_never_broken() -> None:
         "    vantage sample 0001-quickstart-1c2d3e",
         "  log     a/b",
     ]
+
+
+def test_a_path_that_has_no_room_at_its_indentation_moves_to_the_left() -> None:
+    path = "/home/somebody/projects/arithmetic/.vantage/runs/0001-quickstart-1c2d3e/logs/sft.log"
+    for width, indent in ((120, 25), (len(path) + 3, 3), (len(path), 0), (40, 4)):
+        lines = [line.plain for line in wrapped(Text(f"run again {path}"), width, hanging=25)]
+        expected = [f"run again {path}"] if width == 120 else ["run again", " " * indent + path]
+        assert lines == expected

@@ -157,9 +157,9 @@ def test_an_override_can_exchange_the_critic_for_a_method_without(text: str) -> 
         ("stages.value.returns.kl_coef=0.1", "0.1 is not the kl_coef of 'policy' (0), which starts from this critic; "
          "leave returns out here, to inherit them"),
         ("seed=x", "'x' must be a whole number; write the number without quotes or units"),
-        ("stages=3", "3 must be a mapping (field: value)"),
+        ("stages=3", "3 must be a mapping (field: value); write its fields as {FIELD: VALUE}, or each on an indented line of its own"),
         ("recipe=2024", "2024 must be text; put quotes around it"),
-        ("stages.sft=null", "null must be a mapping (field: value)"),
+        ("stages.sft=null", "null must be a mapping (field: value); write its fields as {FIELD: VALUE}, or each on an indented line of its own"),
     ],
 )  # fmt: skip
 def test_what_an_override_breaks_is_reported_as_its_fault(text: str, override: str, said: str) -> None:
@@ -226,7 +226,7 @@ publish:
 def test_everything_wrong_is_found_in_one_loading() -> None:
     assert refused(BROKEN) == [
         "x.yaml:1: recipe: 'Broken Recipe' is not a valid name; start with a lower-case letter; "
-        "lower-case letters, digits and underscores follow",
+        "lower-case letters, digits, underscores and hyphens follow, as in broken-recipe",
         "x.yaml:2: seed: -1 must be at least 0",
         "x.yaml:3: model.source: there is no built-in model 'builtin:tinny'; did you mean 'builtin:tiny'?",
         "x.yaml:5: data.demos.splitt: there is no field 'splitt' here; did you mean 'split'?",
@@ -271,25 +271,25 @@ def test_everything_wrong_is_found_in_one_loading() -> None:
         ("", "recipe: small\n", "x.yaml:1: recipe: is required; give the recipe a name, for example "
          "`recipe: quickstart`"),
         ("critic: value\n    batch_size: '256'", "critic: value",
-         "x.yaml:31: stages.policy.batch_size: '256' must be a whole number; write the number without quotes or units"),
+         "x.yaml:31: stages.policy.batch_size: '256' must be a whole number; write the number without quotes or units: 256"),
         ("kind: sft, epochs: .inf,", "kind: sft,", "x.yaml:12: stages.sft.epochs: .inf is not a finite number; "
          "write a number, or leave the field out"),
         ("kind: sft, data: [demos]", "kind: sft, data: demos", "x.yaml:12: stages.sft.data: [\"demos\"] must be text; "
-         "put quotes around it"),
+         "write one value, without brackets"),
         ("- {model: reward}\n  Main: {terms: []}", "- {model: reward}", "x.yaml:11: rewards.Main: 'Main' is not a "
-         "valid name; start with a lower-case letter; lower-case letters, digits and underscores follow"),
+         "valid name; start with a lower-case letter; lower-case letters, digits and underscores follow, as in main"),
         ("- {model: reward}\n  none: {terms: []}", "- {model: reward}",
          "x.yaml:11: rewards.none.terms: [] must be 1 or more in number"),
         ("{data: demos}", "{kind: sft, data: demos}", "x.yaml:12: stages.sft.kind: is required; "
          "use one of: sft, reward_model, dpo, kto, value_pretraining, policy_optimization, best_of_n, distillation, "
          "preference_collection, rollout_collection, prompt_selection, reward_evaluation, benchmark_evaluation, evaluation"),
         ("algorithm: [vapo]", "algorithm: vapo", "x.yaml:28: stages.policy.algorithm: [\"vapo\"] must be a mapping "
-         "(field: value)"),
+         "(field: value); write vapo alone, without brackets, or its fields as {FIELD: VALUE}"),
         ("model: builtin:tiny", 'model: {source: "builtin:tiny"}',
-         "x.yaml:2: model: 'builtin:tiny' must be a mapping (field: value)"),
+         "x.yaml:2: model: 'builtin:tiny' must be a mapping (field: value); write {source: 'builtin:tiny'}"),
         ("at_least: 0.3, on_fail: retry", "at_least: 0.3", "x.yaml:25: stages.value.gate.on_fail: 'retry' is not "
          "known; use one of: stop, continue, approve, extend"),
-        ("stages: []\nx:", "stages:", "x.yaml:11: stages: [] must be a mapping (field: value)"),
+        ("stages: []\nx:", "stages:", "x.yaml:11: stages: [] must be a mapping (field: value); write its fields as {FIELD: VALUE}, or each on an indented line of its own"),
         ("judge: {verifer: arithmetic}", "judge: {verifier: arithmetic}",
          "x.yaml:37: stages.evaluation.judge.verifer: there is no field 'verifer' here; did you mean 'verifier'?"),
         ("pairs: {sorce: x}\n  p", "pairs", "x.yaml:5: data.pairs.source: is required; add `source: …`"),
