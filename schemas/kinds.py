@@ -105,6 +105,7 @@ _TABLE = (
         makes="reward_model",
         revision=4,
         reads={"init": ("policy",)},
+        other_models=("init",),
         data={"data": "preferences", "rankings": "rankings", "centre_on": "demonstrations"},
         learning_rate=1e-5,  # 9e-6 in OpenRLHF's reward models
         estimates=(*PAIRS, "score_gap", "validation_score_gap"),
