@@ -157,7 +157,9 @@ def estimate_recipe(
     shape = replace(shape, note="; ".join(filter(None, [shape.note, *notes])))
     is_builtin = isinstance(recipe.model.origin, Builtin)
     counter, counted_by = token_counter(config.folder, is_character_model=is_builtin)
-    resolved = ResolvedRecipe.of(with_learning_rates(recipe, width=shape.hidden_size))
+    resolved = ResolvedRecipe.of(
+        with_learning_rates(recipe, width=shape.hidden_size)
+    )  # no rate is in an estimate
 
     @cache
     def counted(name: str) -> DataCount:

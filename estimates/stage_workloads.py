@@ -126,7 +126,7 @@ def reward_model(subject: Subject) -> Workload:
         read.append(work.centre_on)
     return whole_workload(
         subject,
-        networks=[Network(role="reward", shape=subject.shape, is_scalar=True, is_trained=True)],
+        networks=[Network(role="reward", shape=subject.shape_of("init"), is_scalar=True, is_trained=True)],
         passes=passes,
         at_once=micro,
         counts={
@@ -437,7 +437,7 @@ def reward_evaluation(subject: Subject) -> Workload:
     pairs = rows_of(data, data.test, micro, grouped=False, columns=2, with_logits=0.0)
     return whole_workload(
         subject,
-        networks=[Network(role="reward", shape=subject.shape, is_scalar=True)],
+        networks=[Network(role="reward", shape=subject.shape_of("reward_model"), is_scalar=True)],
         passes=[forward("reward", 1, pairs)],
         at_once=micro,
         counts={"test_rows": data.test},

@@ -8,6 +8,7 @@ from vantage.estimates.adapters import with_adapters
 from vantage.estimates.model_shape import ModelShape
 from vantage.estimates.token_counts import DataCount, Lengths
 from vantage.estimates.workload import Network, Pass, Sampling, Sequences, Workload
+from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.resolved import (
@@ -35,13 +36,18 @@ class Subject:
     sampled: Lengths
     """Tokens of a sampled response."""
     others: Mapping[str, ModelShape] = field(default_factory=dict)
-    """Step that imports another model → its shape; stages train none, so what they make has the shape of the recipe's."""
+    """Step that imports another model → its shape. Only reward models are trained from one; what other stages make has the shape
+    of the recipe's."""
     finds_rows: bool = False
     """Whether stages that train find how many responses memory has room for, side by side: on a GPU."""
 
     def shape_of(self, role: str) -> ModelShape:
         """Return the shape of the model that the stage reads in a role."""
-        return self.others.get(dependencies(self.recipe)[self.name].get(role, ""), self.shape)
+        inputs = dependencies(self.recipe)
+        step = inputs[self.name].get(role, "")
+        if step in self.recipe.stages and KINDS[self.recipe.stages[step].kind].makes == "reward_model":
+            step = inputs[step]["init"]
+        return self.others.get(step, self.shape)
 
     @property
     def stage(self) -> Stage:
@@ -256,13 +262,13 @@ def reward_networks(subject: Subject) -> list[Network]:
     return [
         Network(
             role=term.stage,
-            shape=subject.shape,
+            shape=subject.shape_of(f"reward.{reward}.{number}"),
             is_scalar=True,
             is_bfloat16=subject.stage.arithmetic == "bfloat16"
             and isinstance(subject.stage, Training | RolloutCollection),
         )
         for reward in rewards_read(subject.stage)
-        for term in subject.recipe.rewards[reward].terms
+        for number, term in enumerate(subject.recipe.rewards[reward].terms)
         if isinstance(term, ModelTerm)
     ]
 

@@ -147,13 +147,28 @@ def dependencies(recipe: Recipe) -> dict[str, dict[str, str]]:
     }
 
 
+def other_model_of(recipe: Recipe, stage: Stage) -> str | None:
+    """Return the model beside the recipe's own that a stage trains from; None: it trains from the recipe's, or trains nothing."""
+    init: str | None = getattr(stage, "init", None)
+    return init if init in recipe.models else None
+
+
+def _reads_rows_with_another_model(recipe: Recipe, stage: Stage) -> bool:
+    """Return whether a stage reads its rows with the tokenizer of a model beside the recipe's own."""
+    reward_model = recipe.stages.get(getattr(stage, "reward_model", None) or "", stage)
+    return other_model_of(recipe, reward_model) is not None
+
+
 def checked_datasets(recipe: Recipe) -> tuple[str, ...]:
     """Return the datasets and mixtures that stages read with the recipe's model; none for a built-in one, which has no
     template."""
     if isinstance(recipe.model.origin, Builtin):
         return ()
     read = {
-        getattr(stage, field): None for stage in recipe.stages.values() for field in KINDS[stage.kind].data
+        getattr(stage, field): None
+        for stage in recipe.stages.values()
+        if not _reads_rows_with_another_model(recipe, stage)
+        for field in KINDS[stage.kind].data
     }
     return tuple(name for name in read if name in recipe.data or name in recipe.mixtures)
 
