@@ -21,7 +21,7 @@ from vantage.runs.summary import printed_intervals
 from vantage.runs.watching import Watcher, feed, journal_entries
 from vantage.runs.workspace import RunError
 from vantage.schemas.recipe.sources import Registered
-from vantage.schemas.recipe.work import ImportModel
+from vantage.schemas.recipe.work import ModelImport
 from vantage.schemas.records.approvals import Approval, answer_to
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
@@ -340,7 +340,7 @@ class AttemptObserver:
         recording.ledger.open_stage(request.step, attempt=begun.attempt, **fields)
         recording.watcher.started(request.step, begun.attempt)
         recording.watches(request, begun)
-        if isinstance(request.work, ImportModel) and isinstance(request.work.model.origin, Registered):
+        if isinstance(request.work, ModelImport) and isinstance(request.work.model.origin, Registered):
             # here, since only the process that orders the run reaches MLflow
             fetch_registered(request.work.model.origin, recording.run.workspace, begun.scratch / FETCHED)
         self._feed = feed(request.step, begun.scratch, watcher=recording.watcher, ledger=recording.ledger)

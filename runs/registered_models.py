@@ -10,7 +10,7 @@ from vantage.runs.workspace import RunError, Workspace
 from vantage.schemas.recipe.inputs import OtherModel
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.sources import Registered
-from vantage.schemas.recipe.work import ImportModel, Work
+from vantage.schemas.recipe.work import ModelImport, Work
 from vantage.storage.measured_file import METRICS_FILE
 from vantage.storage.sealed_folders import MANIFEST
 
@@ -43,7 +43,7 @@ def missing_models(models: Mapping[str, OtherModel]) -> list[str]:
 
 def registered_version(work: Work) -> tuple[str, ...]:
     """Return a step's import of a pinned recipe, if it is a registered model."""
-    origin = work.model.origin if isinstance(work, ImportModel) else None
+    origin = work.model.origin if isinstance(work, ModelImport) else None
     return (f"{origin.name} version {origin.version}",) if isinstance(origin, Registered) else ()
 
 

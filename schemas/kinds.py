@@ -358,6 +358,7 @@ _TABLE = (
         makes="evaluation",
         revision=4,
         reads={"reward_model": ("reward_model",)},
+        other_models=("reward_model",),
         data={"data": "preferences"},
         estimates=(
             *("pair_accuracy", "score_gap", "preference_loss", "expected_calibration_error", "brier_score"),

@@ -233,6 +233,13 @@ def _model_step(recipe: Recipe, name: str | None) -> str | None:
     return recipe.models[name].stand_in or f"{OTHER_MODEL_PREFIX}{name}"
 
 
+def reward_imports(recipe: Recipe) -> frozenset[str]:
+    """Return the steps that import a reward model: other models that a reward's term or a ``reward_evaluation`` stage names."""
+    named = {term.stage for reward in recipe.rewards.values() for term in reward.terms}
+    named |= {getattr(stage, "reward_model", None) for stage in recipe.stages.values()}
+    return frozenset(f"{OTHER_MODEL_PREFIX}{name}" for name in recipe.models if name in named)
+
+
 def part_role(position: int) -> str:
     """Return the role of a mixture's part."""
     return f"part.{position}"
@@ -331,8 +338,8 @@ def _inputs(recipe: Recipe, stage: Stage) -> dict[str, str]:
     inputs: dict[str, str] = {role: step for role, step in named.items() if step is not None}
     for reward in rewards_read(stage):
         for i, term in enumerate(recipe.rewards[reward].terms):
-            if term.stage is not None:
-                inputs[f"reward.{reward}.{i}"] = term.stage
+            if (step := _model_step(recipe, term.stage)) is not None:
+                inputs[f"reward.{reward}.{i}"] = step
     judges = {role: _model_step(recipe, judge.model) for role, judge in judges_of(stage).items()}
     inputs |= {role: step for role, step in judges.items() if step is not None}
     own = {role: name for role, name in verifiers_of(recipe, stage).items() if name in recipe.verifiers}

@@ -146,7 +146,9 @@ def with_prompts(job: StageJob, folder: Path, rows: list[dict[str, Any]]) -> Sta
 
 def test_another_template_alone_is_rendered_too(pipeline: Any, other: Path, tmp_path: Path) -> None:
     shouting = copied(other, tmp_path / "shouting")
-    (shouting / "chat_template.jinja").write_text(CHATML.replace("message['role']", "message['role']|upper"))
+    (shouting / "chat_template.jinja").write_text(
+        CHATML.replace("message['role']", "message['role']|upper").replace("assistant", "ASSISTANT")
+    )
     job = job_with(pipeline, shouting)
     job = job.model_copy(update={"inputs": {**job.inputs, "init": other}})
     [term] = load_scorer(job, "main", tokenizers_of=["init"], device=CPU).terms
