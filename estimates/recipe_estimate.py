@@ -96,6 +96,7 @@ class StageEstimate:
             else {**asdict(self.smallest[0]), "microbatch_size": self.smallest[1]},
             "faster_with_fewer_gpus": None if self.faster is None else asdict(self.faster),
             "counts": self.workload.counts,
+            "asked": [each.as_json() for each in self.workload.asked],
             "basis": list(self.workload.basis),
         }
 
