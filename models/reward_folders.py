@@ -1,5 +1,6 @@
 """Import a reward model from a folder or the hub: a sequence classifier of transformers with one label, or one of Vantage's own."""
 
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -51,6 +52,18 @@ def import_reward_model(
         model = load_scalar(folder, role="reward")
         _try_out(model, source)
         save_reward(model, tokenizer, output, score_shift=sidecar.score_shift)
+
+
+def copy_reward_model(folder: Path, output: Path) -> None:
+    """Copy a reward model that Vantage has published, byte for byte, so that its artifact has the same files as the published one.
+
+    Raises:
+        UnsafeModel: see `vantage.models.folders.check_folder`.
+        ValueError: the folder is no reward model.
+    """
+    load_tokenizer(folder)
+    _try_out(load_scalar(folder, role="reward"), str(folder))
+    shutil.copytree(folder, output, dirs_exist_ok=True)
 
 
 def _refuse_other_heads(folder: Path, source: str) -> None:

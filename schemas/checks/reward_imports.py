@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from vantage.schemas.problems import Problem
 from vantage.schemas.recipe.recipe import Recipe
-from vantage.schemas.recipe.sources import Hub, LocalPath
+from vantage.schemas.recipe.sources import Hub, LocalPath, Registered
 from vantage.schemas.steps import OTHER_MODEL_PREFIX, dependencies, reward_imports
 
 
@@ -22,11 +22,18 @@ def reward_import_problems(recipe: Recipe) -> Iterator[Problem]:
         if model.base is not None:
             message = "is the model beneath an adapter, and a reward model is imported whole"
             yield Problem((*path, "base"), message, "merge the adapter into it, and name that folder")
-        elif not isinstance(model.origin, LocalPath | Hub):
+        elif model.otherwise is not None:
+            message = f"'{model.otherwise}' stands in for a policy, and a reward reads this model"
+            yield Problem((*path, "otherwise"), message, "leave it out")
+        elif not isinstance(model.origin, LocalPath | Hub | Registered):
             message = (
                 f"'{model.source}' is read as a reward model, which is a sequence classifier with one label"
             )
-            yield Problem((*path, "source"), message, "name its folder, or hub:ORGANISATION/NAME@REVISION")
+            yield Problem(
+                (*path, "source"),
+                message,
+                "name its folder, hub:ORGANISATION/NAME@REVISION or models:/NAME@ALIAS",
+            )
         for reader, inputs in readers.items():
             for role, read in inputs.items():
                 if read == step and not role.startswith("reward"):

@@ -98,7 +98,7 @@ def test_an_estimate_counts_it_with_its_own_size(
     ("model", "message"),
     [
         ({"source": "builtin:tiny"}, "models.other.source: 'builtin:tiny' is read as a reward model"),
-        ({"source": "models:/x@champion"}, "models.other.source: 'models:/x@champion' is read as a reward model"),
+        ({"source": "models:/x@champion", "otherwise": "sft"}, "models.other.otherwise: 'sft' stands in for a policy"),
     ],
 )  # fmt: skip
 def test_other_sources_are_refused(model: dict[str, Any], message: str, imported: dict[str, Any]) -> None:
