@@ -84,14 +84,25 @@ def test_an_imported_reward_model_is_a_step_of_its_own_kind(imported: dict[str, 
     assert policy != stage_key(key_parts_of(recipe, "model", {}))
 
 
-def test_an_estimate_counts_it_with_its_own_size(
-    imported: dict[str, Any], trained_apart: dict[str, Any]
-) -> None:
-    plain = estimate_recipe(loaded(imported), gpu="h100")
-    [policy] = [stage for stage in plain.stages if stage.name == "policy"]
-    [reward] = [each for each in policy.workload.networks if each.role == "other"]
-    # two layers of width 32 (4 · 32² of attention, 3 · 32 · 64 of feed-forward), norms, 260 tokens, and the head
-    assert reward.weights == 2 * (4 * 32**2 + 3 * 32 * 64 + 2 * 32) + 32 + 260 * 32 + 32
+# two layers of width 32 (4 · 32² of attention, 3 · 32 · 64 of feed-forward), norms, 260 tokens, and the head
+WEIGHTS = 2 * (4 * 32**2 + 3 * 32 * 64 + 2 * 32) + 32 + 260 * 32 + 32
+
+
+def weights_in(plain: dict[str, Any], name: str, role: str) -> int:
+    [stage] = [each for each in estimate_recipe(loaded(plain), gpu="h100").stages if each.name == name]
+    return stage.workload.network(role).weights
+
+
+def test_an_estimate_counts_an_imported_reward_model_with_its_own_size(imported: dict[str, Any]) -> None:
+    assert weights_in(imported, "policy", "other") == WEIGHTS
+
+
+def test_an_estimate_counts_one_trained_from_another_model(trained_apart: dict[str, Any]) -> None:
+    assert (
+        weights_in(trained_apart, "reward", "reward")
+        == weights_in(trained_apart, "policy", "reward")
+        == WEIGHTS
+    )
 
 
 @every(
