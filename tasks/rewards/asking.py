@@ -8,12 +8,13 @@ import json
 import logging
 import os
 import ssl
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -111,6 +112,7 @@ class Asking:
         self._url = server.url.rstrip("/") + form.path
         self._key = _key(server, path)
         self._last_answer = 0.0
+        self._begun: list[Future[None]] = []
         self.failed_calls = 0
         """Requests that failed, and were repeated."""
 
@@ -149,6 +151,61 @@ class Asking:
                 raise _first_of(group) from None
             finally:
                 asked.cancel()
+
+    def begin(
+        self,
+        questions: Sequence[Question],
+        *,
+        keep: Callable[[StoredAnswer], None],
+        may_go_on: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Ask the questions as ``ask`` does, while the caller goes on; those that were begun before are answered first."""
+        if questions:
+            before = self._begun[-1] if self._begun else None
+            asked = self._ask_after(before, questions, keep, may_go_on)
+            self._begun.append(asyncio.run_coroutine_threadsafe(asked, self._loop))
+
+    def finish(self) -> None:
+        """Wait for the answers to all questions that were begun.
+
+        Raises:
+            JudgeUnavailable, JudgeRefused: see ``ask``.
+        """
+        begun, self._begun = self._begun, []
+        try:
+            for number, asked in enumerate(begun):
+                while not wait([asked], timeout=_LOOK_SECONDS).done:
+                    progress.phase("waiting for judges", number, len(begun))
+                asked.result()
+        except BaseExceptionGroup as group:
+            raise _first_of(group) from None
+        finally:
+            for asked in begun:
+                asked.cancel()
+
+    def give_up(self) -> None:
+        """Ask nothing more of what was begun; answers that have come are kept."""
+        begun, self._begun = self._begun, []
+        for asked in begun:
+            asked.cancel()
+
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        """Return a loop in a thread that ends with the process, whatever is under way."""
+        loop = asyncio.new_event_loop()
+        threading.Thread(target=loop.run_forever, name=f"asking {self._path}", daemon=True).start()
+        return loop
+
+    async def _ask_after(
+        self,
+        before: Future[None] | None,
+        questions: Sequence[Question],
+        keep: Callable[[StoredAnswer], None],
+        may_go_on: Callable[[], None],
+    ) -> None:
+        if before is not None:
+            await asyncio.wrap_future(before)
+        await self._ask_all(questions, keep, may_go_on)
 
     async def _ask_all(
         self,

@@ -161,7 +161,12 @@ def sample_responses(
     prompt_ids = [prompts.ids[index] for index in indices]
     repeated = [index for index in indices for _ in range(count)]
     listener = None if scorer is None else scored_meanwhile(scorer, codec, prompts, repeated)
-    samples = engine.generate(prompt_ids, count=count, seed=seed, greedy=greedy, listener=listener)
+    try:
+        samples = engine.generate(prompt_ids, count=count, seed=seed, greedy=greedy, listener=listener)
+    except BaseException:
+        if listener is not None:
+            listener.give_up()
+        raise
     rows = [index for index in indices for _ in range(count)]
     sequences = collate(
         [prompts.ids[index] for index in rows], samples.responses, pad_token_id=codec.pad_token_id
