@@ -6,6 +6,7 @@ The requests are made in a thread of its own, so that the stage's own thread can
 import asyncio
 import json
 import logging
+import math
 import os
 import ssl
 import threading
@@ -112,6 +113,7 @@ class Asking:
         self._url = server.url.rstrip("/") + form.path
         self._key = _key(server, path)
         self._last_answer = 0.0
+        self._last_request = -math.inf
         self._begun: list[Future[None]] = []
         self.failed_calls = 0
         """Requests that failed, and were repeated."""
@@ -219,7 +221,9 @@ class Asking:
         self._rate: AbstractAsyncContextManager[None] = nullcontext()
         if server.requests_per_minute is not None:
             # One at a time: a larger bucket would be full again at the beginning of each batch of responses.
-            self._rate = AsyncLimiter(1, 60.0 / server.requests_per_minute)
+            interval = 60.0 / server.requests_per_minute
+            self._rate = AsyncLimiter(1, interval)
+            await asyncio.sleep(self._last_request + interval - time.monotonic())  # the limiter knows of no earlier batch
         async with self._client() as client, asyncio.TaskGroup() as tasks:
             for start in range(0, len(questions), self._form.batch):
                 some = questions[start : start + self._form.batch]
@@ -265,6 +269,7 @@ class Asking:
         async def answered() -> list[Reply]:
             async with self._open, self._rate:
                 may_go_on()
+                self._last_request = time.monotonic()
                 return await self._call(client, questions)
 
         replies: list[Reply] = await retrying(answered)
