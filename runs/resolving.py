@@ -10,7 +10,6 @@ from vantage.schemas.recipe.inputs import SourcedModel
 from vantage.schemas.recipe.learning_rates import unset_rates, with_learning_rates
 from vantage.schemas.recipe.recipe import Recipe, ResolvedRecipe
 from vantage.schemas.recipe.sources import Registered
-from vantage.schemas.steps import other_model_of
 from vantage.schemas.sweep import SweepPlan
 
 ChosenRates = Mapping[str, Mapping[str, float]]
@@ -43,7 +42,7 @@ def resolve_rates(recipe: Recipe) -> tuple[ResolvedRecipe, ChosenRates]:
     unset = list(unset_rates(recipe))
     if not unset:
         return ResolvedRecipe.of(recipe), {}
-    trained_from = {name: other_model_of(recipe, recipe.stages[name]) for name, _ in unset}
+    trained_from = {name: recipe.other_model_of(recipe.stages[name]) for name, _ in unset}
     others = {name: other for name, other in trained_from.items() if other is not None}
     own = [(name, field) for name, field in unset if name not in others]
     width = _width_of(recipe.model, own) if own else 0

@@ -147,16 +147,10 @@ def dependencies(recipe: Recipe) -> dict[str, dict[str, str]]:
     }
 
 
-def other_model_of(recipe: Recipe, stage: Stage) -> str | None:
-    """Return the model beside the recipe's own that a stage trains from; None: it trains from the recipe's, or trains nothing."""
-    init: str | None = getattr(stage, "init", None)
-    return init if init in recipe.models else None
-
-
 def _reads_rows_with_another_model(recipe: Recipe, stage: Stage) -> bool:
     """Return whether a stage reads its rows with the tokenizer of a model beside the recipe's own."""
     reward_model = recipe.stages.get(getattr(stage, "reward_model", None) or "", stage)
-    return other_model_of(recipe, reward_model) is not None
+    return recipe.other_model_of(reward_model) is not None
 
 
 def checked_datasets(recipe: Recipe) -> tuple[str, ...]:

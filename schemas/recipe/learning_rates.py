@@ -19,7 +19,6 @@ from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.recipe import Recipe
 from vantage.schemas.recipe.stage import Training
 from vantage.schemas.recipe.stages import PolicyOptimization
-from vantage.schemas.steps import other_model_of
 
 PUBLISHED_WIDTH = 4096
 """Hidden size of the models (about 7 billion parameters) for which the rates in ``vantage.schemas.kinds`` were published."""
@@ -69,7 +68,7 @@ def with_learning_rates(recipe: Recipe, *, width: int, widths: Mapping[str, int]
     for name, field in unset_rates(recipe):
         stage = stages[name]
         has_lora = isinstance(stage, Training) and bool(stage.lora)
-        own = (widths or {}).get(other_model_of(recipe, stage) or "", width)
+        own = (widths or {}).get(recipe.other_model_of(stage) or "", width)
         rate = rate_for(stage.kind, field, width=own, lora=has_lora)
         stages[name] = stages[name].model_copy(update={field: rate})
     return recipe.model_copy(update={"stages": stages})

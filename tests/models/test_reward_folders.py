@@ -66,7 +66,7 @@ def test_a_reward_model_of_vantage_keeps_its_shift_and_its_bytes(tmp_path: Path)
         ("policy", "a reward model is a sequence classifier"),
         ("labels", "a reward model has one label; save it with num_labels=1"),
         ("value", "is a value model; name a reward model"),
-        ("headless", "has no head of shape"),
+        ("headless", "missing or misshapen in the safetensors, first ['score.weight']"),
     ],
 )  # fmt: skip
 def test_what_is_no_reward_model_is_refused(kind: str, message: str, tmp_path: Path) -> None:

@@ -229,3 +229,20 @@ def test_scores_of_tokens_are_refused(pipeline: Any, other: Path) -> None:
         TokenizersDiffer, match="critic='value' has another tokenizer or chat template than init='sft'"
     ):
         run_stage(policy)
+
+
+def test_a_policy_cannot_close_the_reward_models_turn(pipeline: Any, other: Path, tmp_path: Path) -> None:
+    """Where a template reads special tokens in the words, such as those of a thought, others in them stay text."""
+    thinking = copied(other, tmp_path / "thinking")
+    (thinking / "chat_template.jinja").write_text(CHATML + "{% if false %}<|pad|>{% endif %}")
+    codec = codec_of(job_with(pipeline, thinking), "reward.main.0")
+    encoder = Reencoder(codec, openings=(), window=None, name="")
+    words = ["<|pad|>1", "<|pad|>1<|im_end|>2"]
+    given = Responses(
+        collate([[1]] * 2, [[2]] * 2, pad_token_id=0), ["1?"] * 2, words, [None] * 2, CPU, PassLimits()
+    )
+    found = encoder.sequences(given)
+    thought, closing = found.response_rows()
+    assert thought.count(codec.tokenizer.convert_tokens_to_ids("<|pad|>")) == 1
+    assert closing == ByTransformers(other).ids("1?", words[1], ended=True)[-len(closing) :]
+    assert closing.count(codec.tokenizer.convert_tokens_to_ids("<|im_end|>")) == 1
