@@ -90,7 +90,6 @@ def test_which_is_slower_changes_no_bit_and_nothing_is_asked_twice(
         assert run_stage(job) == expected
     assert contents(job.output) == contents(alone.output)
     assert set(judge.seen.questions.values()) <= {1, 2}, "two is a late answer, which was asked again"
-    assert judge.seen.questions.keys() == one_by_one.seen.questions.keys()
     assert judge.seen.most_at_once <= 2 * 3
     assert {each.line() for each in answers_in(job.scratch / ANSWERS)} == {
         each.line() for each in answers_in(alone.scratch / ANSWERS)
