@@ -23,7 +23,7 @@ def reward_import_problems(recipe: Recipe) -> Iterator[Problem]:
             message = "is the model beneath an adapter, and a reward model is imported whole"
             yield Problem((*path, "base"), message, "merge the adapter into it, and name that folder")
         elif model.otherwise is not None:
-            message = f"'{model.otherwise}' stands in for a policy, and a reward reads this model"
+            message = f"'{model.otherwise}' replaces a missing policy, and a reward reads this model"
             yield Problem((*path, "otherwise"), message, "leave it out")
         elif not isinstance(model.origin, LocalPath | Hub | Registered):
             message = (

@@ -1,4 +1,4 @@
-"""What an estimate counts of judges and reward servers, by hand."""
+"""Questions to judges and reward servers in an estimate, counted by hand."""
 
 import pytest
 import yaml

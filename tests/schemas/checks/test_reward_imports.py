@@ -109,7 +109,7 @@ def test_an_estimate_counts_one_trained_from_another_model(trained_apart: dict[s
     ("model", "message"),
     [
         ({"source": "builtin:tiny"}, "models.other.source: 'builtin:tiny' is read as a reward model"),
-        ({"source": "models:/x@champion", "otherwise": "sft"}, "models.other.otherwise: 'sft' stands in for a policy"),
+        ({"source": "models:/x@champion", "otherwise": "sft"}, "models.other.otherwise: 'sft' replaces a missing policy"),
     ],
 )  # fmt: skip
 def test_other_sources_are_refused(model: dict[str, Any], message: str, imported: dict[str, Any]) -> None:

@@ -232,7 +232,7 @@ def test_scores_of_tokens_are_refused(pipeline: Any, other: Path) -> None:
 
 
 def test_a_policy_cannot_close_the_reward_models_turn(pipeline: Any, other: Path, tmp_path: Path) -> None:
-    """Where a template reads special tokens in the words, such as those of a thought, others in them stay text."""
+    """Special tokens that the policy spells out stay text, also where the template reads others in the words (thoughts)."""
     thinking = copied(other, tmp_path / "thinking")
     (thinking / "chat_template.jinja").write_text(CHATML + "{% if false %}<|pad|>{% endif %}")
     codec = codec_of(job_with(pipeline, thinking), "reward.main.0")
