@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vantage.models.model_width import UnknownWidth, hidden_size
+from vantage.models.model_width import UnknownWidth
+from vantage.runs.models_of_runs import model_width
+from vantage.runs.workspace import Workspace
 from vantage.schemas.loading.part_of_recipe import Part, part_of_recipe
 from vantage.schemas.loading.recipe_file import load_recipe, parse_recipe
 from vantage.schemas.recipe.inputs import SourcedModel
@@ -17,27 +19,35 @@ ChosenRates = Mapping[str, Mapping[str, float]]
 
 
 def load_resolved(
-    source: str | Path, overrides: Sequence[str] = (), *, part: Part | None = None
+    source: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    part: Part | None = None,
+    workspace: Workspace | None = None,
 ) -> tuple[ResolvedRecipe, ChosenRates]:
     """Return the recipe, or a part of it, with all learning rates filled in, and the default rates among them.
+
+    ``workspace``: where a stage of another run is looked up, if a rate depends on its model's width.
 
     Raises:
         vantage.schemas.problems.RecipeError: the recipe is invalid.
         ValueError: a rate depends on the model's width, which is unknown; or the recipe has no such part.
     """
-    recipe, chosen = resolve_rates(load_recipe(source, overrides))
+    recipe, chosen = resolve_rates(load_recipe(source, overrides), workspace)
     if part is None:
         return recipe, chosen
     recipe = part_of_recipe(recipe, part)
     return recipe, {stage: rates for stage, rates in chosen.items() if stage in recipe.stages}
 
 
-def load_resolved_text(text: str, overrides: Sequence[str]) -> tuple[ResolvedRecipe, ChosenRates]:
+def load_resolved_text(
+    text: str, overrides: Sequence[str], *, workspace: Workspace | None = None
+) -> tuple[ResolvedRecipe, ChosenRates]:
     """Resolve the text of a recipe as ``load_resolved`` does a file; its relative paths start at the current folder."""
-    return resolve_rates(parse_recipe(text, overrides=overrides))
+    return resolve_rates(parse_recipe(text, overrides=overrides), workspace)
 
 
-def resolve_rates(recipe: Recipe) -> tuple[ResolvedRecipe, ChosenRates]:
+def resolve_rates(recipe: Recipe, workspace: Workspace | None = None) -> tuple[ResolvedRecipe, ChosenRates]:
     """Resolve a loaded recipe as ``load_resolved`` does a file."""
     unset = list(unset_rates(recipe))
     if not unset:
@@ -45,9 +55,10 @@ def resolve_rates(recipe: Recipe) -> tuple[ResolvedRecipe, ChosenRates]:
     trained_from = {name: recipe.other_model_of(recipe.stages[name]) for name, _ in unset}
     others = {name: other for name, other in trained_from.items() if other is not None}
     own = [(name, field) for name, field in unset if name not in others]
-    width = _width_of(recipe.model, own) if own else 0
+    width = _width_of(recipe.model, own, workspace) if own else 0
     widths = {
-        other: _width_of(recipe.models[other], [(name, "learning_rate")]) for name, other in others.items()
+        other: _width_of(recipe.models[other], [(name, "learning_rate")], workspace)
+        for name, other in others.items()
     }
     resolved = with_learning_rates(recipe, width=width, widths=widths)
     chosen: dict[str, dict[str, float]] = {}
@@ -56,12 +67,12 @@ def resolve_rates(recipe: Recipe) -> tuple[ResolvedRecipe, ChosenRates]:
     return ResolvedRecipe.of(resolved), chosen
 
 
-def _width_of(model: SourcedModel, unset: Sequence[tuple[str, str]]) -> int:
+def _width_of(model: SourcedModel, unset: Sequence[tuple[str, str]], workspace: Workspace | None) -> int:
     """Return the hidden size of a model on which the rates in ``unset`` (stage, field) depend."""
     try:
         if isinstance(model.origin, Registered):
             raise UnknownWidth(f"MLflow is not asked about {model.whole} when a recipe is loaded")
-        return hidden_size(model.whole)
+        return model_width(model, workspace)
     except UnknownWidth as error:
         fields = ", ".join(f"stages.{name}.{field}" for name, field in unset)
         raise ValueError(
@@ -69,6 +80,8 @@ def _width_of(model: SourcedModel, unset: Sequence[tuple[str, str]]) -> int:
         ) from error
 
 
-def resolve_sweep(swept: SweepPlan) -> SweepPlan[ResolvedRecipe]:
+def resolve_sweep(swept: SweepPlan, workspace: Workspace | None = None) -> SweepPlan[ResolvedRecipe]:
     """Return the sweep with the learning rates of every arm filled in."""
-    return SweepPlan(swept.sweep, {arm: resolve_rates(recipe)[0] for arm, recipe in swept.recipes.items()})
+    return SweepPlan(
+        swept.sweep, {arm: resolve_rates(recipe, workspace)[0] for arm, recipe in swept.recipes.items()}
+    )

@@ -140,11 +140,8 @@ _TABLE = (
         learning_rate=5e-7,  # the authors' example in Hugging Face's TRL
         estimates=MARGINS,
         numbers=(
-            *PROMPTS_READ,
-            *RESPONSES_READ,
-            *("reference_point", "validation_reference_point"),
-            "label_weight_ratio",
-            *UNCOMPILED,
+            *(*PROMPTS_READ, *RESPONSES_READ, "reference_point", "validation_reference_point"),
+            *("label_weight_ratio", *UNCOMPILED),
         ),
         curves=(*STEP, "loss", "desirable_margin", "undesirable_margin", "reference_point"),
     ),

@@ -223,7 +223,9 @@ class Asking:
             # One at a time: a larger bucket would be full again at the beginning of each batch of responses.
             interval = 60.0 / server.requests_per_minute
             self._rate = AsyncLimiter(1, interval)
-            await asyncio.sleep(self._last_request + interval - time.monotonic())  # the limiter knows of no earlier batch
+            await asyncio.sleep(
+                self._last_request + interval - time.monotonic()
+            )  # the limiter knows of no earlier batch
         async with self._client() as client, asyncio.TaskGroup() as tasks:
             for start in range(0, len(questions), self._form.batch):
                 some = questions[start : start + self._form.batch]
