@@ -22,10 +22,12 @@ from vantage.schemas.recipe.work import (
     CheckRows,
     ImportBenchmark,
     ImportModel,
+    ImportRewardModel,
     ImportVerifier,
     MergePolicy,
     MergeRewardModel,
     MixData,
+    ModelImport,
     PrepareData,
     Work,
 )
@@ -55,6 +57,7 @@ from vantage.schemas.steps import (
     in_order,
     other_test_sets,
     pool_of,
+    reward_imports,
     rewards_read,
     sources_of,
 )
@@ -78,7 +81,8 @@ def work_of(recipe: ResolvedRecipe, step: str) -> Work:
         return ImportModel(model=recipe.model.model_copy(update={"lora": None, "date": DEFAULT_DATE}))
     if step.startswith(OTHER_MODEL_PREFIX):
         other = recipe.models[step.removeprefix(OTHER_MODEL_PREFIX)]
-        return ImportModel(model=Model(source=other.source, base=other.base))
+        model = Model(source=other.source, base=other.base)
+        return ImportRewardModel(model=model) if step in reward_imports(recipe) else ImportModel(model=model)
     if step.startswith(DATA_PREFIX):
         name = step.removeprefix(DATA_PREFIX)
         return PrepareData(
@@ -236,7 +240,7 @@ def _step(recipe: ResolvedRecipe, name: str, inputs: Inputs, works: Mapping[str,
         key_seed=_seed_in_key(recipe, works[name]),
         answers=bool(recipe.verifiers),
         max_dropped=max_dropped_of(recipe, inputs[name]),
-        imported=tuple(work.model for work in behind if isinstance(work, ImportModel)),
+        imported=tuple(work.model for work in behind if isinstance(work, ModelImport)),
         pool=pool_of(recipe, name),
     )
 
@@ -370,7 +374,7 @@ def _max_dropped(sources: Mapping[str, Data]) -> float:
 
 def _seed_in_key(recipe: ResolvedRecipe, work: Work) -> int | None:
     """Return the seed of a stage, of a mixture, or of a built-in model's weights; other implicit steps have none."""
-    if isinstance(work, ImportModel):
+    if isinstance(work, ModelImport):
         return recipe.seed if isinstance(work.model.origin, Builtin) else None
     if isinstance(work, Stage):
         return recipe.seed if work.seed is None else work.seed
@@ -391,7 +395,7 @@ def source_of(work: Work) -> dict[str, str]:
     Raises:
         OSError, ValueError: it cannot be read.
     """
-    if isinstance(work, ImportModel):
+    if isinstance(work, ModelImport):
         return {"source": import_digest(work.model)}
     if isinstance(work, PrepareData) and isinstance(work.data.origin, LocalPath):
         files = files_of(work.data.origin.path)

@@ -8,6 +8,7 @@ from vantage.cli.app import AsJson, Set, Source, Verbose
 from vantage.cli.output import explained, print_json
 
 if TYPE_CHECKING:
+    from vantage.estimates.asked_servers import Asked
     from vantage.estimates.recipe_estimate import RecipeEstimate
 
 GIGA, MEGA = 1e9, 1e6
@@ -113,9 +114,33 @@ def _show(found: "RecipeEstimate") -> None:
         for stage in found.stages
         if stage.faster is not None
     ]
+    lines += [f"{stage.name} asks {_asked(each)}" for stage in found.stages for each in stage.workload.asked]
     basis = dict.fromkeys(line for stage in found.stages for line in stage.workload.basis)
     for line in (*lines, *filter(None, [found.shape.note]), found.response_basis, *basis):
         console.print(f"  {line}", markup=False)
+
+
+def _asked(asked: "Asked") -> str:
+    """Return what a server is asked, in one line."""
+    parts = [
+        f"{asked.server.name} about {asked.responses:,.0f} responses in at most {asked.requests:,.0f} requests"
+    ]
+    if asked.question_tokens is not None and asked.answer_tokens is not None:
+        least, most = asked.answer_tokens
+        parts.append(
+            f"about {asked.question_tokens:,.0f} tokens of questions and {least:,.0f} to {most:,.0f} of answers"
+        )
+        least_cost, most_cost = asked.cost or (None, None)
+        parts.append(
+            "the recipe gives no price"
+            if least_cost is None
+            else f"{least_cost:,.2f} to {most_cost:,.2f} by its price"
+        )
+    if asked.least_seconds is not None:
+        parts.append(
+            f"at least {_duration(asked.least_seconds)} at {asked.server.requests_per_minute:g} requests a minute"
+        )
+    return "; ".join(parts)
 
 
 def _smallest(smallest: "tuple[object, int] | None", at_once: int) -> str:

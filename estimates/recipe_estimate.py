@@ -96,6 +96,7 @@ class StageEstimate:
             else {**asdict(self.smallest[0]), "microbatch_size": self.smallest[1]},
             "faster_with_fewer_gpus": None if self.faster is None else asdict(self.faster),
             "counts": self.workload.counts,
+            "asked": [each.as_json() for each in self.workload.asked],
             "basis": list(self.workload.basis),
         }
 
@@ -157,7 +158,9 @@ def estimate_recipe(
     shape = replace(shape, note="; ".join(filter(None, [shape.note, *notes])))
     is_builtin = isinstance(recipe.model.origin, Builtin)
     counter, counted_by = token_counter(config.folder, is_character_model=is_builtin)
-    resolved = ResolvedRecipe.of(with_learning_rates(recipe, width=shape.hidden_size))
+    resolved = ResolvedRecipe.of(
+        with_learning_rates(recipe, width=shape.hidden_size)
+    )  # no rate is in an estimate
 
     @cache
     def counted(name: str) -> DataCount:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 
+from vantage.estimates.asked_servers import Asked
 from vantage.estimates.workload import Network, Pass, Workload
 from vantage.estimates.workload_parts import (
     Responses,
@@ -126,7 +127,7 @@ def reward_model(subject: Subject) -> Workload:
         read.append(work.centre_on)
     return whole_workload(
         subject,
-        networks=[Network(role="reward", shape=subject.shape, is_scalar=True, is_trained=True)],
+        networks=[Network(role="reward", shape=subject.shape_of("init"), is_scalar=True, is_trained=True)],
         passes=passes,
         at_once=micro,
         counts={
@@ -209,7 +210,7 @@ def value(subject: Subject) -> Workload:
     minibatch = rollouts.trained(work, logits=0.0)
     whole = rollouts.scored(work.batch_size, logits=0.0)
     steps = work.iterations * work.epochs * (work.batch_size // work.minibatch_size)
-    passes = [Pass(role="critic", does="train", times=steps, sequences=minibatch)]
+    passes: list[Pass | Asked] = [Pass(role="critic", does="train", times=steps, sequences=minibatch)]
     samplings = []
     held_out = work.validation_samples, work.test_samples or work.validation_samples
     drawn = [(float(work.iterations), work.fresh_responses)]
@@ -257,7 +258,7 @@ def policy(subject: Subject) -> Workload:
     of_iteration = steps // work.iterations
     policy_steps = max(0, work.iterations - algorithm.policy_starts_at) * of_iteration
     minibatch = rollouts.trained(work, logits=1.0)
-    passes = [Pass(role="policy", does="train", times=policy_steps, sequences=minibatch)]
+    passes: list[Pass | Asked] = [Pass(role="policy", does="train", times=policy_steps, sequences=minibatch)]
     read = [work.prompts, *([work.watch_prompts] if work.watch_prompts else [])]
     if algorithm.kl_loss_kind == "full" and algorithm.kl_loss_coef:
         passes.append(forward("reference", policy_steps, minibatch))
@@ -437,7 +438,7 @@ def reward_evaluation(subject: Subject) -> Workload:
     pairs = rows_of(data, data.test, micro, grouped=False, columns=2, with_logits=0.0)
     return whole_workload(
         subject,
-        networks=[Network(role="reward", shape=subject.shape, is_scalar=True)],
+        networks=[Network(role="reward", shape=subject.shape_of("reward_model"), is_scalar=True)],
         passes=[forward("reward", 1, pairs)],
         at_once=micro,
         counts={"test_rows": data.test},

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from vantage.estimates.asked_servers import Asked
 from vantage.estimates.model_shape import ModelShape
 
 
@@ -129,6 +130,8 @@ class Workload:
     """``optimizer_states: 8bit``."""
     has_host_optimizer: bool = False
     """Whether the optimiser's state lies in host memory."""
+    asked: tuple[Asked, ...] = ()
+    """Questions to judges and reward servers. They take time and money that no estimate of this machine has."""
 
     @property
     def has_packed_base(self) -> bool:

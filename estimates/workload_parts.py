@@ -1,13 +1,15 @@
 """Parts of the stages' workloads: sampled responses, rows of a dataset, networks, and what they add up to."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from vantage.estimates.adapters import with_adapters
+from vantage.estimates.asked_servers import CHARACTERS_OF_A_TOKEN, Asked, asked_by, own_rewards, summed
 from vantage.estimates.model_shape import ModelShape
 from vantage.estimates.token_counts import DataCount, Lengths
 from vantage.estimates.workload import Network, Pass, Sampling, Sequences, Workload
+from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.resolved import (
@@ -35,13 +37,18 @@ class Subject:
     sampled: Lengths
     """Tokens of a sampled response."""
     others: Mapping[str, ModelShape] = field(default_factory=dict)
-    """Step that imports another model → its shape; stages train none, so what they make has the shape of the recipe's."""
+    """Step that imports another model → its shape. Only reward models are trained from one; what other stages make has the shape
+    of the recipe's."""
     finds_rows: bool = False
     """Whether stages that train find how many responses memory has room for, side by side: on a GPU."""
 
     def shape_of(self, role: str) -> ModelShape:
         """Return the shape of the model that the stage reads in a role."""
-        return self.others.get(dependencies(self.recipe)[self.name].get(role, ""), self.shape)
+        inputs = dependencies(self.recipe)
+        step = inputs[self.name].get(role, "")
+        if step in self.recipe.stages and KINDS[self.recipe.stages[step].kind].makes == "reward_model":
+            step = inputs[step]["init"]
+        return self.others.get(step, self.shape)
 
     @property
     def stage(self) -> Stage:
@@ -53,8 +60,6 @@ WATCH = "watch"
 """Role of the model that judges in a watch."""
 QUESTIONS_AT_ONCE = 64
 """Equal to ``vantage.tasks.rollout.prompted_judge.READ_AT_ONCE``."""
-_CHARACTERS_OF_A_TOKEN = 4.0
-"""Characters per token of English, about: no tokenizer counts the judge's template."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,7 @@ class Responses:
     def asked(self, pairs: float, template: str) -> Sequences:
         """Return what a model reads that judges pairs of responses: both orders, each with both answers."""
         prompt, response = self.subject.data_of(self.prompts).prompt, self.subject.sampled
-        around = len(template) / _CHARACTERS_OF_A_TOKEN
+        around = len(template) / CHARACTERS_OF_A_TOKEN
         longest = around + prompt.longest + 2 * response.longest
         micro = min(4 * pairs, rows_at_once(self.limits, longest, QUESTIONS_AT_ONCE))
         return Sequences(
@@ -121,13 +126,27 @@ class Responses:
         """Return the sequences of one optimiser step."""
         return self.scored(work.minibatch_size, logits=logits)
 
-    def rewards(self, times: float, count: float) -> list[Pass]:
-        """Return the passes of the reward's models over ``count`` responses."""
+    def rewards(self, times: float, count: float, *, by: Sequence[str] | None = None) -> list[Pass | Asked]:
+        """Return the passes of the reward's models over ``count`` responses, and the questions to its servers.
+
+        ``by``: the rewards whose servers are asked; None: the stage's own.
+        """
         scored = self.scored(count, logits=0.0)
+        rewards = own_rewards(self.subject.stage) if by is None else by
         return [
-            Pass(role=each.role, does="score", times=times, sequences=scored, has_precision=False)
-            for each in reward_networks(self.subject)
+            *(
+                Pass(role=each.role, does="score", times=times, sequences=scored, has_precision=False)
+                for each in reward_networks(self.subject)
+            ),
+            *self.questions(rewards, times, count),
         ]
+
+    def questions(self, rewards: Sequence[str], times: float, count: float) -> Iterator[Asked]:
+        """Yield what the servers of these rewards are asked about ``count`` responses."""
+        prompt, response = self.subject.data_of(self.prompts).prompt, self.subject.sampled
+        yield from asked_by(
+            self.subject.recipe, rewards, responses=times * count, prompt=prompt.mean, response=response.mean
+        )
 
     def logprobs(self, times: float, count: float, *, reference: bool) -> list[Pass]:
         """Return the log-probabilities of ``count`` responses under the policy, and under its reference."""
@@ -149,7 +168,7 @@ def selection(
     rollouts: Responses,
     *,
     reference: bool,
-) -> tuple[list[Sampling], list[Pass]]:
+) -> tuple[list[Sampling], list[Pass | Asked]]:
     """Return the measurements on held-out prompts: before the first iteration, every few iterations, and at the end."""
     measured = 1 + validations(work)
     tests = work.test_samples or work.validation_samples
@@ -167,7 +186,10 @@ def selection(
         watched = replace(rollouts, prompts=work.watch.prompts.data)
         count = work.watch.prompts.samples or count
         samplings.append(watched.sampling("policy", measured, count))
-        passes += watched.rewards(measured, count)
+        passes += watched.rewards(measured, count, by=())
+    watching = work.watch.judge.reward
+    if watching is not None:
+        passes += watched.questions((watching,), measured, count)
     if work.watch.judge.kind == "model":  # the first measurement compares equal responses, and asks nothing
         asked = watched.asked(count, work.watch.judge.template)
         passes.append(forward(WATCH, measured - 1, asked))
@@ -256,13 +278,13 @@ def reward_networks(subject: Subject) -> list[Network]:
     return [
         Network(
             role=term.stage,
-            shape=subject.shape,
+            shape=subject.shape_of(f"reward.{reward}.{number}"),
             is_scalar=True,
             is_bfloat16=subject.stage.arithmetic == "bfloat16"
             and isinstance(subject.stage, Training | RolloutCollection),
         )
         for reward in rewards_read(subject.stage)
-        for term in subject.recipe.rewards[reward].terms
+        for number, term in enumerate(subject.recipe.rewards[reward].terms)
         if isinstance(term, ModelTerm)
     ]
 
@@ -286,7 +308,7 @@ def whole_workload(
     subject: Subject,
     *,
     networks: list[Network],
-    passes: list[Pass],
+    passes: Sequence[Pass | Asked],
     at_once: int,
     counts: dict[str, float],
     data: list[str],
@@ -296,7 +318,8 @@ def whole_workload(
     held = with_adapters(subject.recipe, subject.name, networks)
     return Workload(
         networks=tuple(replace(each, is_offloaded=each.role in _offloaded(subject)) for each in held),
-        passes=tuple(passes),
+        passes=tuple(each for each in passes if isinstance(each, Pass)),
+        asked=summed([each for each in passes if isinstance(each, Asked)]),
         samplings=tuple(samplings or ()),
         is_bfloat16=stage.arithmetic == "bfloat16",
         is_checkpointed=isinstance(stage, Training) and stage.gradient_checkpointing,

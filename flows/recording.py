@@ -22,7 +22,7 @@ from vantage.runs.summary import printed_intervals
 from vantage.runs.watching import Watcher, feed, journal_entries
 from vantage.runs.workspace import RunError
 from vantage.schemas.recipe.sources import Registered, StageOfRun
-from vantage.schemas.recipe.work import ImportModel, Work
+from vantage.schemas.recipe.work import ModelImport, Work
 from vantage.schemas.records.approvals import Approval, answer_to
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
@@ -347,7 +347,7 @@ class AttemptObserver:
     def _fetch(self, work: Work, target: Path) -> None:
         """Fetch the files that an import copies: only the process that orders the run reaches MLflow and other runs."""
         workspace = self._recording.run.workspace
-        if not isinstance(work, ImportModel):
+        if not isinstance(work, ModelImport):
             return
         if isinstance(work.model.origin, Registered):
             fetch_registered(work.model.origin, workspace, target)

@@ -10,7 +10,7 @@ from vantage.ledger.entries import RunEntry, StageEntry
 from vantage.ledger.page_links import ArtifactKey, Link, artifact_key, linked, linked_run, words
 from vantage.schemas.recipe.extending import PREVIOUS, PREVIOUS_STATE
 from vantage.schemas.recipe.sources import Builtin, model_source
-from vantage.schemas.recipe.work import SOURCE
+from vantage.schemas.recipe.work import MODEL_IMPORTS, SOURCE
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.estimate_warnings import warnings_about
 from vantage.schemas.records.extensions import STATE_KIND
@@ -178,7 +178,7 @@ def _limits(entry: RunEntry, name: str) -> list[str]:
 
 def _trained_limits(entry: RunEntry, name: str) -> Iterator[str]:
     generation = entry.generation
-    if entry.stages[name].kind != "import_model" and "max_prompt_tokens" in generation:
+    if entry.stages[name].kind not in MODEL_IMPORTS and "max_prompt_tokens" in generation:
         yield (
             f"Trained on prompts of at most {generation['max_prompt_tokens']} tokens and responses of at most "
             f"{generation.get('max_response_tokens')}, sampled at temperature {generation.get('temperature')}."
@@ -188,9 +188,9 @@ def _trained_limits(entry: RunEntry, name: str) -> Iterator[str]:
 def _data(entry: RunEntry, name: str, producers: Mapping[ArtifactKey, Link]) -> list[str]:
     """Return every dataset and imported model among its inputs, with source, digest and licence."""
     rows = []
-    for step in (*ancestors(entry, name), *([name] if entry.stages[name].kind == "import_model" else ())):
+    for step in (*ancestors(entry, name), *([name] if entry.stages[name].kind in MODEL_IMPORTS else ())):
         stage = entry.stages[step]
-        if stage.artifact is None or stage.kind not in ("prepare_data", "import_model"):
+        if stage.artifact is None or stage.kind not in ("prepare_data", *MODEL_IMPORTS):
             continue
         page = producers.get(artifact_key(stage.artifact), Link()).run
         counts = [stage.artifact.metrics.get(split) for split in _SPLITS]
@@ -232,7 +232,7 @@ def _licence(entry: RunEntry, name: str) -> list[str]:
     if named := entry.licenses.get(name):
         return [f"{markdown_text(named)}, as the recipe says."]
     sources = [
-        step for step in ancestors(entry, name) if entry.stages[step].kind in ("prepare_data", "import_model")
+        step for step in ancestors(entry, name) if entry.stages[step].kind in ("prepare_data", *MODEL_IMPORTS)
     ]
     unknown = [step for step in sources if licence_of(entry, step) == NO_LICENCE]
     said = "The recipe names none for this model (`licenses`); what its base model and its data allow holds for it too."

@@ -37,7 +37,7 @@ from vantage.schemas.recipe.inputs import Model
 from vantage.schemas.recipe.sources import Builtin, Gguf, Hub, LocalPath
 from vantage.schemas.records.model_files import ModelFiles
 
-__all__ = ["import_model", "source_digest"]
+__all__ = ["download", "import_model", "source_digest"]
 
 HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 CONTROL_TOKEN = 3
@@ -76,7 +76,7 @@ def import_model(
             model, tokenizer = _load_gguf(parsed.path, dtype=dtype)
         else:
             if isinstance(parsed, Hub):
-                _download(parsed, Path(folder))
+                download(parsed, Path(folder))
             elif isinstance(parsed, Builtin):
                 build_builtin(parsed.name, Path(folder), seed=seed)
             tokenizer = load_tokenizer(Path(folder))  # a bad tokenizer is refused before the weights are read
@@ -136,8 +136,9 @@ def try_out(model: PreTrainedModel, source: str) -> None:
         )
 
 
-def _download(source: Hub, scratch: Path) -> None:
+def download(source: Hub, scratch: Path) -> None:
     """Fetch a hub model whose revision is a commit."""
+
     from huggingface_hub import snapshot_download
 
     try:

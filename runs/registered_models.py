@@ -10,7 +10,8 @@ from vantage.runs.workspace import RunError, Workspace
 from vantage.schemas.recipe.inputs import OtherModel
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.sources import Registered
-from vantage.schemas.recipe.work import ImportModel, Work
+from vantage.schemas.recipe.work import ModelImport, Work
+from vantage.schemas.steps import OTHER_MODEL_PREFIX, reward_imports
 from vantage.storage.measured_file import METRICS_FILE
 from vantage.storage.sealed_folders import MANIFEST
 
@@ -19,14 +20,16 @@ def with_registered(recipe: ResolvedRecipe, workspace: Workspace) -> ResolvedRec
     """Return the recipe, with each registered model as the version that MLflow has now; nothing is written.
 
     Raises:
-        RunError: there is no such version and no ``otherwise``, or it is none that stages can sample from.
+        RunError: there is no such version and no ``otherwise``, or it is none that stages can sample from, or score with.
         vantage.ledger.to_mlflow.published_models.RegistryUnavailable: MLflow does not answer.
     """
-    open_ones = {
-        name: model.model_copy(update={"source": str(_pin(name, model, model.origin, workspace))})
-        for name, model in recipe.models.items()
-        if isinstance(model.origin, Registered) and model.origin.pin is None
-    }
+    rewards = reward_imports(recipe)
+    open_ones = {}
+    for name, model in recipe.models.items():
+        if isinstance(model.origin, Registered) and model.origin.pin is None:
+            is_reward_model = f"{OTHER_MODEL_PREFIX}{name}" in rewards
+            found = _pin(name, model, model.origin, workspace, is_reward_model=is_reward_model)
+            open_ones[name] = model.model_copy(update={"source": str(found)})
     return recipe.model_copy(update={"models": {**recipe.models, **open_ones}}) if open_ones else recipe
 
 
@@ -41,7 +44,7 @@ def missing_models(models: Mapping[str, OtherModel]) -> list[str]:
 
 def registered_version(work: Work) -> tuple[str, ...]:
     """Return a step's import of a pinned recipe, if it is a registered model."""
-    origin = work.model.origin if isinstance(work, ImportModel) else None
+    origin = work.model.origin if isinstance(work, ModelImport) else None
     return (f"{origin.name} version {origin.version}",) if isinstance(origin, Registered) else ()
 
 
@@ -57,13 +60,13 @@ def fetch_registered(registered: Registered, workspace: Workspace, target: Path)
         DamagedCopy,
         RegistryUnavailable,
         UnusableVersion,
-        fetch_policy,
+        fetch_model,
     )
 
     shutil.rmtree(target, ignore_errors=True)  # of an attempt that was interrupted
     with tempfile.TemporaryDirectory(prefix="registered-", dir=target.parent) as temporary:
         try:
-            folder = fetch_policy(
+            folder = fetch_model(
                 tracking.address(None, workspace.root),
                 registered.name,
                 version=registered.version,
@@ -81,7 +84,9 @@ def fetch_registered(registered: Registered, workspace: Workspace, target: Path)
         folder.rename(target)
 
 
-def _pin(name: str, model: OtherModel, registered: Registered, workspace: Workspace) -> Registered:
+def _pin(
+    name: str, model: OtherModel, registered: Registered, workspace: Workspace, *, is_reward_model: bool
+) -> Registered:
     field = f"models.{name}.source={model.source!r}"
     address = tracking.address(None, workspace.root)
     if tracking.is_missing_database(address):  # MLflow would make one
@@ -91,11 +96,17 @@ def _pin(name: str, model: OtherModel, registered: Registered, workspace: Worksp
         DamagedCopy,
         RegistryUnavailable,
         UnusableVersion,
-        find_policy,
+        find_model,
     )
 
     try:
-        found = find_policy(address, registered.name, version=registered.version, alias=registered.alias)
+        found = find_model(
+            address,
+            registered.name,
+            version=registered.version,
+            alias=registered.alias,
+            is_reward_model=is_reward_model,
+        )
     except RegistryUnavailable as error:
         raise RegistryUnavailable(f"{field}: {error}; start it, or set MLFLOW_TRACKING_URI") from error
     except (DamagedCopy, UnusableVersion) as error:

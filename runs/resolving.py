@@ -8,8 +8,10 @@ from vantage.runs.models_of_runs import model_width
 from vantage.runs.workspace import Workspace
 from vantage.schemas.loading.part_of_recipe import Part, part_of_recipe
 from vantage.schemas.loading.recipe_file import load_recipe, parse_recipe
+from vantage.schemas.recipe.inputs import SourcedModel
 from vantage.schemas.recipe.learning_rates import unset_rates, with_learning_rates
 from vantage.schemas.recipe.recipe import Recipe, ResolvedRecipe
+from vantage.schemas.recipe.sources import Registered
 from vantage.schemas.sweep import SweepPlan
 
 ChosenRates = Mapping[str, Mapping[str, float]]
@@ -50,18 +52,32 @@ def resolve_rates(recipe: Recipe, workspace: Workspace | None = None) -> tuple[R
     unset = list(unset_rates(recipe))
     if not unset:
         return ResolvedRecipe.of(recipe), {}
+    trained_from = {name: recipe.other_model_of(recipe.stages[name]) for name, _ in unset}
+    others = {name: other for name, other in trained_from.items() if other is not None}
+    own = [(name, field) for name, field in unset if name not in others]
+    width = _width_of(recipe.model, own, workspace) if own else 0
+    widths = {
+        other: _width_of(recipe.models[other], [(name, "learning_rate")], workspace)
+        for name, other in others.items()
+    }
+    resolved = with_learning_rates(recipe, width=width, widths=widths)
+    chosen: dict[str, dict[str, float]] = {}
+    for name, field in unset:
+        chosen.setdefault(name, {})[field] = getattr(resolved.stages[name], field)
+    return ResolvedRecipe.of(resolved), chosen
+
+
+def _width_of(model: SourcedModel, unset: Sequence[tuple[str, str]], workspace: Workspace | None) -> int:
+    """Return the hidden size of a model on which the rates in ``unset`` (stage, field) depend."""
     try:
-        width = model_width(recipe.model, workspace)
+        if isinstance(model.origin, Registered):
+            raise UnknownWidth(f"MLflow is not asked about {model.whole} when a recipe is loaded")
+        return model_width(model, workspace)
     except UnknownWidth as error:
         fields = ", ".join(f"stages.{name}.{field}" for name, field in unset)
         raise ValueError(
             f"{fields}: left to the model's width, but {error}; give a number with --set stages.NAME.learning_rate=…"
         ) from error
-    resolved = with_learning_rates(recipe, width=width)
-    chosen: dict[str, dict[str, float]] = {}
-    for name, field in unset:
-        chosen.setdefault(name, {})[field] = getattr(resolved.stages[name], field)
-    return ResolvedRecipe.of(resolved), chosen
 
 
 def resolve_sweep(swept: SweepPlan, workspace: Workspace | None = None) -> SweepPlan[ResolvedRecipe]:

@@ -18,7 +18,7 @@ from vantage.runs.history import RunHistory, history_of
 from vantage.runs.record import REMOVED, RunRecord, StageRecord
 from vantage.runs.run_records import OUTBOX
 from vantage.runs.workspace import RunError, Workspace
-from vantage.schemas.recipe.work import ImportModel, PrepareData
+from vantage.schemas.recipe.work import ModelImport, PrepareData
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.steps import dependencies, ordered_steps
 from vantage.storage.refs import Ref
@@ -250,7 +250,7 @@ def _stage_entry(
         },
         outcome=done.status,
         artifact=artifacts[step],
-        source=work.model.source if isinstance(work, ImportModel) else source,
+        source=work.model.source if isinstance(work, ModelImport) else source,
         source_sha256=done.key_parts.get("inputs", {}).get("source"),
         verdicts=done.verdicts,
         loosened=done.loosened,

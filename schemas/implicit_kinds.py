@@ -6,6 +6,7 @@ from vantage.schemas.recipe.work import (
     CheckRows,
     ImportBenchmark,
     ImportModel,
+    ImportRewardModel,
     ImportVerifier,
     MergePolicy,
     MergeRewardModel,
@@ -19,6 +20,13 @@ IMPLICIT_KINDS = (
         module="vantage.tasks.import_model",
         makes="policy",
         revision=2,
+        imports="model",
+    ),
+    Kind(
+        work=ImportRewardModel,
+        module="vantage.tasks.import_reward_model",
+        makes="reward_model",
+        revision=1,
         imports="model",
     ),
     Kind(

@@ -58,7 +58,7 @@ class Kind:
     reads: Mapping[str, tuple[ArtifactKind, ...]] = field(default_factory=dict)
     """Field that names a stage → kinds of artifact that are allowed there; the recipe's model is a policy."""
     other_models: tuple[str, ...] = ()
-    """Fields that may name one of the recipe's other models: its weights are read, and trained nowhere."""
+    """Fields that may name one of the recipe's other models: it is sampled from, compared with, or a reward model starts from it."""
     data: Mapping[str, Content] = field(default_factory=dict)
     """Field that names a dataset → the content that is read."""
     benchmarks: tuple[str, ...] = ()

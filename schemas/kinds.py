@@ -105,6 +105,7 @@ _TABLE = (
         makes="reward_model",
         revision=4,
         reads={"init": ("policy",)},
+        other_models=("init",),
         data={"data": "preferences", "rankings": "rankings", "centre_on": "demonstrations"},
         learning_rate=1e-5,  # 9e-6 in OpenRLHF's reward models
         estimates=(*PAIRS, "score_gap", "validation_score_gap"),
@@ -139,11 +140,8 @@ _TABLE = (
         learning_rate=5e-7,  # the authors' example in Hugging Face's TRL
         estimates=MARGINS,
         numbers=(
-            *PROMPTS_READ,
-            *RESPONSES_READ,
-            *("reference_point", "validation_reference_point"),
-            "label_weight_ratio",
-            *UNCOMPILED,
+            *(*PROMPTS_READ, *RESPONSES_READ, "reference_point", "validation_reference_point"),
+            *("label_weight_ratio", *UNCOMPILED),
         ),
         curves=(*STEP, "loss", "desirable_margin", "undesirable_margin", "reference_point"),
     ),
@@ -357,6 +355,7 @@ _TABLE = (
         makes="evaluation",
         revision=4,
         reads={"reward_model": ("reward_model",)},
+        other_models=("reward_model",),
         data={"data": "preferences"},
         estimates=(
             *("pair_accuracy", "score_gap", "preference_loss", "expected_calibration_error", "brier_score"),

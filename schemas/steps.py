@@ -147,13 +147,22 @@ def dependencies(recipe: Recipe) -> dict[str, dict[str, str]]:
     }
 
 
+def _reads_rows_with_another_model(recipe: Recipe, stage: Stage) -> bool:
+    """Return whether a stage reads its rows with the tokenizer of a model beside the recipe's own."""
+    reward_model = recipe.stages.get(getattr(stage, "reward_model", None) or "", stage)
+    return recipe.other_model_of(reward_model) is not None
+
+
 def checked_datasets(recipe: Recipe) -> tuple[str, ...]:
     """Return the datasets and mixtures that stages read with the recipe's model; none for a built-in one, which has no
     template."""
     if isinstance(recipe.model.origin, Builtin):
         return ()
     read = {
-        getattr(stage, field): None for stage in recipe.stages.values() for field in KINDS[stage.kind].data
+        getattr(stage, field): None
+        for stage in recipe.stages.values()
+        if not _reads_rows_with_another_model(recipe, stage)
+        for field in KINDS[stage.kind].data
     }
     return tuple(name for name in read if name in recipe.data or name in recipe.mixtures)
 
@@ -216,6 +225,13 @@ def _model_step(recipe: Recipe, name: str | None) -> str | None:
     if name is None or name not in recipe.models:
         return name
     return recipe.models[name].stand_in or f"{OTHER_MODEL_PREFIX}{name}"
+
+
+def reward_imports(recipe: Recipe) -> frozenset[str]:
+    """Return the steps that import a reward model: other models that a reward's term or a ``reward_evaluation`` stage names."""
+    named = {term.stage for reward in recipe.rewards.values() for term in reward.terms}
+    named |= {getattr(stage, "reward_model", None) for stage in recipe.stages.values()}
+    return frozenset(f"{OTHER_MODEL_PREFIX}{name}" for name in recipe.models if name in named)
 
 
 def part_role(position: int) -> str:
@@ -316,8 +332,8 @@ def _inputs(recipe: Recipe, stage: Stage) -> dict[str, str]:
     inputs: dict[str, str] = {role: step for role, step in named.items() if step is not None}
     for reward in rewards_read(stage):
         for i, term in enumerate(recipe.rewards[reward].terms):
-            if term.stage is not None:
-                inputs[f"reward.{reward}.{i}"] = term.stage
+            if (step := _model_step(recipe, term.stage)) is not None:
+                inputs[f"reward.{reward}.{i}"] = step
     judges = {role: _model_step(recipe, judge.model) for role, judge in judges_of(stage).items()}
     inputs |= {role: step for role, step in judges.items() if step is not None}
     own = {role: name for role, name in verifiers_of(recipe, stage).items() if name in recipe.verifiers}

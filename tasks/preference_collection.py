@@ -27,6 +27,7 @@ from vantage.tasks.data.examples import (
     codec_of,
     read_prompts,
 )
+from vantage.tasks.data.openings import without_opening
 from vantage.tasks.data.rows import Row, read_rows, write_rows
 from vantage.tasks.data.splits import SPLITS
 from vantage.tasks.rollout.engine import RolloutEngine, load_engine
@@ -42,9 +43,6 @@ SAME_SCORE = "all responses score the same"
 SAME_TEXT = "chosen equals rejected"
 NO_TEXT = "responses are empty"
 """Reasons why a prompt gives no pair."""
-
-OPENING_TOKENS = 64
-"""More tokens than a chat template puts between the begin of the assistant's turn and its text."""
 
 
 class NoPairs(ValueError):
@@ -281,13 +279,6 @@ def collect(
     return Collected(
         split=batch.split, num_prompts=len(batch.indices), pairs=tuple(pairs), without_pair=dict(reasons)
     )
-
-
-def without_opening(responses: Sequence[str], codec: Codec) -> list[str]:
-    """Return responses without the leading white space of some chat templates, which every reader of the pairs adds again."""
-    [(ids, _)] = encode_responses(codec.tokenizer, [""], max_tokens=OPENING_TOKENS, chat=codec.chat)
-    [opening] = codec.whole_texts([ids])
-    return [response.removeprefix(opening) for response in responses]
 
 
 def encode_demonstrations(texts: Sequence[str], batch: Batch, codec: Codec) -> list[Response]:

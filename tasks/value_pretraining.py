@@ -24,6 +24,7 @@ from vantage.tasks.rollout.critic_diagnosis import (
     write_diagnosis,
 )
 from vantage.tasks.rollout.critic_outputs import form_metrics
+from vantage.tasks.rollout.critic_tokenizer import refuse_other_tokenizer_of_critic
 from vantage.tasks.rollout.response_source import load_source
 from vantage.tasks.rollout.returns import Returned, measured_responses, score_moments, training_rollout
 from vantage.tasks.rollout.reward_moments import write_moments
@@ -49,6 +50,7 @@ class ValueState(BestSoFar):
 def run(job: StageJob[ResolvedValuePretraining]) -> StageResult:
     """Pretrain the critic that starts from ``init`` on responses of ``policy``; the artifact is a value model."""
     work, device = job.work, training_device()
+    refuse_other_tokenizer_of_critic(job, "init", "policy")
 
     # 1. The fixed policy, the policy stage's own reward, and a critic
     models = load_rollout_models(

@@ -140,13 +140,21 @@ def problems_of_published(tracking_uri: str, found: PublishedVersion) -> list[st
         return problems_of_copy(found.location, tracking_uri=tracking_uri, digest=found.digest)
 
 
-def find_policy(
-    tracking_uri: str, name: str, *, version: str | None = None, alias: str | None = None
+def find_model(
+    tracking_uri: str,
+    name: str,
+    *,
+    version: str | None = None,
+    alias: str | None = None,
+    is_reward_model: bool = False,
 ) -> PublishedVersion | None:
-    """Return a version that holds a whole policy; None: MLflow has no such model, version or alias. Fetches only descriptions.
+    """Return a version that holds a whole model; None: MLflow has no such model, version or alias. Fetches only descriptions.
+
+    Args:
+        is_reward_model: whether it must be a reward model, and not a policy.
 
     Raises:
-        UnusableVersion: it was not published by Vantage, or holds adapters alone or a reward model.
+        UnusableVersion: it was not published by Vantage, or holds adapters alone or a model of the other kind.
         DamagedCopy: its manifest differs from the published one.
         RegistryUnavailable: MLflow does not answer.
     """
@@ -169,11 +177,11 @@ def find_policy(
                 ) from None
             if "config.json" in files:
                 copy.download_artifacts(f"{WEIGHTS}/config.json", dst_path=temporary)
-            _require_policy(found, weights, files)
+            _require_kind(found, weights, files, is_reward_model=is_reward_model)
     return found
 
 
-def fetch_policy(tracking_uri: str, name: str, *, version: str, digest: str, target: Path) -> Path:
+def fetch_model(tracking_uri: str, name: str, *, version: str, digest: str, target: Path) -> Path:
     """Return the folder of a version whose content digest is known, fetched into ``target``; every byte is compared.
 
     Raises:
@@ -210,7 +218,9 @@ def _answering(tracking_uri: str) -> Iterator[None]:
         ) from error
 
 
-def _require_policy(found: PublishedVersion, weights: Path, files: Mapping[str, Any]) -> None:
+def _require_kind(
+    found: PublishedVersion, weights: Path, files: Mapping[str, Any], *, is_reward_model: bool
+) -> None:
     what = f"version {found.version} of {found.name}"
     if "adapter_config.json" in files:
         raise UnusableVersion(f"{what} holds adapters alone; publish the whole model, with merge: true")
@@ -221,8 +231,10 @@ def _require_policy(found: PublishedVersion, weights: Path, files: Mapping[str, 
         raise DamagedCopy(
             f"MLflow's copy of {found.name} version {found.version} is damaged: config.json is not a model's"
         ) from error
-    if first.endswith("ForSequenceClassification"):
+    if not is_reward_model and first.endswith("ForSequenceClassification"):
         raise UnusableVersion(f"{what} is a reward model; name one that a policy was published as")
+    if is_reward_model and "scalar.json" not in files:
+        raise UnusableVersion(f"{what} is a policy; name one that a reward model was published as")
 
 
 def fetch_copy(found: PublishedVersion, *, tracking_uri: str, target: Path) -> Path:

@@ -10,6 +10,7 @@ from vantage.schemas.checks.guards import guard_problems
 from vantage.schemas.checks.monitors import monitor_problems
 from vantage.schemas.checks.offloading import offload_problems
 from vantage.schemas.checks.prompt_selections import selection_problems
+from vantage.schemas.checks.reward_imports import reward_import_problems
 from vantage.schemas.checks.score_switches import score_problems
 from vantage.schemas.problems import Problem
 from vantage.schemas.recipe.algorithm import Returns
@@ -68,6 +69,7 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[Problem]]:
     problems += adapter_problems(recipe)
     problems += engine_problems(recipe)
     problems += offload_problems(recipe)
+    problems += reward_import_problems(recipe)
     return recipe if problems else with_shares(recipe), problems
 
 

@@ -163,7 +163,7 @@ def _uncentred_threshold(recipe: Recipe, name: str, stage: PolicyOptimization) -
     if not stage.algorithm.positive_nll_coef or stage.algorithm.positive_verifier is not None:
         return
     for term in recipe.rewards[stage.reward].terms:
-        model = recipe.stages[term.stage] if term.stage is not None else None
+        model = recipe.stages.get(term.stage or "")
         if isinstance(model, RewardModelling) and model.centre_on is None:
             yield (
                 f"stages.{name}.algorithm.positive_threshold: {stage.algorithm.positive_threshold:g} is compared "

@@ -76,6 +76,7 @@ def _unread_models(recipe: PartialRecipe, references: RecipeReferences) -> Itera
         kind = recipe.stages[name].kind
         read |= {each.name for each in named if kind is not None and each.field in kind.other_models}
         read |= {each.name for each in references.judging_models[name]}
+    read |= {each.name for named in references.reward_models.values() for each in named}
     for name in recipe.models:
         if name not in read and name != MODEL and name not in recipe.stages:
             yield Problem(("models", name), "no stage reads it", "name it in one, or remove it")

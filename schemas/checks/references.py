@@ -72,7 +72,7 @@ class RecipeReferences:
     rewards: Mapping[str, References]
     """Stage → rewards that it reads."""
     reward_models: Mapping[str, References]
-    """Reward → stages whose scores are its terms."""
+    """Reward → stages and other models whose scores are its terms."""
     parts: Mapping[str, References]
     """Mixture → datasets."""
     data: Mapping[str, References]
@@ -107,7 +107,7 @@ def resolved_references(recipe: PartialRecipe) -> RecipeReferences:
         rewards={name: tuple(names.rewards(name, stage, kind)) for name, stage, kind in kinds},
         reward_models={
             name: tuple(
-                names.stage((*term.path, field), target, kinds_making(("reward_model",)))
+                names.reward_model((*term.path, field), target)
                 for term in terms
                 for field, target in term.reward_models.items()
             )
@@ -175,6 +175,12 @@ class _Names:
                 yield Reference(path, judge.model)
             else:
                 yield self.stage(path, judge.model, kinds_making(("policy",)))
+
+    def reward_model(self, path: Path, target: str) -> Reference:
+        """Look up a reward model: a stage that trains one, or another model."""
+        if target in self._recipe.models:
+            return Reference(path, target)
+        return self.stage(path, target, kinds_making(("reward_model",)))
 
     def rewards(self, name: str, stage: PartialStage, kind: Kind) -> Iterator[Reference]:
         """Yield the references to rewards, where the kind of stage has such a field."""

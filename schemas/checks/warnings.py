@@ -105,7 +105,8 @@ def _ungated_reward(recipe: Recipe, name: str, stage: ValuePretraining) -> Itera
     if not any(gate.metric == "explained_variance" for gate in stage.gate):
         return
     for term in recipe.rewards[stage.reward].terms:
-        if term.stage is not None and not recipe.stages[term.stage].gate:
+        trained = recipe.stages.get(term.stage or "")
+        if trained is not None and not trained.gate:
             yield (
                 f"stages.{name}.gate: scores of a reward model at chance level can be predicted well too; "
                 f"give stages.{term.stage} a gate on pair_accuracy"

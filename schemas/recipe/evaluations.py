@@ -84,7 +84,7 @@ class RewardEvaluation(Stage):
 
     kind: Literal["reward_evaluation"]
     reward_model: Name
-    """The reward model to evaluate."""
+    """The reward model to evaluate: a stage that trained one, or one of ``models``."""
     data: Name
     """Preference pairs, whose test rows are used: a dataset, or a ``preference_collection`` stage. Where it has the column
     ``subgroup``, each of them is measured on its own too."""

@@ -67,7 +67,7 @@ class SourcedModel(Frozen):
 
 
 class OtherModel(SourcedModel):
-    """A model beside the recipe's own: stages sample from it, and compare with it; none trains it."""
+    """A model beside the recipe's own: stages sample from it, compare with it, or train a reward model from it."""
 
     source: str
     """``builtin:tiny``, a Hugging Face folder, ``gguf:FILE``, ``package:NAME``, ``hub:org/name@revision``, a policy that

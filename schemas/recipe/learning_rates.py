@@ -1,7 +1,7 @@
 """Default learning rates: published ones, scaled to the width of the recipe's model.
 
-rate = published · PUBLISHED_WIDTH / width, in two digits. The width is the model's hidden size; the published rates
-are in ``vantage.schemas.kinds``.
+rate = published · PUBLISHED_WIDTH / width, in two digits. The width is the model's hidden size, for a reward model that starts
+from another model that one's; the published rates are in ``vantage.schemas.kinds``.
 
 With Adam, the best learning rate of a transformer's matrix falls with its width (µP, arXiv 2203.03466, table 3).
 Published rates fall too: GPT-3 was trained at 6e-4 with width 768 and at 1.2e-4 with 4096 (arXiv 2005.14165, table
@@ -13,7 +13,7 @@ Adapters (LoRA) learn at ten times the rate of all weights: Hugging Face's handb
 2e-5 and 2e-4, DPO at 5e-7 and 5e-6.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.recipe import Recipe
@@ -57,12 +57,18 @@ def rate_for(kind: str, field: str, *, width: int, lora: bool = False) -> float:
     return float(f"{factor * published * PUBLISHED_WIDTH / width:.1e}")
 
 
-def with_learning_rates(recipe: Recipe, *, width: int) -> Recipe:
-    """Return the recipe with default learning rates filled in."""
+def with_learning_rates(recipe: Recipe, *, width: int, widths: Mapping[str, int] | None = None) -> Recipe:
+    """Return the recipe with default learning rates filled in.
+
+    Args:
+        width: hidden size of the recipe's model.
+        widths: other model → its hidden size, for those that a stage trains from; left out: ``width``.
+    """
     stages = dict(recipe.stages)
     for name, field in unset_rates(recipe):
         stage = stages[name]
         has_lora = isinstance(stage, Training) and bool(stage.lora)
-        rate = rate_for(stage.kind, field, width=width, lora=has_lora)
+        own = (widths or {}).get(recipe.other_model_of(stage) or "", width)
+        rate = rate_for(stage.kind, field, width=own, lora=has_lora)
         stages[name] = stages[name].model_copy(update={field: rate})
     return recipe.model_copy(update={"stages": stages})

@@ -25,6 +25,7 @@ from vantage.schemas.recipe.inputs import Benchmark, Data, Generation, Mixture, 
 from vantage.schemas.recipe.notify import Notify
 from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.signing import Signing
+from vantage.schemas.recipe.stage import Stage
 
 StepName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_.-]{0,70}$")]
 """Name of a step, as ``vantage plan`` prints it."""
@@ -78,8 +79,8 @@ class Recipe(Frozen):
     models: Annotated[dict[Name, OtherModel], Field(max_length=MAX_NAMED)] = Field(
         default_factory=dict, exclude_if=lambda models: not models
     )
-    """Other models, by name: the ``policy`` of a collection, ``candidate`` or ``baseline`` of an evaluation. ``model.chat``
-    decides whether their prompts are wrapped."""
+    """Other models, by name: the ``policy`` of a collection, ``candidate`` or ``baseline`` of an evaluation, the ``init`` of a reward
+    model, or the reward model of a reward's term. ``model.chat`` decides whether their prompts are wrapped."""
     generation: Generation = Generation()
     """Settings of sampled text, the same for all stages."""
     data: Annotated[dict[Name, Data], Field(max_length=MAX_NAMED)]
@@ -105,6 +106,11 @@ class Recipe(Frozen):
     """The key with which every artifact of the run is signed. None: none is signed. In no stage key."""
     notify: Notify | None = Field(None, exclude_if=is_unset)
     """Messages to people. None: none are sent."""
+
+    def other_model_of(self, stage: Stage) -> str | None:
+        """Return the model beside the recipe's own that a stage trains from; None: it trains from the recipe's, or trains nothing."""
+        init: str | None = getattr(stage, "init", None)
+        return init if init in self.models else None
 
 
 class ResolvedRecipe(Recipe):

@@ -49,7 +49,7 @@ class RewardTerm(ScoreRule):
 
     @property
     def stage(self) -> str | None:
-        """The stage whose reward model the term reads; None: none."""
+        """The stage, or the other model, whose scores the term reads; None: none."""
         return None
 
     @property
@@ -82,7 +82,8 @@ class ModelTerm(SteppedTerm):
     """The score of a trained reward model."""
 
     model: Name
-    """The reward_model stage whose score is the term."""
+    """The reward_model stage whose score is the term, or one of ``models``: a reward model that was trained elsewhere. If its
+    tokenizer or chat template is another than the policy's, it reads the text of prompts and responses in its own."""
     verifier: None = None
     """Always null in this kind of term; it is part of stage keys."""
     wrong: Number = 0.0
@@ -97,7 +98,7 @@ class ModelTerm(SteppedTerm):
 
     @property
     def stage(self) -> str:
-        """The stage that trained the model."""
+        """The stage that trained the model, or another model's name."""
         return self.model
 
 

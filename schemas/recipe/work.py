@@ -19,11 +19,26 @@ class Work(Frozen):
         kind: str
 
 
-class ImportModel(Work):
-    """The implicit step that copies the recipe's model into the store."""
+class ModelImport(Work):
+    """An implicit step that copies a model into the store."""
+
+    model: Model
+
+
+class ImportModel(ModelImport):
+    """The implicit step that copies a policy into the store: the recipe's model, or another."""
 
     kind: Literal["import_model"] = "import_model"
-    model: Model
+
+
+class ImportRewardModel(ModelImport):
+    """The implicit step that copies a reward model into the store that was trained elsewhere."""
+
+    kind: Literal["import_reward_model"] = "import_reward_model"
+
+
+MODEL_IMPORTS = ("import_model", "import_reward_model")
+"""Names of the kinds that import a model."""
 
 
 SOURCE = "source"

@@ -35,9 +35,9 @@ from vantage.schemas.recipe.terms import row_of
 from vantage.schemas.recipe.work import (
     CheckRows,
     ImportBenchmark,
-    ImportModel,
     ImportVerifier,
     MixData,
+    ModelImport,
     PrepareData,
     Work,
 )
@@ -246,7 +246,7 @@ def _source_by_content(work: Work, imported: dict[str, Any], digests: dict[str, 
     """Return ``source`` → its digest, unless its text determines the content; in ``imported`` only the options of reading
     it are left."""
     origin: ModelSource | DataSource = getattr(work, KINDS[work.kind].imports or "").origin
-    imported["source"] = _form(origin, is_folder=isinstance(work, ImportModel | ImportBenchmark))
+    imported["source"] = _form(origin, is_folder=isinstance(work, ModelImport | ImportBenchmark))
     if imported.pop("base", None) is not None:  # its content is in the digest of the source
         imported["adapter"] = True
     (imported.get("load") or {}).pop("streaming", None)  # the rows are the same

@@ -6,6 +6,7 @@ which the next attempt removes. Every line carries the digest of its question, s
 
 import logging
 import os
+import threading
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -30,6 +31,11 @@ class AnswerFile:
             sync_folder(path.parent)
         self._end = end_of_last_line(self._file.fileno())
         os.ftruncate(self._file.fileno(), self._end)
+        self._lock = (
+            threading.Lock()
+        )  # servers that are asked while others are sampled answer in threads of their own
+        self.begun: set[str] = set()
+        """Digests of questions that are under way while responses are sampled; no other term asks them too."""
         self._answers: dict[Asked, tuple[str, int, int]] = {}
         self._number_of: dict[str, int] = {}
         self._tokens_of: dict[str, tuple[int, int]] = {}
@@ -59,6 +65,10 @@ class AnswerFile:
         """
         if answer.asked_as in self._answers:
             return
+        with self._lock:
+            self._write(answer)
+
+    def _write(self, answer: StoredAnswer) -> None:
         data = answer.line().encode() + b"\n"
         written = self._file.write(data)
         if written != len(data):

@@ -67,6 +67,9 @@ class AnsweredScores:
         self._names = server.score_names or (SCORE,)
         self._scratch = source.job.scratch
         self._asking = Asking(server, form, path=source.path)
+        self._begun: set[str] = set()
+        """Digests of questions that were begun while responses were sampled."""
+        self._failed_before = 0
 
     def __call__(self, given: Responses) -> Tensor:
         """Return scores (B,N), in the order of the server's names; (B,) for one score without a name.
@@ -76,6 +79,7 @@ class AnsweredScores:
             UnreadableAnswer: an answer cannot be read, and the recipe has no number for that.
             BudgetSpent: more questions would exceed the recipe's budget.
         """
+        self._finish()
         cases = list(zip(given.prompts, given.responses, given.answers, strict=True))
         table = torch.zeros(len(cases), len(self._names), dtype=torch.float64)
         if ranks.rank() == 0:
@@ -84,6 +88,47 @@ class AnsweredScores:
             table = torch.tensor(rows, dtype=torch.float64).view_as(table)
         table = ranks.total(table).float().to(given.device)
         return table if self._server.score_names else table.squeeze(1)
+
+    def begin(self, cases: Sequence[Case]) -> None:
+        """Ask about responses while others are sampled; their scores are read later. Only the first rank asks."""
+        if ranks.rank() != 0:
+            return
+        answers = answer_file(self._scratch)
+        asked = [dict(each) for case in dict.fromkeys(cases) for each in self._questions(case)]
+        by_digest = {question_digest(each): each for each in asked}
+        new = [
+            Question(each, digest, 0)
+            for digest, each in by_digest.items()
+            if digest not in answers.begun and answers.answer(Asked(digest, 0)) is None
+        ]
+        self._begun |= {question.digest for question in new}
+        answers.begun |= self._begun
+        self._asking.begin(new, keep=answers.add, may_go_on=lambda: self._require_budget(answers))
+
+    def give_up(self) -> None:
+        """Ask nothing more of what was begun."""
+        self._asking.give_up()
+        answer_file(self._scratch).begun -= self._begun
+        self._begun = set()
+
+    def _finish(self) -> None:
+        """Wait for what was begun.
+
+        Raises:
+            JudgeUnavailable, JudgeRefused, BudgetSpent: as asking does.
+        """
+        if not self._begun:
+            return
+        begun, self._begun = self._begun, set()
+        failed = self._failed_before
+        try:
+            self._asking.finish()
+        finally:
+            answers = answer_file(self._scratch)
+            answers.begun -= begun
+            answers.sync()
+            self._failed_before = self._asking.failed_calls
+            answer_record.note_asked(len(begun), failed_calls=self._asking.failed_calls - failed)
 
     def _scores(self, cases: Sequence[Case]) -> dict[Case, Named]:
         asked = {case: [dict(each) for each in self._questions(case)] for case in cases}
@@ -121,6 +166,7 @@ class AnsweredScores:
         finally:
             if new:
                 answers.sync()
+            self._failed_before = self._asking.failed_calls
             answer_record.note_asked(len(new), failed_calls=self._asking.failed_calls - failed)
 
     def _is_read(

@@ -6,14 +6,16 @@ The requests are made in a thread of its own, so that the stage's own thread can
 import asyncio
 import json
 import logging
+import math
 import os
 import ssl
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -111,6 +113,8 @@ class Asking:
         self._url = server.url.rstrip("/") + form.path
         self._key = _key(server, path)
         self._last_answer = 0.0
+        self._last_request = -math.inf
+        self._begun: list[Future[None]] = []
         self.failed_calls = 0
         """Requests that failed, and were repeated."""
 
@@ -150,6 +154,61 @@ class Asking:
             finally:
                 asked.cancel()
 
+    def begin(
+        self,
+        questions: Sequence[Question],
+        *,
+        keep: Callable[[StoredAnswer], None],
+        may_go_on: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Ask the questions as ``ask`` does, while the caller goes on; those that were begun before are answered first."""
+        if questions:
+            before = self._begun[-1] if self._begun else None
+            asked = self._ask_after(before, questions, keep, may_go_on)
+            self._begun.append(asyncio.run_coroutine_threadsafe(asked, self._loop))
+
+    def finish(self) -> None:
+        """Wait for the answers to all questions that were begun.
+
+        Raises:
+            JudgeUnavailable, JudgeRefused: see ``ask``.
+        """
+        begun, self._begun = self._begun, []
+        try:
+            for number, asked in enumerate(begun):
+                while not wait([asked], timeout=_LOOK_SECONDS).done:
+                    progress.phase("waiting for judges", number, len(begun))
+                asked.result()
+        except BaseExceptionGroup as group:
+            raise _first_of(group) from None
+        finally:
+            for asked in begun:
+                asked.cancel()
+
+    def give_up(self) -> None:
+        """Ask nothing more of what was begun; answers that have come are kept."""
+        begun, self._begun = self._begun, []
+        for asked in begun:
+            asked.cancel()
+
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        """Return a loop in a thread that ends with the process, whatever is under way."""
+        loop = asyncio.new_event_loop()
+        threading.Thread(target=loop.run_forever, name=f"asking {self._path}", daemon=True).start()
+        return loop
+
+    async def _ask_after(
+        self,
+        before: Future[None] | None,
+        questions: Sequence[Question],
+        keep: Callable[[StoredAnswer], None],
+        may_go_on: Callable[[], None],
+    ) -> None:
+        if before is not None:
+            await asyncio.wrap_future(before)
+        await self._ask_all(questions, keep, may_go_on)
+
     async def _ask_all(
         self,
         questions: Sequence[Question],
@@ -162,7 +221,11 @@ class Asking:
         self._rate: AbstractAsyncContextManager[None] = nullcontext()
         if server.requests_per_minute is not None:
             # One at a time: a larger bucket would be full again at the beginning of each batch of responses.
-            self._rate = AsyncLimiter(1, 60.0 / server.requests_per_minute)
+            interval = 60.0 / server.requests_per_minute
+            self._rate = AsyncLimiter(1, interval)
+            await asyncio.sleep(
+                self._last_request + interval - time.monotonic()
+            )  # the limiter knows of no earlier batch
         async with self._client() as client, asyncio.TaskGroup() as tasks:
             for start in range(0, len(questions), self._form.batch):
                 some = questions[start : start + self._form.batch]
@@ -208,6 +271,7 @@ class Asking:
         async def answered() -> list[Reply]:
             async with self._open, self._rate:
                 may_go_on()
+                self._last_request = time.monotonic()
                 return await self._call(client, questions)
 
         replies: list[Reply] = await retrying(answered)

@@ -1,5 +1,7 @@
 """A term that is a trained reward model."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -9,8 +11,9 @@ from vantage.models.sequences import Sequences
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.stage import Stage
 from vantage.schemas.recipe.terms import ModelTerm
+from vantage.tasks.rewards.reencoding import Reencoder, reencoder_of
 from vantage.tasks.rewards.step_scores import StepScores, finder_of
-from vantage.tasks.rewards.term_scores import Source, TermScores
+from vantage.tasks.rewards.term_scores import Responses, Source
 from vantage.tasks.training import progress, ranks
 from vantage.tasks.training.networks import is_offloaded, placed
 from vantage.tasks.training.offloading import on_device
@@ -21,19 +24,35 @@ class TokenizersDiffer(ValueError):
     """Two models that must read the same ids have different tokenizers."""
 
 
-def load(term: ModelTerm, source: Source) -> TermScores | StepScores:
+@dataclass(frozen=True)
+class ModelScores:
+    """The scores of whole responses by a loaded model."""
+
+    model: ScalarModel
+    reencoder: Reencoder | None = None
+    """Encodes responses again for a model with another tokenizer or chat template; None: it reads the policy's ids."""
+
+    def __call__(self, given: Responses) -> Tensor:
+        """Return the scores (B,) of the responses."""
+        sequences = given.sequences if self.reencoder is None else self.reencoder.sequences(given)
+        return _scores(self.model, sequences, given.limits).to(given.device)
+
+
+def load(term: ModelTerm, source: Source) -> ModelScores | StepScores:
     """Return the model's score of whole responses, or of their steps.
 
     Raises:
-        TokenizersDiffer: it was trained with another tokenizer than the policy's.
+        TokenizersDiffer: steps end at tokens of the policy, and the model has another tokenizer.
+        UnreadablePrompt: it has another tokenizer or chat template, and cannot read a prompt.
     """
     inputs = source.job.inputs
-    for policy in source.tokenizers_of:
-        if tokenizer_digest(inputs[source.role]) != tokenizer_digest(inputs[policy]):
-            raise TokenizersDiffer(
-                f"{source.path}.model={term.model!r} has another tokenizer than {policy}; "
-                "train the reward model from the same model as the policy"
-            )
+    own = tokenizer_digest(inputs[source.role])
+    others = [policy for policy in source.tokenizers_of if tokenizer_digest(inputs[policy]) != own]
+    if others and term.step_ends is not None:
+        raise TokenizersDiffer(
+            f"{source.path}.step_ends scores the policy's tokens, and model={term.model!r} has another tokenizer or chat template "
+            f"than {others[0]}; leave step_ends out, or train the reward model from the same model as the policy"
+        )
     files, work = source.job.model(source.role), source.job.work
     model = placed(
         lambda: load_scalar(files, role="reward", dtype=source.dtype, training="nothing"),
@@ -44,12 +63,10 @@ def load(term: ModelTerm, source: Source) -> TermScores | StepScores:
     )
     if term.step_ends is not None:
         return StepScores(finder_of(term.step_ends, source), ask=None, model=model)
-    return scored_by(model)
-
-
-def scored_by(model: ScalarModel) -> TermScores:
-    """Return scores by a loaded model."""
-    return lambda given: _scores(model, given.sequences, given.limits)
+    if not others:
+        return ModelScores(model)
+    window = getattr(model.backbone.config.get_text_config(), "max_position_embeddings", None)
+    return ModelScores(model, reencoder_of(source, model=term.model, window=window))
 
 
 def _scores(model: ScalarModel, sequences: Sequences, limits: PassLimits) -> Tensor:

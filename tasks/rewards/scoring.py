@@ -11,6 +11,7 @@ from vantage.algorithms.ensembles import combined
 from vantage.algorithms.rewards import replace_missing_eos, subtract_missing_eos, whiten_scores
 from vantage.algorithms.score_distribution import quantiles
 from vantage.models.sequences import Sequences
+from vantage.schemas.conversations import Message
 from vantage.schemas.metric_names import TERM_PERCENTILES
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rewards import Ensemble, MissingEos
@@ -149,7 +150,7 @@ def load_scorer(
         dtype: type of the models' trunks.
 
     Raises:
-        TokenizersDiffer, BrokenVerifier, MissingAnswers: see the terms' modules.
+        TokenizersDiffer, UnreadablePrompt, BrokenVerifier, MissingAnswers: see the terms' modules.
     """
     terms = []
     for index, term in enumerate(job.rewards[reward].terms):
@@ -202,13 +203,15 @@ def score(
     answers: Sequence[str | None],
     ended: Tensor,
     limits: PassLimits,
+    conversations: Sequence[list[Message] | None] | None = None,
 ) -> Scores:
     """Score a batch.
 
     Args:
         ended: (B,) True where the response ended with its end-of-sequence token.
+        conversations: turns of prompts that are conversations; None: no prompt is one.
     """
-    given = Responses(sequences, prompts, responses, answers, ended.device, limits)
+    given = Responses(sequences, prompts, responses, answers, ended.device, limits, ended, conversations)
     by_term, of_steps = scores_of(scorer, given), steps_of(scorer, given)
     by_term |= {name: found.plain for name, found in of_steps.items()}
     steps = [

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vantage.models.sequences import Sequences
+from vantage.schemas.conversations import Message, Prompt
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.score_rules import ScoreRule
 from vantage.schemas.records.job import StageJob
@@ -39,6 +40,27 @@ class Responses:
     device: torch.device
     """Device on which the scores are returned."""
     limits: PassLimits
+    ended_rows: Tensor | None = None
+    """(B,) True where the response ended and was not truncated; None: all of them."""
+    conversations: Sequence[list[Message] | None] | None = None
+    """Turns of prompts that are conversations; None: no prompt is one."""
+
+    @property
+    def turns(self) -> list[Prompt]:
+        """Return each prompt as a chat template reads it: its turns, or the text of one user's turn."""
+        if self.conversations is None:
+            return list(self.prompts)
+        return [
+            prompt if turns is None else turns
+            for prompt, turns in zip(self.prompts, self.conversations, strict=True)
+        ]
+
+    @property
+    def ended(self) -> Tensor:
+        """Return (B,) True where the response ended and was not truncated."""
+        if self.ended_rows is not None:
+            return self.ended_rows
+        return torch.ones(len(self.sequences), dtype=torch.bool)
 
     def cases(self) -> Tensor:
         """Return the number of each response's prompt and answer (B,): equal ones have the same."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vantage.models.sequences import join
+from vantage.schemas.conversations import Message
 from vantage.tasks.rewards.scoring import Scores, Summand
 from vantage.tasks.rollout.rollouts import Sampled, Scored, padded
 
@@ -106,6 +107,7 @@ def join_scored(parts: list[Scored], *, pad_token_id: int) -> Scored:
             sequences=join([each.sequences for each in sampled], pad_token_id=pad_token_id),
             ended=torch.cat([each.ended for each in sampled]),
             sampler_logprobs=padded(row for each in sampled for row in each.sampler_logprobs),
+            conversations=_joined_conversations(sampled),
         ),
         scores=Scores(
             total=torch.cat([each.total for each in scores]),
@@ -116,6 +118,13 @@ def join_scored(parts: list[Scored], *, pad_token_id: int) -> Scored:
             summands=_joined_summands(scores),
         ),
     )
+
+
+def _joined_conversations(sampled: list[Sampled]) -> list[list[Message] | None] | None:
+    """Return the turns of several batches' prompts; None where no batch knows them."""
+    if all(each.conversations is None for each in sampled):
+        return None
+    return [turns for each in sampled for turns in each.conversations or [None] * len(each.prompts)]
 
 
 def _joined_steps(scores: list[Scores]) -> Tensor | None:

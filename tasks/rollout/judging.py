@@ -35,6 +35,7 @@ class RewardJudge:
             answers=sampled.answers,
             ended=sampled.ended,
             limits=self.limits,
+            conversations=sampled.conversations,
         )
         return scored.total.cpu()
 

@@ -12,8 +12,9 @@ from vantage.schemas.metric_names import REWARD_DATA_PERCENTILES, SCORE_PERCENTI
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.resolved import ResolvedPolicyOptimization
 from vantage.schemas.records.job import StageJob
-from vantage.tasks.data.examples import Completions, read_completions
+from vantage.tasks.data.examples import Codec, Completions, Prompts, read_completions, read_prompts
 from vantage.tasks.data.splits import TRAIN, VALIDATION
+from vantage.tasks.rewards.model_scores import ModelScores
 from vantage.tasks.rewards.scoring import Scorer, Scores, scores_of, weighted_sum
 from vantage.tasks.rewards.term_scores import Responses
 from vantage.tasks.rollout.rollout_models import RolloutModels
@@ -136,26 +137,53 @@ def _reward_data(
     job: StageJob[ResolvedPolicyOptimization], scorer: Scorer, models: RolloutModels, limits: PassLimits
 ) -> RewardData:
     only = replace(scorer, terms=tuple(term for term in scorer.terms if term.is_model), missing_eos=None)
-    splits = [
-        read_completions(
+    reads_texts = any(isinstance(each.scores, ModelScores) and each.scores.reencoder for each in only.terms)
+    found = []
+    for split in (TRAIN, VALIDATION):
+        pairs = read_completions(
             job.inputs["preferences"], split, SIDES, models.codec, enough=job.work.validation_samples
         )
-        for split in (TRAIN, VALIDATION)
-    ]
-    with progress.within("preferences"):
-        found = [
-            pair_scores(only, first_rows(pairs, job.work.validation_samples), models, limits)
-            for pairs in splits
-        ]
+        texts = read_prompts(job.inputs["preferences"], split, models.codec) if reads_texts else None
+        with progress.within("preferences"):
+            first = first_rows(pairs, job.work.validation_samples)
+            found.append(pair_scores(only, first, models, limits, texts=texts))
     return RewardData(only, torch.cat(found), is_whole_reward=len(only.terms) == len(scorer.terms))
 
 
 @torch.no_grad()
-def pair_scores(scorer: Scorer, pairs: Completions, models: RolloutModels, limits: PassLimits) -> Tensor:
-    """Return the scores (2N,) of the chosen and then of the rejected responses of N pairs, by terms that read ids alone."""
+def pair_scores(
+    scorer: Scorer,
+    pairs: Completions,
+    models: RolloutModels,
+    limits: PassLimits,
+    *,
+    texts: Prompts | None = None,
+) -> Tensor:
+    """Return the scores (2N,) of the chosen and then of the rejected responses of N pairs, by reward models.
+
+    ``texts``: prompts of the pairs, for reward models with another tokenizer than the policy's, which read text.
+    """
     sequences = pairs.batch(range(len(pairs))).to(models.policy.device)
     given = Responses(sequences, (), (), (), models.policy.device, limits)
+    if texts is not None:
+        given = with_texts(given, texts, models.codec)
     return weighted_sum(scores_of(scorer, given), scorer)
+
+
+def with_texts(given: Responses, prompts: Prompts, codec: Codec) -> Responses:
+    """Return the responses with their texts, those of their prompts, and which of them were not cut off."""
+    places = {tuple(ids): place for place, ids in enumerate(prompts.ids)}
+    rows = [places[tuple(ids)] for ids in given.sequences.prompt_rows()]
+    responses, turns = given.sequences.response_rows(), prompts.conversations
+    stops = codec.stop_token_ids
+    return replace(
+        given,
+        prompts=[prompts.texts[row] for row in rows],
+        responses=codec.whole_texts(responses),
+        answers=[None] * len(rows),
+        ended_rows=torch.tensor([ids[-1] in stops for ids in responses]),
+        conversations=None if turns is None else [turns[row] for row in rows],
+    )
 
 
 def first_rows(examples: Completions, count: int) -> Completions:

@@ -18,6 +18,7 @@ from vantage.models.heads import ScalarModel, values, values_and_final
 from vantage.models.logprobs import LogProbs
 from vantage.models.policy import PolicyModel
 from vantage.models.sequences import Sequences, collate
+from vantage.schemas.conversations import Message
 from vantage.schemas.recipe.algorithm import Returns
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.tasks.data.examples import Codec, Prompts
@@ -44,6 +45,8 @@ class Sampled:
     ended: Tensor
     sampler_logprobs: Tensor
     """(B,T): log-probability of each token by the engine when it drew it, in nats; 0 outside the mask."""
+    conversations: list[list[Message] | None] | None = None
+    """Turns of prompts that are conversations; None: no prompt is one, or nothing reads them."""
 
     def select(self, rows: Sequence[int]) -> "Sampled":
         """Return the responses at ``rows``, in that order."""
@@ -56,6 +59,7 @@ class Sampled:
             sequences=sequences,
             ended=self.ended[places],
             sampler_logprobs=self.sampler_logprobs[places, : sequences.response_ids.shape[1]],
+            conversations=None if self.conversations is None else [self.conversations[row] for row in rows],
         )
 
 
@@ -157,7 +161,12 @@ def sample_responses(
     prompt_ids = [prompts.ids[index] for index in indices]
     repeated = [index for index in indices for _ in range(count)]
     listener = None if scorer is None else scored_meanwhile(scorer, codec, prompts, repeated)
-    samples = engine.generate(prompt_ids, count=count, seed=seed, greedy=greedy, listener=listener)
+    try:
+        samples = engine.generate(prompt_ids, count=count, seed=seed, greedy=greedy, listener=listener)
+    except BaseException:
+        if listener is not None:
+            listener.give_up()
+        raise
     rows = [index for index in indices for _ in range(count)]
     sequences = collate(
         [prompts.ids[index] for index in rows], samples.responses, pad_token_id=codec.pad_token_id
@@ -169,6 +178,9 @@ def sample_responses(
         sequences=sequences.to(device),
         ended=torch.tensor(samples.ended, device=device),
         sampler_logprobs=padded(map(torch.tensor, samples.logprobs)).to(device),
+        conversations=None
+        if prompts.conversations is None
+        else [prompts.conversations[index] for index in rows],
     )
 
 
@@ -207,6 +219,7 @@ def sample_and_score(
         answers=sampled.answers,
         ended=sampled.ended,
         limits=models.limits,
+        conversations=sampled.conversations,
     )
     return Scored(sampled=sampled, scores=scores)
 

@@ -17,6 +17,7 @@ from vantage.schemas.records.job import StageJob
 from vantage.schemas.records.model_files import ModelFiles
 from vantage.tasks.data.examples import Prompts
 from vantage.tasks.rollout.critic_outputs import values_and_disagreement
+from vantage.tasks.rollout.critic_tokenizer import refuse_other_tokenizer_of_critic
 from vantage.tasks.rollout.rollout_models import RolloutModels, load_rollout_models
 from vantage.tasks.rollout.rollouts import (
     Rollout,
@@ -124,6 +125,7 @@ def load_actor_critic(job: StageJob[ResolvedPolicyOptimization], device: torch.d
     if policy.value_head is not None:
         modules = {"policy": nn.ModuleDict({"policy": policy.causal_lm, "value_head": policy.value_head})}
     elif work.algorithm.reads_critic:
+        refuse_other_tokenizer_of_critic(job, critic_role(job), "init")
         files = job.model(critic_role(job))
         load_it = partial(load_partly_frozen, files, work.algorithm, seed)
         if work.algorithm.trains_critic:

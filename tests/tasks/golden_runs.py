@@ -96,6 +96,9 @@ IMPORTS = {
         {"model": {"source": "input:init/", "chat": False, "quantization": "nf4"}},
         name="model",
     ),
+    "import_reward_model": Run(
+        "import_reward_model", {"model": {"source": "input:reward/", "chat": False}}, name="models.reward"
+    ),
     "prepare_data": Run(
         "prepare_data",
         {

@@ -31,6 +31,7 @@ from vantage.tasks.data.examples import (
     read_completions,
     read_prompts,
 )
+from vantage.tasks.data.openings import without_opening
 from vantage.tasks.data.rows import read_rows
 from vantage.tasks.data.splits import SPLITS
 from vantage.tasks.preference_collection import (
@@ -45,7 +46,6 @@ from vantage.tasks.preference_collection import (
     read_source,
     run,
     sample_batch,
-    without_opening,
 )
 from vantage.tasks.rewards.verifiers import BUILTIN_FUNCTIONS
 from vantage.tasks.rollout.engine import load_engine

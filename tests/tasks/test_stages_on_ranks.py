@@ -25,6 +25,7 @@ from tests.tasks import (
     test_watch_by_model,
 )
 from tests.tasks.alike import ADAM_EPS, assert_alike, assert_alike_weights, run_to_compare
+from tests.tasks.other_family import train_other_reward
 from vantage.ledger.journal import read
 from vantage.schemas.kinds import resolve_work
 from vantage.schemas.metric_names import PASSES, SAMPLING, SPEED
@@ -130,6 +131,16 @@ def monitored(pipeline: Any, folder: Path) -> StageJob:
     return job.model_copy(update={"inputs": job.inputs | {role: pipeline.folder(role) for role in data}})
 
 
+def two_families(pipeline: Any, folder: Path) -> StageJob:
+    """A policy stage whose reward model has another tokenizer, and that compares it with the data that it was trained on."""
+    job = of_kind("policy", microbatch_size=2, iterations=2, preferences="preferences")(pipeline, folder)
+    inputs = {
+        "reward.main.0": train_other_reward(pipeline, folder / "base"),
+        "preferences": pipeline.folder("preferences"),
+    }
+    return job.model_copy(update={"inputs": job.inputs | inputs})
+
+
 def watched_by_a_model(pipeline: Any, folder: Path) -> StageJob:
     watch = Watch(judge=test_watch_by_model.BY_MODEL, every=1, on_fall="warn")
     changes = {"iterations": 2, "microbatch_size": 3, "learning_rate": 1e-3, "validate_every": 1}
@@ -173,6 +184,7 @@ CASES: dict[int, dict[str, Job]] = {
         "orpo": other_loss("orpo"),
         "kto": kto,
         "monitored": monitored,
+        "two families": two_families,
         "watched by a model": watched_by_a_model,
         **{
             name: of_preset(name, microbatch_size=1)

@@ -86,7 +86,13 @@ class Setting:
         """Return the same responses with the reward model's score as reward: then it is a critic of itself."""
         return rewarded(
             sampled,
-            [Term("reward", 1.0, model_scores.scored_by(load_scalar(self.folders["reward"], role="reward")))],
+            [
+                Term(
+                    "reward",
+                    1.0,
+                    model_scores.ModelScores(load_scalar(self.folders["reward"], role="reward")),
+                )
+            ],
         )
 
 

@@ -73,9 +73,7 @@ def test_the_same_model_under_another_name_is_imported_once(with_other: dict[str
     assert len(keys) == 1
 
 
-@pytest.mark.parametrize(
-    ("stage", "field"), [("sft", "init"), ("reward", "init"), ("policy", "init"), ("policy", "reference")]
-)
+@pytest.mark.parametrize(("stage", "field"), [("sft", "init"), ("policy", "init"), ("policy", "reference")])
 def test_no_stage_trains_it(stage: str, field: str, with_other: dict[str, Any]) -> None:
     with_other["stages"][stage][field] = "other"
     said = problems_of(with_other)

@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaModel
 from vantage.models.heads import ScalarModel, scores
 from vantage.models.sequences import Sequences, collate
 from vantage.schemas.recipe.pass_limits import PassLimits
-from vantage.tasks.rewards.model_scores import scored_by
+from vantage.tasks.rewards.model_scores import ModelScores
 from vantage.tasks.rewards.term_scores import Responses
 from vantage.tasks.rollout.group_sampling import uniform_groups
 
@@ -29,7 +29,7 @@ def score(sequences: Sequences, *, limits: PassLimits) -> torch.Tensor:
     count = len(sequences)
     given = Responses(sequences, [""] * count, [""] * count, [None] * count, torch.device("cpu"), limits)
     with torch.no_grad():
-        found: torch.Tensor = scored_by(reward_model())(given)
+        found: torch.Tensor = ModelScores(reward_model())(given)
     return found
 
 

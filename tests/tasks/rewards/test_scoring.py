@@ -1,7 +1,5 @@
 """A reward is a weighted sum of its terms; a missing end of sequence changes it by the recipe's rule."""
 
-import json
-import shutil
 from typing import Any
 
 import pytest
@@ -12,7 +10,6 @@ from vantage.models.sequences import collate
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rewards import MissingEos, Reward
 from vantage.schemas.recipe.terms import ModelTerm, VerifierTerm
-from vantage.tasks.rewards.model_scores import TokenizersDiffer
 from vantage.tasks.rewards.scoring import load_scorer, score
 
 CPU = torch.device("cpu")
@@ -64,24 +61,3 @@ def test_terms_are_added_with_their_weights(pipeline: Any) -> None:
 def test_a_missing_end_is_paid_for(pipeline: Any, rule: MissingEos, expected: list[float]) -> None:
     _, result = scored(pipeline, Reward(terms=(VerifierTerm(verifier="arithmetic"),), missing_eos=rule))
     assert result.total.tolist() == expected
-
-
-def test_a_reward_model_with_another_tokenizer_is_refused(pipeline: Any, tmp_path: Any) -> None:
-    other = tmp_path / "reward"
-    shutil.copytree(pipeline.folder("reward"), other)
-    tokenizer = other / "tokenizer.json"
-    tokenizer.chmod(0o644)
-    content = json.loads(tokenizer.read_text())
-    vocabulary = content["model"]["vocab"]
-    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
-    tokenizer.write_text(json.dumps(content))
-    job = pipeline.job("policy")
-    job = job.model_copy(update={"inputs": {**job.inputs, "reward.main.0": other}})
-    with pytest.raises(
-        TokenizersDiffer, match=r"rewards.main.terms.0.model='reward' has another tokenizer than init"
-    ):
-        load_scorer(job, "main", tokenizers_of=["init"], device=CPU)
-    # read by two policies, of which one has the reward model's tokenizer
-    job = job.model_copy(update={"inputs": {**job.inputs, "candidate": other}})
-    with pytest.raises(TokenizersDiffer, match="has another tokenizer than init"):
-        load_scorer(job, "main", tokenizers_of=["candidate", "init"], device=CPU)

@@ -1,0 +1,130 @@
+"""Count what a stage asks judges and reward servers: questions, requests, tokens, and what they cost."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.served_scores import SCORE, JudgeServer, RewardServer, Served
+from vantage.schemas.recipe.stage import Stage
+from vantage.schemas.steps import rewards_read
+
+CHARACTERS_OF_A_TOKEN = 4.0
+"""Characters per token of English, about: no tokenizer counts a judge's question."""
+LINE_OF_AN_ANSWER = 8.0
+"""Tokens of a line ``correct: 7``, about."""
+_MILLION = 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The questions of a stage to one server. Equal questions are asked once, and are counted here each time."""
+
+    server: Served
+    responses: float
+    """Number of responses that it scores."""
+    prompt: float
+    """Mean tokens of a prompt."""
+    response: float
+    """Mean tokens of a response."""
+
+    @property
+    def questions(self) -> float:
+        """Return the number of questions: one for each response, or two where two responses are compared in both orders."""
+        is_compared = isinstance(self.server, JudgeServer) and self.server.against is not None
+        return self.responses * (2 if is_compared else 1)
+
+    @property
+    def requests(self) -> float:
+        """Return the number of requests."""
+        at_once = self.server.batch if isinstance(self.server, RewardServer) else 1
+        return math.ceil(self.questions / at_once)
+
+    @property
+    def question_tokens(self) -> float | None:
+        """Return the tokens of all questions, about; None: the server counts none.
+
+        The answer with which a response is compared is counted as if it were as long as the response.
+        """
+        if not isinstance(self.server, JudgeServer):
+            return None
+        written = len(self.server.template) + sum(map(len, self._criteria.values()))
+        texts = self.prompt + self.response * (1 if self.server.against is None else 2)
+        return self.questions * (written / CHARACTERS_OF_A_TOKEN + texts)
+
+    @property
+    def answer_tokens(self) -> tuple[float, float] | None:
+        """Return the tokens of all answers: with a line for each criterion, and at most; None: the server counts none."""
+        if not isinstance(self.server, JudgeServer):
+            return None
+        most = self.server.max_answer_tokens
+        shortest = min(LINE_OF_AN_ANSWER * len(self._criteria), most)
+        return self.questions * shortest, self.questions * most
+
+    @property
+    def cost(self) -> tuple[float, float] | None:
+        """Return the cost with the shortest and the longest answers; None: the recipe gives no price."""
+        tokens = self.question_tokens, self.answer_tokens
+        if not isinstance(self.server, JudgeServer) or self.server.price is None or None in tokens:
+            return None
+        price, (asked, answered) = self.server.price, tokens
+        assert asked is not None and answered is not None
+        low, high = ((asked * price.question + each * price.answer) / _MILLION for each in answered)
+        return low, high
+
+    @property
+    def least_seconds(self) -> float | None:
+        """Return the seconds that the limit of requests in a minute allows at least; None: there is none."""
+        limit = self.server.requests_per_minute
+        return None if limit is None else 60.0 * self.requests / limit
+
+    @property
+    def _criteria(self) -> dict[str, str]:
+        criteria: dict[str, str] = getattr(self.server, "criteria", {})
+        return criteria or {SCORE: ""}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what ``vantage estimate --json`` prints."""
+        return {
+            "server": self.server.name,
+            "model": getattr(self.server, "model", None),
+            "questions": self.questions,
+            "requests": self.requests,
+            "question_tokens": self.question_tokens,
+            "answer_tokens": self.answer_tokens,
+            "cost": self.cost,
+            "least_seconds": self.least_seconds,
+        }
+
+
+def asked_by(
+    recipe: Recipe, rewards: Sequence[str], *, responses: float, prompt: float, response: float
+) -> Iterator[Asked]:
+    """Yield what the servers of these rewards are asked about so many responses."""
+    for reward in rewards:
+        for term in recipe.rewards[reward].terms:
+            if term.server is not None:
+                yield Asked(server=term.server, responses=responses, prompt=prompt, response=response)
+
+
+def own_rewards(stage: Stage) -> tuple[str, ...]:
+    """Return the reward that scores all responses of a stage; of a stage without one, those of its judges."""
+    own: str | None = getattr(stage, "reward", None)
+    return rewards_read(stage) if own is None else (own,)
+
+
+def summed(asked: Sequence[Asked]) -> tuple[Asked, ...]:
+    """Return one entry for each server and length of texts, with the sum of the responses."""
+    found: dict[tuple[str, float, float], list[Asked]] = {}
+    for each in asked:
+        found.setdefault((each.server.name, each.prompt, each.response), []).append(each)
+    return tuple(
+        Asked(
+            server=group[0].server,
+            responses=sum(each.responses for each in group),
+            prompt=group[0].prompt,
+            response=group[0].response,
+        )
+        for group in found.values()
+    )

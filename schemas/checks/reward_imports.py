@@ -1,0 +1,41 @@
+"""Check the other models that a recipe reads as reward models: what they are imported from, and that nothing samples from them."""
+
+from collections.abc import Iterator
+
+from vantage.schemas.problems import Problem
+from vantage.schemas.recipe.recipe import Recipe
+from vantage.schemas.recipe.sources import Hub, LocalPath, Registered
+from vantage.schemas.steps import OTHER_MODEL_PREFIX, dependencies, reward_imports
+
+
+def reward_import_problems(recipe: Recipe) -> Iterator[Problem]:
+    """Yield a problem for each reward model that cannot be imported, or that is read as a policy too."""
+    imports = reward_imports(recipe)
+    if not imports:
+        return
+    readers = dependencies(recipe)
+    for name, model in recipe.models.items():
+        step = f"{OTHER_MODEL_PREFIX}{name}"
+        if step not in imports:
+            continue
+        path = ("models", name)
+        if model.base is not None:
+            message = "is the model beneath an adapter, and a reward model is imported whole"
+            yield Problem((*path, "base"), message, "merge the adapter into it, and name that folder")
+        elif model.otherwise is not None:
+            message = f"'{model.otherwise}' replaces a missing policy, and a reward reads this model"
+            yield Problem((*path, "otherwise"), message, "leave it out")
+        elif not isinstance(model.origin, LocalPath | Hub | Registered):
+            message = (
+                f"'{model.source}' is read as a reward model, which is a sequence classifier with one label"
+            )
+            yield Problem(
+                (*path, "source"),
+                message,
+                "name its folder, hub:ORGANISATION/NAME@REVISION or models:/NAME@ALIAS",
+            )
+        for reader, inputs in readers.items():
+            for role, read in inputs.items():
+                if read == step and not role.startswith("reward"):
+                    message = f"stages.{reader}.{role} reads it as a policy, and a reward reads it as a reward model"
+                    yield Problem(path, message, "give the policy another name under models")

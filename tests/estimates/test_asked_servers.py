@@ -1,0 +1,86 @@
+"""Questions to judges and reward servers in an estimate, counted by hand."""
+
+import pytest
+import yaml
+
+from vantage.estimates.asked_servers import Asked, summed
+from vantage.estimates.recipe_estimate import estimate_recipe
+from vantage.schemas.loading.recipe_file import parse_recipe
+from vantage.schemas.recipe.served_scores import JudgeServer, Price, RewardServer
+
+TEXT = """
+recipe: judged
+seed: 1
+model: {source: "builtin:tiny"}
+generation: {max_prompt_tokens: 48, max_response_tokens: 24}
+data:
+  prompts: {source: "builtin:arithmetic/prompts", rows: 64, split: {validation: 16, test: 8}}
+rewards:
+  main:
+    terms:
+    - judge: {url: "http://127.0.0.1:1/v1", model: m, criteria: {right: "right?", short: "short?"}, max_answer_tokens: 100,
+              price: {question: 2.0, answer: 10.0}, requests_per_minute: 120}
+    - http: {url: "http://127.0.0.1:1", version: "1", batch: 10}
+stages:
+  policy: {kind: policy_optimization, algorithm: {preset: grpo, samples_per_prompt: 4}, init: model, reward: main, prompts: prompts,
+           iterations: 5, batch_size: 32, minibatch_size: 16, validate_every: 2, validation_samples: 16, learning_rate: 1e-4}
+  collected: {kind: rollout_collection, policy: model, prompts: prompts, reward: main, samples_per_prompt: 2, batch_size: 16}
+"""
+
+
+def asked(name: str, *, watch: str = "") -> dict[str, Asked]:
+    plain = yaml.safe_load(TEXT)
+    if watch:
+        plain["rewards"]["second"] = {
+            "terms": [{"judge": {"url": "http://127.0.0.1:1/v1", "model": "other", "name": "second"}}]
+        }
+        plain["stages"]["policy"]["watch"] = {"judge": {"reward": watch}}
+    found = estimate_recipe(parse_recipe(yaml.safe_dump(plain)), gpu="h100")
+    [stage] = [each for each in found.stages if each.name == name]
+    json = stage.as_json(None)["asked"]
+    assert [each["questions"] for each in json] == [each.questions for each in stage.workload.asked]
+    return {each.server.name: each for each in stage.workload.asked}
+
+
+def test_every_scored_response_is_counted() -> None:
+    """5 rollouts of 32; validations before the first, after the second, the fourth and the last, of 16; and a test of 16."""
+    found = asked("policy")
+    assert found["judge"].responses == found["http"].responses == 5 * 32 + 4 * 16 + 16 == 240
+    assert (found["judge"].requests, found["http"].requests) == (240, 24)
+    assert found["judge"].least_seconds == 120.0
+    assert found["http"].question_tokens is found["http"].cost is None
+
+
+def test_a_watch_asks_about_the_validations_alone() -> None:
+    found = asked("policy", watch="second")
+    assert found["judge"].responses == 240
+    assert found["second"].responses == 4 * 16
+
+
+def test_a_collection_asks_about_every_response() -> None:
+    """64 + 16 + 8 prompts, two responses each."""
+    assert asked("collected")["judge"].responses == 2 * (64 + 16 + 8)
+
+
+def test_the_tokens_and_the_cost_by_hand() -> None:
+    judge = JudgeServer(
+        url="http://127.0.0.1:1", model="m", prompt="{prompt} {response} right short!", criteria={"right": "yes?", "short": "yes?"},
+        max_answer_tokens=100, price=Price(question=2.0, answer=10.0),
+    )  # fmt: skip
+    found = Asked(server=judge, responses=1000.0, prompt=20.0, response=30.0)
+    # 32 characters of the prompt and 2 · 4 of the criteria are 10 tokens; two lines of 8 tokens
+    assert found.question_tokens == 1000 * (10 + 20 + 30)
+    assert found.answer_tokens == (16_000, 100_000)
+    assert found.cost == pytest.approx((60_000 * 2e-6 + 16_000 * 1e-5, 60_000 * 2e-6 + 100_000 * 1e-5))
+    compared = JudgeServer(
+        url="http://127.0.0.1:1", model="m", against="answer", prompt="{prompt}{first}{second}"
+    )
+    found = Asked(server=compared, responses=10.0, prompt=20.0, response=30.0)
+    assert (found.questions, found.cost) == (20, None)
+    assert found.question_tokens == 20 * (23 / 4 + 20 + 2 * 30)
+
+
+def test_entries_of_one_server_and_one_kind_of_text_are_added() -> None:
+    server = RewardServer(url="http://127.0.0.1:1", version="1")
+    one, other = (Asked(server=server, responses=3.0, prompt=prompt, response=5.0) for prompt in (7.0, 8.0))
+    assert [each.responses for each in summed([one, other, one])] == [6.0, 3.0]
