@@ -295,6 +295,7 @@ def test_a_stage_kind_is_its_class_its_task_and_its_row(tree: Path) -> None:
     assert touched(tree) == ["schemas/kinds.py", "schemas/recipe/length_count.py", "tasks/length_count.py"]
 
 
+@pytest.mark.slow
 def test_a_reward_term_is_its_class_its_scorer_and_its_row(tree: Path) -> None:
     terms = tree / "schemas" / "recipe" / "terms.py"
     (tree / "tasks" / "rewards" / "length_scores.py").write_text(TERM_SCORER.lstrip())
@@ -334,6 +335,7 @@ def test_what_it_costs(extension: Extension, most: int, tree: Path) -> None:
     assert len(extension.files) <= most
 
 
+@pytest.mark.slow
 def test_a_kind_that_filters_pairs_by_a_reward_model(tree: Path) -> None:
     KIND.add_to(tree)
     plan = planned(tree, KIND_RECIPE)
@@ -371,6 +373,7 @@ def test_a_kind_that_filters_pairs_by_a_reward_model(tree: Path) -> None:
     assert "stages.clean.reward_model" in wrong and "reward_model" in wrong
 
 
+@pytest.mark.slow
 def test_a_switch_that_takes_a_power_of_the_ratio(tree: Path) -> None:
     SWITCH.add_to(tree)
     planned(tree, SWITCH_RECIPE.replace("RATIO", "ratio_power: 0.5"))
@@ -441,6 +444,7 @@ print(json.dumps([
     assert json.loads(run_in(tree, "-c", shown)) == [True] * 6
 
 
+@pytest.mark.slow
 def test_a_second_engine_samples_what_the_first_does(tree: Path) -> None:
     """Greedy ids and their log-probabilities are those of Vantage's own sampler, which is written otherwise."""
     ENGINE.add_to(tree)

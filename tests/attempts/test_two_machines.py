@@ -30,7 +30,8 @@ from vantage.tasks.training.scratch import JOURNAL
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import runpy, sys
-import vantage.storage.scratch_copy
+import vantage.storage.leases, vantage.storage.scratch_copy
+vantage.storage.leases.LEASE_SECONDS = 2.0  # for so long the other machine waits for one that was killed
 vantage.storage.scratch_copy.COPY_SECONDS = 0.1
 sys.argv[0] = "vantage.attempts"
 runpy.run_module("vantage.attempts", run_name="__main__")

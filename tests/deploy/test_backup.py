@@ -97,6 +97,8 @@ def interrupted_and_restored(
     run = place.begin("run", str(place.recipe))
     wait_for(lambda: any("sft started" in line for line in place.events()))
     wait_for(lambda: place.has_checkpoint("sft"))
+    # reward takes eight seconds after its checkpoint: it must not end before it is saved
+    (place.workspace / "seconds.txt").write_text("1.0")
     early()
     wait_for(lambda: any("reward started" in line for line in place.events()))
     wait_for(lambda: place.has_checkpoint("reward"))

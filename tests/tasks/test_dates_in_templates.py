@@ -19,6 +19,8 @@ from vantage.tasks.stages import run_stage
 
 TEMPLATE = "{{ strftime_now('%m%d%H') }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
 """Six characters of the date, then the texts."""
+ZONES = {"Pacific/Kiritimati": 1_950_000_000, "Pacific/Pago_Pago": 1_730_000_000}
+"""Time zone of a machine → the moment at which its stages run."""
 MODELS = ("init", "reference", "fresh", "critic", "reward")
 RUNS = {
     "sft": "sft",
@@ -58,15 +60,18 @@ def _machine(zone: str, seconds: int) -> Iterator[None]:
     time.tzset()
 
 
-def _results(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Results]]:
+    """Yield zone → the runs on its machine; what several of them read is made once."""
     chatting = golden_runs.RUNS["benchmark_evaluation"]
     work = {**chatting.work, "chat_template": True}
-    monkeypatch.setitem(
-        golden_runs.RUNS,
-        "benchmark_evaluation",
-        golden_runs.Run(chatting.kind, work, chatting.inputs, chatting.seed),
-    )
-    results = Results(folder)
+    asking = golden_runs.Run(chatting.kind, work, chatting.inputs, chatting.seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(golden_runs.RUNS, "benchmark_evaluation", asking)
+        yield {zone: _with_template(Results(tmp_path_factory.mktemp("zone"))) for zone in ZONES}
+
+
+def _with_template(results: Results) -> Results:
     for name in MODELS:
         path = results.folder(name) / "tokenizer_config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": TEMPLATE}))
@@ -79,14 +84,14 @@ def test_every_kind_of_stage_is_tried() -> None:
 
 @pytest.mark.parametrize("kind", RUNS)
 def test_a_stage_gives_the_same_on_another_day_in_another_zone(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, results: dict[str, Results], tmp_path: Path
 ) -> None:
     if kind == "benchmark_evaluation":
         pytest.importorskip("lm_eval", reason="pip install -e '.[lm-eval]'")
     made = []
-    for zone, seconds in (("Pacific/Kiritimati", 1_950_000_000), ("Pacific/Pago_Pago", 1_730_000_000)):
+    for zone, seconds in ZONES.items():
         with _machine(zone, seconds):
-            made.append(_results(tmp_path / zone, monkeypatch).of(RUNS[kind]))
+            made.append(results[zone].of(RUNS[kind]))
     assert made[0].artifact == made[1].artifact
     assert made[0].result.metrics == made[1].result.metrics
 

@@ -62,6 +62,18 @@ def test_where_all_fits_the_search_leaves_no_trace(
     assert curve(searched.scratch) == curve(pipeline.root / name / "scratch")
 
 
+@pytest.fixture(scope="module")
+def without(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Return runs without the search; what several of them read is made once."""
+    return Results(tmp_path_factory.mktemp("without"))
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Return the same runs, which the test makes with the search."""
+    return Results(tmp_path_factory.mktemp("searched"))
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -77,10 +89,9 @@ def test_where_all_fits_the_search_leaves_no_trace(
     ],
 )
 def test_a_run_with_the_search_makes_what_one_without_it_makes(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, without: Results, searched: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kinds that look for nothing are here too: their inputs are made by kinds that do."""
-    without, searched = (Results(tmp_path / each) for each in ("without", "searched"))
     expected = without.of(name)
     with memory(PLENTY, monkeypatch):
         found = searched.of(name)

@@ -42,6 +42,18 @@ def _row_of_eos(folder: Path) -> torch.Tensor:
     return table[EOS]
 
 
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Return runs whose models name EOS for padding; what several of them read is made once."""
+    return _results(tmp_path_factory.mktemp("named"), pad_token_id=EOS)
+
+
+@pytest.fixture(scope="module")
+def unnamed(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Return runs whose models name no token for padding."""
+    return _results(tmp_path_factory.mktemp("unnamed"), pad_token_id=None)
+
+
 @pytest.mark.parametrize(
     "run",
     [
@@ -54,10 +66,9 @@ def _row_of_eos(folder: Path) -> torch.Tensor:
     ],
 )
 def test_a_stage_trains_eos_alike_whether_the_configuration_names_it_for_padding_or_not(
-    tmp_path: Path, run: str
+    named: Results, unnamed: Results, run: str
 ) -> None:
-    named = _results(tmp_path / "named", pad_token_id=EOS).of(run).job
-    unnamed = _results(tmp_path / "unnamed", pad_token_id=None).of(run).job
-    row, begun = _row_of_eos(named.output), _row_of_eos(named.inputs["init"])
-    assert torch.equal(row, _row_of_eos(unnamed.output))
+    job = named.of(run).job
+    row, begun = _row_of_eos(job.output), _row_of_eos(job.inputs["init"])
+    assert torch.equal(row, _row_of_eos(unnamed.of(run).job.output))
     assert (row - begun).abs().max() > 1e-4, "it learns"

@@ -103,6 +103,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> StageResult:
     return launch(tmp_path_factory.mktemp("alone"), ranks=1)
 
 
+@pytest.mark.slow
 def test_two_ranks_make_what_one_process_makes(alone: StageResult, tmp_path: Path) -> None:
     result = launch(tmp_path, ranks=2)
     assert (alone.metrics["ranks"], result.metrics["ranks"]) == (1, 2)
@@ -111,6 +112,7 @@ def test_two_ranks_make_what_one_process_makes(alone: StageResult, tmp_path: Pat
     wait_for_end(pids(tmp_path))
 
 
+@pytest.mark.slow
 def test_after_a_request_to_stop_every_rank_has_saved_at_one_step(alone: StageResult, tmp_path: Path) -> None:
     """The next attempt goes on from that step, on another number of ranks."""
     misbehaves(tmp_path, "waits to be stopped")
@@ -127,6 +129,7 @@ def test_after_a_request_to_stop_every_rank_has_saved_at_one_step(alone: StageRe
     assert weights(result) == pytest.approx(weights(alone), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_when_a_rank_is_killed_the_next_attempt_goes_on_from_the_checkpoint(
     alone: StageResult, tmp_path: Path
 ) -> None:
@@ -139,6 +142,7 @@ def test_when_a_rank_is_killed_the_next_attempt_goes_on_from_the_checkpoint(
     assert weights(result) == pytest.approx(weights(alone), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_when_a_rank_hangs_the_watchdog_writes_where_all_stand_and_kills_them(tmp_path: Path) -> None:
     misbehaves(tmp_path, "hangs")
     cause, code, message = failure(tmp_path, ranks=2, hang_seconds=10.0)  # beside others, steps take seconds
@@ -150,6 +154,7 @@ def test_when_a_rank_hangs_the_watchdog_writes_where_all_stand_and_kills_them(tm
     wait_for_end(pids(tmp_path))
 
 
+@pytest.mark.slow
 def test_the_error_of_one_rank_is_that_of_the_stage(tmp_path: Path) -> None:
     """The others only see that their connection broke."""
     misbehaves(tmp_path, "refuses")
@@ -158,6 +163,7 @@ def test_the_error_of_one_rank_is_that_of_the_stage(tmp_path: Path) -> None:
     assert message == "data.demonstrations: row 7 has no prompt; remove it"
 
 
+@pytest.mark.slow
 def test_ranks_die_with_the_process_that_started_the_stage(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path\n"
