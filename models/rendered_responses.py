@@ -164,15 +164,8 @@ class ResponseRenderer:
         """Return the ids with the token that closes the turn as their last."""
         end = end_token_id(self._tokenizer, chat=self._chat)
         if not words.is_closed:
-            closing = self._closing_ids
-            return [
-                *ids,
-                *(
-                    [i for i in closing if i in self._special_ids or i == end]
-                    if words.is_sampled
-                    else closing
-                ),
-            ]
+            decoded = {end} | self._special_ids  # decoding has left these out of a sampled text
+            return [*ids, *(i for i in self._closing_ids if not words.is_sampled or i in decoded)]
         for ends in ({end}, self._special_ids):
             last = next((place for place in reversed(range(len(ids))) if ids[place] in ends), None)
             if last is not None and not str(self._tokenizer.decode(ids[last + 1 :])).strip():

@@ -16,6 +16,11 @@ WRITES_CALLS = CHATML.replace(
 )
 FIRST_CALL = WRITES_CALLS.replace("in message.tool_calls or []", "in (message.tool_calls or [])[:1]")
 WRITES_BOTH = "{% if tools %}{{ tools | tojson }}{% endif %}" + WRITES_CALLS
+KNOWS_ONE_CALL = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+    "{% if c.function.name != 'add' or c.function.arguments.a != 1 %}{{ raise_exception('another call') }}{% endif %}"
+    "{% endfor %}{% endfor %}" + CHATML
+)
 REFUSES = "{{ raise_exception('no') }}" + CHATML
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
@@ -40,6 +45,7 @@ def talk(*calls: dict[str, Any], tools: bool = True) -> list[Message]:
         (WRITES_CALLS, talk(CALL), (TOOLS,)),
         (WRITES_BOTH, talk(CALL, CALL), ()),
         (FIRST_CALL, talk(CALL, CALL, tools=False), (CALLS,)),
+        (KNOWS_ONE_CALL, talk(CALL, tools=False), ()),
         (REFUSES, talk(CALL), ()),
         (None, talk(CALL), (TOOLS, CALLS)),
     ],
@@ -50,6 +56,7 @@ def talk(*calls: dict[str, Any], tools: bool = True) -> list[Message]:
         "calls",
         "both",
         "the first call",
+        "another call",
         "a refusal",
         "no template",
     ],
