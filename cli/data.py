@@ -166,6 +166,7 @@ def _with_tokens(
             "first_unlike": tuple(
                 f"row {number}: {fault}" for number, fault in islice(faults.items(), _SHOWN_FAULTS)
             ),
+            "unwritten": _unwritten([number for number, _ in pairs], rendered),
             "special_tokens": _special_tokens([number for number, _ in pairs], rendered),
             "shown": tuple(shown),
         }
@@ -180,6 +181,14 @@ def _special_tokens(numbers: Sequence[int], rendered: "Sequence[RenderedRow]") -
         found.update(each.special_in_response)
     times = sum(of_row.values(), Counter[str]())
     return {token: (times[token], sum(token in found for found in of_row.values())) for token in times}
+
+
+def _unwritten(numbers: Sequence[int], rendered: "Sequence[RenderedRow]") -> dict[str, int]:
+    """Return part that the chat template does not write → number of rows that have it."""
+    found = {
+        (number, part) for number, each in zip(numbers, rendered, strict=True) for part in each.unwritten
+    }
+    return dict(Counter(part for _, part in sorted(found)))
 
 
 def _turns(row: Mapping[str, Any]) -> Any:
@@ -277,6 +286,10 @@ def _lines(found: "FileInspection") -> list[str]:
             for token, (times, rows) in found.special_tokens.items()
         ]
         lines.append(f"special   tokens that the text spells out: {', '.join(map(safe_text, spelled))}")
+    for part, rows in found.unwritten.items():
+        lines.append(
+            f"not read  {part} in {rows:,} {'row' if rows == 1 else 'rows'}: the model has no chat template that writes them"
+        )
     problems = [f"{count:,} x {reason}" for reason, count in found.problems.items()]
     if found.num_unlike:
         problems.append(

@@ -84,8 +84,7 @@ def encode_conversations(
             ids += said
             spans.append((begin, len(ids)))
             if end in after[:_LONGEST_CLOSING]:
-                closing = len(ids) + after.index(end)
-                spans.append((closing, closing + 1))
+                spans.append((len(ids), len(ids) + after.index(end) + 1))
             ids += after
         encoded.append(EncodedTurns(ids, spans))
     return encoded

@@ -38,6 +38,8 @@ class Words:
     """Whether special tokens in it are encoded as tokens: the template wrote a part of it, or reads such a token in it."""
     is_closed: bool = False
     """Whether it contains the token that closes the turn."""
+    is_sampled: bool = False
+    """Whether it is decoded text of a model, without special tokens and with the white space before them."""
 
 
 class ResponseRenderer:
@@ -75,7 +77,7 @@ class ResponseRenderer:
                 )
             return Words(response["content"], is_markup=False)
         if response["extra"] == AS_SAMPLED:
-            return Words(self._around[0] + response["content"], is_markup=False)
+            return Words(self._around[0] + response["content"], is_markup=False, is_sampled=True)
         begin, whole = self._rendered(prompt, None), self._rendered(prompt, response)
         if whole.startswith(begin):
             unread = self._unread(prompt, response, whole) if response["extra"] else None
@@ -115,15 +117,37 @@ class ResponseRenderer:
         if not response["extra"] and any(_squeezed(words) == _squeezed(answer) for answer in answers):
             # the template's date is that of past turns
             return Words(opening + content, is_markup=self._has_tokens(content))
-        shown = _squeezed(begin[-_SHOWN:] + words)
-        missing = [part for part in _parts(response) if _squeezed(part) not in shown]
-        if missing:
-            raise _differs(f"the chat template leaves out {missing[0][:80]!r}", begin + content, whole)
+        missing = self._missing(response, begin, words)
+        if missing is not None:
+            raise _differs(f"the chat template leaves out {missing[:80]!r}", begin + content, whole)
         if not self._closes_turns:
             return Words(words, is_markup=is_markup)
         if is_markup or response["extra"] or not is_closed:
             return Words(tail, is_markup=True, is_closed=True)
         return Words(words, is_markup=False)
+
+    def _missing(self, response: Message, begin: str, words: str) -> str | None:
+        """Return the first part of a response that is not in the words after ``begin``, apart from white space.
+
+        The parts are the text and the reasoning. If the text as a whole is not there, its parts are each thought without
+        its tags and the answer: the template may write a thought in its own form.
+        """
+        content = response["content"]
+        whole = [] if _is_written(content, begin, words) else self._thoughts_and_answer(content)
+        parts = [*whole, str(extras_of(response).get("reasoning_content") or "")]
+        return next((part for part in parts if not _is_written(part, begin, words)), None)
+
+    def _thoughts_and_answer(self, content: str) -> list[str]:
+        """Return the pieces of a text around the tags of thoughts.
+
+        Only tags that the template names are tags of thoughts. Others are the text's own, as in HTML.
+        """
+        template = str(self._tokenizer.chat_template or "")
+        tags = [tag for tag in dict.fromkeys(_END_OF_THINKING.findall(content)) if tag in template]
+        if not tags:
+            return [content]
+        pieces = re.split("|".join(map(re.escape, tags)), content)
+        return [_BEGIN_OF_THINKING.sub("", piece, count=1) for piece in pieces]
 
     def _unread(self, prompt: Prompt, response: Message, whole: str) -> str | None:
         """Return the first part of a response that the template does not write."""
@@ -140,7 +164,8 @@ class ResponseRenderer:
         """Return the ids with the token that closes the turn as their last."""
         end = end_token_id(self._tokenizer, chat=self._chat)
         if not words.is_closed:
-            return [*ids, end]
+            decoded = {end} | self._special_ids  # decoding has left these out of a sampled text
+            return [*ids, *(i for i in self._closing_ids if not words.is_sampled or i in decoded)]
         for ends in ({end}, self._special_ids):
             last = next((place for place in reversed(range(len(ids))) if ids[place] in ends), None)
             if last is not None and not str(self._tokenizer.decode(ids[last + 1 :])).strip():
@@ -190,6 +215,15 @@ class ResponseRenderer:
         """Whether the template closes the assistant's turns with a token; else EOS is put after them."""
         ids = tokenise(self._tokenizer, [self._around[1]], add_special_tokens=False)[0]
         return end_token_id(self._tokenizer, chat=self._chat) in ids
+
+    @cached_property
+    def _closing_ids(self) -> list[int]:
+        """The ids after the assistant's words, up to the token that closes the turn; some templates write others before it."""
+        end = end_token_id(self._tokenizer, chat=self._chat)
+        if not self._is_chat or not self._closes_turns:
+            return [end]
+        ids = tokenise(self._tokenizer, [self._around[1]], add_special_tokens=False)[0]
+        return ids[: ids.index(end) + 1]
 
     @cached_property
     def _special_ids(self) -> set[int]:
@@ -243,11 +277,11 @@ def spelled(tokens: Sequence[str], texts: Sequence[str]) -> list[str]:
     return [found for text in texts for found in pattern.findall(text)]
 
 
-def _parts(response: Message) -> list[str]:
-    """Return the texts that a rendering has to contain: each thought without its tags, the answer, and the reasoning."""
-    said = [_BEGIN_OF_THINKING.sub("", part, count=1) for part in _END_OF_THINKING.split(response["content"])]
-    said.append(str(extras_of(response).get("reasoning_content") or ""))
-    return [part for part in said if part.strip()]
+def _is_written(part: str, begin: str, words: str) -> bool:
+    """Return whether a part is in the words, apart from white space; its first characters may be the last of ``begin``."""
+    text, before, after = _squeezed(part), _squeezed(begin[-_SHOWN:]), _squeezed(words)
+    overlaps = range(min(len(text), len(before)) + 1)
+    return any(before.endswith(text[:n]) and text[n:] in after for n in overlaps)
 
 
 def _goes_on(opened: str, content: str) -> bool:

@@ -20,10 +20,15 @@ def altered(response: Message) -> Iterator[tuple[str, Message]]:
         yield response["content"], Message(role="assistant", content=_OTHER, extra=response["extra"])
     if extras.get("reasoning_content"):
         yield str(extras["reasoning_content"]), _with(response, reasoning_content=_OTHER)
-    calls: list[Any] = list(extras.get("tool_calls") or [])
+    yield from altered_calls(response)
+
+
+def altered_calls(turn: Message) -> Iterator[tuple[str, Message]]:
+    """Yield each name and argument of the turn's calls of tools, and the turn with another value there."""
+    calls: list[Any] = list(extras_of(turn).get("tool_calls") or [])
     for place, call in enumerate(calls):
         for name, other in _altered_calls(call):
-            yield name, _with(response, tool_calls=[*calls[:place], other, *calls[place + 1 :]])
+            yield name, _with(turn, tool_calls=[*calls[:place], other, *calls[place + 1 :]])
 
 
 def _altered_calls(call: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -1,6 +1,6 @@
 """Suggest next steps after a gate has closed: fields to change, commands, and the steps that they run again."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from vantage.runs.own_commands import own_command, run_command
 from vantage.runs.record import SUCCEEDED, RunRecord
@@ -104,7 +104,7 @@ def _steps_after_gate(
         ]
     else:
         lines.append(f"  1. change what it reads; {kept} reused where nothing they read changes")
-    if (lower := _lower_bound(verdict)) is not None:
+    if (lower := _lower_bound(verdict, record.stages[step].metrics)) is not None:
         lines += [
             f"  2. ask for less: {gate}.{side}. Nothing that is made is made again, {step} included, and the ledger and the "
             "model's card show that the gate was loosened:",
@@ -137,12 +137,12 @@ def _gate_field(recipe: ResolvedRecipe, step: str, number: int) -> str:
     return f"stages.{step}.gate" if len(gates) == 1 else f"stages.{step}.gate.{number}"
 
 
-def _lower_bound(verdict: Verdict) -> str | None:
+def _lower_bound(verdict: Verdict, measured: Mapping[str, float | None]) -> str | None:
     """Return a bound that the judged value meets; None: there is none, or only one that accepts a loss."""
     if verdict.judged is None:
         return None
     bound = _threshold_met_by(verdict)
-    return None if accepts_a_loss(verdict.metric, verdict.relation, float(bound)) else bound
+    return None if accepts_a_loss(verdict.metric, verdict.relation, float(bound), measured) else bound
 
 
 def _threshold_met_by(verdict: Verdict) -> str:

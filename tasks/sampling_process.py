@@ -30,6 +30,7 @@ from vantage.models.rendered_responses import UnrenderedRow, special_tokens, spe
 from vantage.models.source_folders import import_model
 from vantage.models.stored_models import load_stored_policy
 from vantage.models.template_trial import try_chat_template
+from vantage.models.unwritten_turns import unwritten_parts
 from vantage.schemas.conversations import Message, Prompt, is_one_prompt
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.stages_on_data import TrainOn
@@ -178,6 +179,7 @@ class OpenedModel:
             response_tokens=found.response_tokens,
             special_in_prompt=in_prompt,
             special_in_response=in_response,
+            unwritten=unwritten_parts(self.codec.tokenizer, prompt, chat=self.codec.chat),
         )
 
     def _special_in(self, turns: Sequence[Message]) -> dict[str, int]:

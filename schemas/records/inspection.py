@@ -62,6 +62,8 @@ class FileInspection(Frozen):
     """The first of these rows, with their numbers and reasons."""
     special_tokens: dict[str, tuple[int, int]] = {}
     """Special token of the tokenizer that the text of these rows contains → (how often, in how many rows)."""
+    unwritten: dict[str, int] = {}
+    """Part of the turns before a response that the model does not read → number of these rows that have it."""
     shown: tuple[ShownRow, ...] = ()
     recipe: str
     """Text for the ``data`` section of a recipe."""

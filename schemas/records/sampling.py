@@ -114,6 +114,8 @@ class RenderedRow(Frozen):
     special_in_prompt: dict[str, int] = {}
     """Special token of the tokenizer → number of times that the prompt's text contains it."""
     special_in_response: dict[str, int] = {}
+    unwritten: tuple[str, ...] = ()
+    """Parts of the prompt's turns that the chat template does not write (``vantage.models.unwritten_turns``)."""
 
 
 class RowToRender(Frozen):

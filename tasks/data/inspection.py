@@ -23,6 +23,7 @@ from vantage.schemas.source_files import (
     PLAIN_FORMATS,
     data_format,
     data_limit,
+    is_saved,
     saved_files,
     why_not_saved,
 )
@@ -349,17 +350,26 @@ def script_of(letter: str) -> str:
 
 
 def recipe_text(source: Data, form: Format) -> str:
-    """Return the text for a recipe's ``data`` section."""
-    entry: dict[str, Any] = {"source": source.source}
+    """Return the text for a recipe's ``data`` section. It names a folder that ``save_to_disk`` wrote, not its files."""
+    named = str(Path(source.source).parent) if is_saved(source.source) else source.source
+    entry: dict[str, Any] = {"source": named}
     if source.load is not None:
         entry["load"] = source.load.model_dump(exclude_defaults=True, exclude={"streaming"})
     if not form.is_own:
         entry["columns"] = form.columns
     if form.labels:
         entry["labels"] = {side: list(labels) for side, labels in form.labels.items()}
-    name = re.split(r"[.@]", Path(source.source).name)[0].replace("-", "_")
-    text: str = yaml.dump({"data": {name: entry}}, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    text: str = yaml.dump(
+        {"data": {_entry_name(Path(named)): entry}}, Dumper=_Dumper, sort_keys=False, allow_unicode=True
+    )
     return text
+
+
+def _entry_name(source: Path) -> str:
+    """Return a name of a dataset that a recipe accepts, made of the source's last part; ``rows`` if it has no such letters."""
+    first = re.split(r"[.@]", source.name)[0]
+    plain = unicodedata.normalize("NFKD", first).encode("ascii", "ignore").decode().lower()
+    return re.sub(r"[^a-z0-9]+", "_", plain).lstrip("_0123456789")[:63].rstrip("_") or "rows"
 
 
 class _Dumper(yaml.SafeDumper):

@@ -80,6 +80,21 @@ def test_with_a_model_its_template_and_its_tokens_are_shown(tmp_path: Path) -> N
     assert shown["num_tokens"] == found["prompt_tokens"]["most"] + 2
 
 
+def test_calls_that_the_template_leaves_out_of_earlier_turns_are_counted_by_row(tmp_path: Path) -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    asked, called = (
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "tool_calls": [call] * 2},
+    )
+    ending = [{"role": "tool", "content": "2"}, {"role": "assistant", "content": "Two."}]
+    plain = [asked, {"role": "assistant", "content": "b"}]
+    rows = [{"messages": [asked, called, *ending]}, {"messages": plain}]
+    save_chat_model(tmp_path / "model")
+    done = inspect(lines(tmp_path / "calls.jsonl", rows), "--model", str(tmp_path / "model"))
+    assert "not read  calls of tools in 1 row: the model has no chat template that writes them" in done.stdout
+    assert "problems  none" in done.stdout
+
+
 def test_special_tokens_that_the_text_spells_out_are_counted_once_a_row(tmp_path: Path) -> None:
     """A preference's prompt is read with each of its two responses, and is counted once."""
     rows = [

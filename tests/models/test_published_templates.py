@@ -15,7 +15,7 @@ from tests.models.byte_tokenizer import CHATML, build_byte_tokenizer
 from vantage.models.conversations import encode_conversations
 from vantage.models.prompts import encode_prompts, stop_token_ids
 from vantage.models.rendered_responses import ResponseRenderer, UnrenderedRow, tokens_that_are_written
-from vantage.schemas.conversations import Message
+from vantage.schemas.conversations import AS_SAMPLED, Message
 
 MARKERS = (
     "<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|return|>", "<|call|>", "[THINK]", "[/THINK]", "<|resp|>",
@@ -36,6 +36,24 @@ BRACKETS = CHATML.replace(
     "{{ message['content'] }}",
     "{{ message.content if loop.last else message.content.split('[/THINK]')[-1] }}{# [THINK] #}",
 )
+CLOSES_TWICE = CHATML.replace(
+    "{{ message['content'] }}",
+    "{{ '<|resp|>' if message.role == 'assistant' }}{{ message['content'] }}"
+    "{{ '<|/resp|>' if message.role == 'assistant' }}",
+).replace("assistant\n{% endif", "assistant\n<|resp|>{% endif")
+"""Opens the response in the prompt, and closes the response before the turn, as Command A's does."""
+TRIMS = CHATML.replace("message['content'] }}", "message['content'] | trim }}")
+THINKS = CHATML.replace(
+    "{{ message['content'] }}",
+    "{% if message.role == 'assistant' and loop.last %}<think>\n{% if '</think>' in message.content %}"
+    "{{ message.content.split('</think>')[0].split('<think>')[-1] | trim }}{% endif %}\n</think>\n\n"
+    "{{ message.content.split('</think>')[-1].lstrip() }}{% else %}{{ message.content }}{% endif %}",
+)
+"""Writes a thought, or an empty one, before the last answer, as Qwen3's does."""
+CUTS = CHATML.replace(
+    "message['content'] }}", "message['content'][:2] if message.role == 'assistant' else message.content }}"
+)
+NO_BOLD = CHATML.replace("message['content'] }}", "message['content'] | replace('<b>', '') }}")
 CLOSES_NOTHING = (
     "{% for m in messages %}<|{{ m.role }}|>\n{% if m.role == 'assistant' %}<think></think>\n{% endif %}"
     "{{ m.content | trim }}{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
@@ -89,6 +107,14 @@ CASES: list[tuple[str, str, Message, dict[str, Any]]] = [
     (CHANNELS, "<|return|>", said("Two.", reasoning_content="Even?"), {"content": "Two.", "thinking": "Even?"}),
     (CHANNELS, "<|return|>", said("", tool_calls=[call(a=2)]), {"content": "", "tool_calls": [call(a=2)]}),
     (TWO_CLOSINGS, "<|im_end|>", said("Two."), {"content": "Two."}),
+    (CLOSES_TWICE, "<|im_end|>", said("Two."), {"content": "Two."}),
+    *[
+        (template, "<|im_end|>", said(text), {"content": text})
+        for template in (TRIMS, THINKS)
+        for text in ("It is <b>two</b>.\n", "<answer>\n2\n</answer> \n", "A List<T> of [b]x[/b].\n", "<ul><li>2</li></ul>\n")
+    ],
+    (THINKS, "<|im_end|>", said("<think>Is a<b> even?</think>So <i>two</i>.\n"),
+     {"content": "<think>Is a<b> even?</think>So <i>two</i>.\n"}),
     (BRACKETS, "<|im_end|>", said("[THINK]Even?[/THINK]Two."), {"content": "[THINK]Even?[/THINK]Two."}),
     (CALLS, "<|im_end|>", said("I add.", tool_calls=[call(b=1, a=2)]), {"content": "I add.", "tool_calls": [call(b=1, a=2)]}),
     (CALL_IF_NULL, "<|im_end|>", said("", tool_calls=[call(b="é", a=2)]),
@@ -130,12 +156,15 @@ def test_a_template_that_closes_no_turn_gets_eos_behind_the_words(tokenizer: Pre
         (CHANNELS, said("", tool_calls=[call(a=2), call(a=3)]), "leaves out 'add'"),
         (CHANNELS, said("a", tool_calls=[call(a=2)]), "leaves out 'a'"),
         (NAME_ALONE, said("", tool_calls=[call(a=2)]), "leaves out 'a=2'"),
+        (CUTS, said("1+1?"), "leaves out '1\\+1\\?'"),
+        (NO_BOLD, said("It is <b>two</b>."), "leaves out 'It is <b>two"),
+        (THINKS, said("<think>A</think>One.<think>B</think>Two."), "leaves out 'One.B"),
         (CHANNELS.replace("<|call|>", ""), said("", tool_calls=[call(a=2)]), "does not close the turn"),
         (CHATML.replace("['content']", "['content'] + message.seed"), said("Two."), "refuses it"),
         (CHATML.replace("['content']", "['content'] + 1"), said("Two."), "refuses it: TypeError"),
     ],
     ids=["name in the text", "thought in the text", "same call twice", "second call", "text beside a call",
-         "arguments", "nothing closes it", "undefined", "type"],
+         "arguments", "end of the text", "tag", "first answer", "nothing closes it", "undefined", "type"],
 )  # fmt: skip
 def test_a_part_that_the_template_does_not_write_is_found_out_though_its_text_is_elsewhere(
     tokenizer: PreTrainedTokenizerFast, template: str, response: Message, reason: str
@@ -174,6 +203,24 @@ def test_earlier_turns_have_calls_and_tokens_as_a_server_reads_them(
     fields = [{"role": each["role"], "content": each["content"]} for each in turns]
     text = tokenizer.apply_chat_template(fields, tokenize=False, add_generation_prompt=True)
     assert encoded.ids == tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def test_an_earlier_turn_is_learnt_with_all_that_closes_it(tokenizer: PreTrainedTokenizerFast) -> None:
+    tokenizer.chat_template = CLOSES_TWICE
+    asked = Message(role="user", content="1+1?", extra=None)
+    [encoded] = encode_conversations(tokenizer, [[asked, said("Two."), asked]], chat=True)
+    learnt = "".join(tokenizer.decode(encoded.ids[begin:end]) for begin, end in encoded.spoken)
+    assert learnt == "Two.<|/resp|><|im_end|>"
+
+
+def test_a_sampled_text_gets_back_the_special_tokens_that_decoding_left_out(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    tokenizer.chat_template = CLOSES_TWICE.replace("<|/resp|>", "\n<|/resp|>")
+    sampled = Message(role="assistant", content="Two.\n", extra=AS_SAMPLED)
+    [found] = ResponseRenderer(tokenizer, chat=True).encode(["1+1?"], [sampled])
+    assert not isinstance(found, UnrenderedRow)
+    assert tokenizer.decode(found) == "Two.\n<|/resp|><|im_end|>"
 
 
 def test_tokens_that_a_template_writes_are_those_it_names_or_has_in_a_variable(

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from vantage.schemas.loading.recipe_file import parse_recipe
 from vantage.schemas.recipe.inputs import Content, Data, Generation
 from vantage.schemas.recipe.work import PrepareData
 from vantage.schemas.records.inspection import FileInspection
@@ -193,3 +194,28 @@ def test_rows_at_random_are_usable_for_both_or_for_neither(
             return
         report, kept = prepared(path, content, Path(folder) / "scratch")
         alike(found, report, kept)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("data-1.jsonl", "data_1"),
+        ("My file (2).jsonl", "my_file_2"),
+        ("2024.jsonl", "rows"),
+        ("Ünï.jsonl", "uni"),
+        ("数据.jsonl", "rows"),
+        ("part-*.jsonl", "part"),
+        ("*.jsonl", "rows"),
+        ("true.jsonl", "true"),
+        ("x" * 90 + ".jsonl", "x" * 63),
+    ],
+)
+def test_a_recipe_accepts_the_printed_entry_whatever_the_file_is_called(
+    tmp_path: Path, file: str, name: str
+) -> None:
+    written = tmp_path / file.replace("*", "part-0")
+    written.write_text('{"prompt": "a", "response": "b"}\n')
+    found, _ = inspect_file(tmp_path / file, None)
+    stages = f"stages: {{s: {{kind: sft, data: {name!r}}}}}"
+    recipe = parse_recipe(f"recipe: x\nmodel: {{source: 'builtin:tiny'}}\n{found.recipe}{stages}")
+    assert recipe.data[name].source == str(tmp_path / file)

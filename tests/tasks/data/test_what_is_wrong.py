@@ -182,6 +182,7 @@ def test_a_folder_of_save_to_disk_is_its_files(tmp_path: Path) -> None:
     rows.select([8, 3, 5, 0, 7]).save_to_disk(str(tmp_path / "saved"), num_shards=2)
     found, first = inspect_file(tmp_path / "saved", None)
     assert found.num_usable == 5
+    assert found.recipe == f"data:\n  saved:\n    source: {tmp_path / 'saved'}\n"
     assert [row["prompt"] for _, row in first] == ["a8", "a3", "a5", "a0", "a7"]
     assert _recipe(tmp_path / "saved") == str(tmp_path / "saved" / "data-*.arrow")
 
