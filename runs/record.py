@@ -96,6 +96,8 @@ class PublishedCopy(Frozen):
 
     location: str
     digest: str
+    version: str | None = Field(None, exclude_if=is_unset)
+    """Number of the registered model's version; None: an earlier version recorded the copy."""
 
 
 class RunRecord(Frozen):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from vantage.ledger.pages.elements import figures, page, safe
 from vantage.review.reports.column import column
+from vantage.review.reports.first_screen import FIRST_STYLE, first_screen
 from vantage.review.reports.gathered import Report
 from vantage.review.reports.graph import lineage
 from vantage.review.reports.plots import curve_plots, distribution_plots, ridge_plots, time_plots
@@ -13,7 +14,6 @@ from vantage.review.reports.sections import (
     curve_meanings,
     environment,
     gate_article,
-    head,
     measured_tables,
     remark_lines,
     steps_table,
@@ -29,6 +29,8 @@ dl.facts dt { color: var(--soft); } dl.facts dd { margin: 0; overflow-wrap: anyw
 .lineage .name { font-weight: 600; font-size: 14px; fill: var(--ink); } .lineage text { fill: var(--ink); }
 .lineage.narrow { display: none; } .lineage .dot { fill: var(--other); }
 @media (max-width: 45rem) { .lineage.wide { display: none; } .lineage.narrow { display: block; } }
+.drawn { display: grid; grid-template-columns: minmax(0, 1fr); gap: 1rem; }
+@media (min-width: 64rem) { .drawn { grid-template-columns: minmax(0, max-content) minmax(26rem, 1fr); } }
 .lineage .edge { fill: none; stroke: var(--other); stroke-width: 1.5; }
 .lineage .box { fill: var(--card); stroke: var(--line); stroke-width: 2; }
 .lineage .good-line { stroke: var(--good); } .lineage .bad-line { stroke: var(--bad); }
@@ -69,14 +71,16 @@ def report_page(report: Report) -> str:
     shown = [each for each in drawn if each[2]]
     links = "".join(f'<li><a href="#{name}">{title}</a></li>' for name, title, _ in shown)
     body = [
-        head(report),
+        first_screen(report),
         f'<nav aria-label="Sections"><ul>{links}</ul></nav>',
         *(
             f'<section aria-labelledby="{name}"><h2 id="{name}">{title}</h2>\n{content}</section>'
             for name, title, content in shown
         ),
     ]
-    return page(f"{report.recipe} · run {report.run_id}", "\n".join(body), style=_STYLE + SAMPLES_STYLE)
+    return page(
+        f"{report.recipe} · run {report.run_id}", "\n".join(body), style=_STYLE + FIRST_STYLE + SAMPLES_STYLE
+    )
 
 
 def _lineage(report: Report) -> str:
@@ -84,9 +88,10 @@ def _lineage(report: Report) -> str:
     drawing = narrow.replace("narrow", "only", 1) if wide is None else wide + narrow
     return (
         "<p>Each box is a step of the recipe, with its status, kind, the beginning of its artifact's digest and its time. "
-        "Lines run from what is read down to what reads it. The table below has the same content.</p>"
-        '<figure><figcaption>Lineage of the run</figcaption><div class="scroll" tabindex="0" role="region" '
-        f'aria-label="Lineage, scrolls sideways">{drawing}</div></figure>{steps_table(report)}'
+        "Lines run from what is read down to what reads it. A line is left out where the other lines lead from the one to the "
+        "other already; the table has everything that a step reads.</p>"
+        '<div class="drawn"><figure><figcaption>Lineage of the run</figcaption><div class="scroll" tabindex="0" role="region" '
+        f'aria-label="Lineage, scrolls sideways">{drawing}</div></figure><div>{steps_table(report)}</div></div>'
     )
 
 
