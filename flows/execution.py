@@ -265,6 +265,8 @@ def _pages(run: Run, ledger: Ledger, *, in_prefect: bool) -> Mapping[str, str]:
         where = ledger.where()
         if "://" in where.partition(" ")[0]:
             pages["MLflow"] = where
+            if (all_runs := ledger.where_all()) is not None:
+                pages["compare"] = all_runs
         else:
             is_shown_here = True
     if in_prefect and servers.configured_url():

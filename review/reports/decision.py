@@ -93,7 +93,7 @@ def _tasks(recipe: ResolvedRecipe) -> list[str]:
     """Return what the evaluations ask, a sentence each."""
     return [
         f"{name} compares {stage.candidate} with {stage.baseline} on the test prompts of {_prompts(recipe, stage)}; "
-        f"{_judge_in_words(stage.judge)}{f', and {_judge_in_words(stage.also)}' if stage.also else ''} judges the responses."
+        f"{_judges_in_words(stage)} the responses."
         for name, stage in recipe.stages.items()
         if isinstance(stage, PolicyEvaluation)
     ]
@@ -103,6 +103,13 @@ def _prompts(recipe: ResolvedRecipe, stage: PolicyEvaluation) -> str:
     data = recipe.data.get(stage.prompts)
     source = getattr(data, "source", None)
     return f"{stage.prompts} ({source})" if source else stage.prompts
+
+
+def _judges_in_words(stage: PolicyEvaluation) -> str:
+    """Return ``the verifier sums judges``, or of two judges ``the verifier sums and the reward main judge``."""
+    if stage.also is None:
+        return f"{_judge_in_words(stage.judge)} judges"
+    return f"{_judge_in_words(stage.judge)} and {_judge_in_words(stage.also)} judge"
 
 
 def _judge_in_words(judge: Judge) -> str:

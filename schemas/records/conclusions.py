@@ -29,7 +29,7 @@ class Conclusion:
     level: str
     """``good``, ``warning``, ``bad`` or ``note``."""
     text: str
-    """``better: accuracy +0.311 [0.27, 0.35]``."""
+    """``better: accuracy +0.311 (0.27 to 0.35)``."""
 
 
 _WORDS: dict[Direction, str] = {

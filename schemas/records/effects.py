@@ -60,8 +60,9 @@ class Effect:
 
     @property
     def short(self) -> str:
-        """Return ``accuracy +0.311 [0.27, 0.35]``."""
-        return f"{self.name} {self._signed(self.value)}{bracketed(self.interval)}"
+        """Return ``accuracy +0.311 (0.27 to 0.35)``."""
+        interval = f" ({self._ends})" if self.interval is not None else ""
+        return f"{self.name} {self._signed(self.value)}{interval}"
 
     @property
     def measured(self) -> str:
@@ -76,7 +77,7 @@ class Effect:
         sure = (
             "no interval is recorded, so the certainty is unknown"
             if self.interval is None
-            else f"95 % interval {bracketed(self.interval)[2:-1].replace(', ', ' to ')}"
+            else f"95 % interval {self._ends}"
         )
         over = f"; {self.prompts:,} prompts" if self.prompts is not None else ""
         return f"{compared} ({sure}{over})"
@@ -90,6 +91,11 @@ class Effect:
             "unknown": f"Whether {candidate} is better than {baseline} is not certain",
         }[self.direction]
         return f"{begun}: {self.measured}."
+
+    @property
+    def _ends(self) -> str:
+        """Return ``0.27 to 0.35``, with as many digits as the interval needs."""
+        return bracketed(self.interval)[2:-1].replace(", ", " to ")
 
     def _signed(self, value: float) -> str:
         return f"{value:.3f}" if self.sides is None else f"{value:+.3f}"

@@ -43,7 +43,7 @@ def verdict(*, passed: bool = True, confidence: float | None = None) -> Verdict:
 
 
 DECISION = Decision(
-    conclusion=Conclusion("bad", "gate closed; learned nothing; better: accuracy +0.300 [0.25, 0.35]"),
+    conclusion=Conclusion("bad", "gate closed; learned nothing; better: accuracy +0.300 (0.25 to 0.35)"),
     judged=(
         Judged(
             "last",

@@ -27,7 +27,7 @@ def judged(*effects: Effect) -> Judged:
 
 def test_an_effect_in_words() -> None:
     [found] = effects_of(METRICS, {"accuracy_gain": (0.268, 0.352)}, {"accuracy_gain": 512})
-    assert found.direction == "better" and found.short == "accuracy +0.311 [0.268, 0.352]"
+    assert found.direction == "better" and found.short == "accuracy +0.311 (0.268 to 0.352)"
     assert found.sentence("policy", "sft") == (
         "policy is better than sft: accuracy 0.911 against 0.600, a difference of +0.311 "
         "(95 % interval 0.268 to 0.352; 512 prompts)."
@@ -55,7 +55,7 @@ def test_the_direction_follows_from_the_interval(
 def test_a_rate_is_compared_with_one_half() -> None:
     metrics = {"win_rate": 0.54, "order_disagreement": 0.2}
     [found] = effects_of(metrics, {"win_rate": (0.51, 0.57)}, {})
-    assert found.direction == "better" and found.short == "win rate 0.540 [0.510, 0.570]"
+    assert found.direction == "better" and found.short == "win rate 0.540 (0.510 to 0.570)"
     assert [each.direction for each in effects_of(metrics, {"win_rate": (0.4, 0.49)}, {})] == ["worse"]
 
 
@@ -68,12 +68,12 @@ def test_right_answers_come_before_scores_and_a_repeated_rate_is_left_out() -> N
 
 def test_a_conclusion_names_how_it_ended_the_alarms_and_the_effect() -> None:
     good = judged(effect(0.25, 0.35))
-    assert conclude("completed", [good], []) == Conclusion("good", "better: accuracy +0.300 [0.25, 0.35]")
+    assert conclude("completed", [good], []) == Conclusion("good", "better: accuracy +0.300 (0.25 to 0.35)")
     alarm = Alarm("policy", "Learned nothing", "the best weights are those of sft")
     assert conclude("completed", [good], [alarm, alarm]) == Conclusion(
-        "bad", "learned nothing; better: accuracy +0.300 [0.25, 0.35]"
+        "bad", "learned nothing; better: accuracy +0.300 (0.25 to 0.35)"
     )
-    assert conclude("gate_closed", [good], []).text == "gate closed; better: accuracy +0.300 [0.25, 0.35]"
+    assert conclude("gate_closed", [good], []).text == "gate closed; better: accuracy +0.300 (0.25 to 0.35)"
     assert conclude("gate_closed", [good], []).level == "bad", "good numbers open no gate"
     assert conclude("failed", [], []) == Conclusion("bad", "failed")
     assert conclude("resumable", [], []) == Conclusion("warning", "stopped")
