@@ -66,12 +66,13 @@ def judged_of(record: RunRecord, uncertain: Uncertain) -> tuple[Judged, ...]:
 
 
 def alarms_in(record: RunRecord) -> tuple[Alarm, ...]:
-    """Return the alarms of all stages."""
-    return tuple(
+    """Return the alarms of all stages, the gravest first."""
+    found = (
         alarm
         for name, done in record.stages.items()
         for alarm in alarms_of(name, remark=done.remark, warnings=done.warnings, firings=done.firings)
     )
+    return tuple(sorted(found, key=lambda alarm: alarm.rank))
 
 
 def _models(record: RunRecord, judged: tuple[Judged, ...]) -> tuple[ModelFact, ...]:

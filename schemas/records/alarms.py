@@ -13,6 +13,9 @@ OVER_OPTIMIZED = "towards what the reward model likes and not towards right answ
 """End of the warning about a score that rose while the accuracy fell."""
 
 
+_TITLES = ("Over-optimisation", "Learned nothing", "Compared with itself", "A guard fired")
+
+
 @dataclass(frozen=True)
 class Alarm:
     """A sign that a stage's numbers must not be believed."""
@@ -20,6 +23,11 @@ class Alarm:
     step: str
     title: str
     text: str
+
+    @property
+    def rank(self) -> int:
+        """Return its place among alarms: first those by which the result is none."""
+        return _TITLES.index(self.title) if self.title in _TITLES else len(_TITLES)
 
     def __str__(self) -> str:
         return f"{self.title} ({self.step}): {self.text}"

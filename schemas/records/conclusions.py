@@ -62,7 +62,7 @@ def conclude(outcome: str, judged: Sequence[Judged], alarms: Sequence[Alarm]) ->
     numbers += f"; and {len(main) - _MOST} more" if len(main) > _MOST else ""
     found = f"{_WORDS[measured]}: {numbers}" if measured else "nothing was compared"
     level = level or _LEVELS.get(measured or "", "warning" if measured else "note")
-    titles = dict.fromkeys(alarm.title.lower() for alarm in alarms)
+    titles = dict.fromkeys(alarm.title.lower() for alarm in sorted(alarms, key=lambda each: each.rank))
     parts = [*([word] if word else []), *titles, *([found] if measured or not word else [])]
     return Conclusion("bad" if alarms else level, "; ".join(parts))
 

@@ -73,6 +73,10 @@ def test_a_conclusion_names_how_it_ended_the_alarms_and_the_effect() -> None:
     assert conclude("completed", [good], [alarm, alarm]) == Conclusion(
         "bad", "learned nothing; better: accuracy +0.300 (0.25 to 0.35)"
     )
+    fired, too_far = Alarm("policy", "A guard fired", "…"), Alarm("evaluation", "Over-optimisation", "…")
+    assert conclude("completed", [], [fired, alarm, too_far]).text == (
+        "over-optimisation; learned nothing; a guard fired; nothing was compared"
+    ), "the gravest first"
     assert conclude("gate_closed", [good], []).text == "gate closed; better: accuracy +0.300 (0.25 to 0.35)"
     assert conclude("gate_closed", [good], []).level == "bad", "good numbers open no gate"
     assert conclude("failed", [], []) == Conclusion("bad", "failed")
