@@ -11,7 +11,7 @@ from vantage.schemas.records.estimate_warnings import warnings_about
 from vantage.schemas.records.uncertainty import interval_among
 from vantage.schemas.records.verdicts import DEFAULT_CONFIDENCE
 
-_MOST_HEADLINES = 8
+_MOST_HEADLINES = 4
 """Most numbers of a run that MLflow's list shows in columns."""
 
 

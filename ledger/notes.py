@@ -141,11 +141,16 @@ def numbers(stage: StageEntry) -> list[str]:
     chosen = named or [name for name, value in metrics.items() if value]
     return [
         markdown_text(
-            " ".join(filter(None, [name, f"{value:.4g}", unit_of(name), _interval(name, metrics, known)]))
+            " ".join(filter(None, [name, _digits(value), unit_of(name), _interval(name, metrics, known)]))
         )
         for name in dict.fromkeys(chosen)
         if (value := metrics.get(name)) is not None
     ][:_MOST_NUMBERS]
+
+
+def _digits(value: float) -> str:
+    """Return four digits; whole numbers in full."""
+    return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.4g}"
 
 
 def _interval(name: str, metrics: Mapping[str, float | None], known: Mapping[str, Uncertainty]) -> str:
