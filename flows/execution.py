@@ -187,6 +187,9 @@ def _order(
             from vantage.flows.reused_runs import show_earlier_runs
 
             require_pools(orchestrator.recipe)
+            orchestrator.run.update(
+                lacks_flow_run=False
+            )  # an earlier process may have reused all that there was
             asyncio.run(show_earlier_runs(orchestrator.run.workspace))
             record = orchestrator.run.record
             asyncio.run(order(orchestrator, recipe=record.source, overrides=record.overrides, strict=strict))
