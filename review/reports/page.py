@@ -90,7 +90,7 @@ def report_page(report: Report, *, annex: Sequence[Question] = ()) -> str:
 
 
 _BESIDE = ("lineage", "gates")
-"""Sections that stand side by side on a wide screen."""
+"""Sections that are side by side on a wide screen."""
 
 
 def _section(name: str, title: str, content: str) -> str:

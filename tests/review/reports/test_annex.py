@@ -39,7 +39,7 @@ def test_an_empty_record_answers_nothing() -> None:
     assert annex_section(found).count('class="unknown"') == sum(len(each.unknown) for each in found)
 
 
-def test_facts_stand_with_their_place() -> None:
+def test_facts_name_their_place() -> None:
     model = ModelFacts("LlamaForCausalLM: layers 4", 472_704, "apache-2.0 (policy)", 48, 72, ("Registered",))
     found = points(annex_xi(report(2), model))
     assert found["Section 1, 1 (d)"].unknown == () and found["Section 1, 1 (f)"].unknown == ()
