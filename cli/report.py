@@ -16,17 +16,27 @@ def report(
         Path | None,
         typer.Option("--to", metavar="FILE", help="Write it there, in place of the run's folder."),
     ] = None,
+    annex: Annotated[
+        str | None,
+        typer.Option(
+            "--annex",
+            metavar="NAME",
+            help="End with an annex. ai-act: the questions of Annex XI of the EU AI Act, answered from the record.",
+        ),
+    ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open it in this machine's browser.")] = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
     """Write one HTML page about a run: lineage, gates, curves, samples, cost. It needs no other file and no network."""
     with explained(verbose):
-        from vantage.review.reports.files import write_report
+        from vantage.review.reports.files import ANNEXES, write_report
         from vantage.runs.names import named_run
 
+        if annex is not None and annex not in ANNEXES:
+            raise ValueError(f"--annex {annex} is not known; name one of: {', '.join(ANNEXES)}")
         place = workspace_at(workspace)
-        file = write_report(place, named_run(place, named, "report"), to).absolute()
+        file = write_report(place, named_run(place, named, "report"), to, annex=annex).absolute()
         if as_json:
             print_json({"report": str(file)})
         else:

@@ -103,6 +103,8 @@ def execute(
                     _close_open_flow_runs(orchestrator)
         finally:
             orchestrator.end()
+        if server is None:
+            _show_in_prefect(run)
         for step, stage in run.record.stages.items():
             screen.samples(stage.samples, heading=samples_heading(run.record, step))
         report = orchestrator.send_report()
@@ -147,6 +149,18 @@ def exit_code(record: RunRecord) -> int:
     }[record.status]
 
 
+def _show_in_prefect(run: Run) -> None:
+    """Show a run that needed no Prefect among its flow runs, now or when a server of the workspace is used next."""
+    run.update(lacks_flow_run=True)
+    url = os.environ.get("PREFECT_API_URL")
+    if url and servers.is_healthy(url):
+        for name, value in {**SETTINGS, **QUIET}.items():
+            os.environ.setdefault(name, value)
+        from vantage.flows.reused_runs import show_run
+
+        asyncio.run(show_run(run))
+
+
 def _verify(orchestrator: Orchestrator) -> None:
     """Verify all artifacts, which exist, check and record the gates, without starting Prefect or a child process."""
     for step in orchestrator.inputs:
@@ -171,8 +185,13 @@ def _order(
         with ordering(server):
             from vantage.flows.pipeline import order
             from vantage.flows.pools.deployments import require_pools
+            from vantage.flows.reused_runs import show_earlier_runs
 
             require_pools(orchestrator.recipe)
+            orchestrator.run.update(
+                lacks_flow_run=False
+            )  # an earlier process may have reused all that there was
+            asyncio.run(show_earlier_runs(orchestrator.run.workspace))
             record = orchestrator.run.record
             asyncio.run(order(orchestrator, recipe=record.source, overrides=record.overrides, strict=strict))
     except Exception as error:  # once the run has ended, an error concerns only Prefect's page
@@ -266,6 +285,8 @@ def _pages(run: Run, ledger: Ledger, *, in_prefect: bool) -> Mapping[str, str]:
         where = ledger.where()
         if "://" in where.partition(" ")[0]:
             pages["MLflow"] = where
+            if (all_runs := ledger.where_all()) is not None:
+                pages["compare"] = all_runs
         else:
             is_shown_here = True
     if in_prefect and servers.configured_url():

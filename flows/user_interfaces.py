@@ -1,5 +1,6 @@
 """The pages of MLflow and Prefect on a workspace's own databases, on loopback, for as long as somebody looks."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -33,7 +34,14 @@ def user_interfaces(workspace: Workspace) -> Iterator[dict[str, str]]:
     if tracking.is_missing_database(records):
         raise ValueError(f"no run is recorded in {workspace.address} yet; run a recipe there first")
     with prefect_server(workspace.root) as api, _mlflow(workspace, records) as mlflow:
+        _show_runs_that_reused_everything(workspace)
         yield {"MLflow": mlflow, "Prefect": tracking.without_password(api.removesuffix("/api"))}
+
+
+def _show_runs_that_reused_everything(workspace: Workspace) -> None:
+    from vantage.flows.reused_runs import show_earlier_runs  # imports Prefect, which takes a second
+
+    asyncio.run(show_earlier_runs(workspace))
 
 
 @contextmanager

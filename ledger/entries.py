@@ -16,6 +16,7 @@ from vantage.ledger.operations import (
     OpenRun,
     OpenStage,
     Operation,
+    Publish,
     RecordApproval,
     RecordReuse,
     RecordVerdicts,
@@ -77,6 +78,10 @@ class RunEntry:
     """The recipe's settings of sampled text."""
     licenses: dict[str, str] = field(default_factory=dict)
     """Step → licence of its artifact, if the recipe names one."""
+    published: dict[str, str | None] = field(default_factory=dict)
+    """Registered model → its alias, for the models that the run publishes."""
+    conclusion: str | None = None
+    """The verdict at the run's last end; None: it has not ended, or an earlier version recorded its end."""
 
 
 def apply_operation(entry: RunEntry | None, operation: Operation) -> RunEntry:
@@ -124,8 +129,11 @@ def apply_operation(entry: RunEntry | None, operation: Operation) -> RunEntry:
             return replace(entry, bills=entry.bills | {operation.stage})
         case RecordApproval():
             return _answered(entry, operation.approval)
+        case Publish():
+            named = {operation.registered_model: operation.alias}
+            return replace(entry, published=entry.published | named)
         case FinishRun():
-            return replace(entry, outcome=operation.outcome)
+            return replace(entry, outcome=operation.outcome, conclusion=operation.conclusion)
         case _:
             return entry
     return replace(entry, stages={**entry.stages, stage.name: stage})

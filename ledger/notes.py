@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from vantage.ledger.conclusions import alarms_in
 from vantage.ledger.entries import RunEntry, StageEntry
 from vantage.ledger.model_card import (
     answers,
@@ -16,22 +17,39 @@ from vantage.ledger.model_card import (
 from vantage.ledger.operations import Input
 from vantage.ledger.page_links import ArtifactKey, Link, artifact_key, linked, linked_run, words
 from vantage.ledger.remarks import remark_on
+from vantage.schemas.records.effects import effects_of
 from vantage.schemas.records.estimate_warnings import warnings_about
 from vantage.schemas.records.metric_warnings import dropped_summary
+from vantage.schemas.records.metrics import unit_of
+from vantage.schemas.records.uncertainty import Uncertainty, interval_among
+from vantage.schemas.records.verdicts import DEFAULT_CONFIDENCE
 from vantage.schemas.safe_text import markdown_text
 
 BILL = "bill_of_materials.cdx.json"
 """The bill of materials among the artifacts of a stage's run."""
 
 
-def run_note(entry: RunEntry, pages: Mapping[str, str], producers: Mapping[ArtifactKey, Link]) -> str:
-    """Return the run's page: every stage with its outcome, artifact, gates and parents.
+def run_note(
+    entry: RunEntry,
+    pages: Mapping[str, str],
+    producers: Mapping[ArtifactKey, Link],
+    links: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """Return the run's page: the verdict and links, then every stage with its outcome, artifact, numbers, gates and parents.
 
-    ``pages``: stage → page of its run; ``producers``: artifact → run that made it.
+    The verdict is the first text, since MLflow's list of runs shows some forty characters of it.
+
+    ``pages``: stage → page of its run; ``producers``: artifact → run that made it; ``links``: text → other page.
     """
-    head = [f"Recipe **{markdown_text(entry.name)}** · {words(entry.outcome)}"]
+    head = [markdown_text(entry.conclusion)] if entry.conclusion is not None else []
+    head.append(f"Recipe **{markdown_text(entry.name)}** · {words(entry.outcome)}")
+    if links:
+        head.append(f"**Links:** {' · '.join(linked(text, page) for text, page in links.items())}")
+    head += [f"**Alarm:** {markdown_text(str(alarm))}" for alarm in alarms_in(entry)]
     if entry.report is not None:
-        head.append(f"**Report:** `{entry.report}` under Artifacts: lineage, gates, curves, samples, cost")
+        head.append(
+            f"**Report:** `{entry.report}` under Artifacts: verdict, lineage, gates, curves, samples, cost"
+        )
     for outcome in dict.fromkeys(stage.outcome for stage in entry.stages.values()):
         names = [name for name, stage in entry.stages.items() if stage.outcome == outcome]
         stages = " · ".join(linked(name, pages.get(name)) for name in names)
@@ -39,8 +57,8 @@ def run_note(entry: RunEntry, pages: Mapping[str, str], producers: Mapping[Artif
     lines = [
         "  \n".join(head),
         "",
-        "| stage | outcome | artifact | gates | parents |",
-        "|---|---|---|---|---|",
+        "| stage | outcome | artifact | numbers | gates | parents |",
+        "|---|---|---|---|---|---|",
     ]
     for stage in entry.stages.values():
         page = linked(stage.name, pages.get(stage.name))
@@ -52,7 +70,8 @@ def run_note(entry: RunEntry, pages: Mapping[str, str], producers: Mapping[Artif
             each for each in (words(stage.outcome), _remark(stage), *_warnings(stage)) if each
         )
         lines.append(
-            f"| {page} | {outcome} | {_artifact_cell(stage, producers)} | {gates} | {parents or '–'} |"
+            f"| {page} | {outcome} | {_artifact_cell(stage, producers)} | {'<br>'.join(numbers(stage)) or '–'} | {gates} "
+            f"| {parents or '–'} |"
         )
     return "\n".join(lines)
 
@@ -93,6 +112,8 @@ def stage_note(
     if stage.verdicts:
         lines += ["", "### Gates", "", *(f"- {markdown_text(str(verdict))}" for verdict in stage.verdicts)]
         lines += answers(entry, name)
+    if of_stage := numbers(stage):
+        lines += ["", "### Numbers", "", *(f"- {each}" for each in of_stage)]
     if stage.artifact:
         lines += ["", "### Artifact", "", f"- content digest `{stage.artifact.digest}`"]
         model = producers.get(artifact_key(stage.artifact), Link()).model
@@ -102,6 +123,39 @@ def stage_note(
         if name in entry.bills:
             lines.append(f"- bill of materials (CycloneDX): `{BILL}` under Artifacts")
     return "\n".join(lines)
+
+
+_MOST_NUMBERS = 3
+
+
+def numbers(stage: StageEntry) -> list[str]:
+    """Return a stage's most telling metrics in Markdown: each with four digits, its unit and its 95 % interval.
+
+    They are the gated ones, else the effects of an evaluation, else the first.
+    """
+    if stage.artifact is None:
+        return []
+    metrics, known = stage.artifact.metrics, stage.artifact.uncertainty
+    named = [verdict.metric for verdict in stage.verdicts]
+    named += [effect.metric for effect in effects_of(metrics, {}, {})]
+    chosen = named or [name for name, value in metrics.items() if value]
+    return [
+        markdown_text(
+            " ".join(filter(None, [name, _digits(value), unit_of(name), _interval(name, metrics, known)]))
+        )
+        for name in dict.fromkeys(chosen)
+        if (value := metrics.get(name)) is not None
+    ][:_MOST_NUMBERS]
+
+
+def _digits(value: float) -> str:
+    """Return four digits; whole numbers in full."""
+    return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.4g}"
+
+
+def _interval(name: str, metrics: Mapping[str, float | None], known: Mapping[str, Uncertainty]) -> str:
+    found = interval_among(name, metrics, known, confidence=DEFAULT_CONFIDENCE)
+    return "" if found is None else f"({found[0]:.4g} to {found[1]:.4g})"
 
 
 @dataclass(frozen=True)

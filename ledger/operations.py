@@ -124,6 +124,8 @@ class FinishRun(Frozen):
     operation: Literal["finish_run"] = "finish_run"
     time: int
     outcome: RunOutcome
+    conclusion: str | None = Field(None, exclude_if=is_unset)
+    """The verdict on the run in one line; None: an earlier version recorded the end."""
 
 
 class CloseRun(Frozen):

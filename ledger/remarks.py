@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from vantage.ledger.operations import Input
+from vantage.schemas.records.alarms import COMPARED_WITH_ITSELF, LEARNED_NOTHING
 from vantage.schemas.records.artifacts import StoredArtifact, is_same
 from vantage.schemas.records.label_weights import imbalance
 
@@ -12,7 +13,7 @@ def learned_nothing(artifact: StoredArtifact, inputs: Mapping[str, Input]) -> st
     init = inputs.get("init")
     if init is None or not is_same(artifact, init.artifact):
         return None
-    return f"learned nothing: the best weights are those of {init.stage}"
+    return f"{LEARNED_NOTHING}the best weights are those of {init.stage}"
 
 
 def compared_with_itself(inputs: Mapping[str, Input]) -> str | None:
@@ -20,7 +21,7 @@ def compared_with_itself(inputs: Mapping[str, Input]) -> str | None:
     candidate, baseline = inputs.get("candidate"), inputs.get("baseline")
     if candidate is None or baseline is None or not is_same(candidate.artifact, baseline.artifact):
         return None
-    return f"{candidate.stage} holds the weights of {baseline.stage}: a model is compared with itself"
+    return f"{candidate.stage} holds the weights of {baseline.stage}: {COMPARED_WITH_ITSELF}"
 
 
 def left_critic_out(artifact: StoredArtifact) -> str | None:

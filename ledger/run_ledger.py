@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from vantage.ledger import journal, tracking
+from vantage.ledger.conclusions import conclusion_of
 from vantage.ledger.destinations.delivery import Destinations
 from vantage.ledger.entries import RunEntry, apply_operation, new_rows
 from vantage.ledger.operations import (
@@ -268,7 +269,9 @@ class Ledger:
 
     def finish_run(self, outcome: RunOutcome) -> None:
         """Record that the run ends; ``resumable``: it can be resumed."""
-        self._record(FinishRun(time=self._clock.now(), outcome=outcome))
+        with self._recording:
+            conclusion = None if self._entry is None else conclusion_of(self._entry, outcome)
+            self._record(FinishRun(time=self._clock.now(), outcome=outcome, conclusion=conclusion))
 
     def log_report(self, file: Path) -> None:
         """Record the report of the run: the file becomes an artifact of the run in MLflow, as it is when it is sent."""
@@ -420,6 +423,13 @@ class Ledger:
         # Without the parameter, MLflow opens its menu for chats and traces, which has none of our runs.
         path = f"{page}{of}?workflowType=machine_learning" if page else ""
         return f"{shown.rstrip('/')}/{path}"
+
+    def where_all(self) -> str | None:
+        """Return the address of the list of the recipe's runs on a server; None without a server, or if nothing was sent."""
+        page = self._sender.page_of_runs
+        if page is None or not self.tracking_uri.startswith("http"):
+            return None
+        return f"{tracking.without_password(self.tracking_uri).rstrip('/')}/{page}"
 
     def model_page(self, registered_model: str) -> str:
         """Return the address of a registered model's page on a server."""

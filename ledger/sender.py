@@ -36,6 +36,7 @@ class Sender:
         self.run_ids: dict[str | None, str] = {}
         """Stage → MLflow's id of its run; None → that of the parent run."""
         self.pages: dict[str | None, str | None] = {}
+        self.page_of_runs: str | None = None
         """Stage → its page within MLflow's site."""
         self.published: dict[tuple[str, str], Published] = {}
         """(Registered model, content digest) → its version, if it was published."""
@@ -175,6 +176,7 @@ class Sender:
         writer = delivery.writer
         if writer is not None:
             self.run_ids = dict(writer.runs.ids)
+            self.page_of_runs = writer.page_of_runs
             self.pages = {stage: writer.runs.page(stage) for stage in self.run_ids}
             self.published = dict(writer.published)
             self.unpublished = dict(writer.unpublished)

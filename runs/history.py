@@ -3,7 +3,15 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from vantage.ledger.operations import FinishStage, LogMetrics, OpenRun, OpenStage, Operation, Publish
+from vantage.ledger.operations import (
+    FinishRun,
+    FinishStage,
+    LogMetrics,
+    OpenRun,
+    OpenStage,
+    Operation,
+    Publish,
+)
 from vantage.schemas.records.energy import Energy
 from vantage.schemas.records.facts import Facts
 
@@ -47,12 +55,20 @@ class RunHistory:
     """User and version of the code when the run was last opened."""
     openings: int = 0
     """Number of times that the run was started or resumed."""
+    began: int | None = None
+    """Time of the first opening."""
+    finished: int | None = None
+    """Time of the last end; None: no end is recorded since the last opening."""
 
     def add(self, operation: Operation) -> None:
         """Add the next operation."""
         match operation:
             case OpenRun():
                 self.origin, self.openings = operation.origin, self.openings + 1
+                self.began = operation.time if self.began is None else self.began
+                self.finished = None
+            case FinishRun():
+                self.finished = operation.time
             case OpenStage():
                 begun = Attempt(operation.attempt, operation.time)
                 self.attempts.setdefault(operation.stage, []).append(begun)

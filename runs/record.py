@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from vantage.schemas.frozen import Frozen
-from vantage.schemas.recipe.fields import is_default, is_unset
+from vantage.schemas.recipe.fields import is_default, is_off, is_unset
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.records.approvals import Approval, Question, answer_to
 from vantage.schemas.records.extensions import Shorter, in_words
@@ -96,6 +96,8 @@ class PublishedCopy(Frozen):
 
     location: str
     digest: str
+    version: str | None = Field(None, exclude_if=is_unset)
+    """Number of the registered model's version; None: an earlier version recorded the copy."""
 
 
 class RunRecord(Frozen):
@@ -119,6 +121,8 @@ class RunRecord(Frozen):
     """Step → stage key, written before the key is looked up, so that nothing removes what is found there."""
     mlflow_run_id: str | None = None
     prefect_flow_run_ids: tuple[str, ...] = ()
+    lacks_flow_run: bool = Field(False, exclude_if=is_off)
+    """Whether it reused everything and has no flow run in Prefect yet, because no server was at hand."""
     open_flow_runs: tuple[OpenFlowRun, ...] = ()
     copies: dict[str, PublishedCopy] = Field(default_factory=dict)
     """Registered model → MLflow's copy of the model that the run published."""

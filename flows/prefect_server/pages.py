@@ -135,6 +135,8 @@ def links_of(record: RunRecord, ledger: Ledger, *, has_report: bool) -> str:
     lines = [f"Recipe **{markdown_text(record.recipe.recipe)}**, run `{record.run_id}`", ""]
     if where.startswith("http"):
         lines.append(f"- MLflow: [the run]({where})")
+        if all_runs := ledger.where_all():
+            lines.append(f"- Compare: [all runs of this recipe]({all_runs})")
         if has_report:
             report = ledger.where(artifact=REPORT)
             lines.append(f"- Report: [{REPORT}]({report}) (made when the run ends)")

@@ -162,7 +162,7 @@ def _register(publication: Publication, given: Published, alias: str | None, by:
         given.watcher.say(f"  {publication.stage} is not published as {name}: {copy.refused}", "red")
         return False
     if copy.location:
-        kept = PublishedCopy(location=copy.location, digest=artifact.digest)
+        kept = PublishedCopy(location=copy.location, digest=artifact.digest, version=version)
         given.run.update(copies={**given.run.record.copies, name: kept})
     for problem in copy.repaired:
         given.watcher.say(

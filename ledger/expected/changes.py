@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vantage.ledger.conclusions import headlines
 from vantage.ledger.entries import RunEntry
 from vantage.ledger.expected.answer_tags import alias_tags, answer_tags
 from vantage.ledger.expected.artifact_fields import (
@@ -51,6 +52,8 @@ from vantage.schemas.records.metric_warnings import warnings_of
 RUNNING = "RUNNING"
 """MLflow's status of a run that has not ended."""
 
+CONCLUSION = "vantage.conclusion"
+"""Tag of the parent run: the verdict on the run in one line."""
 _RUN_STATUS = {
     "completed": "FINISHED",
     "gate_closed": "FAILED",
@@ -154,7 +157,14 @@ class PagesChange:
     """The pages of all stages and models list the stages that have read them since."""
 
 
-Change = RunChange | Closing | VersionChange | AliasChange | FileChange | PagesChange
+@dataclass(frozen=True)
+class ListChange:
+    """The list of the recipe's runs shows these metrics of the parent run."""
+
+    metrics: tuple[str, ...]
+
+
+Change = RunChange | Closing | VersionChange | AliasChange | FileChange | ListChange | PagesChange
 
 
 def changes(entry: RunEntry, operation: Operation) -> Iterator[Change]:
@@ -182,7 +192,10 @@ def changes(entry: RunEntry, operation: Operation) -> Iterator[Change]:
             yield from _reused_stage(entry, operation)
         case FinishRun():
             tags, status = {"vantage.status": operation.outcome}, _RUN_STATUS[operation.outcome]
+            if operation.conclusion is not None:
+                tags[CONCLUSION] = fit_tag(operation.conclusion)
             yield RunChange(None, operation.time, tags, has_page=True, status=status, ended=operation.time)
+            yield ListChange(headlines(entry))
             yield PagesChange()
         case CloseRun():
             yield Closing(operation.run_id, operation.reason, operation.time, is_own=False)
@@ -208,10 +221,11 @@ def _opened_run(entry: RunEntry, operation: OpenRun) -> Iterator[Change]:
     if is_again:
         reason = "its process died; the run was taken over"
         yield Closing(operation.run_id, reason, operation.time, is_own=True)
+    under_way = {CONCLUSION: "under way"} if entry.conclusion is not None else {}
     yield RunChange(
         None,
         operation.time,
-        {"vantage.status": "running", **operation.origin},
+        {"vantage.status": "running", **under_way, **operation.origin},
         _params(operation.recipe),
         status=RUNNING if is_again else None,
     )

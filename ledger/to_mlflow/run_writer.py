@@ -18,6 +18,7 @@ from vantage.ledger.expected.changes import (
     AliasChange,
     Closing,
     FileChange,
+    ListChange,
     PagesChange,
     RunChange,
     ShownArtifact,
@@ -29,6 +30,7 @@ from vantage.ledger.notes import ModelPages, model_note, run_note, stage_note
 from vantage.ledger.operations import MetricRow, MoveAlias, OpenRun, Operation, Publish
 from vantage.ledger.to_mlflow.aliases import NoteMove, apply_movement
 from vantage.ledger.to_mlflow.critic_pages import log_critic_page
+from vantage.ledger.to_mlflow.list_of_runs import page_of_runs, write_view
 from vantage.ledger.to_mlflow.logged_models import record_model
 from vantage.ledger.to_mlflow.mlflow_runs import Runs, close_running
 from vantage.ledger.to_mlflow.producers import Producer, Producers, link_to, log_inputs
@@ -40,6 +42,11 @@ from vantage.schemas.kind import MODELS
 from vantage.schemas.safe_text import without_secrets
 
 log = logging.getLogger(__name__)
+
+
+PUBLISHED = "vantage.published"
+"""Tag of a stage's run and of its parent run: registered model, alias and version."""
+_BETWEEN = "; "
 
 
 class _OfArtifact(NamedTuple):
@@ -75,6 +82,11 @@ class RunWriter:
         """Identifier of the experiment and its database, independent of the address."""
         return f"{self._experiment.experiment_id} {self._experiment.name} {self._experiment.creation_time}"
 
+    @property
+    def page_of_runs(self) -> str:
+        """Address of the list of the recipe's runs within MLflow's site."""
+        return page_of_runs(self._experiment.experiment_id)
+
     def apply(self, entry: RunEntry, operation: Operation) -> None:
         """Write one operation; ``entry`` is the run's state after it."""
         try:
@@ -106,7 +118,14 @@ class RunWriter:
             self._note_is_stale = False
 
     def _run_note(self, entry: RunEntry) -> str:
-        return run_note(entry, self._pages(entry), self._producers.links(entry))
+        links = {"all runs of this recipe": self.page_of_runs}
+        if entry.report is not None and (page := self.runs.page(None)):
+            links[entry.report] = f"{page}/artifacts/{entry.report}"
+        refused = {name for name, _ in self.unpublished}
+        for name, alias in entry.published.items():
+            if name not in refused:
+                links[f"registered model {name}{f'@{alias}' if alias else ''}"] = f"#/models/{name}"
+        return run_note(entry, self._pages(entry), self._producers.links(entry), links)
 
     def _apply(self, entry: RunEntry, operation: Operation) -> None:
         for change in changes(entry, operation):
@@ -121,6 +140,8 @@ class RunWriter:
                     self._move_alias(change)
                 case FileChange():
                     self._log_file(entry, change)
+                case ListChange():
+                    write_view(self._client, self._experiment, change.metrics)
                 case PagesChange():
                     self._write_pages(entry)
 
@@ -201,10 +222,19 @@ class RunWriter:
             example=example_prompt(entry, operation.stage),
         )
         alias = f"@{operation.alias}" if operation.alias else ""
-        tags = {"vantage.published": f"{name}{alias} version {published.version}"}
+        tags = {PUBLISHED: f"{name}{alias} version {published.version}"}
         write(self._client, self.runs.run_of(operation.stage, operation.time), tags=tags)
+        self._list_publication(operation, tags[PUBLISHED])
         self.published[name, digest] = published
         self.unpublished.pop((name, digest), None)
+
+    def _list_publication(self, operation: Publish, text: str) -> None:
+        """Show what was published in the parent run too, which MLflow's list contains; the newest of each registered model."""
+        parent = self.runs.run_of(None, operation.time)
+        known = self._client.get_run(parent).data.tags.get(PUBLISHED, "").split(_BETWEEN)
+        name = operation.registered_model
+        others = [each for each in known if each and each.partition(" version ")[0].partition("@")[0] != name]
+        write(self._client, parent, tags={PUBLISHED: fit_tag(_BETWEEN.join([*others, text]))})
 
     def _version_note(
         self, entry: RunEntry, operation: Publish, producer: Producer | None

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from vantage.ledger.to_mlflow.audited_entries import MlflowRun
 
 _PUBLISHED, _INTERRUPTED = "vantage.published", "vantage.interrupted"
+_BETWEEN = "; "
+"""Separator of the publications in the tag of a parent run."""
 
 
 def state_problems(
@@ -54,7 +56,8 @@ def link_problems(
         yield "tag vantage.reused_from is absent, and the run does not show the artifact itself"
     tag = found.tags.get(_PUBLISHED)
     if tag is not None:
-        yield from _publication_problems(evidence, replay, stage, tag)
+        for each in tag.split(_BETWEEN) if stage is None else [tag]:  # the parent run has those of all stages
+            yield from _publication_problems(evidence, replay, stage, each)
     if SWEEP & found.tags.keys():
         yield from _sweep_problems(evidence, found)
 
@@ -86,7 +89,7 @@ def _publication_problems(evidence: Evidence, replay: Replay, stage: str | None,
     for each in (each.operation for each in replay.lines if isinstance(each.operation, Publish)):
         target = f"{each.registered_model}@{each.alias}" if each.alias else each.registered_model
         number = tag.removeprefix(f"{target} version ")
-        if each.stage != stage or number == tag or not number.isdigit():
+        if stage not in (each.stage, None) or number == tag or not number.isdigit():
             continue
         name, digest = each.registered_model, each.artifact.digest
         version = evidence.ask(lambda server, name=name, number=number: server.version(name, number, None))  # type: ignore[misc]

@@ -10,6 +10,7 @@ from typing import TypeVar
 from vantage.attempts.jobs import gates_of, work_of
 from vantage.review.reports.comparisons import compared
 from vantage.review.reports.curves import has_curves, meaning_of, most_of_each, stage_curves, tokens_of
+from vantage.review.reports.decision import CONFIDENCE, decision_of
 from vantage.review.reports.gathered import (
     Comparison,
     Cost,
@@ -34,8 +35,6 @@ from vantage.schemas.records.uncertainty import Uncertainty, interval_among
 from vantage.schemas.steps import dependencies, ordered_steps
 from vantage.storage.refs import DamagedRef
 
-CONFIDENCE = 0.95
-"""Confidence of the intervals of headline metrics."""
 _PER_STAGE = ("code",)
 """Parts of the provenance that differ from one kind of stage to the next."""
 _ORIGIN = {
@@ -83,6 +82,11 @@ class _Gathering:
             started=record.started,
             openings=own.openings,
             steps=tuple(self._step(name, done) for name, done in self.steps.items()),
+            decision=self._part(
+                "The verdict",
+                lambda: decision_of(record, self._status_of_run(), own, self._uncertainty),
+                None,
+            ),
             next_steps=self._part("What to do next", self._next_steps, ()),
             loosened=tuple((name, str(gate)) for name, done in self.steps.items() for gate in done.loosened),
             publications=self._part("What is published", self._publications, ()),

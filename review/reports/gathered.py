@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from vantage.schemas.records.alarms import Alarm
+from vantage.schemas.records.conclusions import Conclusion, Judged
 from vantage.schemas.records.energy import Energy
 from vantage.schemas.records.facts import Facts
 from vantage.schemas.records.verdicts import Verdict
@@ -259,6 +261,38 @@ class Remark:
 
 
 @dataclass(frozen=True)
+class ModelFact:
+    """A model that a decision is about."""
+
+    step: str
+    registered: str | None
+    """Name of the registered model; None: the run has not published it."""
+    version: str | None
+    """Version of the registered model; None: it is not recorded."""
+    digest: str | None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The facts of the first screen, for a person who decides."""
+
+    conclusion: Conclusion
+    judged: tuple[Judged, ...] = ()
+    alarms: tuple[Alarm, ...] = ()
+    models: tuple[ModelFact, ...] = ()
+    task: tuple[str, ...] = ()
+    """What the evaluations ask, a sentence each."""
+    author: str = "unknown"
+    began: str = "unknown"
+    """Time of the first opening, in UTC."""
+    ended: str = "unknown"
+    approvals: tuple[tuple[str, str], ...] = ()
+    """(Subject of the question, answer)."""
+    waiting: tuple[str, ...] = ()
+    """Subjects of questions without an answer."""
+
+
+@dataclass(frozen=True)
 class Report:
     """All parts of the report, in the order in which they are shown."""
 
@@ -270,6 +304,8 @@ class Report:
     started: str
     openings: int
     steps: tuple[Step, ...]
+    decision: Decision | None = None
+    """None: it could not be gathered."""
     next_steps: tuple[str, ...] = ()
     loosened: tuple[tuple[str, str], ...] = ()
     """(Step, gate that closed in an earlier run and that this run has made less strict)."""

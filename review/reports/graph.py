@@ -1,23 +1,23 @@
-"""Draw the lineage of a run: a box for each step, and a line from each step to its readers.
+"""Draw the lineage of a run: a box for each step, and lines that show what it was made of.
 
-Each step is in a row below all steps that it reads. A line that passes a row goes through a free place of its own, so that
-it is not hidden behind a box.
+Which lines are drawn is in ``vantage.review.reports.reduced``, and where everything is in ``vantage.review.reports.layers``.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from unicodedata import east_asian_width
 
 from vantage.ledger.pages.elements import safe
 from vantage.review.reports.gathered import Step
+from vantage.review.reports.layers import Layers, Place, layers_of
+from vantage.review.reports.reduced import is_junction, reduced
 from vantage.review.reports.words import duration, mark_of, words
 
 WIDTH, HEIGHT = 184, 74
 """Width and height of a box, in pixels."""
 _GAP, _LANE, _RISE, _EDGE = 18, 22, 46, 6
 """Pixels between places of a row; width of a place that a line passes; pixels between rows; pixels around everything."""
-_SWEEPS = 4
-"""Number of sweeps of the ordering, down and up in turn."""
+_LOW = 12
+"""Height of a row without boxes, in which lines join."""
 _NAME_CHARACTERS = 22
 _FITTING = 16
 """Number of letters that fit into a box in every font."""
@@ -25,36 +25,26 @@ _WIDEST = 1100
 """Most pixels of a drawing's width. A wider one would not fit, and ``vantage.review.reports.column`` draws instead."""
 
 
-@dataclass
-class Place:
-    """A box, or a place in a row that a line passes."""
-
-    step: str | None
-    width: int
-    x: float = 0.0
-    """Position of its middle, in pixels."""
-    above: tuple[int, ...] = ()
-    """Places in the row above that are joined to it."""
-
-
 def lineage(steps: Sequence[Step]) -> str | None:
     """Return the drawing as an SVG element; None: it would be too wide for a screen."""
     by_name = {step.name: step for step in steps}
-    rows, lines = _rows(by_name)
-    _order(rows)
-    width = _set_x(rows)
+    laid = layers_of(reduced(steps))
+    middles, width = _middles(laid)
     if width > _WIDEST:
         return None
-    height = len(rows) * HEIGHT + (len(rows) - 1) * _RISE
-    tops = [row * (HEIGHT + _RISE) for row in range(len(rows))]
-    drawn = [_line([(rows[row][place], tops[row]) for row, place in line]) for line in lines]
-    drawn += [
-        box(by_name[place.step], place.x, tops[row])
-        for row, of_row in enumerate(rows)
-        for place in of_row
-        if place.step is not None
+    heights = [HEIGHT if any(map(_is_box, row)) else _LOW for row in laid.rows] if steps else [HEIGHT]
+    tops = [sum(heights[:row]) + row * _RISE for row in range(len(heights))]
+    drawn = [
+        _line([(laid.rows[row][at], middles[row, at], tops[row], heights[row]) for row, at in line])
+        for line in laid.lines
     ]
-    outer = 2 * _EDGE
+    drawn += [
+        box(by_name[place.node], middles[row, at], tops[row])
+        for row, of_row in enumerate(laid.rows)
+        for at, place in enumerate(of_row)
+        if place.node is not None and _is_box(place)
+    ]
+    outer, height = 2 * _EDGE, tops[-1] + heights[-1]
     return (
         f'<svg class="lineage wide" role="img" aria-label="{safe(label_of(steps))}" style="width:{width + outer:.0f}px;height:{height + outer}px" '
         f'viewBox="{-_EDGE} {-_EDGE} {width + outer:.0f} {height + outer}">' + "".join(drawn) + "</svg>"
@@ -70,108 +60,41 @@ def label_of(steps: Sequence[Step]) -> str:
     )
 
 
-# -- rows
-
-Node = tuple[int, int]
-"""Number of a row, and of a place in it."""
+def _is_box(place: Place) -> bool:
+    return place.node is not None and not is_junction(place.node)
 
 
-def _rows(steps: Mapping[str, Step]) -> tuple[list[list[Place]], list[list[Node]]]:
-    """Return the places of each row, and the places through which each line goes, from its upper to its lower end."""
-    depth = _depths(steps)
-    rows: list[list[Place]] = [[] for _ in range(max(depth.values(), default=0) + 1)]
-    at: dict[str, int] = {}
-    for name, row in depth.items():
-        at[name] = len(rows[row])
-        rows[row].append(Place(name, WIDTH))
-    lines = []
-    for name, step in steps.items():
-        for read in dict.fromkeys(read for _, read in step.reads if read in steps):
-            line = [(depth[read], at[read])]
-            for row in range(depth[read] + 1, depth[name]):
-                rows[row].append(Place(None, _LANE, above=(line[-1][1],)))
-                line.append((row, len(rows[row]) - 1))
-            end = rows[depth[name]][at[name]]
-            end.above = (*end.above, line[-1][1])
-            lines.append([*line, (depth[name], at[name])])
-    return rows, lines
-
-
-def _depths(steps: Mapping[str, Step]) -> dict[str, int]:
-    """Return step → number of its row: one more than the lowest row that it reads."""
-    depth: dict[str, int] = {}
-
-    def of(name: str, seen: frozenset[str]) -> int:
-        if name not in depth:
-            read = [each for _, each in steps[name].reads if each in steps and each not in seen]
-            depth[name] = 1 + max((of(each, seen | {name}) for each in read), default=-1)
-        return depth[name]
-
-    for name in steps:
-        of(name, frozenset())
-    return depth
-
-
-def _order(rows: list[list[Place]]) -> None:
-    """Set the middles so that fewer lines cross: each place moves near the mean of its neighbours, in turns."""
-    for row in rows:
-        for number, place in enumerate(row):
-            place.x = float(number)
-    for sweep in range(_SWEEPS):
-        below = _below(rows)
-        if sweep % 2 == 0:
-            for number, row in enumerate(rows[1:], start=1):
-                _rank(row, [[rows[number - 1][each].x for each in place.above] for place in row])
-        else:
-            for number in range(len(rows) - 2, -1, -1):
-                joined = below[number]
-                _rank(rows[number], [[rows[number + 1][each].x for each in of] for of in joined])
-
-
-def _below(rows: list[list[Place]]) -> list[list[list[int]]]:
-    """Return row → place → places of the next row that are joined to it."""
-    found: list[list[list[int]]] = [[[] for _ in row] for row in rows]
-    for number, row in enumerate(rows[1:], start=1):
-        for index, place in enumerate(row):
-            for each in place.above:
-                found[number - 1][each].append(index)
-    return found
-
-
-def _rank(row: list[Place], joined: list[list[float]]) -> None:
-    """Order the places of a row by the mean of their neighbours; places without neighbours stay."""
-    wanted = [sum(of) / len(of) if of else place.x for place, of in zip(row, joined, strict=True)]
-    middle = (len(row) - 1) / 2
-    for rank, index in enumerate(sorted(range(len(row)), key=lambda each: (wanted[each], each))):
-        row[index].x = rank - middle
-
-
-def _set_x(rows: list[list[Place]]) -> float:
-    """Turn ranks into pixels, each row in the middle of the drawing; return the drawing's width."""
-    widths = [sum(place.width for place in row) + _GAP * (len(row) - 1) for row in rows]
-    whole = max(widths, default=WIDTH)
-    for row, width in zip(rows, widths, strict=True):
-        left = (whole - width) / 2
-        for place in sorted(row, key=lambda each: each.x):
-            place.x = left + place.width / 2
-            left += place.width + _GAP
-    return float(whole)
+def _middles(laid: Layers) -> tuple[Mapping[tuple[int, int], float], float]:
+    """Return (row, place) → pixels of its middle, each row in the middle of the drawing, and the drawing's width."""
+    widths = [[WIDTH if _is_box(place) else _LANE for place in row] for row in laid.rows]
+    wide = [float(sum(of) + _GAP * (len(of) - 1)) for of in widths]
+    whole = max([*wide, float(WIDTH)])
+    found = {}
+    for number, (row, of) in enumerate(zip(laid.rows, widths, strict=True)):
+        left = (whole - wide[number]) / 2
+        for index in sorted(range(len(row)), key=lambda each: row[each].rank):
+            found[number, index] = left + of[index] / 2
+            left += of[index] + _GAP
+    return found, whole
 
 
 # -- drawing
 
 
-def _line(points: Sequence[tuple[Place, int]]) -> str:
-    """Draw a line from below a box, straight through free places, to above another."""
-    start, top = points[0]
-    path = [f"M{start.x:.0f} {top + HEIGHT}"]
-    at, y = start.x, top + HEIGHT
-    for place, top_of_row in points[1:]:
+def _line(points: Sequence[tuple[Place, float, int, int]]) -> str:
+    """Draw a line from below one place to above another, straight down through all that are no boxes.
+
+    ``points``: places with the middle of each, and the top and height of its row.
+    """
+    _, at, top, height = points[0]
+    y = top + height
+    path = [f"M{at:.0f} {y}"]
+    for place, middle, top_of_row, of_row in points[1:]:
         half = (y + top_of_row) / 2
-        path.append(f"C{at:.0f} {half:.0f} {place.x:.0f} {half:.0f} {place.x:.0f} {top_of_row}")
-        at, y = place.x, top_of_row
-        if place.step is None:
-            y = top_of_row + HEIGHT
+        path.append(f"C{at:.0f} {half:.0f} {middle:.0f} {half:.0f} {middle:.0f} {top_of_row}")
+        at, y = middle, top_of_row
+        if not _is_box(place):
+            y = top_of_row + of_row
             path.append(f"V{y}")
     return f'<path class="edge" d="{"".join(path)}"/>'
 

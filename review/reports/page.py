@@ -3,7 +3,10 @@
 from collections.abc import Callable, Sequence
 
 from vantage.ledger.pages.elements import figures, page, safe
+from vantage.review.reports.annex_section import ANNEX_STYLE, annex_section
+from vantage.review.reports.annex_xi import Question
 from vantage.review.reports.column import column
+from vantage.review.reports.first_screen import FIRST_STYLE, first_screen
 from vantage.review.reports.gathered import Report
 from vantage.review.reports.graph import lineage
 from vantage.review.reports.plots import curve_plots, distribution_plots, ridge_plots, time_plots
@@ -13,7 +16,6 @@ from vantage.review.reports.sections import (
     curve_meanings,
     environment,
     gate_article,
-    head,
     measured_tables,
     remark_lines,
     steps_table,
@@ -29,6 +31,9 @@ dl.facts dt { color: var(--soft); } dl.facts dd { margin: 0; overflow-wrap: anyw
 .lineage .name { font-weight: 600; font-size: 14px; fill: var(--ink); } .lineage text { fill: var(--ink); }
 .lineage.narrow { display: none; } .lineage .dot { fill: var(--other); }
 @media (max-width: 45rem) { .lineage.wide { display: none; } .lineage.narrow { display: block; } }
+.beside { display: flex; flex-wrap: wrap; gap: 0 2rem; align-items: flex-start; }
+.beside section { flex: 1 1 24rem; min-width: 0; max-width: 100%; } .beside section:first-child { flex: 0 1 auto; }
+.beside section:first-child p { max-width: 34rem; }
 .lineage .edge { fill: none; stroke: var(--other); stroke-width: 1.5; }
 .lineage .box { fill: var(--card); stroke: var(--line); stroke-width: 2; }
 .lineage .good-line { stroke: var(--good); } .lineage .bad-line { stroke: var(--bad); }
@@ -52,11 +57,12 @@ dl.facts dt { color: var(--soft); } dl.facts dd { margin: 0; overflow-wrap: anyw
 """
 
 
-def report_page(report: Report) -> str:
-    """Return the whole page."""
+def report_page(report: Report, *, annex: Sequence[Question] = ()) -> str:
+    """Return the whole page; ``annex``: the questions of an annex with their answers."""
     sections: list[tuple[str, str, Callable[[Report], str]]] = [
         ("lineage", "Pipeline", _lineage),
         ("gates", "Gates", _gates),
+        ("steps", "Steps", steps_table),
         ("comparison", "Before and after", _comparisons),
         ("curves", "Learning curves", _curves),
         ("times", "Where the time went", _times),
@@ -66,17 +72,29 @@ def report_page(report: Report) -> str:
         ("numbers", "All measured numbers", measured_tables),
     ]
     drawn = [(name, title, draw(report)) for name, title, draw in sections]
+    if annex:
+        drawn.append(("annex", "Annex: EU AI Act, Annex XI", annex_section(annex)))
     shown = [each for each in drawn if each[2]]
     links = "".join(f'<li><a href="#{name}">{title}</a></li>' for name, title, _ in shown)
     body = [
-        head(report),
+        first_screen(report),
         f'<nav aria-label="Sections"><ul>{links}</ul></nav>',
-        *(
-            f'<section aria-labelledby="{name}"><h2 id="{name}">{title}</h2>\n{content}</section>'
-            for name, title, content in shown
-        ),
+        f'<div class="beside">{"".join(_section(*each) for each in shown if each[0] in _BESIDE)}</div>',
+        *(_section(*each) for each in shown if each[0] not in _BESIDE),
     ]
-    return page(f"{report.recipe} · run {report.run_id}", "\n".join(body), style=_STYLE + SAMPLES_STYLE)
+    return page(
+        f"{report.recipe} · run {report.run_id}",
+        "\n".join(body),
+        style=_STYLE + FIRST_STYLE + SAMPLES_STYLE + (ANNEX_STYLE if annex else ""),
+    )
+
+
+_BESIDE = ("lineage", "gates")
+"""Sections that are side by side on a wide screen."""
+
+
+def _section(name: str, title: str, content: str) -> str:
+    return f'<section aria-labelledby="{name}"><h2 id="{name}">{title}</h2>\n{content}</section>'
 
 
 def _lineage(report: Report) -> str:
@@ -84,9 +102,10 @@ def _lineage(report: Report) -> str:
     drawing = narrow.replace("narrow", "only", 1) if wide is None else wide + narrow
     return (
         "<p>Each box is a step of the recipe, with its status, kind, the beginning of its artifact's digest and its time. "
-        "Lines run from what is read down to what reads it. The table below has the same content.</p>"
+        "Lines run from what is read down to what reads it. A line is left out where the other lines lead from the one to the "
+        "other already; the table of steps has everything that is read.</p>"
         '<figure><figcaption>Lineage of the run</figcaption><div class="scroll" tabindex="0" role="region" '
-        f'aria-label="Lineage, scrolls sideways">{drawing}</div></figure>{steps_table(report)}'
+        f'aria-label="Lineage, scrolls sideways">{drawing}</div></figure>'
     )
 
 

@@ -1,6 +1,5 @@
 """Sections of a report that consist of words and tables."""
 
-from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -15,7 +14,6 @@ from vantage.review.reports.words import (
     interval_text,
     mark_of,
     number,
-    outcome_of,
     verdict_sentence,
     words,
 )
@@ -23,90 +21,6 @@ from vantage.schemas.records.facts import FACTS
 
 _LONGEST = 600
 """Most characters of a reason or a remark."""
-_LONGEST_COMMAND = 4_000
-_MOST_OVERRIDES = 100
-_MOST_NAMED = 8
-
-
-def head(report: Report) -> str:
-    """Return the most important facts: how it ended, what is published, what to do."""
-    level, sentence = outcome_of(report.status)
-    parts = [
-        f"<p>{safe(_what(report))}</p>",
-        f'<div class="advice {level} first">{safe(sentence)}{safe(_on_gates(report))}</div>',
-    ]
-    parts += [
-        f'<div class="advice bad">The gate of {safe(step)} was loosened: {safe(gate)}</div>'
-        for step, gate in report.loosened
-    ]
-    parts += [
-        f'<div class="advice note">{safe(each.step)}: {safe(each.candidate)} against {safe(each.baseline)}: '
-        f"{safe(each.summary)}</div>"
-        for each in report.comparisons
-        if each.summary
-    ]
-    parts += [
-        f'<div class="advice {"good" if each.is_published else "warning"}">{safe(each.step)} as '
-        f"<strong>{safe(each.model)}</strong> {safe(each.result)}.</div>"
-        for each in report.publications
-    ]
-    closed = [gate for gate in report.gates if gate.verdict is not None and not gate.verdict.passed]
-    parts += [
-        f'<div class="advice bad">The gate of {safe(gate.step)} is closed: {safe(str(gate.verdict))}</div>'
-        for gate in closed
-    ]
-    failed = [step for step in report.steps if step.status == "failed"]
-    parts += [
-        f'<div class="advice bad">{safe(step.name)} failed: {safe(cut(step.outcome, _LONGEST))}</div>'
-        for step in failed
-    ]
-    if report.next_steps:
-        lines = safe("\n".join(cut(line, _LONGEST_COMMAND) for line in report.next_steps))
-        parts.append(f'<h2>What can be done</h2><div class="commands">{lines}</div>')
-    return "\n".join([*parts, _facts(report)])
-
-
-def _what(report: Report) -> str:
-    """Return the run's stages in their order, in a sentence."""
-    stages = [step.name for step in report.steps if not step.is_implicit]
-    more = f" and {len(stages) - _MOST_NAMED} more" if len(stages) > _MOST_NAMED else ""
-    named = f": {' → '.join(stages[:_MOST_NAMED])}{more}" if stages else ""
-    return f"Report of one training run: the stages of recipe {report.recipe}{named}."
-
-
-def _on_gates(report: Report) -> str:
-    """Return `` Gates: 2 passed, 1 not reached.``"""
-    counts = Counter(
-        "not reached" if gate.verdict is None else "passed" if gate.verdict.passed else "closed"
-        for gate in report.gates
-    )
-    said = ", ".join(f"{counts[each]} {each}" for each in ("passed", "closed", "not reached") if counts[each])
-    return f" Gates: {said}." if said else ""
-
-
-def _facts(report: Report) -> str:
-    done = [step for step in report.steps if step.digest]
-    reused = sum(step.status == "reused" for step in report.steps)
-    total = sum(cost.all_seconds for cost in report.costs)
-    facts = [
-        ("recipe", report.source if report.source == report.recipe else f"{report.recipe} ({report.source})"),
-        ("started", f"{report.started}{f', opened {report.openings} times' if report.openings > 1 else ''}"),
-        ("steps", f"{len(done)} of {len(report.steps)} have an artifact, {reused} of them reused"),
-        ("computed for", f"{duration(total)} in all steps together" if total else "nothing was computed"),
-    ]
-    rows_of = "".join(f"<dt>{safe(name)}</dt><dd>{safe(cut(text, 2000))}</dd>" for name, text in facts)
-    return f'<dl class="facts">{rows_of}</dl>{_overrides(report)}'
-
-
-def _overrides(report: Report) -> str:
-    if not report.overrides:
-        return ""
-    shown = [
-        f"<li><code>{safe(cut(each, _LONGEST))}</code></li>" for each in report.overrides[:_MOST_OVERRIDES]
-    ]
-    count = len(report.overrides)
-    more = f"<li>and {count - len(shown):,} more</li>" if count > len(shown) else ""
-    return f"<details><summary>Changed by --set: {count:,}</summary><ul>{''.join(shown)}{more}</ul></details>"
 
 
 def steps_table(report: Report) -> str:

@@ -296,6 +296,15 @@ SELECTION_PREFIX = "validation_"
 """Prefix of metrics on validation data, which selects checkpoints; gates cannot use them."""
 
 
+_UNITS = {metric.name: metric.unit for metric in METRICS}
+
+
+def unit_of(name: str) -> str:
+    """Return the unit of a metric; empty for a pure number, and for a metric that this version does not know."""
+    unit = _UNITS.get(name, "")
+    return "" if unit == "1" else unit
+
+
 def gate_metric_names(kind: str, *, has: Settings | None = None) -> frozenset[str]:
     """Return names of the headline metrics that a gate on this kind of stage can use."""
     return frozenset(

@@ -12,9 +12,12 @@ from tests.ledger.told_operations import (
 from vantage.ledger.notes import (
     Link,
     artifact_key,
+    numbers,
     run_note,
     stage_note,
 )
+from vantage.ledger.operations import FinishRun
+from vantage.schemas.records.uncertainty import Uncertainty
 
 
 def test_the_second_line_of_a_stages_page_names_and_links_its_parents() -> None:
@@ -70,3 +73,37 @@ def test_a_stages_page_tells_what_was_left_out_and_what_is_warned_of() -> None:
     assert r"(\<unk\>)" in head[4]
     [row] = [line for line in run_note(told, {}, {}).splitlines() if line.startswith("| sft ")]
     assert "**Warning:** 100 % of the tokens are unknown" in row
+
+
+def test_a_runs_page_begins_with_the_verdict_and_links() -> None:
+    ended = FinishRun(time=9, outcome="completed", conclusion="better: accuracy +0.382 (0.334 to 0.428)")
+    told = entry(OPEN_RUN, OPEN_STAGE, FINISH_STAGE, ended)
+    links = {"all runs of this recipe": "#/all", "registered model [x](javascript:alert(1))": "#/models/x"}
+    head = [line.rstrip() for line in run_note(told, {}, {}, links).splitlines()]
+    assert head[0] == "better: accuracy +0.382 (0.334 to 0.428)"
+    assert head[1] == "Recipe **tiny** · completed"
+    assert head[2].startswith("**Links:** [all runs of this recipe](#/all) · [registered model ")
+    assert r"\[x\](javascript:alert(1))](#/models/x)" in head[2], "a name makes no link of its own"
+
+
+def test_a_run_of_an_earlier_version_has_no_verdict_on_its_page() -> None:
+    told = entry(OPEN_RUN, FinishRun(time=9, outcome="failed"))
+    assert run_note(told, {}, {}).startswith("Recipe **tiny** · failed")
+
+
+def test_numbers_have_four_digits_units_and_intervals() -> None:
+    """By hand: 0.040193588 to four digits; the interval is t at 95 %, 1.96 standard errors for so many prompts."""
+    assert FINISH_STAGE.artifact is not None
+    known = Uncertainty(n=100_000, rows=100_000, standard_error=0.001)
+    measured = FINISH_STAGE.artifact.model_copy(
+        update={
+            "metrics": {"test_nll": 0.040193588, "train_rows": 17880.0, "unknown_token_share": 0.0},
+            "uncertainty": {"test_nll": known},
+        }
+    )
+    finished = FINISH_STAGE.model_copy(update={"artifact": measured})
+    assert numbers(entry(OPEN_RUN, OPEN_STAGE, finished).stages["sft"]) == [
+        "test_nll 0.04019 nats/token (0.03823 to 0.04215)",
+        "train_rows 17,880 rows",
+    ]
+    assert numbers(entry(OPEN_RUN, OPEN_STAGE).stages["sft"]) == []

@@ -5,9 +5,9 @@ from vantage.ledger.entries import RunEntry, apply_operation
 from vantage.ledger.operations import (
     FinishStage,
     Input,
-    LogMetrics,
     OpenRun,
     OpenStage,
+    Operation,
     RecordReuse,
 )
 from vantage.schemas.records.artifacts import Dataset, PolicyCheckpoint
@@ -41,7 +41,7 @@ REUSE = RecordReuse(
 )
 
 
-def entry(*operations: OpenRun | OpenStage | FinishStage | RecordReuse | LogMetrics) -> RunEntry:
+def entry(*operations: Operation) -> RunEntry:
     total = None
     for operation in operations:
         total = apply_operation(total, operation)

@@ -7,6 +7,7 @@ from tests.ledger.told_operations import FINISH_STAGE, OPEN_RUN, OPEN_STAGE, ent
 from vantage.ledger.expected.changes import (
     Closing,
     FileChange,
+    ListChange,
     PagesChange,
     RunChange,
     VersionChange,
@@ -37,8 +38,20 @@ def test_a_run_ends_with_mlflows_word_for_its_outcome(outcome: RunOutcome, statu
     told = changes(entry(OPEN_RUN), FinishRun(time=9, outcome=outcome))
     assert list(told) == [
         RunChange(None, 9, {"vantage.status": outcome}, has_page=True, status=status, ended=9),
+        ListChange(()),
         PagesChange(),
     ]
+
+
+def test_the_verdict_on_a_run_is_a_tag_where_it_was_recorded() -> None:
+    """An earlier version recorded none, and its runs have no such tag."""
+    [end, *_] = changes(entry(OPEN_RUN), FinishRun(time=9, outcome="failed", conclusion="failed"))
+    assert isinstance(end, RunChange)
+    assert end.tags == {"vantage.status": "failed", "vantage.conclusion": "failed"}
+    ended = FinishRun(time=9, outcome="resumable", conclusion="stopped")
+    [_, again] = changes(entry(OPEN_RUN, ended, OPEN_RUN), OPEN_RUN)
+    assert isinstance(again, RunChange)
+    assert again.tags["vantage.conclusion"] == "under way"
 
 
 def test_one_closed_gate_closes_the_verdict() -> None:

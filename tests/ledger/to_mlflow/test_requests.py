@@ -84,7 +84,7 @@ def test_an_operation_writes_its_run_once_and_reads_only_what_nobody_told(
         ],
         # pages that name readers now: of the model, its stage, the data, sft's stage and its model
         "finish_run": [
-            *("log_batch", "set_terminated"),
+            *("log_batch", "set_terminated", "set_experiment_tag"),
             *("log_batch", "set_logged_model_tags", "log_batch", "log_batch", "set_logged_model_tags"),
         ],
     }

@@ -74,6 +74,26 @@ def test_recorded_contents_agree(name: str, restored: Callable[[Golden], Evidenc
         assert len(checks) == len(golden["mlflow"]["runs"])
 
 
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_runs_of_a_version_that_recorded_no_verdict_agree(
+    name: str, restored: Callable[[Golden], Evidence]
+) -> None:
+    golden = read_golden(name)
+    for operations in golden["outboxes"].values():
+        for operation in operations:
+            operation.pop("conclusion", None)
+    for place, run in golden["mlflow"]["runs"].items():
+        run["tags"].pop("vantage.conclusion", None)
+        if place.endswith("/"):
+            run["tags"].pop("vantage.published", None)
+    with all_checks(restored(golden), golden) as checks:
+        assert {check.outcome for check in checks.values()} == {"ok"}
+
+
+def verdict_on_the_run(runs: Golden, models: Golden) -> None:
+    runs[f"{FIRST}/"]["tags"]["vantage.conclusion"] = "better: accuracy +0.900 (0.89 to 0.91)"
+
+
 def tag_of_a_digest(runs: Golden, models: Golden) -> None:
     runs[f"{FIRST}/sft"]["tags"]["vantage.digest"] = "0" * 64
 
@@ -116,6 +136,7 @@ def parent_of_a_model(runs: Golden, models: Golden) -> None:
 
 CHANGES: dict[Callable[[Golden, Golden], None], tuple[str, str]] = {
     tag_of_a_digest: ("sft", "tag vantage.digest is “0000"),
+    verdict_on_the_run: ("", "tag vantage.conclusion is “better: accuracy +0.900"),
     tag_of_another_status: ("", "tag vantage.status is “failed”, and was sent as “completed”"),
     tag_of_energy_removed: (
         "sft",

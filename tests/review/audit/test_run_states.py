@@ -76,6 +76,13 @@ def publication_of_a_stage_that_published_nothing(case: Case) -> None:
     )  # fmt: skip
 
 
+def publication_in_the_list_of_runs(case: Case) -> None:
+    case.sql(
+        "UPDATE tags SET value = 'fake@production version 1' WHERE key = 'vantage.published' AND run_uuid IN "
+        "(SELECT run_uuid FROM tags WHERE key = 'vantage.recipe')"
+    )
+
+
 def interruption_that_nobody_recorded(case: Case) -> None:
     sql_tag(case, "tags", "key, value, run_uuid", "vantage.interrupted", "it died", case.mlflow_run("sft"))
 
@@ -119,6 +126,7 @@ CASES: dict[Callable[[Case], None], tuple[str, str]] = {
     alias_tag_of_no_alias: ("policy: version fake/1", "and no run moved that alias"),
     foreign_tag_of_a_dataset: ("MLflow", "vantage.license is “free”, which nobody sent"),
     publication_of_a_stage_that_published_nothing: ("sft: MLflow", "and it published no such version"),
+    publication_in_the_list_of_runs: ("MLflow", "“fake@production version 1”, and it published no such version"),
     interruption_that_nobody_recorded: ("sft: MLflow", "tag vantage.interrupted is “it died”, which nobody sent"),
     sweep_that_nobody_ran: ("sft: MLflow", "and its parent is no such sweep"),
     link_to_the_logged_model_removed: ("policy: MLflow", "tag vantage.model is absent"),

@@ -5,9 +5,11 @@ from vantage.review.reports.gathered import (
     Answer,
     Comparison,
     Cost,
+    Decision,
     Distribution,
     Gate,
     Measured,
+    ModelFact,
     Publication,
     Remark,
     Report,
@@ -16,6 +18,9 @@ from vantage.review.reports.gathered import (
     Step,
     Token,
 )
+from vantage.schemas.records.alarms import Alarm
+from vantage.schemas.records.conclusions import Conclusion, Judged
+from vantage.schemas.records.effects import Effect
 from vantage.schemas.records.energy import Energy
 from vantage.schemas.records.verdicts import Verdict
 
@@ -35,6 +40,29 @@ def verdict(*, passed: bool = True, confidence: float | None = None) -> Verdict:
         interval=(0.2, 0.3),
         confidence=confidence,
     )
+
+
+DECISION = Decision(
+    conclusion=Conclusion("bad", "gate closed; learned nothing; better: accuracy +0.300 (0.25 to 0.35)"),
+    judged=(
+        Judged(
+            "last",
+            "policy",
+            "sft",
+            (Effect("accuracy_gain", "accuracy", 0.3, 0.0, (0.25, 0.35), (0.9, 0.6), 256),),
+        ),
+    ),
+    alarms=(Alarm("policy", "Learned nothing", "the best weights are those of sft"),),
+    models=(ModelFact("policy", "hand", "3", "ab" * 32),),
+    task=(
+        "last compares policy with sft on the test prompts of prompts; the verifier sums judges the responses.",
+    ),
+    author="ada",
+    began="2026-01-01 00:00 UTC",
+    ended="2026-01-01 01:30 UTC",
+    approvals=(("value", "approved by grace on 2026-01-01 00:30 UTC: the critic is good enough"),),
+    waiting=("publish:hand@champion",),
+)
 
 
 def curves(step: str, points: int = 60) -> StageCurves:
@@ -70,6 +98,7 @@ def report(stages: int = 6) -> Report:
             )
             for place, name in enumerate(names)
         ),
+        decision=DECISION,
         next_steps=("Change something:", "    vantage run hand.yaml --set " + "a.long.override=1 " * 20),
         publications=(Publication(step, "hand@champion", "is published", True),),
         gates=(

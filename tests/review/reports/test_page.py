@@ -43,11 +43,15 @@ def test_names_of_drawn_parts_are_their_own(text: str) -> None:
 def test_first_things_first(text: str) -> None:
     order = [
         "the stages of recipe hand",
+        "Verdict: gate closed; learned nothing; better",
+        "policy is better than sft: accuracy 0.900 against 0.600",
         "A gate is closed",
         "Gates: 1 passed, 1 closed, 1 not reached.",
-        "policy against sft: accuracy 0.9 against 0.6",
-        "hand@champion",
+        "Learned nothing</strong> in policy",
         "is closed: accuracy_gain",
+        "approved by grace",
+        "hand@champion",
+        "hand version 3 (stage policy)",
         "Change something",
         "Lineage",
         "It asks for",

@@ -79,6 +79,19 @@ def test_a_complete_run(found: Found) -> None:
         ("value", "explained_variance >= 0.3", True),
         ("evaluation", "accuracy_gain >= 0", True),
     ]
+    decision = report.decision
+    assert decision is not None
+    assert [(each.step, each.candidate, each.baseline) for each in decision.judged] == [
+        ("evaluation", "policy", "sft")
+    ]
+    assert [each.digest for each in decision.models] == [step(report, "policy").digest]
+    assert all(
+        re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", each) for each in (decision.began, decision.ended)
+    )
+    assert decision.author != "unknown" and decision.alarms == ()
+    assert decision.task == (
+        "evaluation compares policy with sft on the test prompts of prompts (builtin:arithmetic/prompts); the verifier arithmetic judges the responses.",
+    )
     policy = next(each for each in report.curves if each.step == "policy")
     assert {curve.metric: curve.points[-1] for curve in policy.curves} == {
         "explained_variance": (12, pytest.approx(0.6 - 0.05 * 11)),
