@@ -1,0 +1,114 @@
+"""Write the reference of all refusals: what is not accepted, and the remedy, from the messages in the code."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+REFUSALS_PAGE = "reference/refusals.md"
+
+ROOT = Path(__file__).parents[2]
+READ = {
+    "schemas": "Recipes, sweeps and data",
+    "attempts": "Sources and machines",
+    "models": "Models and tokenizers",
+    "tasks": "Stages",
+    "storage": "Workspaces",
+    "ledger": "MLflow",
+    "runs": "Runs and names",
+    "signing": "Keys and signatures",
+    "estimates": "Estimates",
+    "review": "Audits, reports and exports",
+    "flows": "Prefect and publishing",
+    "cli": "The command line",
+}
+"""Folder → heading of its refusals, in the order in which a user meets them."""
+REFUSING = {"ValueError", "RecipeError", "RunError", "DriftError", "SweepError", "PublishingError", "BadParameter", "UsageError"}
+"""The errors that are printed to a user; others are faults of Vantage."""
+
+
+def pages() -> dict[str, str]:
+    """Return path in the site → text of the page."""
+    return {REFUSALS_PAGE: "\n".join(_page()) + "\n"}
+
+
+def refusals(folder: str) -> dict[str, list[tuple[str, str]]]:
+    """Return module → (what is refused, remedy) of each message in the folder, in the order of the code."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for file in sorted((ROOT / folder).rglob("*.py")):
+        messages = dict.fromkeys(_messages(ast.parse(file.read_text(encoding="utf-8"))))
+        if messages:
+            found[file.relative_to(ROOT).as_posix()] = [_divided(each) for each in messages]
+    return found
+
+
+def _page() -> Iterator[str]:
+    yield from (
+        "# Refusals and their remedies",
+        "",
+        "All messages with which Vantage refuses input. A part in braces, such as `{name}`, is replaced by the value. To find a message,",
+        "search this page for its words between the values. A refusal ends with exit code 65 (2 for the command line), before anything is",
+        "computed or written, where that can be known beforehand.",
+    )
+    for folder, heading in READ.items():
+        modules = refusals(folder)
+        if not modules:
+            continue
+        yield from ("", f"## {heading}", "", "| refused | remedy |", "|---|---|")
+        for messages in modules.values():
+            for refused, remedy in messages:
+                yield f"| {_cell(refused)} | {_cell(remedy) if remedy else 'as the message describes'} |"
+
+
+def _messages(tree: ast.AST) -> Iterator[str]:
+    """Yield the message of each error that is raised with a text of its own."""
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args):
+            continue
+        name = node.exc.func.attr if isinstance(node.exc.func, ast.Attribute) else getattr(node.exc.func, "id", "")
+        text = _text(node.exc.args[0])
+        if name in REFUSING and re.search(r"[a-z]+ [a-z]+", re.sub(r"\{.*?\}", "", text)):
+            yield " ".join(text.split())
+
+
+def _text(node: ast.expr) -> str:
+    """Return a message as a template: constants as they are, other parts by their code's last name in braces."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=values):
+            return "".join(_text(each) for each in values)
+        case ast.FormattedValue(value=value):
+            return f"{{{_name(value)}}}"
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _text(left) + _text(right)
+    return ""
+
+
+def _name(node: ast.expr) -> str:
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(attr=name):
+            return name
+        case ast.Call(args=[first, *_]):
+            return _name(first)
+        case ast.Call(func=function):
+            return _name(function)
+        case ast.Subscript(value=value):
+            return _name(value)
+        case ast.Constant(value=value):
+            return str(value)
+    return "value"
+
+
+def _divided(message: str) -> tuple[str, str]:
+    """Divide a message into what is refused and the remedy, which follows the last semicolon."""
+    refused, _, remedy = message.rpartition("; ")
+    return (refused, remedy) if refused else (message, "")
+
+
+def _cell(text: str) -> str:
+    """Return the text as a cell; a message is code, since it has signs that Markdown reads."""
+    written = text.replace("`", "'").replace("|", "\\|")
+    return f"`{written}`"
