@@ -44,9 +44,7 @@ def with_links_in_site(text: str, page: str) -> str:
         leads_to = posixpath.relpath(place_in_site(target), posixpath.dirname(page) or ".")
         return f"{match[1]}{leads_to}{match[3] or ''}{match[4]}"
 
-    return "".join(
-        part if is_code else LINK.sub(replaced, part) for part, is_code in _divided_by_code(text)
-    )
+    return "".join(part if is_code else LINK.sub(replaced, part) for part, is_code in _divided_by_code(text))
 
 
 def _divided_by_code(text: str) -> Iterator[tuple[str, bool]]:
@@ -72,7 +70,9 @@ def outside_pages() -> dict[str, str]:
                 if not name or not target.exists() or (name.startswith("docs/") and not target.is_dir()):
                     continue
                 place = place_in_site(name)
-                if place in found or (place_in_repository(place).startswith("docs/") and target.name != "decisions"):
+                if place in found or (
+                    place_in_repository(place).startswith("docs/") and target.name != "decisions"
+                ):
                     continue
                 shown = _shown(target, name)
                 found[place] = shown

@@ -44,7 +44,20 @@ KEYS_OF_RECIPE = {
 }
 """Field of a recipe → the keys that it enters."""
 IN_NO_KEY = frozenset(
-    {"Publication", "Signing", "Notify", "Gate", "Extend", "Resources", "Distributed", "NodeRange", "Budget", "Price", "Member", "Round"}
+    {
+        "Publication",
+        "Signing",
+        "Notify",
+        "Gate",
+        "Extend",
+        "Resources",
+        "Distributed",
+        "NodeRange",
+        "Budget",
+        "Price",
+        "Member",
+        "Round",
+    }
 )
 """Classes whose fields are in no stage key: they decide what happens around a stage, and not what it computes."""
 NOT_IN_KEY_OF: Mapping[str, frozenset[str] | set[str]] = {
@@ -284,7 +297,9 @@ def _range(field: Schema) -> str:
     """Return the bounds as text. A bound that only databases need (``MAX_NUMBER``, ``MAX_COUNT``) is left out."""
     low = (("≥", field.get("minimum")), (">", field.get("exclusiveMinimum")))
     high = (("≤", field.get("maximum")), ("<", field.get("exclusiveMaximum")))
-    shown = [f"{sign} {bound:g}" for sign, bound in (*low, *high) if bound is not None and abs(bound) < 2**31 - 1]
+    shown = [
+        f"{sign} {bound:g}" for sign, bound in (*low, *high) if bound is not None and abs(bound) < 2**31 - 1
+    ]
     return f" {' and '.join(shown)}" if shown else ""
 
 

@@ -23,7 +23,16 @@ READ = {
     "cli": "The command line",
 }
 """Folder → heading of its refusals, in the order in which a user meets them."""
-REFUSING = {"ValueError", "RecipeError", "RunError", "DriftError", "SweepError", "PublishingError", "BadParameter", "UsageError"}
+REFUSING = {
+    "ValueError",
+    "RecipeError",
+    "RunError",
+    "DriftError",
+    "SweepError",
+    "PublishingError",
+    "BadParameter",
+    "UsageError",
+}
 """The errors that are printed to a user; others are faults of Vantage."""
 
 
@@ -65,7 +74,11 @@ def _messages(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args):
             continue
-        name = node.exc.func.attr if isinstance(node.exc.func, ast.Attribute) else getattr(node.exc.func, "id", "")
+        name = (
+            node.exc.func.attr
+            if isinstance(node.exc.func, ast.Attribute)
+            else getattr(node.exc.func, "id", "")
+        )
         text = _text(node.exc.args[0])
         if name in REFUSING and re.search(r"[a-z]+ [a-z]+", re.sub(r"\{.*?\}", "", text)):
             yield " ".join(text.split())
