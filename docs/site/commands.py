@@ -3,6 +3,7 @@
 import ast
 import inspect
 from collections.abc import Iterator
+from itertools import pairwise
 
 import typer.main
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
@@ -110,7 +111,7 @@ def _docstrings() -> dict[str, str]:
         if isinstance(each, ast.ClassDef) and each.name == "ExitCode"
     ]
     found = {}
-    for member, below in zip(body, body[1:], strict=False):
+    for member, below in pairwise(body):
         match member, below:
             case ast.Assign(targets=[ast.Name(id=name)]), ast.Expr(value=ast.Constant(value=str(text))):
                 found[name] = text

@@ -34,7 +34,9 @@ def read() -> dict[tuple[str, str], list[tuple[int, float]]]:
     found: dict[tuple[str, str], list[tuple[int, float]]] = defaultdict(list)
     with TABLE.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            is_shown = row["trial"] in TRIALS and row["name"] in PANELS and int(row["iteration"]) <= ITERATIONS
+            is_shown = (
+                row["trial"] in TRIALS and row["name"] in PANELS and int(row["iteration"]) <= ITERATIONS
+            )
             if row["row"] == "curve" and row["seed"] == SEED and is_shown:
                 found[row["trial"], row["name"]].append((int(row["iteration"]), float(row["value"])))
     return found

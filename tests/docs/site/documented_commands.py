@@ -5,14 +5,17 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from docs.site.commands import parser
-from typer._click.exceptions import MissingParameter, UsageError
+import typer
 from typer.core import TyperGroup
+
+from docs.site.commands import parser
 
 ROOT = Path(__file__).parents[3]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 INLINE = re.compile(r"`(vantage [a-z][^`\n]*)`")
 PROMPT = re.compile(r"^(?:[a-z ]*machine )?(?:\$ )?(?:\.venv/bin/)?vantage (?=[a-z-])")
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""The parser's error; typer 0.29 has its own copy of click, and exports its subclass alone."""
 LANGUAGES = ("", "bash", "sh", "console", "shell")
 HISTORY = ("log", "decisions")
 """Folders whose pages have commands of their time."""
@@ -32,7 +35,7 @@ def commands(text: str) -> Iterator[tuple[str, bool]]:
         if language in LANGUAGES:
             for line in block.replace("\\\n", " ").splitlines():
                 if PROMPT.match(line):
-                    for part in line.split("; "):
+                    for part in re.sub(r"\s#.*$", "", line).split("; "):
                         yield PROMPT.sub("", part).strip(), True
     for command in INLINE.findall(FENCE.sub("", text)):
         for part in command.split(";"):
@@ -41,7 +44,9 @@ def commands(text: str) -> Iterator[tuple[str, bool]]:
 
 def words_of(command: str) -> list[str]:
     """Return the arguments of a command, without comments, redirections and the ellipsis of an example."""
-    words = shlex.split(re.sub(r"\s(?:>|2>|\||&).*$", "", re.sub(r"(?<!\S)…(?!\S)", "", command)), comments=True)
+    words = shlex.split(
+        re.sub(r"\s(?:>|2>|\||&).*$", "", re.sub(r"(?<!\S)…(?!\S)", "", command)), comments=True
+    )
     plain = [re.sub(r"^\[|\]$", "", word) for word in words]
     return [word for word in plain if word]
 
@@ -64,6 +69,6 @@ def refusal(command: str, *, is_whole: bool) -> str | None:
     try:
         found.make_context(words[0], rest, parent=context)
     except UsageError as error:
-        is_incomplete = isinstance(error, MissingParameter) or "requires an argument" in error.message
-        return None if is_incomplete and not is_whole else error.format_message()
+        is_incomplete = type(error).__name__ == "MissingParameter" or "requires an argument" in str(error)
+        return None if is_incomplete and not is_whole else str(error) or type(error).__name__
     return None

@@ -5,8 +5,8 @@ import re
 from collections.abc import Mapping
 
 import pytest
-from docs.site import commands, hooks, links, recipe_fields, refusals
 
+from docs.site import commands, hooks, links, recipe_fields, refusals
 from vantage.attempts.exit_codes import ExitCode
 from vantage.attempts.jobs import key_parts_of
 from vantage.runs.resolving import load_resolved
@@ -47,7 +47,7 @@ def test_every_kind_and_every_preset_has_its_place() -> None:
 def key(step: str, *overrides: str) -> str:
     """Return the key of a step of the quickstart, with made-up digests of its inputs."""
     recipe, _ = load_resolved("quickstart", list(overrides))
-    inputs = {role: "0" * 64 for role in dependencies(recipe)[step]}
+    inputs = dict.fromkeys(dependencies(recipe)[step], "0" * 64)
     return stage_key(key_parts_of(recipe, step, inputs))
 
 
@@ -70,7 +70,9 @@ def key(step: str, *overrides: str) -> str:
 )
 def test_a_field_enters_the_key_as_the_reference_describes(step: str, field: str, value: object) -> None:
     kind = {"policy": "policy_optimization", "reward": "reward_model", "sft": "sft"}[step]
-    found = rows("Fields of every stage", STAGES_PAGE) | rows("Fields of every stage that trains", STAGES_PAGE)
+    found = rows("Fields of every stage", STAGES_PAGE) | rows(
+        "Fields of every stage that trains", STAGES_PAGE
+    )
     described = (found | rows(kind, STAGES_PAGE))[field][-1]
     changes = key(step, f"stages.{step}.{field}={json.dumps(value)}") != key(step)
     assert {"stage": True, "none": False}[described] == changes
