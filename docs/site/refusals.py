@@ -2,8 +2,9 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 REFUSALS_PAGE = "reference/refusals.md"
 
@@ -70,31 +71,76 @@ def _page() -> Iterator[str]:
 
 
 def _messages(tree: ast.AST) -> Iterator[str]:
-    """Yield the message of each error that is raised with a text of its own."""
-    for node in ast.walk(tree):
-        if not (isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args):
-            continue
-        name = (
-            node.exc.func.attr
-            if isinstance(node.exc.func, ast.Attribute)
-            else getattr(node.exc.func, "id", "")
-        )
-        text = _text(node.exc.args[0])
-        if name in REFUSING and re.search(r"[a-z]+ [a-z]+", re.sub(r"\{.*?\}", "", text)):
-            yield " ".join(text.split())
+    """Yield the message of each error that is raised, and of each ``Problem`` of a recipe, in the order of the code."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    for function in functions:
+        named = _texts_by_name(function)
+        for node in _own_nodes(function):
+            message = _message(node, named)
+            if re.search(r"[a-z]+ [a-z]+", re.sub(r"\{.*?\}", "", message)):
+                yield " ".join(message.split())
 
 
-def _text(node: ast.expr) -> str:
-    """Return a message as a template: constants as they are, other parts by their code's last name in braces."""
+def _own_nodes(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.AST]:
+    """Yield the nodes of a function, without those of the functions in it."""
+    waiting: list[ast.AST] = [*function.body]
+    while waiting:
+        node = waiting.pop(0)
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+            waiting[:0] = ast.iter_child_nodes(node)
+
+
+def _texts_by_name(function: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, str]:
+    """Return variable → the text that the function gives it; of several texts the last one."""
+    assigned = (node for node in _own_nodes(function) if isinstance(node, ast.Assign))
+    return {
+        target.id: text
+        for node in assigned
+        for target in node.targets
+        if isinstance(target, ast.Name) and (text := _text(node.value))
+    }
+
+
+def _message(node: ast.AST, named: dict[str, str]) -> str:
+    """Return the message of one ``raise`` or ``Problem(…)``; empty if the node is neither, or its text is elsewhere."""
+    if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
+        return _text(node.exc.args[0], named) if _last_name(node.exc.func) in REFUSING else ""
+    if isinstance(node, ast.Call) and _last_name(node.func) == "Problem" and len(node.args) > 1:
+        message = "; ".join(filter(None, (_text(each, named) for each in node.args[1:3])))
+        field = _path(node.args[0])
+        return f"{field}: {message}" if message and field else message
+    return ""
+
+
+def _last_name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _path(node: ast.expr) -> str:
+    """Return the path of a field as a template; empty if it is given as one value."""
+    if not isinstance(node, ast.Tuple):
+        return ""
+    parts = (each.value if isinstance(each, ast.Starred) else each for each in node.elts)
+    return ".".join(
+        str(each.value) if isinstance(each, ast.Constant) else f"{{{_name(each)}}}" for each in parts
+    )
+
+
+def _text(node: ast.expr, named: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return a message as a template: constants as they are, other parts by their code's last name in braces. ``named``: variable →
+    its text."""
     match node:
         case ast.Constant(value=str(text)):
             return text
+        case ast.Name(id=name):
+            return named.get(name, "")
         case ast.JoinedStr(values=values):
             return "".join(_text(each) for each in values)
         case ast.FormattedValue(value=value):
             return f"{{{_name(value)}}}"
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return _text(left) + _text(right)
+            return _text(left, named) + _text(right, named)
     return ""
 
 
