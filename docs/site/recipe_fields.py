@@ -8,7 +8,7 @@ from typing import Any
 
 from docs.site.units import unit_of
 from vantage.schemas.kinds import KINDS, STAGES
-from vantage.schemas.loading.json_schema import recipe_schema
+from vantage.schemas.loading.json_schema import recipe_schema, sweep_schema
 from vantage.schemas.recipe.presets import PRESETS
 from vantage.schemas.recipe.served_scores import JudgeServer, RewardServer
 from vantage.schemas.recipe.stage import Stage, Training
@@ -19,6 +19,7 @@ Schema = dict[str, Any]
 RECIPE_PAGE = "reference/recipe.md"
 STAGES_PAGE = "reference/stages.md"
 ALGORITHM_PAGE = "reference/algorithm.md"
+SWEEP_PAGE = "reference/sweep.md"
 
 BY_CONTENT = "stage, by content"
 """The key holds the digest of what the field names, and not the name."""
@@ -93,11 +94,12 @@ def page_of(name: str) -> str:
 
 
 def pages() -> dict[str, str]:
-    """Return path in the site → text of the three pages."""
+    """Return path in the site → text of the four pages."""
     return {
         RECIPE_PAGE: "\n".join(_recipe_page()) + "\n",
         STAGES_PAGE: "\n".join(_stages_page()) + "\n",
         ALGORITHM_PAGE: "\n".join(_algorithm_page()) + "\n",
+        SWEEP_PAGE: "\n".join(_sweep_page()) + "\n",
     }
 
 
@@ -182,6 +184,22 @@ def _algorithm_page() -> Iterator[str]:
     for preset, values in PRESETS.items():
         shown = (f"`{name}: {json.dumps(value)}`" for name, value in values.items())
         yield f"| `{preset}` | {', '.join(shown) or 'the defaults'} |"
+
+
+def _sweep_page() -> Iterator[str]:
+    schema = sweep_schema()
+    yield from (
+        "# Sweep fields",
+        "",
+        "All fields of a sweep's file ([Sweeps](../sweeps.md)). A sweep has no key of its own: its arms are recipes, with the keys of their stages.",
+        "",
+        "## Sweep",
+        "",
+    )
+    yield from _table(schema, dict.fromkeys(schema["properties"], "none"))
+    for name, definition in schema["definitions"].items():
+        yield from ("", f"## {name}", "", _sentence(definition.get("description", "")), "")
+        yield from _table(definition, dict.fromkeys(definition["properties"], "none"))
 
 
 def _only(definition: Schema, fields: set[str]) -> Schema:
@@ -305,6 +323,8 @@ def _range(field: Schema) -> str:
 
 def _link(reference: str) -> str:
     name = reference.rpartition("/")[2]
+    if name not in _schema()["definitions"]:
+        return f"[{name}](#{name.lower()})"
     if name in STAGE_CLASSES:
         return f"[{STAGE_CLASSES[name]}](stages.md#{STAGE_CLASSES[name]})"
     page = page_of(name).rpartition("/")[2]

@@ -11,7 +11,7 @@ from vantage.attempts.exit_codes import ExitCode
 from vantage.attempts.jobs import key_parts_of
 from vantage.runs.resolving import load_resolved
 from vantage.schemas.kinds import STAGES
-from vantage.schemas.loading.json_schema import recipe_schema
+from vantage.schemas.loading.json_schema import recipe_schema, sweep_schema
 from vantage.schemas.recipe.presets import PRESETS
 from vantage.schemas.records.stage_key import stage_key
 from vantage.schemas.steps import dependencies
@@ -37,6 +37,13 @@ def test_every_field_of_a_recipe_is_described_once_with_type_default_effect_and_
         definition = recipe_fields._definition(name)
         assert definition["properties"].keys() <= found.keys(), name
         assert all(len(cells) == 6 and all(cells) for cells in found.values()), name
+
+
+def test_every_field_of_a_sweep_is_described() -> None:
+    schema, page = sweep_schema(), PAGES[recipe_fields.SWEEP_PAGE]
+    assert rows("Sweep", page).keys() == schema["properties"].keys()
+    for name, definition in schema["definitions"].items():
+        assert rows(name, page).keys() == definition["properties"].keys(), name
 
 
 def test_every_kind_and_every_preset_has_its_place() -> None:
