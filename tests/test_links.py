@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 from docs.site import hooks
@@ -31,15 +30,10 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
 
 
-@cache
-def generated_pages() -> frozenset[str]:
-    return frozenset(hooks.generated_pages())
-
-
 def is_generated(file: Path) -> bool:
     """Whether the site has a page of this path that is made from code."""
     path = Path(os.path.normpath(file))
-    return path.is_relative_to(GENERATED) and path.relative_to(GENERATED).as_posix() in generated_pages()
+    return path.is_relative_to(GENERATED) and path.relative_to(GENERATED).as_posix() in hooks.GENERATED
 
 
 def broken_links(page: Path) -> Iterator[str]:

@@ -8,6 +8,17 @@ from docs.site import commands, links, recipe_fields, refusals
 
 DOCS = Path(__file__).parents[1]
 DECISIONS_PAGE = "decisions/index.md"
+GENERATED = (
+    recipe_fields.RECIPE_PAGE,
+    recipe_fields.STAGES_PAGE,
+    recipe_fields.ALGORITHM_PAGE,
+    recipe_fields.SWEEP_PAGE,
+    commands.COMMANDS_PAGE,
+    commands.EXIT_CODES_PAGE,
+    refusals.REFUSALS_PAGE,
+    DECISIONS_PAGE,
+)
+"""The pages that are made from code when the site is built."""
 
 
 def generated_pages() -> dict[str, str]:

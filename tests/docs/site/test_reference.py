@@ -65,7 +65,7 @@ def key(step: str, *overrides: str) -> str:
         ("policy", "learning_rate", 1e-3),
         ("policy", "checkpoint_every", 3),
         ("policy", "microbatch_size", 8),
-        ("policy", "keep_state", True),
+        ("policy", "gradient_checkpointing", True),
         ("policy", "validate_every", 2),
         ("policy", "seed", 3),
         ("policy", "resources", {"cpus": 2}),
@@ -108,6 +108,10 @@ def test_refusals_are_divided_into_what_is_refused_and_the_remedy() -> None:
     refused = "batch_size={batch_size} is not a multiple of minibatch_size={minibatch_size}"
     assert found[refused] == "use minibatch_size: {batch_size} or a divisor of it"
     assert refused in PAGES[refusals.REFUSALS_PAGE]
+
+
+def test_the_names_of_generated_pages_are_known_without_making_them() -> None:
+    assert PAGES.keys() == set(hooks.GENERATED)
 
 
 def test_links_out_of_the_pages_lead_to_pages_of_the_site() -> None:
