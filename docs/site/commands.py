@@ -10,7 +10,8 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from vantage.attempts import exit_codes
 from vantage.attempts.exit_codes import MEANINGS, ExitCode
-from vantage.cli.main import GROUPS, app
+from vantage.cli.app import app
+from vantage.cli.main import GROUPS
 
 COMMANDS_PAGE = "reference/commands.md"
 EXIT_CODES_PAGE = "reference/exit_codes.md"
@@ -45,22 +46,30 @@ def _commands_page() -> Iterator[str]:
     for heading, names in groups.items():
         yield from ("", f"## {heading}")
         for name in names:
-            yield from _command(root.commands[name], f"vantage {name}")
+            yield from _command(_known(root, name), f"vantage {name}")
 
 
 def _command(command: TyperGroup | TyperCommand, path: str) -> Iterator[str]:
     yield from ("", f"### {path}", "", _text(command.help or ""))
     if isinstance(command, TyperGroup):
-        for name, inner in command.commands.items():
-            yield from _command(inner, f"{path} {name}")
+        for name in command.commands:
+            yield from _command(_known(command, name), f"{path} {name}")
         return
     arguments = [each for each in command.params if isinstance(each, TyperArgument)]
     usage = " ".join(_usage(each) for each in arguments)
     yield from ("", "```text", f"{path} [OPTIONS] {usage}".rstrip(), "```", "")
     yield from ("| argument or option | meaning | default |", "|---|---|---|")
     for parameter in command.params:
-        if not getattr(parameter, "hidden", False):
+        assert isinstance(parameter, TyperArgument | TyperOption)
+        if not parameter.hidden:
             yield f"| `{_name(parameter)}` | {_text(getattr(parameter, 'help', None) or '')} | {_default(parameter)} |"
+
+
+def _known(group: TyperGroup, name: str) -> TyperGroup | TyperCommand:
+    """Return a command of the group."""
+    found = group.commands[name]
+    assert isinstance(found, TyperGroup | TyperCommand)
+    return found
 
 
 def _usage(argument: TyperArgument) -> str:

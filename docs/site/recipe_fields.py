@@ -296,7 +296,7 @@ def _plain_type(field: Schema) -> str:
         case "integer" | "number" as kind:
             return f"{'integer' if kind == 'integer' else 'number'}{_range(field)}"
         case "array":
-            items = field.get("items", field.get("prefixItems", [{}]))
+            items: Schema | list[Schema] = field.get("items") or field.get("prefixItems") or [{}]
             parts = items if isinstance(items, list) else [items]
             return f"list of {' and '.join(dict.fromkeys(_type(each) for each in parts))}"
         case "object":
