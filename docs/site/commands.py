@@ -74,7 +74,7 @@ def _known(group: TyperGroup, name: str) -> TyperGroup | TyperCommand:
 
 def _usage(argument: TyperArgument) -> str:
     name = _name(argument)
-    return name if argument.required else f"[{name}]"
+    return name if argument.required or name.startswith("[") else f"[{name}]"
 
 
 def _name(parameter: TyperArgument | TyperOption) -> str:

@@ -168,6 +168,5 @@ def _divided(message: str) -> tuple[str, str]:
 
 
 def _cell(text: str) -> str:
-    """Return the text as a cell; a message is code, since it has signs that Markdown reads."""
-    written = text.replace("`", "'").replace("|", "\\|")
-    return f"`{written}`"
+    """Return a message as a cell: signs that Markdown reads are shown as they are."""
+    return re.sub(r"([\\`*_{}\[\]|])", r"\\\1", text).replace("<", "&lt;")
