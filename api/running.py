@@ -65,7 +65,7 @@ def run(
     """
     place, overrides = workspace_of(workspace), overrides_of(set)
     load_resolved(
-        str(recipe), overrides, part=part_named(until, only)
+        str(recipe), overrides, part=part_named(until, only), workspace=place
     )  # an invalid recipe is refused here, as an exception of its own
     command = [*COMMAND, "run", str(recipe), "--workspace", place.address, "--json"]
     command += [word for each in overrides for word in ("--set", each)]

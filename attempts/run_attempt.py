@@ -35,7 +35,7 @@ from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.extending import PREVIOUS
 from vantage.schemas.recipe.stage import Stage
 from vantage.schemas.recipe.verifiers import Verifier
-from vantage.schemas.recipe.work import ImportVerifier, MixData, PrepareData
+from vantage.schemas.recipe.work import SOURCE, ImportVerifier, MixData, PrepareData, copied_stage
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
 from vantage.schemas.records.energy import Energy
@@ -420,6 +420,9 @@ def _description(request: AttemptRequest, result: StageResult) -> dict[str, Any]
     if result.base is not None:
         own |= {"base": result.base, "same_as_base": result.same_as_base}
     parents = {role: artifact.digest for role, artifact in request.inputs.items()}
+    copied = copied_stage(request.work)
+    if copied is not None and copied.digest is not None:
+        parents[SOURCE] = copied.digest
     return {
         "kind": row.makes,
         "parents": parents,

@@ -21,8 +21,7 @@ def complete_recipe(incomplete: str) -> list[str]:
 
 def complete_run(context: typer.Context, incomplete: str) -> list[str]:
     """Return the runs of the workspace that start with the text."""
-    from vantage.runs.run import run_ids
-    from vantage.runs.run_ids import LATEST
+    from vantage.runs.run_ids import LATEST, run_ids
 
     known = [LATEST, *run_ids(workspace_at(context.params.get("workspace") or DEFAULT_WORKSPACE))]
     return [run_id for run_id in known if run_id.startswith(incomplete)]

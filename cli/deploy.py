@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from prefect.client.schemas.responses import DeploymentResponse
 
 OnOverlapOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--on-overlap",
         metavar="wait|skip|cancel",
         help="A run that would be one too many waits for an earlier one, is skipped, or has the earlier ones save and end "
-        "(cancel: one at a time).",
+        "(cancel: one at a time). Default: skip; with --on: wait.",
     ),
 ]
 Paused = Annotated[
@@ -56,13 +56,17 @@ def deploy(
     timezone: Annotated[
         str | None, typer.Option("--timezone", metavar="Europe/Berlin", help="Of the schedule. Default: UTC.")
     ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option("--on", metavar="models:/NAME@ALIAS", help="Start it once each time this alias moves."),
+    ] = None,
     concurrency: Annotated[
         int,
         typer.Option(
             "--concurrency", min=1, max=10_000, help="How many of its runs may be under way at once."
         ),
     ] = 1,
-    on_overlap: OnOverlapOption = "skip",
+    on_overlap: OnOverlapOption = None,
     paused: Paused = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be registered; register nothing.")
@@ -76,6 +80,7 @@ def deploy(
         from vantage.flows.pools.pipelines import OnOverlap, as_prefect_yaml, pipeline_of, register
         from vantage.runs.names import recipe_source
 
+        on_overlap = on_overlap or ("skip" if on is None else "wait")
         if on_overlap not in get_args(OnOverlap):
             raise ValueError(f"--on-overlap={on_overlap} is not one of {', '.join(get_args(OnOverlap))}")
         if on_overlap == "cancel" and concurrency != 1:
@@ -95,6 +100,7 @@ def deploy(
             concurrency=concurrency,
             on_overlap=on_overlap,  # type: ignore[arg-type]
             paused=paused,
+            on=on,
         )
         for warning in pipeline.warnings:
             typer.echo(f"vantage: warning: {warning}", err=True)
@@ -107,7 +113,8 @@ def deploy(
             with _client() as client:
                 register(client, pipeline)
             typer.echo(f"deployed {pipeline.name}, version {pipeline.version}, on pool {pool}")
-            typer.echo(f"  started by {_schedule(pipeline.schedule)}, by Prefect's form, or by")
+            moves = f", when {pipeline.on_alias} moves" if pipeline.on_alias else ""
+            typer.echo(f"  started by {_schedule(pipeline.schedule)}{moves}, by Prefect's form, or by")
             typer.echo(f"  prefect deployment run 'vantage/{pipeline.name}'")
 
 
@@ -134,7 +141,7 @@ def undeploy(
     ],
     verbose: Verbose = False,
 ) -> None:
-    """Remove a deployment from Prefect, with its schedule; its runs and artifacts stay."""
+    """Remove a deployment from Prefect, with its schedule and automations; its runs and artifacts stay."""
     with explained(verbose):
         _quiet(verbose)
         from vantage.flows.pools.pipelines import remove
@@ -177,10 +184,14 @@ def _client() -> Iterator["SyncPrefectClient"]:
 
 
 def _described(deployment: "DeploymentResponse") -> dict[str, Any]:
+    from vantage.flows.pools.alias_triggers import alias_of
+
     schedules = [
         _schedule(each.schedule) + ("" if each.active and not deployment.paused else " (paused)")
         for each in deployment.schedules
     ]
+    if alias := alias_of(deployment.tags):
+        schedules.append(f"models:/{alias}")
     return {
         "name": deployment.name,
         "version": deployment.version,

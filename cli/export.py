@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vantage.runs.named_models import Origin
     from vantage.runs.workspace import Workspace
     from vantage.schemas.kind import ArtifactKind
+    from vantage.schemas.records.sampling import ModelOpened
 
 
 def export(
@@ -29,69 +30,119 @@ def export(
             autocompletion=complete_run,
         ),
     ],
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new or an empty folder.")],
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="FOLDER", help="A new or an empty folder. It may be left out with --push."),
+    ] = None,
+    push: Annotated[
+        str | None,
+        typer.Option(
+            "--push",
+            metavar="hub:ORG/NAME|s3://…|gs://…|az://…",
+            help="Also audit the folder and publish it there, whole or not at all. The login is taken from the environment.",
+        ),
+    ] = None,
     workspace: Place = DEFAULT_WORKSPACE,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
     """Write a policy or a reward model as a Hugging Face folder, which other programs load and serve."""
-    with explained(verbose):
-        from vantage.attempts.launchers.sampling_process import open_model
-        from vantage.review.exports.exporting import check_adapters, check_target
-        from vantage.review.exports.exporting import export as export_model
-        from vantage.runs.meanings import MADE, Command
-        from vantage.runs.named_models import open_named_model
-        from vantage.schemas.records.sampling import OpenModel
-        from vantage.signing.statements import is_about
-        from vantage.storage.signatures import read_signatures
+    with explained(verbose), ExitStack() as stack:
+        from vantage.review.exports.exporting import ExportRefused, check_target
+        from vantage.review.exports.pushing import place_named
+        from vantage.review.exports.pushing import push as push_folder
 
-        target = folder.expanduser()
+        goal = None if push is None else place_named(push)
+        if folder is not None:
+            target = folder.expanduser()
+        elif goal is not None:
+            target = Path(stack.enter_context(TemporaryDirectory(prefix="vantage-push-"))) / "model"
+        else:
+            raise ExportRefused("FOLDER is missing; name a new folder, or a place with --push")
         check_target(target)
         place = workspace_at(workspace)
-        kinds: tuple[ArtifactKind, ...] = ("policy", "reward_model")
-        with open_named_model(place, named, Command("export", MADE), kinds=kinds) as model:
-            assert model.origin is not None, "runs made it"
-            with ExitStack() as stack:
-                opened = merged = None
-                if model.kind == "policy" or model.base is not None:
-                    opening = OpenModel(
-                        folder=model.folder,
-                        base=model.base,
-                        generation=model.generation,
-                        chat=model.chat,
-                        date=model.date,
-                    )
-                    process = stack.enter_context(open_model(opening))
-                    described = process.opened()
-                    opened = described if model.kind == "policy" else None
-                if model.base is not None:
-                    check_adapters(model)
-                    merged = Path(stack.enter_context(TemporaryDirectory(prefix="vantage-merge-"))) / "model"
-                    process.merge(merged)
-                storage = place.existing_storage
-                stored = [] if storage is None else read_signatures(storage, model.origin.stage_key)
-                signatures = [each for each in stored if is_about(each.statement, model.origin.digest)]
-                entry = _entry_of(place, model.origin)
-                made_by = _maker_of(place, model.origin)
-                written = export_model(
-                    model,
-                    opened,
-                    target,
-                    merged=merged,
-                    signatures=signatures,
-                    entry=entry,
-                    made_by=made_by,
-                )
+        done = _write(place, named, target, known_as=None if goal is None else goal.name_in_card)
+        facts = done.written if folder is None else done.written | {"folder": str(target)}
+        if not as_json:
+            _print_written(done, target if folder is not None else None)
+        if goal is not None:
+            address, report = push_folder(target, goal, place)
+            facts |= {"pushed": address, "audit": report.outcome}
+            if not as_json:
+                print(f"audited ({report.outcome}), published and read back: {address}")
         if as_json:
-            print_json(written | {"folder": str(target)})
-            return
-        print(f"{model.label} → {target}")
-        compared = "compared with the store" if merged is None else "of adapters merged into their model"
-        print(f"digest {written['digest'][:12]}, {len(written['files'])} files {compared}")
-        for folders in written.get("signatures", {}).values():
-            _print_check(target, folders[0])
-        if opened is not None:
-            _print_use(target, uses_chat=opened.uses_chat)
+            print_json(facts)
+
+
+class _Written(NamedTuple):
+    """A folder that was written."""
+
+    label: str
+    written: dict[str, Any]
+    """Content of its ``vantage.json``."""
+    opened: "ModelOpened | None"
+    is_merged: bool
+
+
+def _write(place: "Workspace", named: str, target: Path, *, known_as: Path | None) -> _Written:
+    """Write the folder of the named model."""
+    from vantage.attempts.launchers.sampling_process import open_model
+    from vantage.review.exports.exporting import check_adapters
+    from vantage.review.exports.exporting import export as export_model
+    from vantage.runs.meanings import MADE, Command
+    from vantage.runs.named_models import open_named_model
+    from vantage.schemas.records.sampling import OpenModel
+    from vantage.signing.statements import is_about
+    from vantage.storage.signatures import read_signatures
+
+    kinds: tuple[ArtifactKind, ...] = ("policy", "reward_model")
+    with (
+        open_named_model(place, named, Command("export", MADE), kinds=kinds) as model,
+        ExitStack() as stack,
+    ):
+        assert model.origin is not None, "runs made it"
+        opened = merged = None
+        if model.kind == "policy" or model.base is not None:
+            opening = OpenModel(
+                folder=model.folder,
+                base=model.base,
+                generation=model.generation,
+                chat=model.chat,
+                date=model.date,
+            )
+            process = stack.enter_context(open_model(opening))
+            described = process.opened()
+            opened = described if model.kind == "policy" else None
+        if model.base is not None:
+            check_adapters(model)
+            merged = Path(stack.enter_context(TemporaryDirectory(prefix="vantage-merge-"))) / "model"
+            process.merge(merged)
+        storage = place.existing_storage
+        stored = [] if storage is None else read_signatures(storage, model.origin.stage_key)
+        written = export_model(
+            model,
+            opened,
+            target,
+            merged=merged,
+            signatures=[each for each in stored if is_about(each.statement, model.origin.digest)],
+            entry=_entry_of(place, model.origin),
+            made_by=_maker_of(place, model.origin),
+            known_as=known_as,
+        )
+    return _Written(model.label, written, opened, merged is not None)
+
+
+def _print_written(done: _Written, target: Path | None) -> None:
+    """Print what was written; ``target`` None: into a folder that goes with the command."""
+    print(done.label if target is None else f"{done.label} → {target}")
+    compared = "of adapters merged into their model" if done.is_merged else "compared with the store"
+    print(f"digest {done.written['digest'][:12]}, {len(done.written['files'])} files {compared}")
+    if target is None:
+        return
+    for folders in done.written.get("signatures", {}).values():
+        _print_check(target, folders[0])
+    if done.opened is not None:
+        _print_use(target, uses_chat=done.opened.uses_chat)
 
 
 def _entry_of(place: "Workspace", origin: "Origin") -> "RunEntry | None":

@@ -1,7 +1,6 @@
 """``vantage run``: run a recipe, or resume its unfinished run."""
 
 import sys
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -42,8 +41,8 @@ def run(
 
         recipe = recipe_source(recipe, "run")
         part = part_named(until, only)
-        resolved, chosen = load_resolved(recipe, overrides or [], part=part)
         place = workspace_at(workspace)
+        resolved, chosen = load_resolved(recipe, overrides or [], part=part, workspace=place)
         if part is not None and part.extent == "only":
             plan_recipe(recipe, overrides or [], place, part=part)  # refuses it before there is a run
         check_signing(resolved, place)
@@ -67,8 +66,12 @@ def run(
 
 def _detach(arguments: list[str], place: "Workspace", *, as_json: bool) -> None:
     """Start the run and print how to follow and to stop it. Exits with the run's code if it has failed to begin."""
+    from rich.text import Text
+
     from vantage.cli.detached import start_detached
-    from vantage.runs.own_commands import program
+    from vantage.runs.console import open_console
+    from vantage.runs.own_commands import own_command
+    from vantage.runs.wrapped_lines import print_line, print_whole
 
     started = start_detached(arguments, place)
     if started.run_id is None:
@@ -78,12 +81,13 @@ def _detach(arguments: list[str], place: "Workspace", *, as_json: bool) -> None:
     if as_json:
         print_json({"run_id": started.run_id, "pid": started.pid, "log": str(started.log)})
         return
-    print(f"run {started.run_id} has begun (process {started.pid}); it goes on without this terminal")
-    print(f"  prints  {started.log}")
+    console = open_console(sys.stdout)
+    begun = f"run {started.run_id} has begun (process {started.pid}); it goes on without this terminal"
+    print_line(console, Text(begun))
+    print_whole(console, "  prints  ", str(started.log))
     for what, command in (("status", "status"), ("stop", "cancel")):
-        print(
-            f"  {what:<8}{program('vantage')} {command} {started.run_id} --workspace {quote(place.address)}"
-        )
+        line = own_command(command, started.run_id, "--workspace", place.address)
+        print_whole(console, f"  {what:<8}", line)
 
 
 def screen_of(as_json: bool) -> "Screen":

@@ -34,7 +34,7 @@ from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.evaluations import BenchmarkEvaluation
 from vantage.schemas.recipe.learning_rates import with_learning_rates
 from vantage.schemas.recipe.recipe import Recipe, ResolvedRecipe
-from vantage.schemas.recipe.sources import Builtin, Registered
+from vantage.schemas.recipe.sources import Builtin, Registered, StageOfRun
 from vantage.schemas.recipe.stage import Resources
 from vantage.schemas.recipe.stages_on_data import SupervisedFineTuning
 from vantage.schemas.steps import OTHER_MODEL_PREFIX, content_of, ordered_steps
@@ -203,6 +203,8 @@ def _other_shapes(recipe: Recipe) -> tuple[dict[str, ModelShape], list[str]]:
         try:
             if isinstance(other.origin, Registered):
                 raise ValueError("MLflow is not asked for an estimate")
+            if isinstance(other.origin, StageOfRun):
+                raise ValueError("an estimate reads no runs")
             shapes[step] = model_shape(read_config(other.whole))
         except ValueError as error:
             notes.append(f"{step} is counted as if it were the recipe's model: {error}")

@@ -15,18 +15,20 @@ from vantage.flows.open_runs import opened
 from vantage.flows.orchestrator import Orchestrator
 from vantage.flows.prefect_server import server as servers
 from vantage.flows.prefect_server.proxies import check_proxies
+from vantage.flows.publishing.announcing import moves_announced
 from vantage.flows.publishing.publishing import publish
 from vantage.flows.shown_plan import planned
 from vantage.flows.unsent_ledger import unsent_said
 from vantage.ledger.run_ledger import Ledger
 from vantage.ledger.tracking import check_configured
-from vantage.runs.console import Screen, show_result
+from vantage.runs.console import Screen
 from vantage.runs.next_steps import after_closed_gates, after_questions
-from vantage.runs.own_commands import mlflow_server, prefect_server
+from vantage.runs.own_commands import own_command
 from vantage.runs.planning import needs_work, steps_in_store
 from vantage.runs.record import RunRecord
 from vantage.runs.resolving import ChosenRates
 from vantage.runs.run import Run, is_active, read_runs
+from vantage.runs.shown_result import show_result
 from vantage.runs.shown_warnings import warnings_shown
 from vantage.runs.summary import commands_for_policy, model_folders, samples_heading
 from vantage.schemas.records.attempt import RUN_STAGE
@@ -77,6 +79,7 @@ def execute(
         # before the ledger imports MLflow in a thread beside this one: the first stage waits for the server
         started(workspace.root, verbose=verbose) if needs_work(steps) else nullcontext() as server,
         notified(run, screen) as watcher,
+        moves_announced(workspace, watcher),
         Ledger(None, workspace.root, recipe.recipe) as ledger,
         warnings_shown(lambda text: watcher.say(f"  warning: {text}", "yellow")),
         unsent_said(run, ledger, watcher),
@@ -102,11 +105,15 @@ def execute(
             orchestrator.end()
         for step, stage in run.record.stages.items():
             screen.samples(stage.samples, heading=samples_heading(run.record, step))
+        report = orchestrator.send_report()
         in_prefect = len(run.record.prefect_flow_run_ids) > shown_before
         show_result(
             screen.console,
             run.record,
-            pages=_pages(run, ledger, in_prefect=in_prefect),
+            pages={
+                **({} if report is None else {"report": str(report)}),
+                **_pages(run, ledger, in_prefect=in_prefect),
+            },
             models=model_folders(run.record, workspace.storage),
             commands=commands_for_policy(run.record, workspace.address),
             next_steps=[
@@ -114,8 +121,6 @@ def execute(
                 *after_questions(run.record, workspace.address),
             ],
         )
-        if report := orchestrator.send_report():
-            screen.say(f"  {'report':<8}{report}")
     if lost is not None:
         raise lost
     return run.record
@@ -251,17 +256,25 @@ def ordering(server: servers.PrefectServer) -> Iterator[str]:
 
 
 def _pages(run: Run, ledger: Ledger, *, in_prefect: bool) -> Mapping[str, str]:
-    """Return the addresses of the pages to look at; Prefect's only if it has a page of this run."""
+    """Return where to look: the run's pages on servers, or the command that shows them. Prefect's only if it has a page of
+    this run."""
+    pages: dict[str, str] = {}
+    is_shown_here = False
     # without it, the last lines contain the reason why MLflow has no page of the run
-    pages = {"MLflow": mlflow_server(ledger.where())} if run.record.mlflow_run_id else {}
-    if in_prefect:
+    if run.record.mlflow_run_id:
+        where = ledger.where()
+        if "://" in where.partition(" ")[0]:
+            pages["MLflow"] = where
+        else:
+            is_shown_here = True
+    if in_prefect and servers.configured_url():
         from vantage.flows.prefect_server.flow_runs import page_of
 
-        pages["Prefect"] = (
-            page_of(run.record.prefect_flow_run_ids[-1])
-            if servers.configured_url()
-            else prefect_server(run.workspace.root / "prefect")
-        )
+        pages["Prefect"] = page_of(run.record.prefect_flow_run_ids[-1])
+    elif in_prefect:
+        is_shown_here = True
+    if is_shown_here:
+        pages["pages"] = own_command("ui", "--workspace", run.workspace.address)
     return {**pages, "logs": str(run.folder / "logs"), **_signed(run)}
 
 

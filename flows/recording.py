@@ -13,6 +13,7 @@ from vantage.ledger.run_ledger import Ledger
 from vantage.runs.extending import Place
 from vantage.runs.gates import Standing, check_gates, question_about, standing
 from vantage.runs.loosened import earlier_verdicts
+from vantage.runs.models_of_runs import fetch_stage
 from vantage.runs.own_commands import own_command
 from vantage.runs.record import StageRecord, StageStatus
 from vantage.runs.registered_models import fetch_registered
@@ -20,8 +21,8 @@ from vantage.runs.run import Run, read_run
 from vantage.runs.summary import printed_intervals
 from vantage.runs.watching import Watcher, feed, journal_entries
 from vantage.runs.workspace import RunError
-from vantage.schemas.recipe.sources import Registered
-from vantage.schemas.recipe.work import ImportModel
+from vantage.schemas.recipe.sources import Registered, StageOfRun
+from vantage.schemas.recipe.work import ImportModel, Work
 from vantage.schemas.records.approvals import Approval, answer_to
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
@@ -340,10 +341,18 @@ class AttemptObserver:
         recording.ledger.open_stage(request.step, attempt=begun.attempt, **fields)
         recording.watcher.started(request.step, begun.attempt)
         recording.watches(request, begun)
-        if isinstance(request.work, ImportModel) and isinstance(request.work.model.origin, Registered):
-            # here, since only the process that orders the run reaches MLflow
-            fetch_registered(request.work.model.origin, recording.run.workspace, begun.scratch / FETCHED)
+        self._fetch(request.work, begun.scratch / FETCHED)
         self._feed = feed(request.step, begun.scratch, watcher=recording.watcher, ledger=recording.ledger)
+
+    def _fetch(self, work: Work, target: Path) -> None:
+        """Fetch the files that an import copies: only the process that orders the run reaches MLflow and other runs."""
+        workspace = self._recording.run.workspace
+        if not isinstance(work, ImportModel):
+            return
+        if isinstance(work.model.origin, Registered):
+            fetch_registered(work.model.origin, workspace, target)
+        elif isinstance(work.model.origin, StageOfRun):
+            fetch_stage(work.model.origin, workspace, target)
 
     def polled(self) -> None:
         self._feed()

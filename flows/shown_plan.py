@@ -38,7 +38,7 @@ def plan_recipe(
         ValueError: this installation or the workspace lacks what it needs; there is no such part, or it is one stage
             whose inputs are not made.
     """
-    resolved, chosen = load_resolved(source, overrides, part=part)
+    resolved, chosen = load_resolved(source, overrides, part=part, workspace=workspace)
     check_extras(resolved)
     check_signing(resolved, workspace)
     tracking.check_configured()

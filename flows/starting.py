@@ -10,6 +10,7 @@ from vantage.flows.notifying import notified
 from vantage.flows.open_runs import opened
 from vantage.flows.orchestrator import Orchestrator
 from vantage.flows.pools.deployments import require_pools
+from vantage.flows.publishing.announcing import moves_announced
 from vantage.flows.shown_plan import planned
 from vantage.flows.unsent_ledger import unsent_said
 from vantage.ledger.run_ledger import Ledger
@@ -53,7 +54,7 @@ def open_run(
         chosen: ChosenRates = {}
     else:
         load = load_resolved_text if "\n" in recipe else load_resolved
-        resolved, chosen = load(recipe, overrides)
+        resolved, chosen = load(recipe, overrides, workspace=where)
         source = resolved.recipe if "\n" in recipe else recipe
         run = held.enter_context(acquire_run(where, resolved, source=source, overrides=overrides))
     check_signing(run.record.recipe, where)
@@ -63,6 +64,7 @@ def open_run(
     screen = Screen(open_console(sys.stdout))
     steps = planned(run, screen, strict=strict, chosen=chosen)
     watcher = held.enter_context(notified(run, screen))
+    held.enter_context(moves_announced(where, watcher))
     held.enter_context(warnings_shown(lambda text: watcher.say(f"  warning: {text}", "yellow")))
     ledger = held.enter_context(Ledger(None, where.root, run.record.recipe.recipe))
     orchestrator = Orchestrator(

@@ -10,6 +10,7 @@ from vantage.ledger.entries import RunEntry, StageEntry
 from vantage.ledger.page_links import ArtifactKey, Link, artifact_key, linked, linked_run, words
 from vantage.schemas.recipe.extending import PREVIOUS, PREVIOUS_STATE
 from vantage.schemas.recipe.sources import Builtin, model_source
+from vantage.schemas.recipe.work import SOURCE
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.estimate_warnings import warnings_about
 from vantage.schemas.records.extensions import STATE_KIND
@@ -242,7 +243,8 @@ def _licence(entry: RunEntry, name: str) -> list[str]:
 
 def parents_table(stage: StageEntry, producers: Mapping[ArtifactKey, Link]) -> list[str]:
     """Return the stage's inputs, with links to the runs that made them."""
-    if not stage.inputs:
+    parents = {} if stage.artifact is None else stage.artifact.parents
+    if not stage.inputs and SOURCE not in parents:
         return []
     lines = ["| role | kind | made by | content digest |", "|---|---|---|---|"]
     for role, given in stage.inputs.items():
@@ -250,13 +252,15 @@ def parents_table(stage: StageEntry, producers: Mapping[ArtifactKey, Link]) -> l
         made_by = linked_run(link) if link.run else markdown_text(given.stage)
         kind = linked(words(given.artifact.kind), link.model)
         lines.append(f"| {role} | {kind} | {made_by} | `{given.artifact.digest[:16]}` |")
-    parents = {} if stage.artifact is None else stage.artifact.parents
     kinds = {PREVIOUS: stage.artifact.kind, PREVIOUS_STATE: STATE_KIND} if stage.artifact is not None else {}
     lines += [
         f"| {role} | {words(kind)} | the shorter stage that it goes on from | `{parents[role][:16]}` |"
         for role, kind in kinds.items()
         if role in parents
     ]
+    if SOURCE in parents and stage.source is not None and stage.artifact is not None:
+        made_by = markdown_text(stage.source.partition("#")[0])
+        lines.append(f"| {SOURCE} | {words(stage.artifact.kind)} | {made_by} | `{parents[SOURCE][:16]}` |")
     return lines
 
 

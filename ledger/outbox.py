@@ -66,7 +66,7 @@ class Outbox:
             try:
                 while self._unwritten:
                     line = _line({**self._unwritten[0], BEFORE: self._before.hexdigest()})
-                    _append(self._path, line)
+                    append_line(self._path, line)
                     self._before.update(line)
                     del self._unwritten[0]
             except OSError:
@@ -109,7 +109,11 @@ class Outbox:
 
     def is_pending(self, destination: str) -> bool:
         """Return whether there may be unsent operations for the destination; cheap, compares two files' sizes."""
-        return self._path.exists() and self._path.stat().st_size > self.sent(destination)
+        return self.is_longer_than(self.sent(destination))
+
+    def is_longer_than(self, end: int) -> bool:
+        """Return whether there is anything after this byte offset."""
+        return self._path.exists() and self._path.stat().st_size > end
 
     def is_unsent(self) -> bool:
         """Return whether there are operations, and no destination has all of them."""
@@ -120,7 +124,7 @@ class Outbox:
     def mark_refused(self, destination: str, operation: Operation, error: str) -> None:
         """Record an operation that the destination refused permanently, with the error; sending continues."""
         refusal = {"destination": destination, "error": error, "operation": operation}
-        _append(self.folder / "refused.jsonl", _line(refusal))
+        append_line(self.folder / "refused.jsonl", _line(refusal))
 
     def set_aside(self) -> Path:
         """Rename an unreadable outbox, so that a new one can start; returns its new folder."""
@@ -176,7 +180,8 @@ def _line(value: Operation) -> bytes:
     return json.dumps(value).encode() + b"\n"
 
 
-def _append(path: Path, line: bytes) -> None:
+def append_line(path: Path, line: bytes) -> None:
+    """Append a line to a file of its owner only; it is on disk when this returns."""
     with open(path, "ab", opener=open_private) as file:
         file.write(line)
         file.flush()

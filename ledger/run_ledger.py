@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from vantage.ledger import journal, tracking
+from vantage.ledger.destinations.delivery import Destinations
 from vantage.ledger.entries import RunEntry, apply_operation, new_rows
 from vantage.ledger.operations import (
     CloseRun,
@@ -74,6 +75,7 @@ class Ledger:
         self.tracking_uri = tracking.address(tracking_uri, workspace)
         self.experiment = experiment
         self._sender = Sender(self.tracking_uri, self.workspace)
+        self._destinations = Destinations(self.workspace)
         self._outbox: Outbox | None = None
         self._entry: RunEntry | None = None
         self._clock = SteadyClock()
@@ -383,7 +385,9 @@ class Ledger:
 
     def close(self, timeout_seconds: float = 60.0) -> bool:
         """Send what was not tried yet and stop sending; returns whether MLflow has everything."""
-        return self._sender.close(timeout_seconds)
+        has_everything = self._sender.close(timeout_seconds)
+        self._destinations.close(timeout_seconds)
+        return has_everything
 
     def why_unsent(self) -> str:
         """Return where the records were to go and why they are not there, after ``close`` has returned False."""
@@ -433,3 +437,4 @@ class Ledger:
                 log.warning("the ledger's outbox %s cannot be written (%s)", self._outbox.folder, error)
                 return
             self._sender.notify(self._outbox, can_wait=can_wait)
+            self._destinations.notify(self._outbox)

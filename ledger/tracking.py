@@ -5,6 +5,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from vantage.ledger.destination_settings import check_destinations
 from vantage.schemas.safe_text import safe_text
 
 DANGEROUS = (
@@ -33,7 +34,8 @@ def address(tracking_uri: str | None, workspace: Path) -> str:
 
 
 def check_configured() -> None:
-    """Refuse a ``MLFLOW_TRACKING_URI`` that ``check_address`` refuses."""
+    """Refuse a ``MLFLOW_TRACKING_URI`` that ``check_address`` refuses, and other destinations that cannot work."""
+    check_destinations()
     if tracking_uri := os.environ.get("MLFLOW_TRACKING_URI"):
         check_address(tracking_uri)
 

@@ -41,10 +41,15 @@ def _of_config(path: Path) -> int:
             config = json.loads(file.read(MAX_CONFIG_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise UnknownWidth(f"{path} cannot be read ({type(error).__name__})") from error
+    return width_in_config(config, str(path))
+
+
+def width_in_config(config: Any, what: str) -> int:
+    """Return the width that a model's configuration contains. Raises UnknownWidth if there is none in ``what``."""
     for place in (config, config.get("text_config")) if isinstance(config, dict) else ():
         if isinstance(place, dict) and (width := _width_in(place)) is not None:
             return width
-    raise UnknownWidth(f"{path} has none of {', '.join(WIDTH_FIELDS)}")
+    raise UnknownWidth(f"{what} has none of {', '.join(WIDTH_FIELDS)}")
 
 
 def _width_in(config: dict[str, Any]) -> int | None:

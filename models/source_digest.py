@@ -11,7 +11,17 @@ from pathlib import Path
 from vantage.models.adapter_check import check_adapter
 from vantage.models.folder_check import check_agreement
 from vantage.schemas.recipe.inputs import Model
-from vantage.schemas.recipe.sources import Builtin, Gguf, Hub, LocalPath, Package, Registered, model_source
+from vantage.schemas.recipe.sources import (
+    Builtin,
+    Gguf,
+    Hub,
+    LocalPath,
+    Package,
+    PinnedSource,
+    Registered,
+    StageOfRun,
+    model_source,
+)
 from vantage.schemas.source_files import (
     check_unchanged,
     copy_hashed,
@@ -64,6 +74,11 @@ def parse_source(source: str, *, base: Path = Path()) -> Source:
             raise ValueError(
                 f"model.source={source!r}: a registered model is no source of its own here; name it under models"
             )
+        case StageOfRun() as stage:
+            raise ValueError(
+                f"model.source={source!r} is a stage of a run, which only a run of a recipe fetches; give the folder that "
+                f"`vantage export {stage.named} FOLDER` writes"
+            )
         case LocalPath(path=path):
             path = base / path.expanduser()
             if not path.is_dir():
@@ -91,15 +106,15 @@ def source_digest(source: str, *, base: Path = Path()) -> str:
 def import_digest(model: Model) -> str:
     """Return the sha256 of everything that decides the import of a recipe's model: ``source_digest``, and an adapter's files.
 
-    For a registered model it is the content digest that the run has pinned; MLflow is not asked.
+    For a registered model, and for a stage of another run, it is the content digest that the run has pinned; nothing is looked up.
 
     Raises:
         ValueError, UnsafeModel, SourceTooLarge: see `source_digest` and `vantage.models.adapter_check.check_adapter`.
     """
-    if isinstance(model.origin, Registered):
+    if isinstance(model.origin, PinnedSource):
         if model.origin.digest is None:
             raise ValueError(
-                f"{model.source!r} is no version of known content yet; a run pins it when it begins"
+                f"{model.source!r} is no model of known content yet; a run pins it when it begins"
             )
         return model.origin.digest
     whole = source_digest(model.whole)

@@ -9,7 +9,7 @@ from vantage.models.folder_check import read_json_object
 from vantage.models.source_digest import parse_source
 from vantage.models.tokenizer_digest import SPECIAL_ROLES, chat_template_of, content_of
 from vantage.schemas.recipe.inputs import SourcedModel
-from vantage.schemas.recipe.sources import Builtin, Gguf, Hub, LocalPath, Registered
+from vantage.schemas.recipe.sources import Builtin, Gguf, Hub, LocalPath, PinnedSource
 
 CLOCK = "clock"
 """The chat template asks for today's date; earlier versions gave it the machine's date."""
@@ -18,7 +18,7 @@ DATE = "date"
 PADDING = "padding"
 """Padding is a token with another role, such as EOS; earlier versions did not train its embedding."""
 UNKNOWN = "unknown"
-"""The files are not on this machine when the key is made: a model of the hub, or of MLflow."""
+"""The files are not on this machine when the key is made: a model of the hub, of MLflow, or of another run."""
 
 _HEAD = 64 * 2**20
 """Bytes of a GGUF file that are searched for its chat template; the metadata are at its beginning."""
@@ -30,7 +30,7 @@ def facts_of(model: SourcedModel) -> frozenset[str]:
     Raises:
         ValueError: there is no such source, see `vantage.models.source_digest.parse_source`; or its files are no JSON.
     """
-    if isinstance(model.origin, Registered):
+    if isinstance(model.origin, PinnedSource):
         return frozenset({UNKNOWN})
     folders = [model.adapter] if model.adapter is not None else []
     match parse_source(model.whole):

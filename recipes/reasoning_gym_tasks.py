@@ -1,7 +1,7 @@
 """Writes the tasks of the recipe ``reasoning_gym_dapo``: ``python -m vantage.recipes.reasoning_gym_tasks tasks.jsonl``.
 
-A row has the question, one right answer, and the whole entry as JSON, which Reasoning Gym's own scoring reads
-(``reasoning_gym_verifier.py``). The same number of rows and seed give the same file.
+A row has the question, one right answer, and the whole entry as JSON, which ``builtin:reasoning_gym`` reads. The same number of
+rows and seed give the same file.
 """
 
 import argparse

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from vantage.ledger.operations import MoveAlias, Publish, from_json
 from vantage.ledger.outbox import operation_in
-from vantage.runs.run import run_ids
+from vantage.runs.run_ids import run_ids
 from vantage.runs.workspace import Workspace
 
 _KINDS = ("publish", "move_alias")

@@ -13,7 +13,6 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TextIO, cast
 
 from rich.box import SIMPLE_HEAD
@@ -35,7 +34,7 @@ from vantage.runs.detached_streams import Attended, detach_reader
 from vantage.runs.record import SUCCEEDED, RunRecord, StageRecord
 from vantage.runs.status import RunState
 from vantage.runs.summary import comparison, headline_of, reasons, short_number
-from vantage.runs.wrapped_lines import print_line, print_whole
+from vantage.runs.wrapped_lines import print_line
 from vantage.schemas.records.verdicts import Verdict
 from vantage.schemas.safe_text import safe_text
 from vantage.tasks.training.progress import RUNNING, StageProgress
@@ -239,49 +238,6 @@ def show_table(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
     console.print(table)
 
 
-def show_result(
-    console: Console,
-    record: RunRecord,
-    *,
-    pages: Mapping[str, str],
-    models: Mapping[str, Path],
-    commands: Mapping[str, str],
-    next_steps: Sequence[str] = (),
-) -> None:
-    """Print the run in one table, the addresses of its pages, the folders of its models, and what to do with them.
-
-    Args:
-        pages: server → address of the run's page.
-        models: stage → folder of its model.
-        commands: what can be done with the policy → the command.
-        next_steps: lines on what to do about closed gates.
-    """
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("stage", "status", "headline", "digest"):
-        table.add_column(column, no_wrap=column != "headline", overflow="fold")
-    table.add_column("seconds", justify="right", no_wrap=True)
-    for name, stage in record.stages.items():
-        table.add_row(
-            name,
-            _status(stage.status),
-            Text(outcome_of(stage)),
-            (stage.digest or "")[:12],
-            f"{stage.seconds:.1f}" if stage.seconds else "",
-        )
-    console.print(table)
-    _show_warnings(console, record)
-    _show_status(console, record, record.status)
-    _show_approvals(console, record)
-    for what, where in pages.items():
-        print_whole(console, f"  {what:<8}", where)
-    for name, folder in models.items():
-        print_whole(console, f"  model   {name}: ", str(folder))
-    for what, command in commands.items():
-        print_whole(console, f"  {what:<8}", command)
-    for line in ("", *next_steps) if next_steps else ():
-        console.print(Text(line), soft_wrap=True)  # some are commands
-
-
 def show_runs(console: Console, views: Sequence[RunState], workspace: str) -> None:
     """Print all runs of a workspace, the newest first."""
     if not views:
@@ -295,7 +251,7 @@ def show_runs(console: Console, views: Sequence[RunState], workspace: str) -> No
         table.add_row(
             view.record.run_id,
             view.record.recipe.recipe,
-            _status(view.status),
+            status_cell(view.status),
             f"{good}/{len(view.record.stages)}",
             view.record.started,
         )
@@ -306,7 +262,7 @@ def show_runs(console: Console, views: Sequence[RunState], workspace: str) -> No
 
 def show_run(console: Console, view: RunState) -> None:
     """Print one run: its stages, with the progress of running ones."""
-    _show_status(console, view.record, view.status)
+    show_status(console, view.record, view.status)
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in ("stage", "status", "how far, or what came of it", "digest"):
         table.add_column(column, no_wrap=column != "how far, or what came of it", overflow="fold")
@@ -319,23 +275,23 @@ def show_run(console: Console, view: RunState) -> None:
             text.append("\n" if text else "").append(
                 f"gate {gate.metric} {gate.relation} {gate.bound:g}", "dim"
             )
-        table.add_row(name, _status(view.status_of(name)), text, (stage.digest or "")[:12])
+        table.add_row(name, status_cell(view.status_of(name)), text, (stage.digest or "")[:12])
     console.print(table)
     for name, stage in view.record.stages.items():
         if stage.left_out:
             print_line(console, Text(f"{name}: left out: {stage.left_out}"))
-    _show_approvals(console, view.record)
-    _show_warnings(console, view.record)
+    show_approvals(console, view.record)
+    show_warnings(console, view.record)
     _show_makers(console, view.record)
     _show_contradictions(console, view)
 
 
-def _show_status(console: Console, record: RunRecord, status: str) -> None:
+def show_status(console: Console, record: RunRecord, status: str) -> None:
     """Print the status of a run; the reasons of a failed one are in the same line and in those below."""
     first, *others = (status == "failed" and reasons(record)) or [""]
     part = f" ({record.part})" if record.part else ""
     line = Text.assemble(
-        "run ", (record.run_id, "bold"), part, " ", _status(status), f": {first}" if first else ""
+        "run ", (record.run_id, "bold"), part, " ", status_cell(status), f": {first}" if first else ""
     )
     for each in (line, *(Text(f"  {reason}") for reason in others)):
         print_line(console, each)
@@ -352,7 +308,8 @@ def _show_makers(console: Console, record: RunRecord) -> None:
         print_line(console, Text(f"made by {which}{text}", style="dim"))
 
 
-def _show_warnings(console: Console, record: RunRecord) -> None:
+def show_warnings(console: Console, record: RunRecord) -> None:
+    """Print extensions, warnings and loosened gates of all stages."""
     for name, stage in record.stages.items():
         for extension in stage.extensions:
             print_line(console, Text(f"{name}: {extension}", style="dim"))
@@ -362,7 +319,8 @@ def _show_warnings(console: Console, record: RunRecord) -> None:
             print_line(console, Text(f"loosened: {name}: {gate}", style="bold red"))
 
 
-def _show_approvals(console: Console, record: RunRecord) -> None:
+def show_approvals(console: Console, record: RunRecord) -> None:
+    """Print the answers of people, and the questions that wait for one."""
     for answer in record.approvals:
         style = "green" if answer.approved else "red"
         print_line(console, Text(f"  {answer.question.subject} {answer}", style=style))
@@ -380,7 +338,8 @@ def status_text(status: str) -> str:
     return status.replace("_", " ")
 
 
-def _status(status: str) -> Text:
+def status_cell(status: str) -> Text:
+    """Return a status in its colour."""
     return Text(status_text(status), style=STYLES[status])
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from vantage.runs.record import REMOVED, RunRecord
+from vantage.schemas.recipe.sources import StageOfRun
 from vantage.schemas.records.extensions import state_key
 from vantage.schemas.records.stored_answers import answers_key
 from vantage.storage.refs import Ref
@@ -22,7 +23,7 @@ class NeededArtifacts:
 def needed_artifacts(runs: Iterable[RunRecord], refs: Mapping[str, Ref]) -> NeededArtifacts:
     """Return the artifacts that kept runs need, and those that the models published by any run need.
 
-    A kept run needs the keys of its stages, their refs, and the objects of both. A published model needs its own
+    A kept run needs the keys of its stages, their refs, and the objects of both, and the models of other runs that it has pinned. A published model needs its own
     object and all that it was made from, so that its lineage can be audited when its run is gone. The training state of a
     stage, and the answers of its judges, stay as long as the stage's artifact.
 
@@ -34,6 +35,7 @@ def needed_artifacts(runs: Iterable[RunRecord], refs: Mapping[str, Ref]) -> Need
     kept = [run for run in records if run.status != REMOVED]
     keys = {key for run in kept for key in _keys_of(run)}
     digests = {stage.digest for run in kept for stage in run.stages.values() if stage.digest}
+    digests |= {digest for run in kept for digest in _copied_by(run)}
     digests |= {copy.digest for run in records for copy in run.copies.values()}
     made_by: dict[str, set[str]] = defaultdict(set)
     for key, ref in refs.items():
@@ -52,6 +54,12 @@ def needed_artifacts(runs: Iterable[RunRecord], refs: Mapping[str, Ref]) -> Need
         if not new:
             return NeededArtifacts(frozenset(keys), frozenset(digests))
         keys |= new
+
+
+def _copied_by(run: RunRecord) -> set[str]:
+    """Return the content digests of other runs' models that the run has pinned, also before it has copied them."""
+    sources = (model.origin for model in (run.recipe.model, *run.recipe.models.values()))
+    return {each.digest for each in sources if isinstance(each, StageOfRun) and each.digest is not None}
 
 
 def _keys_of(run: RunRecord) -> set[str]:

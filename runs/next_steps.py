@@ -11,6 +11,9 @@ from vantage.schemas.records.no_gain import accepts_a_loss
 from vantage.schemas.records.verdicts import STOPS, Verdict
 from vantage.schemas.sweep import with_downstream
 
+COMMAND_INDENT = " " * 6
+"""Beginning of a line that is a command."""
+
 
 def after_closed_gates(record: RunRecord, workspace: str) -> list[str]:
     """Return lines to print for each closed gate that stopped the run."""
@@ -31,14 +34,14 @@ def after_questions(record: RunRecord, workspace: str) -> list[str]:
         lines += [
             f"{subject} waits for a person{f': {about}' if about else ''}. Look at it, then:",
             *(
-                f"      {own_command(word, record.run_id, subject, '--reason', 'WHY', *place)}"
+                f"{COMMAND_INDENT}{own_command(word, record.run_id, subject, '--reason', 'WHY', *place)}"
                 for word in ("approve", "reject")
             ),
         ]
     if lines:
         lines += [
             "  and go on with:",
-            f"      {own_command('resume', record.run_id, '--workspace', workspace)}",
+            f"{COMMAND_INDENT}{own_command('resume', record.run_id, '--workspace', workspace)}",
         ]
     return lines
 
@@ -50,7 +53,7 @@ def _steps_after_gate(
     kept, again = _reused_and_rerun(record, step)
 
     def command(*more: str) -> str:
-        return f"      {run_command(record.source, record.overrides, workspace, *more)}"
+        return f"{COMMAND_INDENT}{run_command(record.source, record.overrides, workspace, *more)}"
 
     gate = _gate_field(recipe, step, number)
     side = "at_least" if verdict.relation == ">=" else "at_most"
@@ -60,7 +63,7 @@ def _steps_after_gate(
     if isinstance(recipe.stages[step], ValuePretraining):
         lines += [
             "  where its critic explains the returns and where not:",
-            f"      {own_command('critic', f'{record.run_id}/{step}', '--workspace', workspace)}",
+            f"{COMMAND_INDENT}{own_command('critic', f'{record.run_id}/{step}', '--workspace', workspace)}",
         ]
     if (extend := recipe.stages[step].extend) is not None:
         lines += [

@@ -34,16 +34,6 @@ def mlflow_server(where: str) -> str:
     return f"{program('mlflow')}{where.removeprefix('mlflow')}{more}"
 
 
-def prefect_server(home: Path) -> str:
-    """Return the command for Prefect's server on a workspace's own database, on a port that is free now.
-
-    Its page asks the address in ``PREFECT_API_URL``, which may be another server's, and otherwise port 4200.
-    """
-    port = usable_port(4200)
-    variables = f"PREFECT_HOME={shlex.quote(str(home))} PREFECT_API_URL=http://{LOOPBACK}:{port}/api"
-    return f"{variables} {program('prefect')} server start --host {LOOPBACK} --port {port}"
-
-
 def usable_port(usual: int) -> int:
     """Return the port that a program listens on by default, or another if a program listens there already."""
     for port in (usual, 0):

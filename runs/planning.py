@@ -16,6 +16,7 @@ from vantage.ledger.operations import Input
 from vantage.ledger.remarks import compared_with_itself, remark_on
 from vantage.runs.extending import Place, place_of
 from vantage.runs.gates import Standing, standing
+from vantage.runs.models_of_runs import stage_behind
 from vantage.runs.record import UNFINISHED, RunRecord, StageRecord
 from vantage.runs.registered_models import missing_models, registered_version
 from vantage.schemas.checks.few_prompts import few_prompts
@@ -148,7 +149,7 @@ def plan(
         least, most = step.resources.least_nodes, step.resources.most_nodes
         planned[name] = replace(
             found,
-            reasons=(*registered_version(step.work), *found.reasons),
+            reasons=(*registered_version(step.work), *stage_behind(step.work, store, runs), *found.reasons),
             reads=step.reads,
             pool=step.pool,
             nodes=None if step.resources.nodes is None else most,

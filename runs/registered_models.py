@@ -15,10 +15,8 @@ from vantage.storage.measured_file import METRICS_FILE
 from vantage.storage.sealed_folders import MANIFEST
 
 
-def pinned(recipe: ResolvedRecipe, workspace: Workspace) -> ResolvedRecipe:
+def with_registered(recipe: ResolvedRecipe, workspace: Workspace) -> ResolvedRecipe:
     """Return the recipe, with each registered model as the version that MLflow has now; nothing is written.
-
-    A run keeps to it: its own end may move the alias.
 
     Raises:
         RunError: there is no such version and no ``otherwise``, or it is none that stages can sample from.

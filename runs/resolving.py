@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vantage.models.model_width import UnknownWidth, hidden_size
+from vantage.models.model_width import UnknownWidth
+from vantage.runs.models_of_runs import model_width
+from vantage.runs.workspace import Workspace
 from vantage.schemas.loading.part_of_recipe import Part, part_of_recipe
 from vantage.schemas.loading.recipe_file import load_recipe, parse_recipe
 from vantage.schemas.recipe.learning_rates import unset_rates, with_learning_rates
@@ -15,33 +17,41 @@ ChosenRates = Mapping[str, Mapping[str, float]]
 
 
 def load_resolved(
-    source: str | Path, overrides: Sequence[str] = (), *, part: Part | None = None
+    source: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    part: Part | None = None,
+    workspace: Workspace | None = None,
 ) -> tuple[ResolvedRecipe, ChosenRates]:
     """Return the recipe, or a part of it, with all learning rates filled in, and the default rates among them.
+
+    ``workspace``: where a stage of another run is looked up, if a rate depends on its model's width.
 
     Raises:
         vantage.schemas.problems.RecipeError: the recipe is invalid.
         ValueError: a rate depends on the model's width, which is unknown; or the recipe has no such part.
     """
-    recipe, chosen = resolve_rates(load_recipe(source, overrides))
+    recipe, chosen = resolve_rates(load_recipe(source, overrides), workspace)
     if part is None:
         return recipe, chosen
     recipe = part_of_recipe(recipe, part)
     return recipe, {stage: rates for stage, rates in chosen.items() if stage in recipe.stages}
 
 
-def load_resolved_text(text: str, overrides: Sequence[str]) -> tuple[ResolvedRecipe, ChosenRates]:
+def load_resolved_text(
+    text: str, overrides: Sequence[str], *, workspace: Workspace | None = None
+) -> tuple[ResolvedRecipe, ChosenRates]:
     """Resolve the text of a recipe as ``load_resolved`` does a file; its relative paths start at the current folder."""
-    return resolve_rates(parse_recipe(text, overrides=overrides))
+    return resolve_rates(parse_recipe(text, overrides=overrides), workspace)
 
 
-def resolve_rates(recipe: Recipe) -> tuple[ResolvedRecipe, ChosenRates]:
+def resolve_rates(recipe: Recipe, workspace: Workspace | None = None) -> tuple[ResolvedRecipe, ChosenRates]:
     """Resolve a loaded recipe as ``load_resolved`` does a file."""
     unset = list(unset_rates(recipe))
     if not unset:
         return ResolvedRecipe.of(recipe), {}
     try:
-        width = hidden_size(recipe.model.whole)
+        width = model_width(recipe.model, workspace)
     except UnknownWidth as error:
         fields = ", ".join(f"stages.{name}.{field}" for name, field in unset)
         raise ValueError(
@@ -54,6 +64,8 @@ def resolve_rates(recipe: Recipe) -> tuple[ResolvedRecipe, ChosenRates]:
     return ResolvedRecipe.of(resolved), chosen
 
 
-def resolve_sweep(swept: SweepPlan) -> SweepPlan[ResolvedRecipe]:
+def resolve_sweep(swept: SweepPlan, workspace: Workspace | None = None) -> SweepPlan[ResolvedRecipe]:
     """Return the sweep with the learning rates of every arm filled in."""
-    return SweepPlan(swept.sweep, {arm: resolve_rates(recipe)[0] for arm, recipe in swept.recipes.items()})
+    return SweepPlan(
+        swept.sweep, {arm: resolve_rates(recipe, workspace)[0] for arm, recipe in swept.recipes.items()}
+    )

@@ -24,13 +24,14 @@ from typing import Any
 from vantage.attempts.former_recipes import folder_before, folder_now
 from vantage.ledger.operations import RunOutcome
 from vantage.runs.answers import with_answers
+from vantage.runs.pinning import pinned
 from vantage.runs.record import (
     UNFINISHED,
     OpenFlowRun,
     RunRecord,
     StageRecord,
 )
-from vantage.runs.registered_models import pinned
+from vantage.runs.run_ids import number_in
 from vantage.runs.run_records import RunLock
 from vantage.runs.workspace import RunError, Workspace
 from vantage.schemas.canonical_json import canonical_json
@@ -214,7 +215,8 @@ def acquire_run(
     """Yield the newest unfinished, inactive run of this recipe, or a new one.
 
     If another process executes the unfinished run, a new run is created: each stage is then computed by the process
-    that locks its key first, and reused by the other. A new run pins the registered models that it reads.
+    that locks its key first, and reused by the other. A new run pins the registered models and the
+    stages of other runs that it reads.
     """
     digests = recipe_digests(recipe)
     with workspace.records.creation_lock():
@@ -295,11 +297,6 @@ def read_runs(workspace: Workspace) -> list[RunRecord]:
 def damaged_runs(workspace: Workspace) -> list[str]:
     """Return, for each unreadable run (damaged, or of a later version), the reason and the remedy."""
     return _read_all(workspace)[1]
-
-
-def run_ids(workspace: Workspace) -> list[str]:
-    """Return the ids of all runs, readable or not, the oldest first."""
-    return sorted(workspace.records.ids(), key=lambda run_id: (number_in(run_id), run_id))
 
 
 def _read_all(workspace: Workspace) -> tuple[list[RunRecord], list[str]]:
@@ -385,8 +382,3 @@ def _acquire(workspace: Workspace, record: RunRecord) -> Run | None:
     lock = workspace.records.lock(record.run_id)
     # Read again: the previous holder of the lock may have written since.
     return None if lock is None else Run(workspace, read_run(workspace, record.run_id), lock)
-
-
-def number_in(run_id: str) -> int:
-    """Return the number that a run id begins with."""
-    return int(run_id.partition("-")[0])

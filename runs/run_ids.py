@@ -3,7 +3,6 @@
 import re
 
 from vantage.runs.own_commands import program
-from vantage.runs.run import run_ids
 from vantage.runs.workspace import RunError, Workspace
 
 LATEST = "latest"
@@ -18,6 +17,16 @@ class NoSuchRun(RunError):
 
 class SeveralRuns(RunError):
     """A text is the beginning of the ids of several runs."""
+
+
+def run_ids(workspace: Workspace) -> list[str]:
+    """Return the ids of all runs, readable or not, the oldest first."""
+    return sorted(workspace.records.ids(), key=lambda run_id: (number_in(run_id), run_id))
+
+
+def number_in(run_id: str) -> int:
+    """Return the number that a run id begins with."""
+    return int(run_id.partition("-")[0])
 
 
 def find_run(workspace: Workspace, named: str) -> str:

@@ -7,38 +7,32 @@ from torch import Tensor
 
 from vantage.models.folders import tokenizer_digest
 from vantage.models.policy import PolicyModel
+from vantage.models.sequences import Sequences
 from vantage.schemas.recipe.resolved import ResolvedBestOfN
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.tasks.data.encoding_counts import encoding_metrics
 from vantage.tasks.data.examples import Codec, Prompts, read_prompts
 from vantage.tasks.data.splits import SPLITS, TRAIN
-from vantage.tasks.rewards.scoring import score_metrics
 from vantage.tasks.rollout.collected import Collected, read_collected
-from vantage.tasks.rollout.minibatches import OptimizerSteps
-from vantage.tasks.rollout.response_shape import response_shape
 from vantage.tasks.rollout.rollout_models import RolloutModels, load_rollout_models
-from vantage.tasks.rollout.rollouts import (
-    Sampled,
-    Scored,
-    prompts_of_iteration,
-    sample_and_score,
-)
-from vantage.tasks.rollout.sampler_check import compare_with_sampler
+from vantage.tasks.rollout.rollouts import Sampled, Scored
 from vantage.tasks.rollout.selection import Measured, Selection, kept_by
 from vantage.tasks.rollout.watching import load_watching
 from vantage.tasks.training.attempt import Attempt
 from vantage.tasks.training.found_limits import Taken, longest_response
 from vantage.tasks.training.likelihood import accumulate_nll
 from vantage.tasks.training.measured import uncertainty_of, values_of
-from vantage.tasks.training.metric_sums import means_of
 from vantage.tasks.training.networks import Written, trained_policy, write_policy
-from vantage.tasks.training.optimization import (
-    optimizer_of,
-    training_device,
-    update_weights,
-)
-from vantage.tasks.training.seeds import derive_seed, stage_seed
+from vantage.tasks.training.optimization import optimizer_of, training_device
+from vantage.tasks.training.seeds import stage_seed
 from vantage.tasks.training.stage_state import BestSoFar
+from vantage.tasks.updates.own_responses import (
+    Accumulated,
+    describe_responses,
+    indices_of_iteration,
+    sample_iteration,
+    take_steps,
+)
 
 
 def run(job: StageJob[ResolvedBestOfN]) -> StageResult:
@@ -96,7 +90,8 @@ def run(job: StageJob[ResolvedBestOfN]) -> StageResult:
 
             # 4. Fine-tune on what was kept
             metrics = update(policy, optimizer, kept, job, iteration=iteration)
-            metrics |= describe(scored, best)
+            metrics |= describe_responses(scored)
+            metrics["best_score_mean"] = scored.scores.total[best].mean().item()
             models.sync_engine()
 
             # 5. Keep the policy that scores best on validation prompts
@@ -152,21 +147,12 @@ def responses_of_iteration(
     collected: Collected | None,
     iteration: int,
 ) -> Scored:
-    """Return ``samples_per_prompt`` responses to each of an iteration's prompts, a pure function of the seed and the weights."""
-    work = job.work
-    indices = prompts_of_iteration(
-        iteration,
-        num_responses=work.batch_size,
-        samples_per_prompt=work.samples_per_prompt,
-        num_prompts=len(prompts) if collected is None else collected.num_prompts,
-        seed=stage_seed(job),
-    )
-    if collected is not None:
-        return collected.select(
-            collected.rows_of(indices, count=work.samples_per_prompt), models.policy.device
-        )
-    seed = derive_seed(stage_seed(job), "sampling", iteration)
-    return sample_and_score(models, prompts, indices, count=work.samples_per_prompt, seed=seed)
+    """Return the responses to an iteration's prompts: sampled now, or collected beforehand."""
+    if collected is None:
+        return sample_iteration(job, models, prompts, iteration)
+    indices = indices_of_iteration(job, num_prompts=collected.num_prompts, iteration=iteration)
+    rows = collected.rows_of(indices, count=job.work.samples_per_prompt)
+    return collected.select(rows, models.policy.device)
 
 
 def best_rows(scores: Tensor, *, samples_per_prompt: int) -> Tensor:
@@ -186,38 +172,25 @@ def update(
     *,
     iteration: int,
 ) -> dict[str, float]:
-    """Take all optimiser steps of one iteration; returns the means of their metrics, and the sampler's gap before the first.
-
-    Raises:
-        SamplerDisagrees: the log-probabilities of the first minibatch are not those that sampled it.
-    """
+    """Fine-tune on what was kept, by all optimiser steps of one iteration; returns the means of their metrics."""
     work = job.work
-    metrics: list[dict[str, float]] = []
-    gap: dict[str, float] = {}
-    for step in OptimizerSteps(kept.sequences, work, seed=stage_seed(job), iteration=iteration):
-        minibatch = kept.select(step.rows.tolist())
-        likelihood = accumulate_nll(
+
+    def accumulate(minibatch: Sequences) -> Accumulated:
+        found = accumulate_nll(
             policy,
-            minibatch.sequences,
+            minibatch,
             temperature=job.generation.temperature,
             limits=work.pass_limits,
             precision=work.arithmetic,
         )
-        if work.rollouts is None:  # collected responses need not be this policy's
-            gap = gap or compare_with_sampler(likelihood.logprobs, minibatch, precision=work.arithmetic)
-        rates = update_weights(optimizer, policy, work, step=step.number, total_steps=step.total)
-        metrics.append({"nll": likelihood.nll, **rates})
-    return {**gap, **means_of(metrics), "learning_rate": metrics[-1]["learning_rate"]}
+        return Accumulated(found.logprobs, {"nll": found.nll})
 
-
-def describe(scored: Scored, best: Tensor) -> dict[str, float]:
-    """Return metrics of the samples before the update, and how much better the kept ones score."""
-    lengths, ended = scored.sampled.sequences.lengths, scored.sampled.ended
-    measured = {
-        "score_mean": scored.scores.total,
-        "best_score_mean": scored.scores.total[best],
-        "response_length_mean": lengths.float(),
-        "truncated_share": (~ended).float(),
-    }
-    means = {name: values.mean().item() for name, values in measured.items()}
-    return means | score_metrics(scored.scores) | response_shape(scored.sampled.sequences)
+    return take_steps(
+        policy,
+        optimizer,
+        kept,
+        job,
+        iteration=iteration,
+        accumulate=accumulate,
+        is_sampler=work.rollouts is None,  # collected responses need not be this policy's
+    )

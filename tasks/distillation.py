@@ -8,19 +8,16 @@ import torch
 
 from vantage.algorithms.uncertainty import Estimate, clustered_mean
 from vantage.models.folders import tokenizer_digest
+from vantage.models.sequences import Sequences
 from vantage.schemas.metric_names import LEAD_SHARE
 from vantage.schemas.recipe.resolved import ResolvedDistillation
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.tasks.data.encoding_counts import encoding_metrics
 from vantage.tasks.data.examples import Prompts, read_prompts
 from vantage.tasks.data.splits import SPLITS
-from vantage.tasks.rewards.scoring import score_metrics
 from vantage.tasks.rollout.engine import LocalEngine
-from vantage.tasks.rollout.minibatches import OptimizerSteps
-from vantage.tasks.rollout.response_shape import response_shape
-from vantage.tasks.rollout.rollout_models import RolloutModels, load_rollout_models
-from vantage.tasks.rollout.rollouts import Sampled, Scored, prompts_of_iteration, sample_and_score
-from vantage.tasks.rollout.sampler_check import compare_with_sampler
+from vantage.tasks.rollout.rollout_models import load_rollout_models
+from vantage.tasks.rollout.rollouts import Sampled, Scored
 from vantage.tasks.rollout.selection import Measured, Selection, kept_by
 from vantage.tasks.rollout.watching import load_watching
 from vantage.tasks.training import progress
@@ -28,11 +25,16 @@ from vantage.tasks.training.attempt import Attempt
 from vantage.tasks.training.found_limits import Taken, longest_response
 from vantage.tasks.training.lead_share import lead_share
 from vantage.tasks.training.measured import clusters_of, uncertainty_of, values_of
-from vantage.tasks.training.metric_sums import means_of
 from vantage.tasks.training.networks import Written, trained_policy, write_policy
-from vantage.tasks.training.optimization import optimizer_of, training_device, update_weights
-from vantage.tasks.training.seeds import derive_seed, stage_seed
+from vantage.tasks.training.optimization import optimizer_of, training_device
+from vantage.tasks.training.seeds import stage_seed
 from vantage.tasks.training.stage_state import BestSoFar
+from vantage.tasks.updates.own_responses import (
+    Accumulated,
+    describe_responses,
+    sample_iteration,
+    take_steps,
+)
 from vantage.tasks.updates.teacher import Pair, accumulate_reverse_kl, load_teacher, measure_reverse_kl
 
 log = logging.getLogger(__name__)
@@ -97,11 +99,11 @@ def run(job: StageJob[ResolvedDistillation]) -> StageResult:
         for iteration in attempt.remaining():
             # 2. The student's own responses, scored; the score is only watched
             with attempt.unmoved():
-                scored = responses_of_iteration(job, models, train, iteration)
+                scored = sample_iteration(job, models, train, iteration)
 
             # 3. Minimise the KL to the teacher on them
             metrics = update(pair, optimizer, scored.sampled, job, iteration=iteration)
-            metrics |= describe(scored)
+            metrics |= describe_responses(scored)
             models.sync_engine()
 
             # 4. Keep the student that scores best on validation prompts
@@ -175,22 +177,6 @@ def with_lead(
     )
 
 
-def responses_of_iteration(
-    job: StageJob[ResolvedDistillation], models: RolloutModels, prompts: Prompts, iteration: int
-) -> Scored:
-    """Return the student's responses to an iteration's prompts, a pure function of the seed and the weights."""
-    work = job.work
-    indices = prompts_of_iteration(
-        iteration,
-        num_responses=work.batch_size,
-        samples_per_prompt=work.samples_per_prompt,
-        num_prompts=len(prompts),
-        seed=stage_seed(job),
-    )
-    seed = derive_seed(stage_seed(job), "sampling", iteration)
-    return sample_and_score(models, prompts, indices, count=work.samples_per_prompt, seed=seed)
-
-
 def update(
     pair: Pair,
     optimizer: torch.optim.Optimizer,
@@ -199,33 +185,13 @@ def update(
     *,
     iteration: int,
 ) -> dict[str, float]:
-    """Take all optimiser steps of one iteration; returns the means of their metrics, and the sampler's gap before the first.
+    """Minimise the KL to the teacher, by all optimiser steps of one iteration; returns the means of their metrics."""
 
-    Raises:
-        SamplerDisagrees: the log-probabilities of the first minibatch are not those that sampled it.
-    """
-    work = job.work
-    metrics: list[dict[str, float]] = []
-    gap: dict[str, float] = {}
-    for step in OptimizerSteps(sampled.sequences, work, seed=stage_seed(job), iteration=iteration):
-        minibatch = sampled.select(step.rows.tolist())
-        found = accumulate_reverse_kl(pair, minibatch.sequences, work.pass_limits)
-        gap = gap or compare_with_sampler(found.logprobs, minibatch, precision=work.arithmetic)
-        rates = update_weights(optimizer, pair.student, work, step=step.number, total_steps=step.total)
-        metrics.append({"reverse_kl": found.reverse_kl, "entropy": found.entropy, **rates})
-    return {**gap, **means_of(metrics), "learning_rate": metrics[-1]["learning_rate"]}
+    def accumulate(minibatch: Sequences) -> Accumulated:
+        found = accumulate_reverse_kl(pair, minibatch, job.work.pass_limits)
+        return Accumulated(found.logprobs, {"reverse_kl": found.reverse_kl, "entropy": found.entropy})
 
-
-def describe(scored: Scored) -> dict[str, float]:
-    """Return metrics of the responses before the update."""
-    lengths, ended = scored.sampled.sequences.lengths, scored.sampled.ended
-    return {
-        "score_mean": scored.scores.total.mean().item(),
-        "response_length_mean": lengths.float().mean().item(),
-        "truncated_share": (~ended).float().mean().item(),
-        **score_metrics(scored.scores),
-        **response_shape(scored.sampled.sequences),
-    }
+    return take_steps(pair.student, optimizer, sampled, job, iteration=iteration, accumulate=accumulate)
 
 
 def compare(

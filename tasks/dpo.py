@@ -21,23 +21,14 @@ from vantage.tasks.data.splits import SPLITS
 from vantage.tasks.rollout.collected import read_collected
 from vantage.tasks.rollout.collected_pairs import best_against_worst
 from vantage.tasks.training import progress, ranks
-from vantage.tasks.training.attempt import Attempt
-from vantage.tasks.training.data_order import order_of
-from vantage.tasks.training.found_limits import Taken, found_limits, longest_row, within_memory
+from vantage.tasks.training.found_limits import longest_row
 from vantage.tasks.training.gradients import backward
 from vantage.tasks.training.measured import uncertainty_of, values_of
 from vantage.tasks.training.metric_sums import LossSums, MetricSums
-from vantage.tasks.training.networks import fixed_policy, trained_policy, write_policy
-from vantage.tasks.training.optimization import (
-    Precision,
-    optimizer_of,
-    training_device,
-    update_weights,
-)
+from vantage.tasks.training.networks import write_policy
+from vantage.tasks.training.optimization import Precision
 from vantage.tasks.training.passes import laid_out, passes
-from vantage.tasks.training.seeds import stage_seed
-from vantage.tasks.training.stage_state import NoState
-from vantage.tasks.updates.against_reference import Models, both_logprobs, refuse_another_tokenizer
+from vantage.tasks.updates.against_reference import Models, both_logprobs
 from vantage.tasks.updates.pair_objective import (
     PairLogprobs,
     held_out_losses,
@@ -45,6 +36,7 @@ from vantage.tasks.updates.pair_objective import (
     rewards_of,
     takes_means,
 )
+from vantage.tasks.updates.trained_against_reference import load_models, train_on_rows
 
 SIDES = ("chosen", "rejected")
 CURVES = {"pair_accuracy": "train_pair_accuracy", "nll": "chosen_nll"}
@@ -53,43 +45,15 @@ CURVES = {"pair_accuracy": "train_pair_accuracy", "nll": "chosen_nll"}
 
 def run(job: StageJob[ResolvedDirectPreferenceOptimization]) -> StageResult:
     """Train ``init`` on the pairs of ``data`` against ``reference``; the artifact is a policy."""
-    work = job.work
-    device = training_device()
-
     # 1. The policy, its reference, and every pair as ids
-    if work.reads_reference:
-        refuse_another_tokenizer(job, reference=work.reference, init=work.init)
+    models = load_models(job, reads_reference=job.work.reads_reference)
     codec = codec_of(job, "init")
-    models = Models(
-        policy=trained_policy(job, device),
-        reference=fixed_policy(job, "reference", device) if work.reads_reference else None,
-        temperature=job.generation.temperature,
-    )
     train, validation, test = pairs = [read_pairs(job, split, codec) for split in SPLITS]
     encoding = comparison_metrics(job, "data", pairs) | tied_share(job, pairs)
-    optimizer = optimizer_of(models.policy, work)
-    order = order_of(train, work, stage_seed(job))
-    num_steps = order.num_batches(work.epochs)
-    taken = Taken(
-        longest_row(train, shares_prompt=work.pass_limits.share_prompts),
-        [lambda batch: both_logprobs(models, batch, precision=work.arithmetic)[0]],
-        work.arithmetic,
-        [optimizer],
-    )
-    work = within_memory(job, found_limits(job, taken, device=device)).work
 
-    # 2. Optimiser steps, from wherever an earlier attempt got to
-    with Attempt(
-        job,
-        total=num_steps,
-        modules={"policy": models.policy.causal_lm},
-        optimizers={"policy": optimizer},
-        state=NoState(),
-    ) as attempt:
-        for step in attempt.remaining():
-            metrics, num_tokens = accumulate_preferences(models, train, order.batch(step), work)
-            metrics |= update_weights(optimizer, models.policy, work, step=step, total_steps=num_steps)
-            attempt.finish_step(metrics, num_tokens=num_tokens, headline="loss")
+    # 2. Optimiser steps
+    longest = longest_row(train, shares_prompt=job.work.pass_limits.share_prompts)
+    work = train_on_rows(job, models, train, longest=longest, accumulate=accumulate_preferences)
 
     # 3. How well it separates pairs that it has not seen
     held_out = measure_pairs(models, test, work)

@@ -6,7 +6,7 @@ from vantage.models.folders import load_tokenizer, tokenizer_digest
 from vantage.models.quantisation import round_folder
 from vantage.models.source_folders import copy_model, import_model, import_with_adapter
 from vantage.models.template_trial import try_chat_template
-from vantage.schemas.recipe.sources import Registered
+from vantage.schemas.recipe.sources import PinnedSource
 from vantage.schemas.recipe.work import ImportModel
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.tasks.training.scratch import FETCHED
@@ -22,7 +22,7 @@ def run(job: StageJob[ImportModel]) -> StageResult:
     """
     model = job.work.model
     output = job.output if model.quantization is None else job.scratch / "not rounded"
-    if isinstance(model.origin, Registered):
+    if isinstance(model.origin, PinnedSource):
         copy_model(job.scratch / FETCHED, output)
     elif model.adapter is None:
         import_model(model.source, output, seed=job.seed, planned=job.source_sha256, scratch=job.scratch)

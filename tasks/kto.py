@@ -19,60 +19,29 @@ from vantage.tasks.data.examples import Completions, codec_of
 from vantage.tasks.data.labelled import label_weight_ratio, mismatched, read_labelled
 from vantage.tasks.data.splits import SPLITS
 from vantage.tasks.training import progress, ranks
-from vantage.tasks.training.attempt import Attempt
-from vantage.tasks.training.data_order import order_of
-from vantage.tasks.training.found_limits import Taken, found_limits, within_memory
 from vantage.tasks.training.gradients import backward
 from vantage.tasks.training.measured import mean_among, uncertainty_of, values_of
 from vantage.tasks.training.memory_probe import Row
 from vantage.tasks.training.metric_sums import LossSums, MetricSums
-from vantage.tasks.training.networks import fixed_policy, trained_policy, write_policy
-from vantage.tasks.training.optimization import Precision, optimizer_of, training_device, update_weights
+from vantage.tasks.training.networks import write_policy
+from vantage.tasks.training.optimization import Precision
 from vantage.tasks.training.passes import laid_out, passes
-from vantage.tasks.training.seeds import stage_seed
-from vantage.tasks.training.stage_state import NoState
-from vantage.tasks.updates.against_reference import Models, both_logprobs, refuse_another_tokenizer
+from vantage.tasks.updates.against_reference import Models, both_logprobs
+from vantage.tasks.updates.trained_against_reference import load_models, train_on_rows
 
 
 def run(job: StageJob[ResolvedKahnemanTverskyOptimization]) -> StageResult:
     """Train ``init`` on the labelled responses of ``data`` against ``reference``; the artifact is a policy."""
-    work = job.work
-    device = training_device()
-
     # 1. The policy, its reference, and every response as ids
-    refuse_another_tokenizer(job, reference=work.reference, init=work.init)
+    models = load_models(job, reads_reference=True)
     codec = codec_of(job, "init")
-    models = Models(
-        policy=trained_policy(job, device),
-        reference=fixed_policy(job, "reference", device),
-        temperature=job.generation.temperature,
-    )
     train, validation, test = rows = [read_labelled(job, split, codec) for split in SPLITS]
     encoding = encoding_metrics(job, "data", rows)
-    weight_ratio = label_weight_ratio(train, work, stage=job.name)
-    optimizer = optimizer_of(models.policy, work)
-    order = order_of(train, work, stage_seed(job))
-    num_steps = order.num_batches(work.epochs)
-    taken = Taken(
-        longest_mismatched(train, shares_prompt=work.pass_limits.share_prompts),
-        [lambda batch: both_logprobs(models, batch, precision=work.arithmetic)[0]],
-        work.arithmetic,
-        [optimizer],
-    )
-    work = within_memory(job, found_limits(job, taken, device=device)).work
+    weight_ratio = label_weight_ratio(train, job.work, stage=job.name)
 
-    # 2. Optimiser steps, from wherever an earlier attempt got to
-    with Attempt(
-        job,
-        total=num_steps,
-        modules={"policy": models.policy.causal_lm},
-        optimizers={"policy": optimizer},
-        state=NoState(),
-    ) as attempt:
-        for step in attempt.remaining():
-            metrics, num_tokens = accumulate_labelled(models, train, order.batch(step), work)
-            metrics |= update_weights(optimizer, models.policy, work, step=step, total_steps=num_steps)
-            attempt.finish_step(metrics, num_tokens=num_tokens, headline="loss")
+    # 2. Optimiser steps
+    longest = longest_mismatched(train, shares_prompt=job.work.pass_limits.share_prompts)
+    work = train_on_rows(job, models, train, longest=longest, accumulate=accumulate_labelled)
 
     # 3. How far it follows labels that it has not seen
     measured: dict[str, Estimate] = {}

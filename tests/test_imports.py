@@ -152,6 +152,12 @@ print(json.dumps([done.exit_code, done.output, sorted({"datasets", "huggingface_
 """
 
 
+def test_fake_stages_load_no_tensor_library_and_no_server() -> None:
+    """Each fake stage is a process of its own: with torch, a run of nine stages takes 40 seconds more."""
+    fakes = ("fake_work", "fake_models", "fake_stages", "shown_work", "answering_work")
+    assert loaded_by([f"tests.support.{name}" for name in fakes], TENSORS | SERVERS) == {}
+
+
 def test_planning_loads_no_datasets_and_asks_no_hub(tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     saved.mkdir()

@@ -22,6 +22,7 @@ from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectNotFound
 from prefect.utilities.callables import parameter_schema
 
+from vantage.flows.pools.alias_triggers import ON_TAG, alias_automation, alias_trigger, checked_alias
 from vantage.flows.pools.deployments import require_pool
 from vantage.flows.pools.job_variables import ENVIRONMENT
 from vantage.flows.pools.schedules import schedule_of
@@ -29,6 +30,7 @@ from vantage.flows.prefect_server.flow_runs import STATES
 from vantage.flows.prefect_server.overlaps import CANCELS_EARLIER
 from vantage.runs.resolving import load_resolved, load_resolved_text
 from vantage.runs.run import recipe_digest
+from vantage.runs.workspace import Workspace
 from vantage.schemas.loading.overrides import parse_override
 from vantage.schemas.loading.recipe_file import builtin_recipes, load_recipe
 from vantage.schemas.recipe.recipe import ResolvedRecipe
@@ -69,6 +71,8 @@ class Pipeline:
     """Treatment of a run that is to begin while that many are under way."""
     paused: bool | None = None
     """Whether its schedule is paused; None: unchanged in Prefect if it exists, else active."""
+    on_alias: str | None = None
+    """Alias (``NAME@ALIAS``) whose movements start it; None: no alias does."""
 
     @property
     def strategy(self) -> ConcurrencyOptions | None:
@@ -120,6 +124,7 @@ def pipeline_of(
     concurrency: int = 1,
     on_overlap: OnOverlap = "skip",
     paused: bool | None = None,
+    on: str | None = None,
 ) -> Pipeline:
     """Return the pipeline of a recipe. Workers do not need the recipe's file: its text is included, with full paths of
     its sources.
@@ -133,22 +138,28 @@ def pipeline_of(
         cron, interval, rrule: at most one; when the pipeline is started; ``interval`` in seconds.
         timezone: time zone of the schedule; None: UTC.
         concurrency, on_overlap, paused: see ``Pipeline``.
+        on: ``models:/NAME@ALIAS``, whose movements start the pipeline.
 
     Raises:
-        ValueError: the recipe or the schedule is invalid.
+        ValueError: the recipe, the schedule or the alias is invalid.
     """
     if name is not None and not _NAME.fullmatch(name):
         raise ValueError(
             f"--name={name[:100]!r} is no name of a deployment: 1 to 200 printable characters without / % & < >"
         )
-    resolved, _ = load_resolved(source, overrides)
+    place = Workspace.at(workspace)
+    resolved, _ = load_resolved(source, overrides, workspace=place)
     overrides = _with_full_paths(overrides, resolved)
     text = (
         source if source in builtin_recipes() and not Path(source).exists() else _text_of(source, overrides)
     )
-    if text != source and load_resolved_text(text, overrides)[0] != resolved:
+    if text != source and load_resolved_text(text, overrides, workspace=place)[0] != resolved:
         raise ValueError(f"{source}: its text alone is another recipe; name its sources by full paths")
     schedule = schedule_of(cron=cron, interval=interval, rrule=rrule, timezone=timezone)
+    on_alias = None if on is None else checked_alias(on, resolved)
+    tags = [TAG, f"recipe:{resolved.recipe}"]
+    tags += [CANCELS_EARLIER] if on_overlap == "cancel" else []
+    tags += [] if on_alias is None else [f"{ON_TAG}{on_alias}"]
     return Pipeline(
         name=name or resolved.recipe,
         recipe=text,
@@ -156,11 +167,12 @@ def pipeline_of(
         workspace=workspace,
         pool=pool,
         version=recipe_digest(resolved)[:12],
-        tags=(TAG, f"recipe:{resolved.recipe}", *((CANCELS_EARLIER,) if on_overlap == "cancel" else ())),
+        tags=tuple(tags),
         schedule=schedule,
         concurrency=concurrency,
         on_overlap=on_overlap,
         paused=paused,
+        on_alias=on_alias,
         stage_pools=frozenset(named for step in resolved.stages if (named := pool_of(resolved, step))),
     )
 
@@ -197,7 +209,8 @@ def _with_full_paths(overrides: Sequence[str], resolved: ResolvedRecipe) -> tupl
 
 
 def register(client: SyncPrefectClient, pipeline: Pipeline) -> UUID:
-    """Create the deployment, or update the one of this name, with the automations that restart a lost pipeline.
+    """Create the deployment, or update the one of this name, with the automations that restart a lost pipeline, and
+    the one that starts it when an alias moves.
 
     Raises:
         UnknownPool: Prefect has no such work pool.
@@ -231,6 +244,8 @@ def register(client: SyncPrefectClient, pipeline: Pipeline) -> UUID:
     _remove_automations(client, deployment)
     for automation in automations_of(pipeline.name, deployment):
         client.create_automation(automation)
+    if pipeline.on_alias is not None:
+        client.create_automation(alias_automation(FLOW, pipeline.name, deployment, pipeline.on_alias))
     return deployment
 
 
@@ -380,4 +395,9 @@ def as_prefect_yaml(pipeline: Pipeline) -> str:
         "work_pool": {"name": pipeline.pool, "job_variables": pipeline.job_variables},
         "pull": [],
     }
+    if pipeline.on_alias is not None:
+        trigger = alias_trigger(pipeline.on_alias).model_dump(
+            mode="json", exclude={"type", "id"}, exclude_unset=True
+        )
+        deployment["triggers"] = [{"type": "event", "enabled": True, **trigger}]
     return yaml.safe_dump({"name": FLOW, "deployments": [deployment]}, sort_keys=False, allow_unicode=True)

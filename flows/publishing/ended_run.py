@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from vantage.flows.publishing.announcing import moves_announced
 from vantage.ledger.run_ledger import Ledger
 from vantage.runs.run import Run, hold_run
 from vantage.runs.view import RunView
@@ -34,7 +35,10 @@ def ended_run(workspace: Workspace, run_id: str, watcher: Watcher) -> Iterator[E
     """Hold the run and open its ledger; RunError if another process executes it."""
     with hold_run(workspace, run_id) as run:
         record = run.record
-        with Ledger(None, workspace.root, record.recipe.recipe) as ledger:
+        with (
+            moves_announced(workspace, watcher),
+            Ledger(None, workspace.root, record.recipe.recipe) as ledger,
+        ):
             recipe = record.recipe.model_dump(mode="json")
             ledger.attach(run_id, record.recipe.recipe, recipe, outcome=run.outcome())
             yield EndedRun(

@@ -20,8 +20,8 @@ from vantage.flows.prefect_server.proxies import check_proxies
 from vantage.flows.sweeps.runs import SweepResult, SweepRuns, finished_run
 from vantage.ledger.tracking import check_configured
 from vantage.runs.console import Screen
+from vantage.runs.pinning import pinned
 from vantage.runs.planning import check_drift, needs_work, plan
-from vantage.runs.registered_models import pinned
 from vantage.runs.resolving import resolve_sweep
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
@@ -56,7 +56,7 @@ def run_sweep(
     """
     check_configured()
     check_proxies(elsewhere=workspace.uri is not None)
-    resolved = resolve_sweep(written)
+    resolved = resolve_sweep(written, workspace)
     # once for all runs of a sweep, which so compare with the same version
     recipes = {arm: pinned(recipe, workspace) for arm, recipe in resolved.recipes.items()}
     swept = SweepPlan(resolved.sweep, recipes)

@@ -1,11 +1,14 @@
 """Move an alias of a registered model; the newest movement is kept, in whatever order they are sent."""
 
 import json
+from collections.abc import Callable
 from typing import NamedTuple
 
+from mlflow.entities.model_registry import RegisteredModel
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
+from vantage.ledger.alias_moves import AliasMove
 from vantage.ledger.operations import MoveAlias
 from vantage.ledger.to_mlflow.model_description import PublishingError
 
@@ -26,21 +29,40 @@ class Movement(NamedTuple):
     reason: str
 
 
-def move_alias(client: MlflowClient, name: str, alias: str, movement: Movement) -> str | None:
+NoteMove = Callable[[AliasMove], None]
+"""Called with each movement that makes an alias point to another version, before MLflow makes it."""
+
+
+def move_alias(client: MlflowClient, name: str, alias: str, movement: Movement, note: NoteMove) -> str | None:
     """Move the alias, unless a later movement is known; returns the reason if it was not moved, else None.
 
     A ledger may send an old operation late, or again; that must not undo later movements.
     """
-    known = _newest(client, name, alias)
+    model = client.get_registered_model(name)
+    known = _newest(model, alias)
     if known is not None and known.time > movement.time:
         who = known.by or f"run {known.run_id}"
         return f"{who} moved it to version {known.version} after that"
+    if (present := str(model.aliases.get(alias, ""))) != movement.version:
+        note(
+            AliasMove(
+                registered_model=name,
+                alias=alias,
+                from_version=present,
+                to_version=movement.version,
+                time=movement.time,
+                run_id=movement.run_id,
+                by=movement.by,
+            )
+        )
     client.set_registered_model_alias(name, alias, movement.version)
     client.set_registered_model_tag(name, f"{TAG}{alias}", json.dumps(movement._asdict()))
     return None
 
 
-def apply_movement(client: MlflowClient, operation: MoveAlias, *, our_run_id: str) -> str | None:
+def apply_movement(
+    client: MlflowClient, operation: MoveAlias, *, our_run_id: str, note: NoteMove
+) -> str | None:
     """Move an alias to a version that was published before; returns the reason if it was not moved, else None.
 
     Raises:
@@ -56,11 +78,11 @@ def apply_movement(client: MlflowClient, operation: MoveAlias, *, our_run_id: st
     if found.tags.get("vantage.digest") != operation.digest:
         raise PublishingError(f"version {version} of {name} is not {operation.digest[:12]} any longer")
     movement = Movement(version, operation.time, our_run_id, operation.by, operation.reason)
-    return move_alias(client, name, operation.alias, movement)
+    return move_alias(client, name, operation.alias, movement, note)
 
 
-def _newest(client: MlflowClient, name: str, alias: str) -> Movement | None:
-    text = client.get_registered_model(name).tags.get(f"{TAG}{alias}")
+def _newest(model: RegisteredModel, alias: str) -> Movement | None:
+    text = model.tags.get(f"{TAG}{alias}")
     try:
         known = None if text is None else Movement(**json.loads(text))
     except (ValueError, TypeError, RecursionError):  # somebody wrote the tag by hand

@@ -3,6 +3,7 @@
 import logging
 from pathlib import Path
 
+from vantage.ledger.alias_moves import AliasMoves
 from vantage.ledger.entries import RunEntry, apply_operation
 from vantage.ledger.operations import OpenRun, from_json
 from vantage.ledger.outbox import Outbox
@@ -64,7 +65,7 @@ class Delivery:
             opening = from_json(first[1])
             if not isinstance(opening, OpenRun):
                 raise ValueError(f"the outbox begins with {opening.operation}, not with open_run")
-            self.writer = RunWriter(self._server, opening)
+            self.writer = RunWriter(self._server, opening, AliasMoves(self._outbox.folder).note)
         destination = self.writer.destination
         if not self._outbox.is_pending(destination):
             return

@@ -13,7 +13,7 @@ from mlflow.tracking import MlflowClient
 from vantage.ledger.expected.texts import fit_description
 from vantage.ledger.operations import Publish
 from vantage.ledger.published_copies import WEIGHTS
-from vantage.ledger.to_mlflow.aliases import Movement, move_alias
+from vantage.ledger.to_mlflow.aliases import Movement, NoteMove, move_alias
 from vantage.ledger.to_mlflow.copies import problems_of_copy
 from vantage.ledger.to_mlflow.logged_models import EXTERNAL, model_in
 from vantage.ledger.to_mlflow.model_description import PublishingError, write_description
@@ -43,6 +43,7 @@ def publish(
     our_run_id: str,
     note: Callable[[int], str] | None,
     facts: Mapping[str, str],
+    note_move: NoteMove,
     example: str | None = None,
 ) -> Published:
     """Find or create the artifact's version of the registered model, and move the alias to it.
@@ -53,6 +54,7 @@ def publish(
         tracking_uri: of the client.
         note: version → the text of its page; None: unchanged.
         facts: gates and evaluation, as tags of the version.
+        note_move: called before the alias moves to another version.
         example: a prompt for the input example.
 
     Raises:
@@ -86,7 +88,7 @@ def publish(
     stays = None
     if operation.alias is not None:
         movement = Movement(str(version), operation.time, our_run_id, operation.by or "", "")
-        stays = move_alias(client, name, operation.alias, movement)
+        stays = move_alias(client, name, operation.alias, movement, note_move)
     location = client.get_logged_model(model_id).artifact_location
     return Published(str(version), location, repaired, stays)
 

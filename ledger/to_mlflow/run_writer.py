@@ -27,7 +27,7 @@ from vantage.ledger.expected.changes import (
 from vantage.ledger.expected.texts import fit_tag
 from vantage.ledger.notes import ModelPages, model_note, run_note, stage_note
 from vantage.ledger.operations import MetricRow, MoveAlias, OpenRun, Operation, Publish
-from vantage.ledger.to_mlflow.aliases import apply_movement
+from vantage.ledger.to_mlflow.aliases import NoteMove, apply_movement
 from vantage.ledger.to_mlflow.critic_pages import log_critic_page
 from vantage.ledger.to_mlflow.logged_models import record_model
 from vantage.ledger.to_mlflow.mlflow_runs import Runs, close_running
@@ -52,8 +52,9 @@ class _OfArtifact(NamedTuple):
 class RunWriter:
     """Writes one run to one experiment of MLflow."""
 
-    def __init__(self, server: Server, opening: OpenRun) -> None:
+    def __init__(self, server: Server, opening: OpenRun, note_move: NoteMove) -> None:
         self._server = server
+        self._note_move = note_move
         self._client = server.client
         self._run_id = opening.run_id
         self._experiment = server.experiment(opening.experiment)
@@ -196,6 +197,7 @@ class RunWriter:
             our_run_id=self._run_id,
             note=self._version_note(entry, operation, producer),
             facts=change.facts,
+            note_move=self._note_move,
             example=example_prompt(entry, operation.stage),
         )
         alias = f"@{operation.alias}" if operation.alias else ""
@@ -221,7 +223,9 @@ class RunWriter:
 
     def _move_alias(self, change: AliasChange) -> None:
         target = (change.operation.registered_model, change.operation.alias)
-        self.moves[target] = apply_movement(self._client, change.operation, our_run_id=self._run_id)
+        self.moves[target] = apply_movement(
+            self._client, change.operation, our_run_id=self._run_id, note=self._note_move
+        )
 
     def _log_file(self, entry: RunEntry, change: FileChange) -> None:
         run_id = self.runs.run_of(change.stage, change.time)

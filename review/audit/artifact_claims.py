@@ -11,14 +11,13 @@ from vantage.review.audit.evidence import Evidence, check_of
 from vantage.review.audit.shorter_stages import is_state, state_problems
 from vantage.runs.view import Broken, Missing
 from vantage.schemas.kinds import KINDS
+from vantage.schemas.recipe.work import SOURCE
 from vantage.schemas.records.artifacts import StoredModel
 from vantage.schemas.records.audit import Check
 from vantage.storage.measured_file import contradictions
 from vantage.storage.refs import Ref
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_SOURCE = "source"
-"""Role of a step's external source."""
 
 
 def files_check(evidence: Evidence, digest: str) -> Check:
@@ -71,7 +70,7 @@ def _parent_problems(ref: Ref) -> Iterator[str]:
     }
     named: Mapping[str, str] = ref.key_parts.get("inputs", {})
     for role, digest in named.items():
-        if role == _SOURCE:
+        if role == SOURCE and role not in parents:
             continue
         if role not in parents and digest in parents.values():
             continue  # a role that stands in for another, such as the reference

@@ -9,7 +9,7 @@ from vantage.ledger import tracking
 from vantage.ledger.replay import Replay
 from vantage.runs.loosened import EarlierVerdicts
 from vantage.runs.record import RunRecord
-from vantage.runs.run import run_ids
+from vantage.runs.run_ids import run_ids
 from vantage.runs.view import Broken, Missing, RunView
 from vantage.runs.workspace import Workspace
 from vantage.schemas.records.audit import Check

@@ -16,6 +16,7 @@ from vantage.runs.view import Broken, Missing
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.extending import PREVIOUS_ROLES
 from vantage.schemas.recipe.recipe import ResolvedRecipe
+from vantage.schemas.recipe.work import SOURCE, copied_stage
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.audit import Check
 from vantage.schemas.records.stage_key import differences as key_differences
@@ -120,6 +121,8 @@ def edge_problems(
         if read is None and role in PREVIOUS_ROLES:
             if not record.stages[step].shorter:
                 yield f"run.json does not record that {step} goes on from a shorter stage"
+        elif role == SOURCE:
+            yield from _source_problems(record, step, digest)
         elif read is None and not role.endswith(BASE_SUFFIX):
             yield f"the recipe in run.json gives {step} no {role}"
         if stage is not None and stage.digest != digest:
@@ -128,13 +131,22 @@ def edge_problems(
             yield f"{read} is {stage.status.replace('_', ' ')}, so nothing could be made of it"
     if isinstance(replay, Replay) and step in replay.entry.stages:
         given = replay.entry.stages[step].inputs.get(role)
-        if given is None and not role.endswith(BASE_SUFFIX) and role not in PREVIOUS_ROLES:
+        if given is None and not role.endswith(BASE_SUFFIX) and role not in (*PREVIOUS_ROLES, SOURCE):
             yield f"the outbox names no {role}"
         elif given is not None and given.artifact.digest != digest:
             yield f"the outbox has {given.artifact.digest[:12]}"
         elif given is not None and parent is not None:
             for problem in _artifact_differences(given.artifact, parent.artifact):
                 yield f"as {step} read it, {problem}"
+
+
+def _source_problems(record: RunRecord, step: str, digest: str) -> Iterator[str]:
+    """Yield the difference of a copied model from the one that the run has pinned."""
+    copied = copied_stage(work_of(record.recipe, step))
+    if copied is None:
+        yield f"the recipe in run.json gives {step} no stage of another run"
+    elif copied.digest != digest:
+        yield f"by run.json {copied.named} is {str(copied.digest)[:12]}"
 
 
 def _unfinished(

@@ -6,7 +6,7 @@ All artifacts are found first. Then all files are hashed in parallel, each once,
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from vantage.attempts.jobs import BASE_SUFFIX
+from vantage.attempts.jobs import BASE_SUFFIX, work_of
 from vantage.ledger.replay import Replay
 from vantage.review.audit.answers import answer_checks, answers_ref, is_answers
 from vantage.review.audit.artifact_claims import environment_checks, files_check, ref_check
@@ -28,6 +28,7 @@ from vantage.review.audit.versions import version_checks, versions_of
 from vantage.runs.record import RunRecord
 from vantage.runs.view import Broken, Missing
 from vantage.schemas.recipe.extending import PREVIOUS, PREVIOUS_ROLES, PREVIOUS_STATE
+from vantage.schemas.recipe.work import SOURCE, copied_stage
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.audit import AuditedArtifact, Check, Edge
 from vantage.schemas.records.extensions import Shorter, state_key
@@ -191,6 +192,8 @@ class Walk:
         record = self.evidence.record(found.run_id) if found.run_id else None
         if role in PREVIOUS_ROLES:
             return self._key_of_previous(found, role, record)
+        if role == SOURCE:
+            return self._key_of_copied(found, digest, record)
         if isinstance(record, RunRecord):
             read = dependencies(record.recipe).get(found.step, {}).get(role)
             named = record.stages.get(read) if read else None
@@ -207,6 +210,16 @@ class Walk:
                     return stage.stage_key
         refs = self.evidence.refs_of.get(digest, [])
         return refs[0].artifact.stage_key if refs else None
+
+    def _key_of_copied(self, found: Found, digest: str, record: object) -> str | None:
+        """Return the stage key of a model that was copied from another run: by that run's record, or by any ref."""
+        copied = copied_stage(work_of(record.recipe, found.step)) if isinstance(record, RunRecord) else None
+        maker = None if copied is None else self.evidence.record(copied.run)
+        stage = maker.stages.get(copied.step) if copied and isinstance(maker, RunRecord) else None
+        if stage is not None and stage.digest == digest:
+            return stage.stage_key
+        keys = (ref.artifact.stage_key for ref in self.evidence.refs_of.get(digest, []))
+        return next((key for key in keys if key != found.stage_key), None)
 
     def _key_of_previous(self, found: Found, role: str, record: object) -> str | None:
         """Return the stage key of the shorter stage that an artifact goes on from, or of its training state."""

@@ -16,10 +16,11 @@ from vantage.review.audit.run_claims import ENDED
 from vantage.review.audit.run_states import answer_checks, status_checks
 from vantage.review.audit.sent import expected_of, order_checks
 from vantage.runs.record import REMOVED, RunRecord
-from vantage.runs.run import number_in, recipe_digest
+from vantage.runs.run import recipe_digest
+from vantage.runs.run_ids import number_in
 from vantage.runs.view import Broken, Missing
 from vantage.schemas.recipe.recipe import ResolvedRecipe
-from vantage.schemas.recipe.sources import Registered
+from vantage.schemas.recipe.sources import PinnedSource
 from vantage.schemas.records.audit import AuditedRun, Check
 from vantage.schemas.records.estimate_warnings import warnings_about
 from vantage.schemas.records.stage_key import differences
@@ -54,7 +55,8 @@ def _check(subject: str, problems: list[str]) -> Check:
 
 
 def _record_problems(record: RunRecord) -> Iterator[str]:
-    pinned = any(isinstance(model.origin, Registered) for model in record.recipe.models.values())
+    models = (record.recipe.model, *record.recipe.models.values())
+    pinned = any(isinstance(model.origin, PinnedSource) for model in models)
     if not pinned and recipe_digest(record.recipe) != record.recipe_digest:
         yield (
             f"its recipe hashes to {recipe_digest(record.recipe)[:12]}, recipe_digest is {record.recipe_digest[:12]}"

@@ -72,7 +72,7 @@ def find_side(
     registry = MlflowRegistry(workspace)
     found = Names(workspace, registry=registry).resolve(named, command)
     if isinstance(found, RecipeNamed):
-        return _of_recipe(found.source, overrides)
+        return _of_recipe(found.source, overrides, workspace)
     if isinstance(found, RegisteredNamed):
         return _of_model(workspace, registry, found, named)
     assert isinstance(found, OfRun), "no other meaning is accepted"
@@ -119,8 +119,8 @@ def expected_steps(recipe: ResolvedRecipe) -> dict[str, Step]:
     return found
 
 
-def _of_recipe(named: str, overrides: Sequence[str]) -> Side:
-    recipe, _ = load_resolved(named, overrides)
+def _of_recipe(named: str, overrides: Sequence[str], workspace: Workspace) -> Side:
+    recipe, _ = load_resolved(named, overrides, workspace=workspace)
     return Side(
         ComparedSide(named=named, kind="recipe", recipe=recipe.recipe), recipe, expected_steps(recipe)
     )

@@ -7,12 +7,14 @@ licences are the newest that any run of the workspace names.
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
+from vantage.attempts.jobs import work_of
 from vantage.ledger.run_ledger import Ledger
 from vantage.review.exports.bill_of_materials import Material, bill_of_materials
 from vantage.runs.record import RunRecord
 from vantage.runs.run import Run, read_runs
 from vantage.runs.view import Broken, Maker, Missing, RunView
 from vantage.runs.workspace import Workspace
+from vantage.schemas.recipe.work import copied_stage
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.extensions import state_key
 from vantage.schemas.steps import dependencies
@@ -75,6 +77,8 @@ def _made_of(
     if isinstance(record, RunRecord):
         for read in dependencies(record.recipe)[maker.step].values():
             yield from _made_of(maker.run, read, workspace, seen)
+        if (copied := copied_stage(work_of(record.recipe, maker.step))) is not None:
+            yield from _made_of(RunView(workspace, copied.run), copied.step, workspace, seen)
         for gone_on_from in _shorter(record, maker.step, workspace, seen):
             yield maker, gone_on_from
 

@@ -61,6 +61,7 @@ def export(
     signatures: Sequence[SignedStatement] = (),
     entry: RunEntry | None = None,
     made_by: MadeBy | None = None,
+    known_as: Path | None = None,
 ) -> dict[str, Any]:
     """Write the folder, which appears complete or not at all; returns the content of ``vantage.json``.
 
@@ -72,6 +73,7 @@ def export(
         signatures: signatures of the artifact; they are copied unchanged to ``signatures/``.
         entry: the run that made or reused it, for the card; None: the run is not in this workspace.
         made_by: the run that made it, if it is another one.
+        known_as: name by which the card's commands load the model; None: the folder.
 
     Raises:
         ExportRefused: see ``check_target``; or the reward model has a format of our own.
@@ -100,7 +102,8 @@ def export(
         signed = _copy_signatures(signatures, staging)
         facts = provenance(model, opened, files) | ({"signatures": signed} if signed else {})
         _write(staging / PROVENANCE_FILE, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
-        _write(staging / CARD, model_card(model, opened, folder=target, entry=entry, made_by=made_by))
+        card = model_card(model, opened, folder=known_as or target, entry=entry, made_by=made_by)
+        _write(staging / CARD, card)
         for root, _, names in os.walk(staging):
             for name in names:
                 sync_file(Path(root, name))

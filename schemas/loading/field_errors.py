@@ -29,6 +29,7 @@ from vantage.schemas.problems import (
     suggest,
 )
 from vantage.schemas.recipe.fields import NEW
+from vantage.schemas.recipe.sources import bare_stage_of_run
 from vantage.schemas.recipe.terms import RewardTerm, class_of
 
 _NAME_REMEDY = "start with a lower-case letter; lower-case letters, digits and underscores follow"
@@ -173,6 +174,10 @@ def _problem(model: type[BaseModel], path: Path, errors: Sequence[ErrorDetails],
     if kind in ("union_tag_not_found", "union_tag_invalid"):
         return _stage_kind(model, path, error)
     if kind == "string_pattern_mismatch":
+        stage = bare_stage_of_run(str(error["input"]))
+        if stage is not None:
+            remedy = f"write source: {stage.named} under model or models.NAME, and name that model here"
+            return Problem(path, f"{quote(stage.named)} is a stage of another run, and no name", remedy)
         return Problem(
             path, f"{quote(error['input'])} is not a valid name", _pattern_remedy(context["pattern"])
         )

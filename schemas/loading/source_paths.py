@@ -26,6 +26,8 @@ from vantage.schemas.recipe.sources import (
     LocalPath,
     Package,
     Registered,
+    StageOfRun,
+    bare_stage_of_run,
     data_source,
     file_source,
     model_source,
@@ -224,13 +226,21 @@ def _model_source(path: Path, source: str, start: File) -> tuple[str, list[Probl
             return source, [] if named.is_well_formed else [problem]
         case Registered() as named:
             return source, _problems_of_registered(path, source, named)
+        case StageOfRun() as named:
+            return source, _problems_of_stage(path, source, named)
         case Gguf(path=file):
             file = absolute(file, start)
             problem = Problem(path, f"there is no file {file}", "name a .gguf file")
             return str(Gguf(file)), [] if is_file(file) else [problem]
         case LocalPath(path=folder):
             folder = absolute(folder, start)
-            return str(folder), _problems_of_folder(path, folder)
+            named = bare_stage_of_run(source)
+            if named is None:
+                return str(folder), _problems_of_folder(path, folder)
+            if mode_of(folder):
+                remedy = f"write ./{source} or {named}"
+                return source, [Problem(path, f"{quote(source)} means a folder and a stage of a run", remedy)]
+            return str(named), _problems_of_stage(path, source, named)
 
 
 def _problems_of_registered(path: Path, source: str, named: Registered) -> list[Problem]:
@@ -244,9 +254,20 @@ def _problems_of_registered(path: Path, source: str, named: Registered) -> list[
     return []
 
 
+def _problems_of_stage(path: Path, source: str, named: StageOfRun) -> list[Problem]:
+    if path[-1] == "base":
+        message = f"{quote(source)} is a stage of a run, and adapters here belong to a model from elsewhere"
+        remedy = f"name the folder that `vantage export {named.named} FOLDER` writes"
+        return [Problem(path, message, remedy)]
+    if not named.is_well_formed:
+        remedy = "write RUN/STAGE, as in latest/policy or 0007/sft"
+        return [Problem(path, f"{quote(source)} names no stage of a run", remedy)]
+    return []
+
+
 def _problems_of_folder(path: Path, folder: File) -> list[Problem]:
     if not stat.S_ISDIR(mode_of(folder)):
-        remedy = "name a Hugging Face folder, builtin:tiny, gguf:FILE, package:NAME or hub:ORGANISATION/NAME@REVISION"
+        remedy = "name a Hugging Face folder, builtin:tiny, gguf:FILE, package:NAME, hub:ORGANISATION/NAME@REVISION, or RUN/STAGE (latest/policy)"
         return [Problem(path, f"there is no folder {folder}", remedy)]
     if is_file(folder / "adapter_config.json"):
         if path[-1] == "base":

@@ -42,7 +42,9 @@ class SourcedModel(Frozen):
     """A model with its source."""
 
     source: str
-    """``builtin:tiny`` or ``builtin:nano``, a Hugging Face folder, ``gguf:FILE``, ``package:NAME`` or ``hub:org/name@revision``."""
+    """``builtin:tiny`` or ``builtin:nano``, a Hugging Face folder, ``gguf:FILE``, ``package:NAME``, ``hub:org/name@revision``, or
+    a policy that another run has made: ``RUN/STAGE`` or ``latest/STAGE``. A run looks the stage up once, when it begins, and
+    keeps to what it found."""
     base: str | None = Field(None, exclude_if=is_unset)
     """The base model of an adapter, in the form of ``source``; for a ``source`` that is the folder of an adapter (LoRA,
     as peft saves it). The adapter is merged into it when it is imported; the name in ``adapter_config.json`` is not
@@ -68,9 +70,10 @@ class OtherModel(SourcedModel):
     """A model beside the recipe's own: stages sample from it, and compare with it; none trains it."""
 
     source: str
-    """``builtin:tiny``, a Hugging Face folder, ``gguf:FILE``, ``package:NAME``, ``hub:org/name@revision``, or a policy that
-    Vantage has published in MLflow: ``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``. A run asks MLflow for this version
-    once, when it begins, and keeps to it."""
+    """``builtin:tiny``, a Hugging Face folder, ``gguf:FILE``, ``package:NAME``, ``hub:org/name@revision``, a policy that
+    another run has made (``RUN/STAGE``, ``latest/STAGE``), or one that Vantage has published in MLflow:
+    ``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``. A run looks up such a stage or version once, when it begins, and keeps to
+    it."""
     otherwise: Name | None = Field(None, exclude_if=is_unset)
     """The stage (or ``model``) whose policy replaces it as long as MLflow has no such version. None: the run is refused
     then."""

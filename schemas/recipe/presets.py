@@ -22,6 +22,10 @@ PresetName = Literal[
     "grpo",
     "dr_grpo",
     "dapo",
+    "gspo",
+    "cispo",
+    "sapo",
+    "gmpo",
     "pvpo",
     "a_star_po",
     "spo",
@@ -133,6 +137,44 @@ PRESETS: dict[str, dict[str, Any]] = {
         "overlong_buffer": 0.2,
         "drop_uniform_groups": True,
         "samples_per_prompt": 16,
+    },
+    # arXiv 2507.18071: the ranges of its §5.1, without a KL. Groups: inferred from verl's example of it
+    "gspo": {
+        "advantage": "group_normalised",
+        "aggregation": "sequence",
+        "ratio_level": "sequence",
+        "clip_range_low": 3e-4,
+        "clip_range_high": 4e-4,
+        "samples_per_prompt": 16,
+    },
+    # arXiv 2506.13585: DAPO's sampling and shaping, and weights without a lower bound. Its upper bound is not published; a
+    # weight of at most 5 is TRL's for ScaleRL (arXiv 2510.13786): inferred
+    "cispo": {
+        "advantage": "group_normalised",
+        "surrogate": "clipped_weight",
+        "clip_range_low": None,
+        "clip_range_high": 4.0,
+        "overlong_buffer": 0.2,
+        "drop_uniform_groups": True,
+        "samples_per_prompt": 16,
+    },
+    # arXiv 2511.20347: its two temperatures. Groups: inferred from GSPO, which it is compared with
+    "sapo": {
+        "advantage": "group_normalised",
+        "aggregation": "sequence",
+        "surrogate": "soft_gate",
+        "soft_gate_positive": 1.0,
+        "soft_gate_negative": 1.05,
+        "samples_per_prompt": 16,
+    },
+    # arXiv 2507.20673 and its authors' script: ratios within e^±0.4, groups of 8, no KL
+    "gmpo": {
+        "advantage": "group_normalised",
+        "aggregation": "sequence",
+        "surrogate": "geometric_mean",
+        "clip_range_low": 0.3297,
+        "clip_range_high": 0.4918,
+        "samples_per_prompt": 8,
     },
     # arXiv 2508.21104: GRPO whose baseline is the reference's own mean score. Loss, clip and number: inferred from GRPO's
     "pvpo": {"advantage": "reference_mean", "aggregation": "sequence", "samples_per_prompt": 8},

@@ -1,8 +1,8 @@
 """Parse sources: the text of a ``source`` field becomes a value.
 
 ``builtin:NAME`` and ``builtin:NAME/KIND``, ``hub:ORGANISATION/NAME@REVISION``, ``package:NAME``, ``gguf:FILE``,
-``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``, or a path. Only a model can come from a package, a GGUF file or MLflow;
-data may be of the hub, ``hub:ORGANISATION/NAME@COMMIT`` or files of it, ``hub:ORGANISATION/NAME@COMMIT/FILE``; verifiers are
+``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``, ``run:RUN/STAGE``, or a path. Only a model can come from a package, a GGUF
+file, MLflow or a run; data may be of the hub, ``hub:ORGANISATION/NAME@COMMIT`` or files of it, ``hub:ORGANISATION/NAME@COMMIT/FILE``; verifiers are
 built in or paths.
 """
 
@@ -157,6 +157,34 @@ class Registered:
 
 
 @dataclass(frozen=True)
+class StageOfRun:
+    """A policy that a step of another run has made: ``latest``, or a run's id, the beginning of its id, or its number.
+
+    A run pins it when it begins: ``run:RUN_ID/STEP#DIGEST``.
+    """
+
+    run: str
+    step: str
+    digest: str | None = None
+    """Content digest of the artifact; None: no run has pinned it yet."""
+
+    PATTERN = r"run:[0-9a-z_-]+/[a-z][a-z0-9_.-]{0,70}(#[0-9a-f]{64})?"
+
+    @property
+    def is_well_formed(self) -> bool:
+        """Return whether it can name a step of a run."""
+        return re.fullmatch(self.PATTERN, str(self)) is not None
+
+    @property
+    def named(self) -> str:
+        """The run and its step, as the command line takes them."""
+        return f"{self.run}/{self.step}"
+
+    def __str__(self) -> str:
+        return f"run:{self.named}" + ("" if self.digest is None else f"#{self.digest}")
+
+
+@dataclass(frozen=True)
 class LocalPath:
     """A path: a model's folder, or a file of data or Python."""
 
@@ -169,7 +197,9 @@ class LocalPath:
 FileSource = Builtin | LocalPath
 """Source of a verifier."""
 DataSource = Builtin | HubDataset | HubFiles | LocalPath
-ModelSource = Builtin | Hub | Package | Gguf | Registered | LocalPath
+ModelSource = Builtin | Hub | Package | Gguf | Registered | StageOfRun | LocalPath
+PinnedSource = Registered | StageOfRun
+"""Sources whose content a run pins when it begins, and whose files the process that orders the run fetches."""
 
 
 def file_source(text: str) -> FileSource:
@@ -206,8 +236,23 @@ def model_source(text: str) -> ModelSource:
             return Gguf(Path(rest))
         case "models" if rest.startswith("/"):
             return _registered(rest[1:])
+        case "run":
+            return stage_of_run(rest)
         case _:
             return LocalPath(Path(text))
+
+
+def stage_of_run(text: str) -> StageOfRun:
+    """Read ``RUN/STEP``, with or without ``#DIGEST``."""
+    named, has_pin, pin = text.partition("#")
+    run, _, step = named.partition("/")
+    return StageOfRun(run, step, pin if has_pin else None)
+
+
+def bare_stage_of_run(text: str) -> StageOfRun | None:
+    """Read ``latest/STEP`` or ``NUMBER…/STEP`` without its prefix; None: the text has another form."""
+    has_form = re.fullmatch(r"(latest|[0-9]+(-[a-z0-9_-]*)?)/[a-z][a-z0-9_.-]{0,70}", text)
+    return stage_of_run(text) if has_form else None
 
 
 def _registered(text: str) -> Registered:

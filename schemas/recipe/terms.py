@@ -135,10 +135,11 @@ class VerifierTerm(NamedScoresTerm, SteppedTerm):
     −1."""
 
     @rule
-    def _steps_have_one_score(self) -> None:
-        if self.step_ends is not None and self.scores:
+    def _named_scores_of_steps_are_not_whitened(self) -> None:
+        whitened = [name for name, each in self.scores.items() if each.whiten]
+        if self.step_ends is not None and whitened:
             raise ValueError(
-                "step_ends gives each step one score, and scores names several; leave one of them out"
+                f"scores.{whitened[0]}.whiten is over whole responses, and step_ends scores each step; leave one of them out"
             )
 
     @property

@@ -8,6 +8,7 @@ from vantage.schemas.frozen import Frozen
 from vantage.schemas.recipe.builtin_verifiers import AnyVerifier
 from vantage.schemas.recipe.fields import Count, Name, Positive, is_default
 from vantage.schemas.recipe.inputs import Benchmark, Content, Data, HeldOutRows, Model, Shares
+from vantage.schemas.recipe.sources import StageOfRun
 from vantage.schemas.recipe.terms import VerifierTerm
 
 
@@ -23,6 +24,16 @@ class ImportModel(Work):
 
     kind: Literal["import_model"] = "import_model"
     model: Model
+
+
+SOURCE = "source"
+"""Role of the artifact of another run that an import copies."""
+
+
+def copied_stage(work: Work) -> StageOfRun | None:
+    """Return the stage of another run that an import copies; None: it copies none."""
+    origin = work.model.origin if isinstance(work, ImportModel) else None
+    return origin if isinstance(origin, StageOfRun) else None
 
 
 class PrepareData(Work):

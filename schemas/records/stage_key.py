@@ -28,6 +28,7 @@ from vantage.schemas.recipe.sources import (
     ModelSource,
     Package,
     Registered,
+    StageOfRun,
 )
 from vantage.schemas.recipe.stage import Stage, Training
 from vantage.schemas.recipe.terms import row_of
@@ -292,6 +293,8 @@ def _form(origin: ModelSource | DataSource, *, is_folder: bool) -> str:
             return "package"
         case Registered():
             return "registered"
+        case StageOfRun():
+            return "stage of a run"
         case LocalPath(path=path):
             return "folder" if is_folder else data_format(path) or path.suffix.lower()
 

@@ -43,11 +43,8 @@ class Term:
     @property
     def score_names(self) -> tuple[str, ...]:
         """The names of its scores in curves: the term's, or ``TERM.NAME`` for each named score."""
-        return (
-            tuple(f"{self.name}.{name}" for name in self.scores.names)
-            if isinstance(self.scores, NamedScores)
-            else (self.name,)
-        )
+        names = names_of(self.scores)
+        return tuple(f"{self.name}.{name}" for name in names) if names else (self.name,)
 
     def score(self, given: Responses) -> dict[str, Tensor]:
         """Return each score's name in curves → scores (B,), unclipped and unweighted."""
@@ -165,9 +162,10 @@ def load_scorer(
             dtype,
         )
         scores = _load(term, source)
+        names = names_of(scores)
         rules = (
-            tuple(term.rule_of(name) for name in scores.names)
-            if isinstance(scores, NamedScores) and isinstance(term, NamedScoresTerm)
+            tuple(term.rule_of(name) for name in names)
+            if names and isinstance(term, NamedScoresTerm)
             else (term,)
         )
         terms.append(
@@ -187,6 +185,11 @@ def load_scorer(
 def _load(term: RewardTerm, source: Source) -> TermScores | NamedScores | StepScores:
     loaded: TermScores | NamedScores | StepScores = import_module(row_of(term).module).load(term, source)
     return loaded
+
+
+def names_of(scores: TermScores | NamedScores | StepScores) -> tuple[str, ...]:
+    """Return the names of a term's scores; none: it has one score without a name."""
+    return scores.names if isinstance(scores, NamedScores | StepScores) else ()
 
 
 @torch.no_grad()
@@ -209,7 +212,9 @@ def score(
     by_term, of_steps = scores_of(scorer, given), steps_of(scorer, given)
     by_term |= {name: found.plain for name, found in of_steps.items()}
     steps = [
-        Summand(term.weight, of_steps[term.name].counted) for term in scorer.terms if term.name in of_steps
+        Summand(rule.weight, of_steps[name].counted)
+        for term in stepped_terms(scorer)
+        for name, rule in zip(term.score_names, term.rules, strict=True)
     ]
     summands = (
         *summands_of(by_term, scorer),
@@ -248,12 +253,17 @@ def scores_of(scorer: Scorer, given: Responses) -> dict[str, Tensor]:
 
 
 def steps_of(scorer: Scorer, given: Responses) -> dict[str, StepRewards]:
-    """Return term → its scores of steps, for the terms that score them."""
-    return {
-        term.name: step_rewards(term.scores, given, term.rules[0])
-        for term in scorer.terms
-        if isinstance(term.scores, StepScores)
-    }
+    """Return each score's name in curves → its scores of steps, for the terms that score steps."""
+    found: dict[str, StepRewards] = {}
+    for term in stepped_terms(scorer):
+        assert isinstance(term.scores, StepScores)
+        found |= zip(term.score_names, step_rewards(term.scores, given, term.rules), strict=True)
+    return found
+
+
+def stepped_terms(scorer: Scorer) -> list[Term]:
+    """Return the terms that score steps."""
+    return [term for term in scorer.terms if isinstance(term.scores, StepScores)]
 
 
 def weighted_sum(by_term: Mapping[str, Tensor], scorer: Scorer) -> Tensor:

@@ -17,7 +17,7 @@ from vantage.tasks.training.offloading import on_device
 from vantage.tasks.training.passes import passes_of
 
 Ask = Callable[[Sequence[str], Sequence[str], Sequence[str | None]], Tensor]
-"""(prompts, beginnings of responses, answers) → scores (N,)."""
+"""(prompts, beginnings of responses, answers) → scores (N,K), K of each beginning."""
 
 
 class UnknownMarker(ValueError):
@@ -70,16 +70,18 @@ class StepScores:
     ask: Ask | None
     """A verifier's scores of beginnings; None: the model's."""
     model: ScalarModel | None = None
+    names: tuple[str, ...] = ()
+    """The names of a verifier's scores; none: it has one."""
 
-    def __call__(self, given: Responses) -> tuple[Tensor, Tensor]:
-        """Return scores (B,T) after each token, unclipped and unweighted, and which tokens end a step (B,T)."""
+    def __call__(self, given: Responses) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Return scores (B,T) after each token for each name, unclipped and unweighted, and which tokens end a step (B,T)."""
         rows = given.sequences.response_rows()
         positions = [self.finder.positions(row) for row in rows]
         is_end = torch.zeros(given.sequences.response_mask.shape, dtype=torch.bool, device=given.device)
         for row, places in enumerate(positions):
             is_end[row, places] = True
         if self.model is not None:
-            return _by_model(self.model, given).to(given.device).masked_fill(~is_end, 0.0), is_end
+            return (_by_model(self.model, given).to(given.device).masked_fill(~is_end, 0.0),), is_end
         assert self.ask is not None
         beginnings = [rows[row][: place + 1] for row, places in enumerate(positions) for place in places]
         owners = [row for row, places in enumerate(positions) for _ in places]
@@ -88,26 +90,32 @@ class StepScores:
             self.finder.codec.response_texts(beginnings),
             [given.answers[row] for row in owners],
         )
-        scores = torch.zeros(is_end.shape, device=given.device)
-        return scores.masked_scatter(is_end, found.float().to(given.device)), is_end
+        nothing = torch.zeros(is_end.shape, device=given.device)
+        columns = found.float().to(given.device).unbind(dim=1)
+        return tuple(nothing.masked_scatter(is_end, column) for column in columns), is_end
 
 
 @dataclass(frozen=True)
 class StepRewards:
-    """A term's scores of the steps of B responses."""
+    """One of a term's scores of the steps of B responses."""
 
     plain: Tensor
     """(B,): the total over each response's steps, unclipped and unweighted."""
     counted: Tensor
-    """(B,T): the part of each step in its response's score, clipped and moved by the term's rule, at the token that ends it."""
+    """(B,T): the part of each step in its response's score, clipped and moved by the score's rule, at the token that ends it."""
 
 
-def step_rewards(scores: StepScores, given: Responses, rule: ScoreRule) -> StepRewards:
-    """Score the steps of responses: their mean divides each step by the number of steps of its response."""
+def step_rewards(scores: StepScores, given: Responses, rules: Sequence[ScoreRule]) -> list[StepRewards]:
+    """Score the steps of responses, by one rule for each score: their mean divides each step by the number of steps of its response."""
     found, is_end = scores(given)
     steps = is_end.sum(dim=1, keepdim=True) if scores.finder.ends.total == "mean" else 1
-    counted = counted_scores(found, rule).masked_fill(~is_end, 0.0) / steps
-    return StepRewards(plain=(found / steps).sum(dim=1), counted=counted)
+    return [
+        StepRewards(
+            plain=(each / steps).sum(dim=1),
+            counted=counted_scores(each, rule).masked_fill(~is_end, 0.0) / steps,
+        )
+        for each, rule in zip(found, rules, strict=True)
+    ]
 
 
 def finder_of(ends: StepEnds, source: Source) -> StepFinder:

@@ -31,7 +31,9 @@ def load(term: VerifierTerm, source: Source) -> TermScores | NamedScores | StepS
     form = form_of(verifier)
     refuse_unfit(term, form, path=source.path)
     if term.step_ends is not None:
-        return StepScores(finder_of(term.step_ends, source), ask=partial(_scores, verifier, term.wrong))
+        ask = partial(_scores_of_beginnings, verifier, term.wrong)
+        names = form.names if form.kind == "named_scores" else ()
+        return StepScores(finder_of(term.step_ends, source), ask, names=names)
     if form.kind == "named_scores":
         return NamedScores(form.names, NamedVerifierScores(verifier, form.names))
     return scored_by(verifier, wrong=term.wrong)
@@ -46,8 +48,6 @@ def refuse_unfit(term: VerifierTerm, form: VerdictForm, *, path: str) -> None:
         if term.scores:
             raise UnfitScores(f"{about}, and scores names {', '.join(term.scores)}; remove scores")
         return
-    if term.step_ends is not None:
-        raise UnfitScores(f"{about}; step_ends needs a verifier with one score, or right and wrong")
     if term.clip is not None or term.offset or term.whiten:
         raise UnfitScores(f"{about}; give clip, offset and whiten to each of them under scores")
     if not term.scores:
@@ -108,6 +108,20 @@ def _scores(
     if form_of(verifier).kind == "right_or_wrong":
         return torch.where(judged(verifier, prompts, responses, answers), 1.0, wrong)
     return _numbers(verifier, prompts, responses, answers, names=()).squeeze(1).float()
+
+
+def _scores_of_beginnings(
+    verifier: VerifierFunction,
+    wrong: float,
+    prompts: Sequence[str],
+    beginnings: Sequence[str],
+    answers: Sequence[str | None],
+) -> Tensor:
+    """Return scores (B,K) on the CPU: K named ones, or one."""
+    form = form_of(verifier)
+    if form.kind == "named_scores":
+        return _numbers(verifier, prompts, beginnings, answers, names=form.names).float()
+    return _scores(verifier, wrong, prompts, beginnings, answers)[:, None]
 
 
 def judged(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -122,56 +122,33 @@ class Case:
     held: Callable[[Tensor, Tensor, Batch, Denominator | None], Tensor] | None = None
 
 
-def surrogate(
+def on_tokens(
     outputs: Tensor,
     batch: Batch,
     denominator: Denominator | None,
     *,
-    aggregation: Aggregation,
-    clip_range: float | None = 0.2,
-    dual_clip: float | None = None,
+    loss: Callable[..., PolicyLoss],
+    **settings: Any,
 ) -> PolicyLoss:
-    return clipped_surrogate(
-        outputs,
-        batch.old,
-        batch.targets,
-        batch.mask,
-        clip_range_low=clip_range,
-        clip_range_high=clip_range,
-        dual_clip=dual_clip,
-        aggregation=aggregation,
-        denominator=denominator,
-    )
+    """Return a loss of the ratio, whose outputs are log-probabilities and whose targets are advantages."""
+    return loss(outputs, batch.old, batch.targets, batch.mask, denominator=denominator, **settings)
 
 
-def plain_gradient(
-    outputs: Tensor, batch: Batch, denominator: Denominator | None, *, aggregation: Aggregation
-) -> PolicyLoss:
-    return policy_gradient(
-        outputs, batch.old, batch.targets, batch.mask, aggregation=aggregation, denominator=denominator
-    )
-
-
-def masked_ratio(
-    outputs: Tensor,
-    batch: Batch,
-    denominator: Denominator | None,
-    *,
-    aggregation: Aggregation,
-    through_ratio: bool = False,
-) -> PolicyLoss:
-    """By ranges that leave out tokens on both sides."""
-    return masked_ratio_gradient(
-        outputs,
-        batch.old,
-        batch.targets,
-        batch.mask,
-        clip_range_low=0.5,
-        clip_range_high=2.0,
-        through_ratio=through_ratio,
-        aggregation=aggregation,
-        denominator=denominator,
-    )
+surrogate = partial(on_tokens, loss=clipped_surrogate, clip_range_low=0.2, clip_range_high=0.2)
+masked_ratio = partial(on_tokens, loss=masked_ratio_gradient, clip_range_low=0.5, clip_range_high=2.0)
+"""Its ranges leave out tokens on both sides."""
+ratio_of_the_response = partial(
+    surrogate, clip_range_high=0.3, ratio_level="sequence", aggregation="sequence"
+)
+clipped_weight = partial(
+    on_tokens, loss=clipped_weight_gradient, clip_range_low=0.2, clip_range_high=0.3, aggregation="token"
+)
+gated = partial(
+    on_tokens, loss=soft_gate, temperature_positive=0.6, temperature_negative=1.4, aggregation="sequence"
+)
+geometric_mean = partial(
+    on_tokens, loss=geometric_mean_surrogate, clip_range_low=0.2, clip_range_high=0.3, aggregation="token"
+)
 
 
 def masked_ratio_with_ratio_held(
@@ -181,20 +158,6 @@ def masked_ratio_with_ratio_held(
     weight = ratio * ((ratio > 0.5) & (ratio < 3.0))
     per_token = -weight * batch.targets * outputs
     return aggregate(per_token, batch.mask, aggregation=aggregation, denominator=denominator)
-
-
-def ratio_of_the_response(outputs: Tensor, batch: Batch, denominator: Denominator | None) -> PolicyLoss:
-    return clipped_surrogate(
-        outputs,
-        batch.old,
-        batch.targets,
-        batch.mask,
-        clip_range_low=0.2,
-        clip_range_high=0.3,
-        ratio_level="sequence",
-        aggregation="sequence",
-        denominator=denominator,
-    )
 
 
 def ratio_of_the_response_held(
@@ -208,48 +171,9 @@ def ratio_of_the_response_held(
     return aggregate(per_token, batch.mask, aggregation="sequence", denominator=denominator)
 
 
-def clipped_weight(outputs: Tensor, batch: Batch, denominator: Denominator | None) -> PolicyLoss:
-    return clipped_weight_gradient(
-        outputs,
-        batch.old,
-        batch.targets,
-        batch.mask,
-        clip_range_low=0.2,
-        clip_range_high=0.3,
-        aggregation="token",
-        denominator=denominator,
-    )
-
-
 def clipped_weight_held(outputs: Tensor, at: Tensor, batch: Batch, denominator: Denominator | None) -> Tensor:
     per_token = -(at - batch.old).exp().clamp(0.8, 1.3) * batch.targets * outputs
     return aggregate(per_token, batch.mask, aggregation="token", denominator=denominator)
-
-
-def gated(outputs: Tensor, batch: Batch, denominator: Denominator | None) -> PolicyLoss:
-    return soft_gate(
-        outputs,
-        batch.old,
-        batch.targets,
-        batch.mask,
-        temperature_positive=0.6,
-        temperature_negative=1.4,
-        aggregation="sequence",
-        denominator=denominator,
-    )
-
-
-def geometric_mean(outputs: Tensor, batch: Batch, denominator: Denominator | None) -> PolicyLoss:
-    return geometric_mean_surrogate(
-        outputs,
-        batch.old,
-        batch.targets,
-        batch.mask,
-        clip_range_low=0.2,
-        clip_range_high=0.3,
-        aggregation="token",
-        denominator=denominator,
-    )
 
 
 def selected_kl(outputs: Tensor, batch: Batch, denominator: Denominator | None) -> SelectedKLLoss:
@@ -341,27 +265,12 @@ def centring(outputs: Tensor, batch: Batch, denominator: Denominator | None) -> 
     return score_centring(summed(outputs, batch), batch.old[:, 0], denominator=denominator)
 
 
-def direct_preference(outputs: Tensor, batch: Batch, denominator: Denominator | None) -> DPOLoss:
+def against_reference(
+    outputs: Tensor, batch: Batch, denominator: Denominator | None, *, loss: Callable[..., DPOLoss]
+) -> DPOLoss:
     """Each row is a pair: the log-probability of its response against its first old and target value."""
-    return dpo(
-        summed(outputs, batch),
-        batch.old[:, 0],
-        batch.targets[:, 0],
-        0.5 * batch.targets[:, 0],
-        beta=0.3,
-        denominator=denominator,
-    )
-
-
-def identity_preference(outputs: Tensor, batch: Batch, denominator: Denominator | None) -> DPOLoss:
-    return ipo(
-        summed(outputs, batch),
-        batch.old[:, 0],
-        batch.targets[:, 0],
-        0.5 * batch.targets[:, 0],
-        beta=0.3,
-        denominator=denominator,
-    )
+    sides = (summed(outputs, batch), batch.old[:, 0], batch.targets[:, 0], 0.5 * batch.targets[:, 0])
+    return loss(*sides, beta=0.3, denominator=denominator)
 
 
 def mean_logprobs(outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -420,17 +329,21 @@ CASES: dict[str, Case] = {
         )
         for aggregation in OF_SURROGATE
     },
-    "unclipped surrogate": Case(partial(surrogate, aggregation="token", clip_range=None), TOKENS),
+    "unclipped surrogate": Case(
+        partial(surrogate, aggregation="token", clip_range_low=None, clip_range_high=None), TOKENS
+    ),
     "dual-clipped surrogate": Case(partial(surrogate, aggregation="token", dual_clip=1.5), TOKENS),
     **{
         f"policy_gradient by {aggregation}": Case(
-            partial(plain_gradient, aggregation=aggregation), count(aggregation), aggregation != "constant"
+            partial(on_tokens, loss=policy_gradient, aggregation=aggregation),
+            count(aggregation),
+            aggregation != "constant",
         )
         for aggregation in OF_PLAIN_GRADIENT
     },
     **{
         f"masked_ratio_gradient by {aggregation}": Case(
-            partial(masked_ratio, aggregation=aggregation),
+            partial(masked_ratio, through_ratio=False, aggregation=aggregation),
             count(aggregation),
             aggregation != "constant",
             held=partial(masked_ratio_with_ratio_held, aggregation=aggregation),
@@ -490,8 +403,8 @@ CASES: dict[str, Case] = {
     ),
     "bradley_terry": Case(preference, lambda batch: float(batch.pair_weights.sum()), of_pairs=True),
     "score_centring": Case(centring, lambda batch: len(batch.mask), of_pairs=True),
-    "dpo": Case(direct_preference, lambda batch: len(batch.mask), of_pairs=True),
-    "ipo": Case(identity_preference, lambda batch: len(batch.mask), of_pairs=True),
+    "dpo": Case(partial(against_reference, loss=dpo), lambda batch: len(batch.mask), of_pairs=True),
+    "ipo": Case(partial(against_reference, loss=ipo), lambda batch: len(batch.mask), of_pairs=True),
     "simpo": Case(simple_preference, lambda batch: len(batch.mask), of_pairs=True),
     "orpo": Case(odds_ratio, lambda batch: len(batch.mask), of_pairs=True),
     "kto": Case(unpaired, lambda batch: len(batch.mask), of_pairs=True),

@@ -25,7 +25,8 @@ import sys
 from multiprocessing import forkserver
 from pathlib import Path
 
-forkserver.set_forkserver_preload = lambda modules: None  # fake stages need no torch
+preload = forkserver.set_forkserver_preload
+forkserver.set_forkserver_preload = lambda modules: preload(["tests.support.fake_work"])  # which needs no torch
 
 from tests.support.orchestrated import attempt_all, orchestrated
 from vantage.runs.workspace import Workspace

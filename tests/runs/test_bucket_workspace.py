@@ -15,7 +15,8 @@ from tests.support.orchestrated import attempt_all, orchestrated
 from vantage.flows.shown_plan import ledger_warnings
 from vantage.runs.bucket_records import BucketRecords
 from vantage.runs.resolving import load_resolved
-from vantage.runs.run import acquire_run, acquire_run_by_id, dead_runs, is_active, read_runs, run_ids
+from vantage.runs.run import acquire_run, acquire_run_by_id, dead_runs, is_active, read_runs
+from vantage.runs.run_ids import run_ids
 from vantage.runs.status import run_state
 from vantage.runs.workspace import RunError, Workspace
 from vantage.storage.leases import RemoteLeases

@@ -16,13 +16,13 @@ from vantage.runs.console import (
     facts_of,
     headline_of,
     open_console,
-    show_result,
     show_run,
 )
 from vantage.runs.plan_table import show_plan
 from vantage.runs.planning import PlannedStep
 from vantage.runs.record import RunRecord, RunStatus, StageRecord, StageStatus
 from vantage.runs.resolving import load_resolved
+from vantage.runs.shown_result import show_result
 from vantage.runs.status import RunState
 from vantage.schemas.recipe.stage import Gate
 from vantage.schemas.records.verdicts import check_gate

@@ -61,18 +61,6 @@ def answer(url: str, process: subprocess.Popen[bytes], folder: Path, data: objec
     raise AssertionError((folder / "printed.log").read_text())
 
 
-def test_the_printed_server_answers_although_its_usual_port_is_taken(tmp_path: Path) -> None:
-    command = own_commands.prefect_server(tmp_path / "prefect home")
-    port = command.rpartition(" ")[2]
-    assert port != "4200"
-    with started(command, tmp_path) as process:
-        url = f"http://127.0.0.1:{port}"
-        assert answer(f"{url}/api/health", process, tmp_path) == "true"
-        # the page asks this address for what it shows
-        assert json.loads(answer(f"{url}/ui-settings", process, tmp_path))["api_url"] == f"{url}/api"
-    assert (tmp_path / "prefect home" / "prefect.db").is_file()
-
-
 def test_the_printed_mlflow_shows_the_workspace_s_database(tmp_path: Path) -> None:
     workspace = tmp_path / "work space"
     workspace.mkdir()

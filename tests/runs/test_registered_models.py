@@ -23,10 +23,11 @@ from vantage.flows.publishing.publishing import publish
 from vantage.ledger.run_ledger import Ledger
 from vantage.ledger.to_mlflow.published_models import RegistryUnavailable, find_version
 from vantage.models.folders import load_policy, load_tokenizer
+from vantage.runs.pinning import pinned
 from vantage.runs.plan_table import show_plan
 from vantage.runs.planning import plan, plan_warnings
 from vantage.runs.record import RunRecord
-from vantage.runs.registered_models import fetch_registered, pinned
+from vantage.runs.registered_models import fetch_registered
 from vantage.runs.resolving import load_resolved
 from vantage.runs.run import next_run, read_runs
 from vantage.runs.workspace import RunError, Workspace

@@ -25,7 +25,6 @@ from vantage.schemas.recipe.stages_on_data import SupervisedFineTuning
 from vantage.schemas.recipe.work import ImportVerifier
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.storage.durable_files import replace_file
-from vantage.tasks import import_verifier
 from vantage.tasks.training import preemption
 from vantage.tasks.training.progress import Progress, computing
 from vantage.tasks.training.scratch import CHECKPOINTS, JOURNAL, PROGRESS, write_committed, write_found
@@ -60,6 +59,8 @@ def run_stage(job: StageJob) -> StageResult:
     if _is_named(job, "leak.txt"):
         leak()
     if job.work.kind == "import_verifier":
+        from vantage.tasks import import_verifier  # loads torch, which takes each process of a stage seconds
+
         # quick enough to be done as it is, but for the prompts, of which there are none here
         import_verifier.run(cast(StageJob[ImportVerifier], job.model_copy(update={"inputs": {}})))
         weights = digest("".join(path.read_text() for path in sorted(job.output.iterdir())))

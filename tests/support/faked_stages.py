@@ -14,5 +14,7 @@ def compute_with(function: str) -> None:
 
 
 def _light_preload(modules_names: list[str]) -> None:  # by the name that it replaces
-    """Fake stages need no torch, which takes seconds to load."""
-    _preload(["tests.support.own_session"])
+    """Preload what every fake stage imports; none needs torch, which takes seconds to load."""
+    _preload(
+        ["tests.support.own_session", "tests.support.fake_work", "vantage.attempts.launchers.stage_process"]
+    )

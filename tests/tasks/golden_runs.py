@@ -300,7 +300,7 @@ def _judge_of(reward: Reward) -> str:
 
 def _of_preset(name: str) -> Run:
     """Return a preset as it is, but for groups that fit the batch, and a discount."""
-    if name == "dapo":  # a reward model's scores never leave a group uniform
+    if name in ("dapo", "cispo"):  # a reward model's scores never leave a group uniform
         return _policy(preset(name, gamma=0.9, max_sampling_rounds=2), reward=VERIFIED)
     return _policy(preset(name, gamma=0.9), reward=SCORED_BY_MODEL)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.tasks.own_rewards import rollouts_of
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
 from vantage.schemas.recipe.inputs import Data, Split
 from vantage.schemas.recipe.rewards import Judge, Reward
@@ -15,11 +16,10 @@ from vantage.schemas.recipe.terms import VerifierTerm
 from vantage.schemas.recipe.verifiers import Verifier
 from vantage.schemas.recipe.work import ImportVerifier, PrepareData
 from vantage.schemas.records.job import StageJob
-from vantage.tasks import best_of_n, policy_optimization
 from vantage.tasks.data.rows import read_rows
-from vantage.tasks.rollout.rollouts import Rollout, Sampled, Scored
+from vantage.tasks.rollout.rollouts import Sampled, Scored
 from vantage.tasks.stages import run_stage
-from vantage.tasks.updates import gathering
+from vantage.tasks.updates import gathering, own_responses
 
 VERIFIER = """\
 def verify(prompt: str, response: str, answer: str | None) -> bool:
@@ -115,19 +115,6 @@ def policy_job(pipeline: Any, inputs: dict[str, Path], algorithm: dict[str, Any]
     return job
 
 
-def rollouts_of(job: StageJob, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Rollout, Any]]:
-    """The stage's rollouts with their estimates, as its updates are given them; nothing is learnt."""
-    seen: list[tuple[Rollout, Any]] = []
-
-    def remember(networks: Any, rollout: Rollout, estimates: Any, *_: Any, **__: Any) -> Any:
-        seen.append((rollout, estimates))
-        return {}
-
-    monkeypatch.setattr(policy_optimization, "update", remember)
-    run_stage(job)
-    return seen
-
-
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -218,13 +205,13 @@ def test_the_best_of_n_is_chosen_by_the_answer(
     pipeline: Any, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Scored] = []
-    sample = best_of_n.sample_and_score
+    sample = own_responses.sample_and_score
 
     def remember(*args: Any, **kwargs: Any) -> Scored:
         seen.append(sample(*args, **kwargs))
         return seen[-1]
 
-    monkeypatch.setattr(best_of_n, "sample_and_score", remember)
+    monkeypatch.setattr(own_responses, "sample_and_score", remember)
     work = BestOfN(
         kind="best_of_n",
         init="sft",

@@ -1,6 +1,5 @@
 """Best of n: what is kept, what is learnt from it, that it learns, and that a kill leaves no trace."""
 
-import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -63,10 +62,6 @@ VERIFIER = Reward(terms=(VerifierTerm(verifier="arithmetic"),))
 
 
 def job_in(pipeline: Any, folder: Path, *, reward: Reward = MODEL, **changes: Any) -> StageJob:
-    output = folder / "output"
-    shutil.rmtree(output, ignore_errors=True)
-    output.mkdir(parents=True)
-    (folder / "scratch").mkdir(exist_ok=True)
     sources = {"init": "sft", "prompts": "prompts"} | ({"reward.main.0": "reward"} if reward is MODEL else {})
     inputs = pipeline.inputs(sources)
     changes_of_job = {
@@ -75,10 +70,8 @@ def job_in(pipeline: Any, folder: Path, *, reward: Reward = MODEL, **changes: An
         "inputs": inputs,
         "digests": pipeline.digests(inputs),
         "rewards": {"main": reward},
-        "scratch": folder / "scratch",
-        "output": output,
     }
-    job: StageJob = pipeline.job("sft").model_copy(update=changes_of_job)
+    job: StageJob = pipeline.job("sft", folder=folder).model_copy(update=changes_of_job)
     return job
 
 

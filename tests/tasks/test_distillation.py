@@ -60,10 +60,6 @@ MODEL = Reward(terms=(ModelTerm(model="reward"),), missing_eos=MissingEos(subtra
 
 
 def job_in(pipeline: Any, folder: Path, *, reward: Reward = MODEL, **changes: Any) -> StageJob:
-    output = folder / "output"
-    shutil.rmtree(output, ignore_errors=True)
-    output.mkdir(parents=True)
-    (folder / "scratch").mkdir(exist_ok=True)
     work = WORK.model_copy(update=changes)
     scored = {"reward.main.0": "reward"} if reward is MODEL else {}
     inputs = pipeline.inputs({"init": work.init, "teacher": work.teacher, "prompts": "prompts"} | scored)
@@ -73,10 +69,8 @@ def job_in(pipeline: Any, folder: Path, *, reward: Reward = MODEL, **changes: An
         "inputs": inputs,
         "digests": pipeline.digests(inputs),
         "rewards": {"main": reward},
-        "scratch": folder / "scratch",
-        "output": output,
     }
-    job: StageJob = pipeline.job("sft").model_copy(update=changes_of_job)
+    job: StageJob = pipeline.job("sft", folder=folder).model_copy(update=changes_of_job)
     return job
 
 

@@ -45,10 +45,6 @@ WORK = DirectPreferenceOptimization(
 
 def job_in(pipeline: Any, folder: Path, **changes: Any) -> StageJob:
     """A DPO job in a folder; another policy than ``init`` is the reference, so that the two tell apart."""
-    output = folder / "output"
-    shutil.rmtree(output, ignore_errors=True)
-    output.mkdir(parents=True)
-    (folder / "scratch").mkdir(exist_ok=True)
     inputs = pipeline.inputs({"init": "sft", "reference": "model", "data": "preferences"})
     changes_of_job = {
         "name": "dpo",
@@ -56,10 +52,8 @@ def job_in(pipeline: Any, folder: Path, **changes: Any) -> StageJob:
         "inputs": inputs,
         "digests": pipeline.digests(inputs),
         "rewards": {},
-        "scratch": folder / "scratch",
-        "output": output,
     }
-    job: StageJob = pipeline.job("sft").model_copy(update=changes_of_job)
+    job: StageJob = pipeline.job("sft", folder=folder).model_copy(update=changes_of_job)
     return job
 
 

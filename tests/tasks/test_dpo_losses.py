@@ -18,6 +18,7 @@ from vantage.schemas.records.metrics import curve_metric_names, headline_metric_
 from vantage.tasks.data.examples import Completions, codec_of, read_completions
 from vantage.tasks.dpo import SIDES, accumulate_preferences, measure_pairs, run
 from vantage.tasks.training.scratch import JOURNAL
+from vantage.tasks.updates import trained_against_reference
 from vantage.tasks.updates.against_reference import Models
 
 LOSSES: dict[str, dict[str, Any]] = {
@@ -98,7 +99,9 @@ def test_a_stage_without_a_reference_reads_none_and_reports_the_metrics_of_the_p
     name: str, pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded: list[str] = []
-    monkeypatch.setattr("vantage.tasks.dpo.fixed_policy", lambda *_: loaded.append("a frozen policy"))
+    monkeypatch.setattr(
+        trained_against_reference, "fixed_policy", lambda *_: loaded.append("a frozen policy")
+    )
     job = job_of(pipeline, tmp_path, name=name, epochs=0.5)
     result = run(job)
     assert loaded == []

@@ -58,10 +58,6 @@ def labelled(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def job_in(pipeline: Any, labelled: Path, folder: Path, **changes: Any) -> StageJob:
-    output = folder / "output"
-    shutil.rmtree(output, ignore_errors=True)
-    output.mkdir(parents=True)
-    (folder / "scratch").mkdir(exist_ok=True)
     models = pipeline.inputs({"init": "sft", "reference": "model"})
     changes_of_job = {
         "name": "kto",
@@ -69,10 +65,8 @@ def job_in(pipeline: Any, labelled: Path, folder: Path, **changes: Any) -> Stage
         "inputs": {**models, "data": labelled},
         "digests": {**pipeline.digests(models), "data": "0" * 64},
         "rewards": {},
-        "scratch": folder / "scratch",
-        "output": output,
     }
-    job: StageJob = pipeline.job("sft").model_copy(update=changes_of_job)
+    job: StageJob = pipeline.job("sft", folder=folder).model_copy(update=changes_of_job)
     return job
 
 

@@ -75,10 +75,6 @@ NUM_PROMPTS = {"train": 64, "validation": 16, "test": 8}
 
 
 def job_in(pipeline: Any, folder: Path, work: PreferenceCollection = JUDGED, **changes: Any) -> StageJob:
-    output = folder / "output"
-    shutil.rmtree(output, ignore_errors=True)
-    output.mkdir(parents=True)
-    (folder / "scratch").mkdir(exist_ok=True)
     inputs = {"policy": pipeline.folder("sft")}
     rewards = {}
     if work.prompts is not None:
@@ -93,10 +89,8 @@ def job_in(pipeline: Any, folder: Path, work: PreferenceCollection = JUDGED, **c
         "work": work.model_copy(update=changes),
         "inputs": inputs,
         "rewards": rewards,
-        "scratch": folder / "scratch",
-        "output": output,
     }
-    job: StageJob = pipeline.job("sft").model_copy(update=changes_of_job)
+    job: StageJob = pipeline.job("sft", folder=folder).model_copy(update=changes_of_job)
     return job
 
 

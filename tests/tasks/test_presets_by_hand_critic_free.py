@@ -303,8 +303,80 @@ def test_dapo() -> None:
     assert later.metrics["clip_fraction"] == close(2 / 5)
 
 
+def test_gspo() -> None:
+    """As grpo without a KL, but one ratio for a response: the geometric mean of its tokens', clipped to [0.9997, 1.0004]."""
+    learnt = learn("gspo", scores=[1.0, 0.0], samples_per_prompt=2)
+    assert has_no_critic(learnt)
+    a = 0.5 / (sqrt(0.5) + 1e-6)
+    assert learnt.advantages == close([a, a, -a, -a, -a])
+    assert learnt.policy_update(UNMOVED).slopes == close([-a / 4, -a / 4, a / 6, a / 6, a / 6])
+
+    # Both means are too low. With A > 0 the lower ratio counts, with A < 0 the clip
+    low = learnt.policy_update(RATIOS)
+    of_a = (1.25 * 0.7) ** (1 / 2)  # 0.94
+    assert low.loss == close(-(of_a * a - 0.9997 * a) / 2)
+    assert low.slopes == close([-of_a * a / 4, -of_a * a / 4, 0.0, 0.0, 0.0])
+    # Both are too high, though b3 alone is not
+    high = learnt.policy_update([1.25, 1.3, 1.3, 1.3, 0.9])
+    of_b = (1.3 * 1.3 * 0.9) ** (1 / 3)  # 1.15
+    assert high.loss == close(-(1.0004 * a - of_b * a) / 2)
+    assert high.slopes == close([0.0, 0.0, of_b * a / 6, of_b * a / 6, of_b * a / 6])
+
+
+def test_cispo() -> None:
+    """Groups and shaping of dapo; −min(ρ, 5)·A·log π with a fixed weight, token mean: no token loses its gradient."""
+    assert Algorithm(preset="cispo").drop_uniform_groups
+    learnt = learn("cispo", scores=[1.0, -1.0], samples_per_prompt=2, max_length=3)
+    assert has_no_critic(learnt)
+    assert learnt.scaled_scores == [1.0, -1.0 - 1.0]
+    a = 1.5 / (sqrt(4.5) + 1e-6)
+    assert learnt.advantages == close([a, a, -a, -a, -a])
+    later = learnt.policy_update([6.0, 0.01, 0.01, 6.0, 0.9])
+    weights = [5.0, 0.01, 0.01, 5.0, 0.9]
+    assert later.slopes == close(times(weights, [-a / 5, -a / 5, a / 5, a / 5, a / 5]))
+    logprobs = [-1 + log(6.0), -2 + log(0.01), -0.5 + log(0.01), -1.5 + log(6.0), -1 + log(0.9)]
+    of_a, of_b = 5.0 * logprobs[0] + 0.01 * logprobs[1], sum(times(weights[2:], logprobs[2:]))
+    assert later.loss == close(-(of_a - of_b) * a / 5)
+    assert later.metrics["weight_clip_fraction"] == close(2 / 5)
+
+
+def test_sapo() -> None:
+    """−4/τ·σ(τ·(ρ − 1))·A, τ = 1 where A > 0, and 1.05 elsewhere; its slope is −4·σ·(1 − σ)·ρ·A."""
+    learnt = learn("sapo", scores=[1.0, 0.0], samples_per_prompt=2)
+    assert has_no_critic(learnt)
+    a = 0.5 / (sqrt(0.5) + 1e-6)
+    assert learnt.advantages == close([a, a, -a, -a, -a])
+    assert learnt.policy_update(UNMOVED).slopes == close([-a / 4, -a / 4, a / 6, a / 6, a / 6])
+
+    def gate(ratio: float, temperature: float) -> float:
+        return 1 / (1 + exp(-temperature * (ratio - 1)))
+
+    gates = [gate(1.25, 1.0), gate(0.7, 1.0), gate(0.75, 1.05), gate(1.3, 1.05), gate(0.9, 1.05)]
+    later = learnt.policy_update(RATIOS)
+    of_a, of_b = 4 * (gates[0] + gates[1]), 4 / 1.05 * (gates[2] + gates[3] + gates[4])
+    assert later.loss == close(-(of_a * a / 2 - of_b * a / 3) / 2)
+    signed = [-a, -a, a, a, a]
+    slopes = [4 * g * (1 - g) * ratio * by for g, ratio, by in zip(gates, RATIOS, signed, strict=True)]
+    assert later.slopes == close(times(SEQUENCE, slopes))
+
+
+def test_gmpo() -> None:
+    """−A·(Π clip(ρ))^(1/length); a ratio is clipped above where A > 0, and below where A < 0."""
+    learnt = learn("gmpo", scores=[1.0, 0.0], samples_per_prompt=2)
+    assert has_no_critic(learnt)
+    a = 0.5 / (sqrt(0.5) + 1e-6)
+    assert learnt.advantages == close([a, a, -a, -a, -a])
+    assert learnt.policy_update(UNMOVED).slopes == close([-a / 4, -a / 4, a / 6, a / 6, a / 6])
+    low, high = 0.6703, 1.4918
+    assert (low, high) == pytest.approx((exp(-0.4), exp(0.4)), abs=5e-5)
+    later = learnt.policy_update([1.6, 0.5, 0.5, 1.6, 0.9])
+    of_a, of_b = (high * 0.5) ** (1 / 2), (low * 1.6 * 0.9) ** (1 / 3)
+    assert later.loss == close(-(of_a * a - of_b * a) / 2)
+    assert later.slopes == close([0.0, -of_a * a / 4, 0.0, of_b * a / 6, of_b * a / 6])
+
+
 def test_a_group_of_equal_scores_teaches_nothing() -> None:
-    for preset in ("rloo", "grpo", "dr_grpo", "reinforce_pp_baseline"):
+    for preset in ("rloo", "grpo", "dr_grpo", "reinforce_pp_baseline", "gspo", "cispo", "sapo", "gmpo"):
         learnt = learn(preset, scores=[1.0, 1.0], samples_per_prompt=2, kl_coef=0.0, kl_loss_coef=0.0)
         assert learnt.advantages == [0.0] * 5, preset
         assert learnt.policy_update(UNMOVED).slopes == close([0.0] * 5), preset

@@ -75,6 +75,7 @@ PRESET_CASES = {name: Case(preset(name)) for name in get_args(PresetName)} | {
     "dapo": Case(preset("dapo", max_sampling_rounds=3), reward=RIGHT_OR_WRONG),
     # fast enough that KL(old‖new) leaves the band within which β stays
     "ppo_kl_penalty": Case(preset("ppo_kl_penalty"), {"learning_rate": 2e-3}),
+    "cispo": Case(preset("cispo", max_sampling_rounds=3), reward=RIGHT_OR_WRONG),
     "vapo": Case(preset("vapo", length_adaptive_alpha=1.0, positive_threshold=-10.0)),
 }
 OTHER_CASES = {
@@ -181,6 +182,8 @@ def expected_metrics(case: Case, *, reward_term: str) -> set[str]:
         **dict.fromkeys(ENGINE, False),  # tests/tasks/rollout/test_vllm_engine.py
         **dict.fromkeys(GRAPHS, False),  # tests/tasks/test_replayed_stage.py
         **dict.fromkeys(LOSSES_OF_SWITCHES, False),  # tests/tasks/test_losses_by_oracle.py
+        "weight_clip_fraction": switches.surrogate == "clipped_weight",
+        "gate_slope": switches.surrogate == "soft_gate",
         **dict.fromkeys(TERM_QUANTILES, False),  # tests/tasks/test_named_scores.py
         **dict.fromkeys(ANSWERS, False),  # tests/tasks/rewards/test_served_scores.py
         **dict.fromkeys(ENSEMBLE, False),  # tests/tasks/test_reward_ensemble.py

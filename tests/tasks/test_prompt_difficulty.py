@@ -1,6 +1,7 @@
 """Prompts that became too easy or stay impossible: by hand, and of a policy stage against what it sampled."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,19 +75,24 @@ def policy_job(pipeline: Any, folder: Path, **fields: Any) -> StageJob:
 def test_a_policy_stage_counts_everything_that_it_samples_and_a_kill_leaves_no_trace(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every group that was scored, those that were dropped too, is counted again here, from the scores themselves."""
+    """Every group that was scored, those that were dropped too, is counted again here, from the scores themselves.
+
+    The first group of each batch is given one score, so that it is dropped, and every rollout takes several batches.
+    """
     scores: list[Scored] = []
     sample = gathering.sample_and_score
 
-    def kept(*args: Any, **named: Any) -> Scored:
-        scores.append(sample(*args, **named))
+    def with_a_uniform_group(*args: Any, **named: Any) -> Scored:
+        found = sample(*args, **named)
+        sums = found.scores.weighted_sum.clone()
+        sums[:4] = sums[0]
+        scores.append(replace(found, scores=replace(found.scores, weighted_sum=sums)))
         return scores[-1]
 
+    monkeypatch.setattr(gathering, "sample_and_score", with_a_uniform_group)
     above = -0.5
     whole = policy_job(pipeline, tmp_path / "whole", passes_above=above)
-    with monkeypatch.context() as patched:
-        patched.setattr(gathering, "sample_and_score", kept)
-        result = run_stage(whole)
+    result = run_stage(whole)
     groups: dict[str, list[list[bool]]] = {}
     for scored in scores:
         passes = (scored.scores.weighted_sum > above).tolist()
@@ -102,6 +108,7 @@ def test_a_policy_stage_counts_everything_that_it_samples_and_a_kill_leaves_no_t
     assert {each["prompt"] for each in report["impossible"]} == impossible
     assert report["prompts_visited"] == len(groups)
     journal = [entry.metrics for entry in read(whole.scratch / JOURNAL)]
+    assert all(curve["sampling_rounds"] > 1 for curve in journal)
     assert journal[-1]["prompts_impossible"] == len(impossible)
     assert all({"prompts_too_easy", "prompts_impossible"} <= curve.keys() for curve in journal)
 

@@ -79,10 +79,13 @@ CORRECTIONS: dict[str, Any] = {
 def test_advantages_and_denominators_are_those_of_the_correction(
     sampler: str, correction: str, pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Recomputed in float64 from both log-probabilities of each sampled token, for every minibatch of the run."""
+    """Recomputed in float64 from both log-probabilities of each sampled token, for every minibatch of the run.
+
+    The clip bounds advantages, and not advantages times weights.
+    """
     given, expected_of = CORRECTIONS[correction]
     case = Case(
-        preset("ppo", rollout_correction=given, samples_per_prompt=2, gamma=0.97),
+        preset("ppo", rollout_correction=given, samples_per_prompt=2, gamma=0.97, advantage_clip=0.8),
         {
             "iterations": ITERATIONS,
             "learning_rate": 3e-3,

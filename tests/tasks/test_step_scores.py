@@ -27,6 +27,10 @@ ODD = """\
 def verify(prompt, response, answer):
     return len(response) % 2 == 1
 """
+SEVERAL = """\
+def verify(prompt, response, answer):
+    return {"shown": 3.0, "odd": float(len(response) % 2), "length": len(response) / 7}
+"""
 NAMED = """\
 def verify(prompt, response, answer):
     return {"a": 1.0, "b": 2.0}
@@ -79,6 +83,50 @@ def test_a_verifier_scores_each_beginning_and_the_reward_is_where_it_ends(
             assert rollout.scores.total[row].item() == pytest.approx(expected.sum(), rel=1e-5)
             by_term = sum(plain) / len(ends) if total == "mean" else sum(plain)
             assert rollout.scores.by_term["graded"][row].item() == pytest.approx(by_term, rel=1e-5)
+    assert several > 4, "responses of one step would prove nothing"
+
+
+@pytest.mark.parametrize("total", ["mean", "sum"])
+def test_each_named_score_of_a_beginning_counts_by_its_own_rule(
+    pipeline: Any, verifiers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: str
+) -> None:
+    """Names in another order than the verifier's; a score of weight 0 is only recorded. Values of both by hand from the texts."""
+    rules = {
+        "odd": {"weight": -1.5},
+        "length": {"clip": {"high": 2.0}, "offset": -0.5},
+        "shown": {"weight": 0.0},
+    }
+    term = {
+        "verifier": "steps",
+        "weight": 2.0,
+        "scores": rules,
+        "step_ends": {"text": "=", "total": total},
+    }
+    job = with_reward(
+        policy_job(pipeline, tmp_path, {"preset": "reinforce_pp", "kl_coef": 0.0}), [term], verifiers(SEVERAL)
+    )
+    codec, several = codec_of(job, "init"), 0
+    for rollout, _ in rollouts_of(job, monkeypatch):
+        assert rollout.scores.by_term.keys() == {"steps.length", "steps.odd", "steps.shown"}
+        for row, ids in enumerate(rollout.sequences.response_rows()):
+            ends = ends_by_hand(codec, ids, "=")
+            lengths = [len(codec.response_texts([ids[: place + 1]])[0]) for place in ends]
+            count = len(ends) if total == "mean" else 1
+            several += len(ends) > 1
+            expected = numpy.zeros(rollout.rewards.shape[1])
+            for place, length in zip(ends, lengths, strict=True):
+                expected[place] = 2 * (min(length / 7, 2.0) - 0.5 - 1.5 * (length % 2)) / count
+            numpy.testing.assert_allclose(rollout.rewards[row].numpy(), expected, atol=1e-5)
+            assert rollout.scores.total[row].item() == pytest.approx(expected.sum(), rel=1e-5, abs=1e-5)
+            found = {name: scores[row].item() for name, scores in rollout.scores.by_term.items()}
+            assert found == pytest.approx(
+                {
+                    "steps.length": sum(lengths) / 7 / count,
+                    "steps.odd": sum(length % 2 for length in lengths) / count,
+                    "steps.shown": 3.0 * len(ends) / count,
+                },
+                rel=1e-5,
+            )
     assert several > 4, "responses of one step would prove nothing"
 
 
@@ -173,12 +221,14 @@ def test_what_cannot_score_steps_is_refused(pipeline: Any, verifiers: Any, tmp_p
         UnknownMarker, match="rewards.main.terms.0.step_ends.token='<never>' is no token of init"
     ):
         run_stage(unknown)
-    named = with_reward(job, [{"verifier": "n", "step_ends": {"text": "="}}], verifiers(NAMED))
-    with pytest.raises(UnfitScores, match="step_ends needs a verifier with one score, or right and wrong"):
+    clipped = {"verifier": "n", "step_ends": {"text": "="}, "clip": {"high": 1.0}}
+    named = with_reward(job, [clipped], verifiers(NAMED))
+    with pytest.raises(UnfitScores, match="give clip, offset and whiten to each of them under scores"):
         run_stage(named)
     with pytest.raises(ValueError, match="step_ends takes either text or token"):
         Reward.model_validate({"terms": [{"verifier": "g", "step_ends": {}}]})
-    with pytest.raises(ValueError, match="step_ends gives each step one score"):
-        Reward.model_validate({"terms": [{"verifier": "g", "step_ends": {"text": "="}, "scores": {"a": {}}}]})
+    whitened = {"verifier": "g", "step_ends": {"text": "="}, "scores": {"a": {}, "b": {"whiten": True}}}
+    with pytest.raises(ValueError, match="scores.b.whiten is over whole responses"):
+        Reward.model_validate({"terms": [whitened]})
     with pytest.raises(ValueError, match="whiten is over whole responses"):
         Reward.model_validate({"terms": [{"model": "g", "step_ends": {"text": "="}, "whiten": True}]})

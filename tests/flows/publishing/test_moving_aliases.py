@@ -16,6 +16,7 @@ from vantage.cli.main import app
 from vantage.flows.execution import exit_code
 from vantage.flows.publishing.moving_aliases import publish_again, roll_back
 from vantage.flows.publishing.publishing import publish
+from vantage.ledger.alias_moves import AliasMoves
 from vantage.ledger.operations import MoveAlias, Publish, from_json
 from vantage.ledger.outbox import operation_in
 from vantage.ledger.run_ledger import Ledger
@@ -71,6 +72,10 @@ class Place:
     def champion(self) -> str:
         return str(self.client.get_model_version_by_alias("small", "champion").version)
 
+    def unannounced(self) -> list[str]:
+        folders = sorted((self.workspace.root / "runs").glob("*/ledger"))
+        return [move.to_version for folder in folders for move in AliasMoves(folder).waiting()]
+
     def operations(self, run_id: str) -> list[object]:
         lines = (self.workspace.records.read_outbox(run_id) or b"").splitlines()
         return [from_json(operation_in(line)) for line in lines]
@@ -90,7 +95,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 def test_back_step_by_step_and_forth_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     third, second, first = read_runs(place.workspace)
     assert place.champion == "3"
+    assert place.unannounced() == ["1", "2", "3"]
     assert place.back() == "3 → 2"
+    assert place.unannounced() == [], "no Prefect server is configured, so nobody waits for it"
     assert place.champion == "2"
     [moved] = [each for each in place.operations(second.run_id) if isinstance(each, MoveAlias)]
     assert (moved.from_version, moved.to_version, moved.by, moved.login) == ("3", "2", "ada", user())

@@ -107,6 +107,7 @@ def make_run(
     if installed is not None:
         provenance = {**provenance, "environment": keep_environment(storage, installed)}
     with acquire_run(workspace, resolved, source=str(recipe), overrides=overrides) as run:
+        resolved = run.record.recipe  # with what a run pins
         made: dict[str, Any] = {}
         for step in ordered_steps(resolved):
             if step == until:
@@ -170,6 +171,8 @@ def _write(
     (folder / "weights.txt").write_text(
         f"{parts['seed']} {parts['inputs']} {parts['configuration']} {weights}"
     )
+    if work.kind == "check_rows":
+        return {"metrics": {}}
     return {"tokenizer_digest": "d" * 64, "metrics": {"test_nll": 0.5} if work.kind == "sft" else {}}
 
 

@@ -191,7 +191,7 @@ def test_one_that_is_not_pinned_yet_has_no_key(with_other: dict[str, Any]) -> No
     with_other["models"]["other"] = {"source": "models:/x/7"}
     recipe = loaded(with_other)
     resolved = ResolvedRecipe.of(with_learning_rates(recipe, width=64))
-    with pytest.raises(ValueError, match="'models:/x/7' is no version of known content yet"):
+    with pytest.raises(ValueError, match="'models:/x/7' is no model of known content yet"):
         key_parts_of(resolved, "models.other", {})
     with_other["models"]["other"] = {"source": f"models:/x/7#{DIGEST}"}
     resolved = ResolvedRecipe.of(with_learning_rates(loaded(with_other), width=64))

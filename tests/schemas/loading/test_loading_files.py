@@ -74,7 +74,7 @@ def test_data_that_is_not_there(text: str, tmp_path: Path, source: str, said: st
         ("package:", "'package:' is not the name of a package; write package:NAME"),
         ("gguf:no.gguf", "there is no file {folder}/no.gguf; name a .gguf file"),
         ("no-model", "there is no folder {folder}/no-model; name a Hugging Face folder, builtin:tiny, gguf:FILE, "
-         "package:NAME or hub:ORGANISATION/NAME@REVISION"),
+         "package:NAME, hub:ORGANISATION/NAME@REVISION, or RUN/STAGE (latest/policy)"),
         ("empty", "{folder}/empty has no config.json; name a Hugging Face model folder"),
     ],
 )  # fmt: skip

@@ -108,7 +108,7 @@ def test_a_ratio_of_the_response_has_narrow_ranges_and_equal_responses() -> None
 def switches_of_methods() -> dict[str, dict[str, Any]]:
     """Method → what the table of docs/algorithms.md writes for it: a preset in backticks, or none, and switches."""
     page = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
-    table = page.partition("| method | switches beside a preset |")[2].partition("\n\n")[0]
+    table = page.partition("| method | preset, and switches |")[2].partition("\n\n")[0]
     methods = {}
     for row in table.splitlines()[2:]:
         method, switches, _ = row.strip("| ").split(" | ", maxsplit=2)
@@ -128,3 +128,7 @@ def test_the_methods_as_shown_load_and_every_switch_of_theirs_is_read() -> None:
         assert len(switches) > 1, method
         assert list(unread_switches(algorithm)) == [], method
         assert list(combination_warnings(algorithm)) == [], method
+    named = {"GSPO": "gspo", "CISPO": "cispo", "SAPO": "sapo", "GMPO": "gmpo"}
+    for method, preset in named.items():
+        shown = next(switches for name, switches in methods.items() if name.startswith(method))
+        assert Algorithm.model_validate(shown) == Algorithm.model_validate(preset), method

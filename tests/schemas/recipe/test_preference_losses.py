@@ -4,8 +4,10 @@ import re
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
+from tests.support.packages import ROOT
 from vantage.schemas.checks.warnings import warnings
 from vantage.schemas.loading.recipe_file import parse_recipe
 from vantage.schemas.recipe.stages_on_data import DirectPreferenceOptimization
@@ -128,3 +130,20 @@ def test_a_beta_for_sums_is_warned_of_where_means_are_compared(learns: str, warn
     assert re.search(warned, found[0])
     enough = parse_recipe(RECIPE.format(learns=learns + ", beta: 5.0"))
     assert not [each for each in warnings(enough, dependencies(enough)) if "beta" in each]
+
+
+def test_the_values_of_the_authors_as_shown_are_stages_that_nothing_is_warned_of() -> None:
+    page = (ROOT / "docs" / "preference_losses.md").read_text(encoding="utf-8")
+    table = page.partition("| method | model | fields of the stage | source |")[2].partition("\n\n")[0]
+    shown = [row.strip("| ").split(" | ") for row in table.splitlines()[2:]]
+    assert [row[0] for row in shown] == ["SimPO"] * 4 + ["ORPO", "KTO"]
+    for method, model, fields, source in shown:
+        given = ", ".join(re.findall("`([^`]+)`", fields))
+        data = "labelled" if method == "KTO" else "preferences"
+        recipe = parse_recipe(RECIPE.format(learns=f"{given}, init: sft, data: {data}"))
+        stage = recipe.stages["learns"].model_dump(mode="json")
+        expected = yaml.safe_load(f"{{{given}}}")
+        assert {name: stage[name] for name in expected} == expected, (method, model)
+        assert not [each for each in warnings(recipe, dependencies(recipe)) if "learns" in each], method
+        if ratio := re.search(r"(?:γ/β is|the same,) ([0-9.]+)", source):
+            assert stage["target_margin"] == pytest.approx(float(ratio[1]) * stage["beta"])

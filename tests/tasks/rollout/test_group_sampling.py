@@ -191,6 +191,43 @@ def test_a_group_whose_scores_differ_though_their_sum_does_not_is_kept_where_eac
     assert groups_without_contrast(scores, samples_per_prompt=2, each=True).tolist() == [False, True, False]
 
 
+@pytest.mark.parametrize(
+    ("each", "kept"),
+    [
+        (False, ["0.1.0", "0.1.1", "1.0.0", "1.0.1"]),
+        (True, ["0.0.0", "0.0.1", "0.1.0", "0.1.1"]),
+    ],
+)
+def test_a_rollout_is_filled_with_groups_that_differ_in_a_score_where_each_counts(
+    each: bool, kept: list[str]
+) -> None:
+    """Group 0.0 differs in both scores and not in their sum; 1.1 in none. Each response keeps its own scores."""
+    draw, _ = drawn([[(2.0, 2.0), (1.0, 2.0)], [(0.0, 3.0), (5.0, 5.0)]])
+    first = {
+        "0.0.0": 2.0,
+        "0.0.1": 0.5,
+        "0.1.0": 1.0,
+        "0.1.1": 1.0,
+        "1.0.0": 0.0,
+        "1.0.1": 3.0,
+        "1.1.0": 5.0,
+        "1.1.1": 5.0,
+    }
+
+    def with_parts(number: int) -> Scored:
+        scored = draw(number)
+        part = torch.tensor([first[name] for name in scored.sampled.responses])
+        rest = scored.scores.weighted_sum - part
+        parts = (Summand(1.0, part), Summand(1.0, rest))
+        return replace(scored, scores=replace(scored.scores, summands=parts))
+
+    found = fill(with_parts, samples_per_prompt=2, max_rounds=10, pad_token_id=PAD, each=each)
+    assert responses(found) == kept
+    part, rest = found.scored.scores.summands
+    assert part.scores.tolist() == [first[name] for name in kept]
+    assert torch.equal(part.scores + rest.scores, found.scored.scores.weighted_sum)
+
+
 def test_parts_of_scores_are_joined_where_every_batch_has_them() -> None:
     """Collected responses have no parts; the others keep each weight with its scores."""
     draw, _ = drawn([[(1.0, 0.0)], [(0.0, 1.0)]])

@@ -57,6 +57,7 @@ from vantage.tasks.updates.policy_losses import (
     minibatch_of,
     surrogate_and_old_kl,
 )
+from vantage.tasks.updates.teacher import Pair, accumulate_reverse_kl, measure_reverse_kl
 from vantage.tasks.updates.value_regression import accumulate_value_loss
 
 LENGTHS = [5, 1, 7, 2, 3, 9, 4]
@@ -204,6 +205,21 @@ def value_regression(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]
     return critic, accumulate_value_loss(critic, rollout, returns, all_rows, work)
 
 
+def reverse_kl(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
+    """The gradient of a minibatch, and the measurement of held-out responses, of which two have one prompt."""
+    policy = PolicyModel(load_policy(folder))
+    pair = Pair(policy, reference_of(folder), temperature=0.8, precision="float32")
+    found = accumulate_reverse_kl(pair, SEQUENCES.select(rows), PassLimits(2))
+    measured = measure_reverse_kl(pair, SEQUENCES, torch.tensor([0, 0, 1, 2, 3, 4, 5]), PassLimits(2))
+    return policy, {
+        "reverse_kl": found.reverse_kl,
+        "entropy": found.entropy,
+        "sum of log-probabilities": found.logprobs.sum().item(),
+        "measured": measured.value,
+        "standard error": measured.standard_error,
+    }
+
+
 @cache
 def frozen(folder: Path) -> PolicyModel:
     """The policy as it was before any update."""
@@ -333,6 +349,7 @@ LOSSES: dict[str, Loss] = {
     "IPO of means": Preferences({"loss": "ipo", "length_normalised": True}),
     "SimPO": Preferences({"loss": "simpo", "beta": 2.0, "target_margin": 1.0, "label_smoothing": 0.1}),
     "ORPO": Preferences({"loss": "orpo"}),
+    "distillation": reverse_kl,
     "value loss": value_regression,
     "token": PolicyLoss({**PPO, "aggregation": "token"}),
     "sequence": PolicyLoss({**PPO, "aggregation": "sequence"}),

@@ -12,8 +12,10 @@ from tests.tasks.two_responses import (
     learn,
     scored_as,
 )
+from vantage.models.sequences import collate
 from vantage.schemas.recipe.algorithm import Algorithm
-from vantage.tasks.rollout.rollouts import Rollout, Scored, build_rollout
+from vantage.tasks.rewards.scoring import Scores, Summand
+from vantage.tasks.rollout.rollouts import Rollout, Sampled, Scored, build_rollout
 from vantage.tasks.updates.estimates import critic_weight, estimate, minibatch_advantages, positive_responses
 from vantage.tasks.updates.policy_losses import minibatch_of
 
@@ -143,6 +145,53 @@ def test_what_the_overlong_filter_removed_has_no_part_in_whitening(switch: str) 
         whiten_advantages=switch == "whiten_advantages", normalise_advantages=switch == "normalise_advantages",
     )  # fmt: skip
     assert learnt.advantages[:2] == close([-1.0, 1.0])
+
+
+def test_what_the_overlong_filter_removed_has_no_part_in_the_whitening_of_each_score() -> None:
+    """Two groups of two, of which one response was cut off; the sum of two normalised scores is whitened over the others (GDPO)."""
+    first, second = torch.tensor([1.0, 0.0, 3.0, 1.0]), torch.tensor([0.0, 2.0, 5.0, 5.0])
+    whole = grouped(first, second, ended=[True, True, True, False])
+    switches = {
+        "preset": "grpo",
+        "samples_per_prompt": 2,
+        "normalise_each_score": True,
+        "overlong_filter": True,
+    }
+    found = estimate(whole, Algorithm.model_validate(switches))
+    # By hand: deviations ±0.5 of the first score, by a deviation of √0.5, times 2; of the second ∓1 by √2, times −3, and none in
+    # the second group, whose scores are equal
+    one, other = 0.5 / (0.5**0.5 + 1e-6), 1.0 / (2**0.5 + 1e-6)
+    a, b = 2 * one - 3 * -other, -2 * one - 3 * other
+    c = 2 * 1.0 / (2**0.5 + 1e-6)
+    kept = torch.tensor([a, b, b, c, c, c], dtype=torch.float64)  # responses of 1, 2 and 3 tokens
+    expected = (kept - kept.mean()) / (kept.var(correction=1) + 1e-8).sqrt()
+    assert found.policy_mask.sum(dim=1).tolist() == [1, 2, 3, 0]
+    assert found.advantages[found.policy_mask].tolist() == close(expected.tolist())
+
+
+def grouped(first: torch.Tensor, second: torch.Tensor, *, ended: list[bool]) -> Rollout:
+    """Return two groups of two responses, of 1 to 4 tokens, with two scores that count 2 and −3 times."""
+    total = (2 * first - 3 * second).double()
+    lengths = [1, 2, 3, 4]
+    zeros = torch.zeros(4, 4, dtype=torch.float64)
+    scored = Scored(
+        sampled=Sampled(
+            prompts=["p", "p", "q", "q"],
+            answers=[None] * 4,
+            responses=["r"] * 4,
+            sequences=collate([[1]] * 4, [[5] * length for length in lengths], pad_token_id=0),
+            ended=torch.tensor(ended),
+            sampler_logprobs=zeros,
+        ),
+        scores=Scores(
+            total=total,
+            weighted_sum=total,
+            by_term={},
+            summands=(Summand(2.0, first.double()), Summand(-3.0, second.double())),
+        ),
+    )
+    returns = Algorithm.model_validate("grpo")
+    return build_rollout(scored, zeros, zeros, returns=returns, moments=None, kl_coef=0.0, max_length=10)
 
 
 def test_a_rollout_of_which_the_overlong_filter_leaves_nothing_is_not_whitened() -> None:

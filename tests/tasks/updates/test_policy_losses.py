@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from tests.tasks.small_models import models_of
+from vantage.algorithms.importance import importance_weights
 from vantage.models.folders import load_policy
 from vantage.models.sequences import Sequences, collate
 from vantage.schemas.recipe.algorithm import Algorithm
@@ -233,6 +234,26 @@ def test_a_response_that_was_filtered_out_pulls_the_policy_nowhere(rolled: Rolle
     _, unfiltered = rolled.update({**switches, "overlong_filter": False})
     assert metrics["value_mse"] == unfiltered["value_mse"]
     assert metrics["entropy"] == pytest.approx(unfiltered["entropy"])
+
+
+@pytest.mark.parametrize("covariance", ["clip", "kl"])
+def test_weights_of_another_sampler_select_no_other_tokens(rolled: Rolled, covariance: str) -> None:
+    """They weigh the loss; the covariance is that of the advantages themselves."""
+    switches = {**GROUP, **SELECTED, "covariance": covariance, "rollout_correction": "tis"}
+    work = rolled.work(switches)
+    networks = rolled.networks(work)
+    mask = rolled.rollout.sequences.response_mask
+    weights = importance_weights(
+        rolled.rollout.logprobs,
+        rolled.rollout.logprobs + torch.arange(ROWS)[:, None],  # 1, 1/e, 1/e² …
+        mask,
+        correction="truncate",
+    )
+    weighted = replace(rolled, rollout=replace(rolled.rollout, importance=weights))
+    plain, other = (each.minibatch(networks, work) for each in (rolled, weighted))
+    assert plain.selected is not None and other.selected is not None
+    assert plain.selected.any() and torch.equal(plain.selected, other.selected)
+    assert not torch.allclose(plain.advantages[mask], other.advantages[mask])
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "sequence_sum", "constant"])

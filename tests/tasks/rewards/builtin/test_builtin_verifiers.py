@@ -167,6 +167,8 @@ PROGRAMS: Cases = [
     (f"```python\n{SUMS[:-3]}", SUM, False),
     ("print(3)", SUM, False),
     (f"{SUMS}\nimport sys; sys.exit(1)", SUM, False),
+    # right in its only test, whose result therefore is there
+    ("print(7)\nimport sys; sys.exit(1)", json.dumps({"inputs": ["3 4"], "outputs": ["7"]}), False),
     ("print('３')\nprint('７')", SUM, False),
     ("x = '\ud800'\n" + SUMS, SUM, False),  # no file of Python can have it
     ("", SUM, False),

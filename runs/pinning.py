@@ -1,0 +1,36 @@
+"""Pin what a recipe names by a changing name, when a run begins: registered models, and stages of other runs."""
+
+from typing import TypeVar
+
+from vantage.runs.models_of_runs import pin_stage
+from vantage.runs.registered_models import with_registered
+from vantage.runs.workspace import Workspace
+from vantage.schemas.recipe.inputs import SourcedModel
+from vantage.schemas.recipe.recipe import ResolvedRecipe
+from vantage.schemas.recipe.sources import StageOfRun
+
+_AnyModel = TypeVar("_AnyModel", bound=SourcedModel)
+
+
+def pinned(recipe: ResolvedRecipe, workspace: Workspace) -> ResolvedRecipe:
+    """Return the recipe with the present content of each registered model and of each stage of another run; nothing is written.
+
+    A run keeps to it: its own end may move an alias, and it is itself the latest run from then on.
+
+    Raises:
+        vantage.runs.workspace.RunError: there is no such version or stage, or it is none that can be a model's source.
+        vantage.ledger.to_mlflow.published_models.RegistryUnavailable: MLflow does not answer.
+    """
+    recipe = with_registered(recipe, workspace)
+    model = _pinned("model", recipe.model, workspace)
+    models = {name: _pinned(f"models.{name}", each, workspace) for name, each in recipe.models.items()}
+    if model == recipe.model and models == recipe.models:
+        return recipe
+    return recipe.model_copy(update={"model": model, "models": models})
+
+
+def _pinned(place: str, model: _AnyModel, workspace: Workspace) -> _AnyModel:
+    origin = model.origin
+    if not isinstance(origin, StageOfRun) or origin.digest is not None:
+        return model
+    return model.model_copy(update={"source": str(pin_stage(f"{place}.source", origin, workspace))})
