@@ -107,7 +107,9 @@ def test_refusals_are_divided_into_what_is_refused_and_the_remedy() -> None:
     found = dict(refusals.refusals("schemas")["schemas/recipe/stages.py"])
     refused = "batch_size={batch_size} is not a multiple of minibatch_size={minibatch_size}"
     assert found[refused] == "use minibatch_size: {batch_size} or a divisor of it"
-    assert refused.replace("_", r"\_").replace("{", r"\{").replace("}", r"\}") in PAGES[refusals.REFUSALS_PAGE]
+    assert (
+        refused.replace("_", r"\_").replace("{", r"\{").replace("}", r"\}") in PAGES[refusals.REFUSALS_PAGE]
+    )
 
 
 def test_the_names_of_generated_pages_are_known_without_making_them() -> None:
