@@ -48,7 +48,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.INTERRUPTED: "interrupted before anything could be saved",
     ExitCode.OUT_OF_MEMORY: "out of memory",
 }
-"""Exit code → its meaning in ``--help`` and in the README."""
+"""Exit code → its meaning in ``--help`` and in docs/commands.md."""
 
 
 def may_be_retried(code: int) -> bool:

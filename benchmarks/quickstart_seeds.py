@@ -1,9 +1,9 @@
-"""The quickstart with several seeds, one run each: the table in the README.
+"""The quickstart with several seeds, one run each: the table in docs/explanation/seeds.md.
 
     python benchmarks/quickstart_seeds.py --seeds 1 2 3 4 5 --workspace DIR
 
 Every seed has a workspace of its own, so nothing is reused between them. A seed whose run has finished is read again, not
-run again. The bits depend on the number of torch's threads: ``OMP_NUM_THREADS=1`` gives the README's.
+run again. The bits depend on the number of torch's threads: ``OMP_NUM_THREADS=1`` gives those of that page.
 """
 
 import argparse

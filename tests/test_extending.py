@@ -31,7 +31,7 @@ from tests.support.extensions import (
 from tests.support.packages import ROOT, copy_packages
 
 STAGE_CLASS = '''
-"""Counting: how many demonstrations are longer than a limit."""
+"""Recipe class of the stage that counts long demonstrations."""
 
 from typing import Literal
 
@@ -40,7 +40,7 @@ from vantage.schemas.recipe.stage import Stage
 
 
 class LengthCount(Stage):
-    """How many demonstrations are longer than a limit; the artifact says it."""
+    """Count the demonstrations that are longer than a limit."""
 
     kind: Literal["length_count"]
     data: Name
@@ -58,7 +58,7 @@ from vantage.tasks.data.splits import TRAIN
 
 
 def run(job: StageJob[LengthCount]) -> StageResult:
-    """Write down the long ones."""
+    """Write the long rows, and report their number."""
     rows = read_rows(job.inputs["data"], TRAIN)
     long = [row for row in rows if len(row["response"]) > job.work.longest]
     write_rows(job.output, "long", long)

@@ -1,16 +1,26 @@
 """Links between the README and the pages of docs/ and deploy/ lead to files and headings that are there."""
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from docs.site import hooks
+
 ROOT = Path(__file__).parents[1]
+GENERATED = ROOT / "docs"
+"""Folder of the pages that are made when the site is built; `make docs` checks links to them, with their anchors."""
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((?!\w+://|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
 def pages() -> list[Path]:
-    return [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")]
+    return [
+        ROOT / "README.md",
+        ROOT / "CHANGELOG.md",
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "deploy").rglob("*.md"),
+    ]
 
 
 def anchors(page: Path) -> set[str]:
@@ -20,9 +30,17 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
 
 
+def is_generated(file: Path) -> bool:
+    """Whether the site has a page of this path that is made from code."""
+    path = Path(os.path.normpath(file))
+    return path.is_relative_to(GENERATED) and path.relative_to(GENERATED).as_posix() in hooks.GENERATED
+
+
 def broken_links(page: Path) -> Iterator[str]:
     for target, anchor in LINK.findall(FENCED.sub("", page.read_text(encoding="utf-8"))):
         file = page.parent / target if target else page
+        if page.is_relative_to(GENERATED) and is_generated(file):
+            continue
         if not file.exists() or (anchor and anchor not in anchors(file)):
             yield f"{page.name}: {target}#{anchor}"
 

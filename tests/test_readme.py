@@ -9,6 +9,7 @@ from textwrap import indent
 import pytest
 import yaml
 
+import vantage
 from tests.mutations.mutations import load as load_mutations
 from tests.schemas.critic_samples import diagnosis
 from vantage.ledger.critic_page.tables import diagnosis_tables
@@ -66,12 +67,27 @@ def test_the_recipe_as_shown_loads_and_extracts(folder: Path) -> None:
     assert not exact_match("so it is 1,000.", "1000.0", extract=extract)
 
 
-def test_the_readme_shows_the_same_rule() -> None:
-    assert f"```python\n{block('python')}```" in README
+@pytest.mark.parametrize("text", [README, page("contributing")], ids=["README", "contributing"])
+def test_other_pages_show_the_same_rule(text: str) -> None:
+    assert f"```python\n{block('python')}```" in text
+
+
+def test_the_recipe_of_the_readme_loads_and_is_planned_whole(tmp_path: Path) -> None:
+    [text] = re.findall(r"```yaml\n(recipe: .*?)```", README, re.DOTALL)
+    (tmp_path / "small.yaml").write_text(text)
+    plan = vantage.plan(tmp_path / "small.yaml", workspace=tmp_path / "workspace")
+    stages = [step.name for step in plan.steps if "." not in step.name]
+    assert stages == ["model", "sft", "reward", "value", "policy", "evaluation"]
+    assert {step.label for step in plan.steps} == {"run", "wait"}
+    assert list(plan.warnings) == []
+
+
+def test_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 140
 
 
 def test_the_tree_lists_every_folder_of_the_package_and_those_beside_it() -> None:
-    tree = README.partition("## The tree\n\n```\n")[2].partition("```")[0]
+    tree = page("explanation/code").partition("## The tree\n\n```\n")[2].partition("```")[0]
     packages = {each.name for each in (README_FILE.parent / "vantage").iterdir() if each.is_symlink()}
     assert {line.split("/")[0] for line in tree.splitlines()} == {
         *packages, "vantage", "deploy", "tests", "benchmarks", "docs"
@@ -79,13 +95,13 @@ def test_the_tree_lists_every_folder_of_the_package_and_those_beside_it() -> Non
 
 
 def test_the_number_of_mutations_is_about_the_one_named() -> None:
-    named = int(re.findall(r"in more than (\d+) ways", README)[0])
+    named = int(re.findall(r"in more than (\d+) ways", page("contributing"))[0])
     assert named < len(load_mutations()) < named + 100
 
 
 def functions_to_an_optimiser_step() -> list[tuple[str, ast.AST]]:
-    """(name, syntax tree) of each function that the README lists, in its order."""
-    [listed] = re.findall(r"```\n(cli/run.py .*?)```", README, re.DOTALL)
+    """(name, syntax tree) of each function that the page of the code lists, in its order."""
+    [listed] = re.findall(r"```\n(cli/run.py .*?)```", page("explanation/code"), re.DOTALL)
     functions: list[tuple[str, ast.AST]] = []
     for line in listed.splitlines():
         file, qualified_name = line.split()[:2]
@@ -114,7 +130,7 @@ def test_the_functions_on_the_way_to_an_optimiser_step_call_each_other_as_listed
 
 
 CRITIC = page("critic")
-GATES_ON_A_CRITIC = re.findall(r"```yaml\n(gate:.*?)```", README + CRITIC, re.DOTALL)
+GATES_ON_A_CRITIC = re.findall(r"```yaml\n(gate:.*?)```", page("explanation/critic") + CRITIC, re.DOTALL)
 
 
 def test_both_pages_show_the_same_gates_on_a_critic() -> None:
@@ -176,8 +192,9 @@ def test_the_evaluations_load_as_shown(shown: str) -> None:
     assert set(yaml.safe_load(shown)) <= set(recipe.stages)
 
 
-def test_the_table_of_presets_has_each_once_in_its_row() -> None:
-    table = README.partition("| critic | presets |")[2].partition("\n\n")[0]
+@pytest.mark.parametrize("name", ["how_to/choose_a_method", "algorithms"])
+def test_the_table_of_presets_has_each_once_in_its_row(name: str) -> None:
+    table = page(name).partition("| critic | presets |")[2].partition("\n\n")[0]
     rows = [re.findall(r"`(\w+)`", line) for line in table.splitlines() if "`" in line]
     algorithms = {name: Algorithm.model_validate(name) for name in PRESETS}
     expected = [
@@ -192,10 +209,10 @@ def test_the_table_of_presets_has_each_once_in_its_row() -> None:
 # -- commands
 
 
-def test_make_knows_the_commands_of_the_readme() -> None:
+def test_make_knows_the_commands_of_the_pages() -> None:
     makefile = (README_FILE.parent / "Makefile").read_text(encoding="utf-8")
-    shown = set(re.findall(r"`make ([a-z-]+)`", README))
-    assert {"setup", "demo", "check", "test", "test-all", "test-slow"} <= shown
+    shown = set(re.findall(r"`make ([a-z-]+)`", README + page("contributing")))
+    assert {"setup", "demo", "check", "docs", "test", "test-all", "test-slow"} <= shown
     assert shown - set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE)) == set()
 
 

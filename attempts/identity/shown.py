@@ -6,7 +6,7 @@ _DIGITS = 12
 
 
 def describe(provenance: Mapping[str, str]) -> str:
-    """Return ``vantage 0.1.0, revision 1a2b… (changed), Python 3.11.7, torch 2.13.0 · 2 CPUs AMD EPYC, 23.5 GiB · image unknown``.
+    """Return ``vantage 0.2.0, revision 1a2b… (changed), Python 3.11.7, torch 2.13.0 · 2 CPUs AMD EPYC, 23.5 GiB · image unknown``.
 
     Empty if the provenance was recorded by a version that did not record these facts.
     """

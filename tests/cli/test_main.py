@@ -322,11 +322,11 @@ def test_the_version_is_that_of_the_installed_package() -> None:
     assert (done.exit_code, done.stdout) == (0, f"vantage {version('vantage-rlhf')}\n")
 
 
-def test_help_and_readme_know_every_exit_code() -> None:
+def test_help_and_the_page_of_commands_know_every_exit_code() -> None:
     told = " ".join(re.sub("[│╭╮╰╯─]", " ", CliRunner().invoke(app, ["--help"]).stdout).split())
-    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    page = " ".join((ROOT / "docs" / "commands.md").read_text(encoding="utf-8").split())
     for code in ExitCode:
-        for text in (told, readme.partition("Exit codes:")[2]):
+        for text in (told, page.partition("Exit codes:")[2]):
             assert f" {int(code)} {MEANINGS[code]}" in text, f"{int(code)} is missing"
 
 

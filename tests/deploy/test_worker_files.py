@@ -79,7 +79,7 @@ def test_all_deployments_give_workers_the_same_time_to_save() -> None:
 def test_the_image_has_a_compiler_and_every_extra_that_a_stage_may_need() -> None:
     extras = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     [installed] = re.findall(r"^ARG EXTRAS=(.*)$", DOCKERFILE, re.MULTILINE)
-    assert {*installed.split(",")} == {*extras} - {"dev", "servers", "smollm2"}
+    assert {*installed.split(",")} == {*extras} - {"dev", "docs", "servers", "smollm2"}
     assert '".[${EXTRAS}]"' in DOCKERFILE
     assert re.search(r"apt-get install .*\bg\+\+", DOCKERFILE)
     named = set(re.findall(r"flask-wtf|psycopg\[binary\]", DOCKERFILE))

@@ -4,6 +4,7 @@ import getpass
 
 import pytest
 
+from tests.support.version import PROJECT_VERSION
 from vantage.attempts.identity.package import package_digest
 from vantage.attempts.identity.revision import Revision
 from vantage.runs import origin as subject
@@ -26,7 +27,7 @@ def test_what_is_known_of_the_code_is_told(
     monkeypatch.setattr(subject, "revision", lambda: revision)
     always = {
         "mlflow.user": getpass.getuser(),
-        "vantage.version": "0.1.0",
+        "vantage.version": PROJECT_VERSION,
         "vantage.code_sha256": package_digest(),
     }
     assert subject.origin() == always | told

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.version import PROJECT_VERSION
 from vantage.attempts.identity import environment as subject
 from vantage.attempts.identity.environment import constraints_digest, environment
 from vantage.attempts.identity.hardware import container_image, hardware
@@ -163,7 +164,9 @@ def test_it_is_flat_text_beside_the_provenance_and_never_compared() -> None:
 
 def test_one_line_for_people() -> None:
     told = {**provenance("sft", threads=1, world_size=1), **identity(), "revision": "ab" * 20, "dirty": "yes"}
-    assert describe(told).startswith("vantage 0.1.0, revision abababababab with changes, Python 3.")
+    assert describe(told).startswith(
+        f"vantage {PROJECT_VERSION}, revision abababababab with changes, Python 3."
+    )
     assert "package " in describe({**told, "revision": "unknown"})
     assert describe({**told, "image": "vantage:1", "gpus": "1 × H200"}).endswith("image vantage:1")
     assert describe(provenance("sft", threads=1, world_size=1)) == "", "of an earlier version"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.version import PROJECT_VERSION
 from vantage.attempts.identity import package
 from vantage.attempts.identity.package import package_digest, package_version
 
@@ -119,4 +120,4 @@ def test_an_installed_copy_has_the_digest_of_its_checkout_and_no_revision_of_a_r
 
 
 def test_the_version_is_that_of_the_installed_distribution() -> None:
-    assert package_version() == "0.1.0"
+    assert package_version() == PROJECT_VERSION

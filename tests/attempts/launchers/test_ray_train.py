@@ -24,6 +24,7 @@ from tests.attempts.launchers.test_torchrun import (
     work_of,
 )
 from tests.support.ranked_stages import MISBEHAVES_AFTER, STEPS
+from tests.support.version import PROJECT_VERSION
 from vantage.attempts import machine
 from vantage.attempts.exit_codes import ExitCode
 from vantage.attempts.launchers import local_process
@@ -292,10 +293,11 @@ def test_a_node_that_does_not_see_the_folder_or_has_other_versions_is_refused(tm
     with pytest.raises(ValueError, match=r"'torch': '1\.0'.*install the same versions on all nodes"):
         ray_train._check_node(tmp_path / "job.json", {**ray_train._versions(), "torch": "1.0"})
     with pytest.raises(
-        ValueError, match=r"'vantage': '0\.1\.0 \(0{12}\)'.*install the same versions on all nodes"
+        ValueError,
+        match=rf"'vantage': '{re.escape(PROJECT_VERSION)} \(0{{12}}\)'.*install the same versions on all nodes",
     ):
         ray_train._check_node(
-            tmp_path / "job.json", {**ray_train._versions(), "vantage": f"0.1.0 ({'0' * 12})"}
+            tmp_path / "job.json", {**ray_train._versions(), "vantage": f"{PROJECT_VERSION} ({'0' * 12})"}
         )
 
 
