@@ -81,16 +81,16 @@ def depths(graph: Reduced) -> dict[str, int]:
 
 def _along_the_lines(graph: Reduced) -> list[str]:
     """Return the nodes so that those which a line joins are near each other: a first order for each row."""
-    below, found, seen = graph.below, [], set()
-    waiting = list(reversed(graph.above))
+    below = graph.below
+    found: dict[str, None] = {}
+    waiting = list(reversed(list(graph.above)))
     while waiting:
         node = waiting.pop()
-        if node in seen:
+        if node in found:
             continue
-        seen.add(node)
-        found.append(node)
+        found[node] = None
         waiting += reversed([*graph.above[node], *below[node]])
-    return found
+    return list(found)
 
 
 def _order(laid: Layers) -> None:
