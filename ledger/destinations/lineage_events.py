@@ -6,6 +6,7 @@ parameters and sources, which may hold what is not to be shared, are no part of 
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from uuid import UUID, uuid5
@@ -155,7 +156,7 @@ class LineageEvents:
         state: RunState,
         *,
         reason: str | None = None,
-        tags: dict[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
         inputs: list[InputDataset] | None = None,
         outputs: list[OutputDataset] | None = None,
     ) -> RunEvent:
@@ -171,7 +172,7 @@ class LineageEvents:
         time: int,
         state: RunState,
         *,
-        tags: dict[str, str],
+        tags: Mapping[str, str],
         reason: str | None = None,
         inputs: list[InputDataset] | None = None,
         outputs: list[OutputDataset] | None = None,
@@ -215,7 +216,7 @@ class LineageEvents:
         )
 
 
-def _inputs(inputs: dict[str, Input], source_sha256: str | None) -> list[InputDataset]:
+def _inputs(inputs: Mapping[str, Input], source_sha256: str | None) -> list[InputDataset]:
     """Return each artifact that a step reads once, and the source that an implicit step reads."""
     read = {given.artifact.digest: given for given in inputs.values()}
     found = [

@@ -13,8 +13,9 @@ from tests.support.fake_model_hub import ModelHub, fake_model_hub
 from vantage.attempts.exit_codes import ExitCode
 from vantage.cli.main import app
 from vantage.review.exports import push_to_bucket
+from vantage.review.exports.push_to_bucket import BucketPrefix
 from vantage.review.exports.push_to_hub import HubRepository
-from vantage.review.exports.pushing import Place, PushRefused, place_named, push
+from vantage.review.exports.pushing import Place, PushRefused, hashed, place_named, push
 from vantage.runs.workspace import Workspace
 from vantage.storage.bucket import open_bucket
 
@@ -39,9 +40,19 @@ def in_hub(hub: ModelHub, commit: int = -1) -> dict[str, bytes]:
     return files
 
 
+def to_bucket(folder: Path, address: str) -> str:
+    """Push without an audit, which takes most of the time."""
+    return BucketPrefix(address).send(folder, hashed(folder))
+
+
+def to_hub(folder: Path) -> str:
+    """Push without an audit."""
+    return HubRepository(REPOSITORY).send(folder, hashed(folder))
+
+
 @pytest.fixture(scope="module")
 def exported(small_chat_run: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The trained policy, exported; for reading only."""
+    """The trained reward model, exported; for reading only."""
     folder = tmp_path_factory.mktemp("exported") / "policy"
     arguments = ["export", "latest/reward", str(folder), "--workspace", small_chat_run.address]
     done = CliRunner().invoke(app, arguments)
@@ -90,17 +101,17 @@ def test_a_bucket_gets_the_audited_bytes_the_card_last_and_twice_changes_nothing
         return put(remote, path, file, **more)
 
     monkeypatch.setattr(push_to_bucket.obstore, "put", recorded)
-    published, report = push(exported, Place(address), small_chat_run)
+    published, report = push(exported, Place(address), small_chat_run)  # with its audit
     assert (published, report.outcome) == (address, "ok")
     assert in_bucket(address) == content(exported)
     assert order[-1] == "README.md"
     assert len(order) == len(content(exported))
-    push(exported, Place(address), small_chat_run)
+    to_bucket(exported, address)
     assert len(order) == len(content(exported)), "it is there already"
 
 
 def test_a_push_that_was_cut_off_shows_no_card_and_is_completed(
-    small_chat_run: Workspace, exported: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
+    exported: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address, put = f"{bucket}/models/cut", obstore.put
 
@@ -111,15 +122,15 @@ def test_a_push_that_was_cut_off_shows_no_card_and_is_completed(
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(push_to_bucket.obstore, "put", dies)
-        push(exported, Place(address), small_chat_run)
+        to_bucket(exported, address)
     left = in_bucket(address)
     assert left and "README.md" not in left
-    push(exported, Place(address), small_chat_run)
+    to_bucket(exported, address)
     assert in_bucket(address) == content(exported)
 
 
 def test_what_a_bucket_gives_back_otherwise_gets_no_card(
-    small_chat_run: Workspace, exported: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
+    exported: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address, put = f"{bucket}/models/other", obstore.put
 
@@ -129,23 +140,23 @@ def test_what_a_bucket_gives_back_otherwise_gets_no_card(
     with monkeypatch.context() as patched:
         patched.setattr(push_to_bucket.obstore, "put", changes)
         with pytest.raises(PushRefused, match=r"config.json is 44136fa355b3, and the audited file"):
-            push(exported, Place(address), small_chat_run)
+            to_bucket(exported, address)
     assert "README.md" not in in_bucket(address)
 
 
 def test_a_prefix_with_other_files_or_another_model_is_not_touched(
-    small_chat_run: Workspace, exported: Path, model: Path, bucket: str
+    exported: Path, model: Path, bucket: str
 ) -> None:
     address = f"{bucket}/models/taken"
     obstore.put(open_bucket(address), "notes.txt", b"mine")
     with pytest.raises(PushRefused, match=r"has notes.txt, which is no file of this model; name a prefix"):
-        push(exported, Place(address), small_chat_run)
+        to_bucket(exported, address)
     assert in_bucket(address) == {"notes.txt": b"mine"}
     other = f"{bucket}/models/published"
-    push(exported, Place(other), small_chat_run)
+    to_bucket(exported, other)
     (model / "README.md").write_text((model / "README.md").read_text() + "\nA line of a person.\n")
     with pytest.raises(PushRefused, match=r"README.md is .*a published model is never changed"):
-        push(model, Place(other), small_chat_run)
+        to_bucket(model, other)
     assert in_bucket(other) == content(exported)
 
 
@@ -162,10 +173,8 @@ def test_a_model_that_fails_its_audit_goes_nowhere(
     assert hub.commits == {}
 
 
-def test_a_hub_gets_one_commit_in_a_private_repository(
-    small_chat_run: Workspace, exported: Path, hub: ModelHub
-) -> None:
-    published, _ = push(exported, Place(f"hub:{REPOSITORY}"), small_chat_run)
+def test_a_hub_gets_one_commit_in_a_private_repository(exported: Path, hub: ModelHub) -> None:
+    published = to_hub(exported)
     [(_, before), (commit, _)] = hub.commits[REPOSITORY]
     assert published == f"hub:{REPOSITORY}@{commit}"
     assert set(before) == {".gitattributes"}
@@ -174,45 +183,37 @@ def test_a_hub_gets_one_commit_in_a_private_repository(
     assert hub.tokens == {"Bearer hf_secret"}
 
 
-def test_the_next_push_removes_what_the_model_has_no_longer(
-    small_chat_run: Workspace, exported: Path, hub: ModelHub
-) -> None:
-    push(exported, Place(f"hub:{REPOSITORY}"), small_chat_run)
+def test_the_next_push_removes_what_the_model_has_no_longer(exported: Path, hub: ModelHub) -> None:
+    to_hub(exported)
     hub.commits[REPOSITORY][-1][1]["old.safetensors"] = b"of an earlier model"
-    push(exported, Place(f"hub:{REPOSITORY}"), small_chat_run)
+    to_hub(exported)
     assert len(hub.commits[REPOSITORY]) == 3
     assert in_hub(hub) == content(exported)
 
 
-def test_a_repository_of_somebody_else_is_not_touched(
-    small_chat_run: Workspace, exported: Path, hub: ModelHub
-) -> None:
+def test_a_repository_of_somebody_else_is_not_touched(exported: Path, hub: ModelHub) -> None:
     hub.commits[REPOSITORY] = [("1" * 40, {"pytorch_model.bin": b"mine", ".gitattributes": b""})]
     with pytest.raises(PushRefused, match=r"has pytorch_model.bin, which no push of Vantage has made"):
-        push(exported, Place(f"hub:{REPOSITORY}"), small_chat_run)
+        to_hub(exported)
     assert len(hub.commits[REPOSITORY]) == 1
 
 
-def test_what_a_hub_changes_or_loses_is_found(
-    small_chat_run: Workspace, exported: Path, hub: ModelHub
-) -> None:
+def test_what_a_hub_changes_or_loses_is_found(exported: Path, hub: ModelHub) -> None:
     hub.changes["config.json"] = b"{}"
     with pytest.raises(PushRefused, match=r"config.json of hub:org/small-chat@\w+ is 44136fa355b3, and the"):
-        push(exported, Place(f"hub:{REPOSITORY}"), small_chat_run)
+        to_hub(exported)
     hub.changes.clear()
     hub.loses.add("tokenizer.json")
     with pytest.raises(PushRefused, match=r"tokenizer.json of hub:org/small-chat@\w+ is missing"):
-        push(exported, Place(f"hub:{REPOSITORY}"), small_chat_run)
+        to_hub(exported)
 
 
-def test_a_hub_that_refuses_shows_nothing_and_no_login_is_printed(
-    small_chat_run: Workspace, exported: Path, hub: ModelHub
-) -> None:
+def test_a_hub_that_refuses_shows_nothing_and_no_login_is_printed(exported: Path, hub: ModelHub) -> None:
     hub.refuses = 403
     with pytest.raises(
         PushRefused, match=r"did not take the model \(.*check its name and the login"
     ) as refused:
-        push(exported, Place(f"hub:{REPOSITORY}"), small_chat_run)
+        to_hub(exported)
     assert "hf_secret" not in str(refused.value)
     assert len(hub.commits[REPOSITORY]) == 1
 

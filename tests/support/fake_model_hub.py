@@ -114,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
         if commits is None:
             self._json({"error": "no repository"}, 404, {"X-Error-Code": "RepoNotFound"})
         elif what == "preupload":
-            files = [
+            modes = [
                 {
                     "path": each["path"],
                     "uploadMode": "lfs" if each["path"].endswith(".safetensors") else "regular",
@@ -122,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
                 }
                 for each in json.loads(body)["files"]
             ]
-            self._json({"files": files})
+            self._json({"files": modes})
         elif what == "commit":
             self._commit(repository, [json.loads(line) for line in body.splitlines()])
         else:
