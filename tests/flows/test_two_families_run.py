@@ -27,7 +27,7 @@ model: {source: "builtin:nano"}
 models:
   chat: {source: FOLDER/chat}
   bought: {source: FOLDER/classifier}
-generation: {max_prompt_tokens: 48, max_response_tokens: 24}
+generation: {max_prompt_tokens: 48, max_response_tokens: 48}
 data:
   preferences: {source: "builtin:arithmetic/preferences", rows: 48}
   prompts: {source: "builtin:arithmetic/prompts", rows: 16, split: {validation: 4, test: 4}}
