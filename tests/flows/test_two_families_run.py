@@ -10,9 +10,9 @@ from tests.support.orchestrated import attempt_all, orchestrated
 from tests.support.small_chat_run import save_chat_model
 from vantage.cli.main import app
 from vantage.flows.publishing.publishing import publish
+from vantage.runs.pinning import pinned
 from vantage.runs.planning import plan
 from vantage.runs.record import RunRecord
-from vantage.runs.registered_models import pinned
 from vantage.runs.resolving import load_resolved
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import RunError, Workspace
@@ -27,7 +27,7 @@ model: {source: "builtin:nano"}
 models:
   chat: {source: FOLDER/chat}
   bought: {source: FOLDER/classifier}
-generation: {max_prompt_tokens: 48, max_response_tokens: 24}
+generation: {max_prompt_tokens: 48, max_response_tokens: 48}
 data:
   preferences: {source: "builtin:arithmetic/preferences", rows: 48}
   prompts: {source: "builtin:arithmetic/prompts", rows: 16, split: {validation: 4, test: 4}}

@@ -39,7 +39,7 @@ class ByTransformers:
     def __init__(self, folder: Path) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-        self.shift = json.loads((folder / "scalar.json").read_text())["score_shift"]
+        self.shift = float(json.loads((folder / "scalar.json").read_text())["score_shift"])
 
     def ids(self, prompt: Prompt, words: str, *, ended: bool) -> list[int]:
         """The template's text in tokens, then the words as plain text, then the closing token where the response ended."""
