@@ -69,7 +69,7 @@ def test_reward_models_of_other_families_through_whole_runs(tmp_path: Path) -> N
     workspace, recipe = Workspace(tmp_path / "workspace"), tmp_path / "families.yaml"
     recipe.write_text(RECIPE.replace("FOLDER", str(tmp_path)))
     first = run_it(workspace, recipe)
-    assert first.stages["models.bought"].kind == "import_reward_model"
+    assert first.stages["models.bought"].key_parts["kind"] == "import_reward_model"
     term = first.stages["collected"].key_parts["rewards"]["reward"]["terms"]
     assert [each["model"] for each in term] == [
         first.stages[step].digest for step in ("reward", "models.bought")
@@ -96,7 +96,7 @@ def test_reward_models_of_other_families_through_whole_runs(tmp_path: Path) -> N
     registered = "models.bought.source=models:/family-reward@champion"
     second = run_it(workspace, recipe, registered, "publish=[]")
     assert second.recipe.models["bought"].source == f"models:/family-reward/1#{first.stages['reward'].digest}"
-    assert second.stages["models.bought"].kind == "import_reward_model"
+    assert second.stages["models.bought"].key_parts["kind"] == "import_reward_model"
     audited(workspace, second.run_id)
     with pytest.raises(
         RunError, match="version 1 of family-reward is a reward model; name one that a policy"
