@@ -163,22 +163,25 @@ def _decided(report: Report) -> Iterator[tuple[str, str]]:
         yield "model", "none: no stage has made one"
     yield "author", decision.author
     closed = [each for each in report.gates if each.verdict is not None and not each.verdict.passed]
-    yield "loosened", f"{len(report.loosened)} gates" if report.loosened else "no gate"
-    asked = (
-        f"{len(decision.approvals)} answers of people"
-        if decision.approvals
-        else "nothing was asked of a person"
+    yield "loosened", _count(len(report.loosened), "gate") or "no gate"
+    yield (
+        "approved",
+        _count(len(decision.approvals), "answer", "by people") or "nothing was asked of a person",
     )
-    yield "approved", asked
     if closed:
         yield "closed gates", ", ".join(f"{each.step}: {each.asks}" for each in closed)
+
+
+def _count(number: int, noun: str, more: str = "") -> str:
+    """Return ``2 gates``; empty for none."""
+    return f"{number} {noun}{'s' if number > 1 else ''} {more}".rstrip() if number else ""
 
 
 def _named(model: ModelFact) -> str:
     if model.registered is None:
         return f"{model.step}, not published"
-    version = f"version {model.version}" if model.version else "its version is not recorded"
-    return f"{model.registered} {version} (stage {model.step})"
+    version = f" version {model.version}" if model.version else ", version not recorded"
+    return f"{model.registered}{version} (stage {model.step})"
 
 
 def _overrides(report: Report) -> str:

@@ -10,8 +10,8 @@ _MARKS = {
     "blocked": ("–", "other"),
     "waiting": ("–", "other"),
     "running": ("…", "note"),
-    "resumable": ("⏸", "warning"),
-    "interrupted": ("⏸", "warning"),
+    "resumable": ("‖", "warning"),
+    "interrupted": ("‖", "warning"),
 }
 _RUN = {
     "completed": ("good", "The run is complete: every stage has its artifact."),

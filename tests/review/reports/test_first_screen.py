@@ -37,7 +37,7 @@ def test_who_when_what_and_which_model() -> None:
     assert found["author"] == "ada" and found["started"] == "2026-01-01 00:00 UTC, opened 2 times"
     assert found["ended"] == "2026-01-01 01:30 UTC" and found["check it"] == "vantage audit 0001-hand-aaaaaa"
     assert found["task"].startswith("last compares policy with sft on the test prompts of prompts")
-    assert found["loosened"] == "no gate" and found["approved"] == "1 answers of people"
+    assert found["loosened"] == "no gate" and found["approved"] == "1 answer by people"
 
 
 def test_an_alarm_is_red_and_above_all_publications() -> None:
@@ -52,7 +52,7 @@ def test_what_is_unknown_is_named_so() -> None:
     """A record of an earlier version has no version of the model, and a run that failed early compared nothing."""
     bare = Decision(Conclusion("bad", "failed"), models=(ModelFact("policy", "hand", None, None),))
     html = shown(bare, loosened=())
-    assert facts(html)["model"] == "hand its version is not recorded (stage policy)"
+    assert facts(html)["model"] == "hand, version not recorded (stage policy)"
     assert facts(html)["digest"] == "none" and facts(html)["author"] == "unknown"
     assert "Nothing was compared" in text_of(html) and 'class="advice bad first"' in html
     none = shown(replace(bare, models=()))
