@@ -95,4 +95,4 @@ def test_loosened_gates_are_counted() -> None:
         report(2), loosened=(("value", "explained_variance: closed >= 0.3, now >= 0.1"),)
     )
     html = first_screen(changed)
-    assert facts(html)["loosened"] == "1 gates" and "was loosened: explained_variance" in text_of(html)
+    assert facts(html)["loosened"] == "1 gate" and "was loosened: explained_variance" in text_of(html)
