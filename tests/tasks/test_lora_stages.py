@@ -85,9 +85,8 @@ def test_policy_reference_critic_and_reward_model_cost_little_more_than_one_mode
     def held(pipe: Any) -> int:
         job = pipe.job("policy")
         networks = load_actor_critic(job, CPU)
-        models = [networks.policy, networks.critic, networks.models.reference]
-        cells = [cell.cell_contents for cell in networks.models.scorer.terms[0].scores.__closure__]
-        return storages(*models, *cells)
+        scores = networks.models.scorer.terms[0].scores
+        return storages(networks.policy, networks.critic, networks.models.reference, scores.model)
 
     one = storages(load_policy(pipeline.folder("model")))
     assert held(pipeline) > 3.9 * one
