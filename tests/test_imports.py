@@ -25,6 +25,7 @@ TO_MLFLOW = (
     "copies",
     "critic_pages",
     "delivery",
+    "list_of_runs",
     "producers",
     "logged_models",
     "registered_models",
