@@ -220,7 +220,8 @@ def test_an_alias_never_moves_to_a_model_that_is_not_new(
 def test_where_mlflow_keeps_its_copy_is_recorded_and_a_damaged_one_is_told() -> None:
     life = life_with(Recorder(repaired=("model: a: is missing",)), policy=POLICY)
     publish(Publication(stage="policy", registered_model="m"), life)
-    assert life.run.record.copies == {"m": PublishedCopy(location="/m", digest=sha("policy and its metrics"))}
+    copy = PublishedCopy(location="/m", digest=sha("policy and its metrics"), version="3")
+    assert life.run.record.copies == {"m": copy}
     assert life.said == [
         "  MLflow's copy of m was damaged, and is made again from the store: model: a: is missing",
         "  published policy as m: version 3",
