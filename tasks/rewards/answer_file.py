@@ -31,9 +31,8 @@ class AnswerFile:
             sync_folder(path.parent)
         self._end = end_of_last_line(self._file.fileno())
         os.ftruncate(self._file.fileno(), self._end)
-        self._lock = (
-            threading.Lock()
-        )  # servers that are asked while others are sampled answer in threads of their own
+        # Servers that are asked while responses are sampled answer in threads of their own.
+        self._lock = threading.Lock()
         self.begun: set[str] = set()
         """Digests of questions that are under way while responses are sampled; no other term asks them too."""
         self._answers: dict[Asked, tuple[str, int, int]] = {}
@@ -63,10 +62,9 @@ class AnswerFile:
         Raises:
             OSError: the disk is full; nothing is left of the line.
         """
-        if answer.asked_as in self._answers:
-            return
         with self._lock:
-            self._write(answer)
+            if answer.asked_as not in self._answers:
+                self._write(answer)
 
     def _write(self, answer: StoredAnswer) -> None:
         data = answer.line().encode() + b"\n"

@@ -305,8 +305,8 @@ def _is_slow(marks: ast.expr) -> bool:
 def names_fast_tests(mutation: Mutation, root: Path = ROOT) -> bool:
     """Return whether ``make test`` runs one of the mutation's tests."""
     for test in mutation.tests:
-        name, _, function = test.partition("::")
-        path = root / name
+        name, _, case = test.partition("::")
+        function, path = case.partition("[")[0], root / name
         for file in sorted(path.rglob("test_*.py")) if path.is_dir() else [path]:
             fast = fast_functions(file)
             if fast and (not function or function in fast):

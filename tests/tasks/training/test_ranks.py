@@ -19,8 +19,6 @@ from vantage.tasks.training.checkpoint_folders import committed
 from vantage.tasks.training.scratch import CHECKPOINTS, JOURNAL
 from vantage.tasks.training.writer import writes_files
 
-pytestmark = pytest.mark.slow
-
 RANKS = 3
 
 SECONDS = 240
