@@ -16,7 +16,7 @@ from vantage.schemas.records.audit import AuditReport
 from vantage.storage.bucket import SCHEMES, address_forms
 from vantage.storage.hashed_files import chunks_of
 
-_REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+_ON_A_HUB = re.compile(r"hub:([A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95})")
 
 
 class PushRefused(ValueError):
@@ -29,11 +29,8 @@ class Place:
 
     address: str
     """``hub:ORG/NAME`` or a bucket's address, as it was given."""
-
-    @property
-    def repository(self) -> str | None:
-        """Return ``ORG/NAME`` of a hub's repository; None: the place is a bucket."""
-        return self.address.removeprefix("hub:") if self.address.startswith("hub:") else None
+    repository: str | None = None
+    """``ORG/NAME`` of a hub's repository; None: the place is a bucket."""
 
     @property
     def name_in_card(self) -> Path:
@@ -63,8 +60,8 @@ def place_named(text: str) -> Place:
         PushRefused: it is none; the message lists the forms.
     """
     scheme, has_scheme, rest = text.partition("://")
-    if text.startswith("hub:") and _REPOSITORY.fullmatch(text.removeprefix("hub:")):
-        return Place(text)
+    if on_a_hub := _ON_A_HUB.fullmatch(text):
+        return Place(text, repository=on_a_hub[1])
     if has_scheme and scheme in SCHEMES and "/" in rest.strip("/"):
         return Place(text.rstrip("/"))
     forms = ", ".join(("hub:ORG/NAME", *address_forms()))

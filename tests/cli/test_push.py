@@ -166,7 +166,7 @@ def test_a_model_that_fails_its_audit_goes_nowhere(
     weights = bytearray((model / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (model / "model.safetensors").write_bytes(weights)
-    for place in (Place(f"{bucket}/models/damaged"), Place(f"hub:{REPOSITORY}")):
+    for place in (Place(f"{bucket}/models/damaged"), place_named(f"hub:{REPOSITORY}")):
         with pytest.raises(PushRefused, match=r"nothing was sent to .*: the audit found .*model.safetensors"):
             push(model, place, small_chat_run)
     assert in_bucket(f"{bucket}/models/damaged") == {}

@@ -47,7 +47,7 @@ RULES = {
     "ScoreRule._an_offset_is_not_whitened_away": "a field that must be absent where another has one certain value",
     "NamedScoresTerm._named_scores_have_rules_of_their_own": "the same, of several fields",
     "SteppedTerm._steps_are_not_whitened": "the same",
-    "VerifierTerm._steps_have_one_score": "the same",
+    "VerifierTerm._named_scores_of_steps_are_not_whitened": "the same",
     "LengthPenalty._fields_fit_the_penalty": "the same",
     "StepEnds._one_of_two": "exactly one of two, in a part of a term",
     "Reward._a_whitened_score_is_not_replaced": "the same, of parts of terms",
