@@ -82,5 +82,7 @@ class Items:
         """
         scores = body["scores"]
         if not isinstance(scores, list) or len(scores) != len(questions):
-            raise ValueError(f"scores of {len(questions)} responses were asked for, and it gives {scores!r}"[:400])
+            raise ValueError(
+                f"scores of {len(questions)} responses were asked for, and it gives {scores!r}"[:400]
+            )
         return [Reply(json.dumps(score, sort_keys=True)) for score in scores]

@@ -13,7 +13,6 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from vantage.models.sequences import Sequences
-from vantage.schemas.recipe.called_server import TeacherServer
 from vantage.schemas.recipe.resolved import ResolvedDistillation
 from vantage.schemas.records.job import StageJob
 from vantage.schemas.records.stored_answers import Asked, question_digest
@@ -31,7 +30,9 @@ IDS_IN_A_TEXT = 256
 """Ids whose texts are joined to one text."""
 ROUNDING = 1e-3
 """Largest log-probability, in nats, that rounding explains."""
-HOW_TO_SERVE = "start the teacher with `vllm serve MODEL`, and with its tokenizer, as docs/distillation.md describes"
+HOW_TO_SERVE = (
+    "start the teacher with `vllm serve MODEL`, and with its tokenizer, as docs/distillation.md describes"
+)
 
 
 class ServedTeacher:
@@ -196,4 +197,6 @@ class LogProbs:
         if not all(-math.inf < each <= ROUNDING for each in own):  # NaN is neither
             raise ValueError("it has a log-probability that is no number below 0")
         usage = body.get("usage") or {}
-        return [Reply(json.dumps(own), int(usage.get("prompt_tokens", 0)), int(usage.get("completion_tokens", 0)))]
+        return [
+            Reply(json.dumps(own), int(usage.get("prompt_tokens", 0)), int(usage.get("completion_tokens", 0)))
+        ]

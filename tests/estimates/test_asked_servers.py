@@ -90,8 +90,20 @@ def test_a_served_teacher_is_asked_about_every_rollout_and_the_last_test() -> No
     """3 rollouts of 32 and 8 test responses; nothing of it is in memory, and nothing samples from it."""
     plain = yaml.safe_load(TEXT)
     plain["rewards"] = {"main": {"terms": [{"verifier": "arithmetic"}]}}
-    student = {"kind": "distillation", "init": "model", "kl": "sampled", "reward": "main", "prompts": "prompts"}
-    sizes = {"iterations": 3, "batch_size": 32, "minibatch_size": 16, "validation_samples": 16, "test_samples": 8}
+    student = {
+        "kind": "distillation",
+        "init": "model",
+        "kl": "sampled",
+        "reward": "main",
+        "prompts": "prompts",
+    }
+    sizes = {
+        "iterations": 3,
+        "batch_size": 32,
+        "minibatch_size": 16,
+        "validation_samples": 16,
+        "test_samples": 8,
+    }
     server = {"url": "http://127.0.0.1:1", "model": "large", "requests_per_minute": 60}
     plain["stages"] = {"student": {**student, **sizes, "teacher_server": server}}
     [stage] = estimate_recipe(parse_recipe(yaml.safe_dump(plain)), gpu="h100").stages[-1:]
@@ -106,7 +118,13 @@ def test_a_held_teacher_of_sampled_tokens_reads_each_rollout_once() -> None:
     plain = yaml.safe_load(TEXT)
     plain["rewards"] = {"main": {"terms": [{"verifier": "arithmetic"}]}}
     plain["models"] = {"large": {"source": "builtin:nano"}}
-    student = {"kind": "distillation", "init": "model", "teacher": "large", "reward": "main", "prompts": "prompts"}
+    student = {
+        "kind": "distillation",
+        "init": "model",
+        "teacher": "large",
+        "reward": "main",
+        "prompts": "prompts",
+    }
     sizes = {"iterations": 3, "batch_size": 32, "minibatch_size": 16, "epochs": 2, "test_samples": 8}
     plain["stages"] = {"student": {**student, **sizes, "kl": "sampled"}}
     [stage] = estimate_recipe(parse_recipe(yaml.safe_dump(plain)), gpu="h100").stages[-1:]

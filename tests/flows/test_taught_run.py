@@ -10,7 +10,6 @@ import pytest
 from tests.flows.test_judged_run import answers_of, audited, found, go, ref_of
 from tests.support.fake_vllm_server import FakeServer
 from vantage.attempts.exit_codes import ExitCode
-from vantage.models.folders import load_policy
 from vantage.runs.workspace import Workspace
 
 RECIPE = """\

@@ -108,7 +108,11 @@ def test_the_scores_of_a_served_teacher_are_not_measured(asked: Done) -> None:
 
 
 def test_calls_that_fail_change_no_weight_and_no_answer_is_asked_for_twice(
-    asked: Done, pipeline: Any, server: FakeServer, tmp_path: Path, contents: Callable[[Path], dict[str, bytes]]
+    asked: Done,
+    pipeline: Any,
+    server: FakeServer,
+    tmp_path: Path,
+    contents: Callable[[Path], dict[str, bytes]],
 ) -> None:
     """Every third request fails: 500, a closed connection, or an answer without log-probabilities. Then a kill and another attempt."""
     server.seen.read.clear()
@@ -145,9 +149,7 @@ def test_a_rerun_reads_the_stored_answers_and_asks_no_server(
 
 def test_an_answer_has_the_log_probabilities_of_the_response_alone(asked: Done, server: FakeServer) -> None:
     """Computed again in float64 by one pass of the model over each stored question."""
-    kept = [
-        answer for answer in answers_in(asked.job.scratch / ANSWERS) if "response_ids" in answer.asked
-    ]
+    kept = [answer for answer in answers_in(asked.job.scratch / ANSWERS) if "response_ids" in answer.asked]
     model = server.model.double()
     try:
         for answer in kept[:5]:
@@ -163,7 +165,9 @@ def test_an_answer_has_the_log_probabilities_of_the_response_alone(asked: Done, 
 
 def test_a_dead_server_ends_the_stage_before_it_trains(pipeline: Any, tmp_path: Path) -> None:
     job = served_job(pipeline, tmp_path, "http://127.0.0.1:9", patience=0.2)
-    with pytest.raises(JudgeUnavailable, match=r"stages\.student\.teacher_server\.url=http.* does not answer"):
+    with pytest.raises(
+        JudgeUnavailable, match=r"stages\.student\.teacher_server\.url=http.* does not answer"
+    ):
         run(job)
     assert not list(job.output.iterdir())
 
@@ -228,7 +232,5 @@ def test_an_answer_without_one_number_for_each_token_is_asked_for_again(found: A
 def test_log_probabilities_are_read_by_the_tokens_id() -> None:
     """vLLM may add the likeliest token beside the one that is asked for."""
     found = [None, {"7": {"logprob": -9.0}}, {"5": {"logprob": -0.1}, "3": {"logprob": -2.5}}]
-    [reply] = LogProbs().replies(
-        {"choices": [{"prompt_logprobs": found}]}, questions=[question([1, 7], [3])]
-    )
+    [reply] = LogProbs().replies({"choices": [{"prompt_logprobs": found}]}, questions=[question([1, 7], [3])])
     assert json.loads(reply.text) == [-2.5]

@@ -121,7 +121,12 @@ def test_the_key_names_the_served_model_and_not_where_it_is() -> None:
         )
 
     assert parts()["configuration"]["teacher_server"] == {"model": "large"}
-    elsewhere = {"url": "https://other", "api_key_variable": "TEACHER_API_KEY", "at_once": 4, "patience_seconds": 9.0}
+    elsewhere = {
+        "url": "https://other",
+        "api_key_variable": "TEACHER_API_KEY",
+        "at_once": 4,
+        "patience_seconds": 9.0,
+    }
     assert parts() == parts(**elsewhere, request_seconds=5.0, requests_per_minute=60)
     assert stage_key(parts()) != stage_key(parts(model="larger"))
 
