@@ -215,16 +215,16 @@ def compare(
         torch.tensor(scores, dtype=torch.float64) for scores in (state.initial_scores, state.teacher_scores)
     )
     measure = measure_reverse_kl if job.work.kl == "full" else measure_sampled_kl
-    found = {
-        "initial_score": clustered_mean(initial, clusters),
-        "kl_to_teacher": measure(pair, scored.sampled.sequences, clusters, job.work.pass_limits),
-    }
-    if job.work.teacher_server is not None:
-        return found
+    of_teacher: dict[str, Estimate] = {}
+    if job.work.teacher_server is None:
+        of_teacher = {
+            "teacher_score": clustered_mean(teacher, clusters),
+            LEAD_SHARE: lead_share(scored.scores.total, initial, teacher, clusters),
+        }
     return {
-        **found,
-        "teacher_score": clustered_mean(teacher, clusters),
-        LEAD_SHARE: lead_share(scored.scores.total, initial, teacher, clusters),
+        "initial_score": clustered_mean(initial, clusters),
+        **of_teacher,
+        "kl_to_teacher": measure(pair, scored.sampled.sequences, clusters, job.work.pass_limits),
     }
 
 
