@@ -88,7 +88,7 @@ class ServedTeacher:
         return ranks.total(found).float()
 
     def _question(self, prompt: list[int], response: list[int]) -> dict[str, Any]:
-        """Return all that an answer may depend on; an answer to another tokenizer's ids is none to these."""
+        """Return all that an answer may depend on, the proof of the tokenizer included."""
         return {
             "model": self._server.model,
             "tokenizer": self._proof,
