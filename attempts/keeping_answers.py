@@ -1,4 +1,4 @@
-"""The answers of a stage's judges and reward servers in the storage: an object of its own, under a key that derives from the stage's."""
+"""The answers of a stage's judges, reward servers and teacher in the storage: an object of its own, under a key that derives from the stage's."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from vantage.schemas.recipe.rewards import Reward
+from vantage.schemas.recipe.work import Work
 from vantage.schemas.records.attempt import AttemptRequest
 from vantage.schemas.records.stored_answers import (
     ANSWERS_KIND,
     answers_key,
     answers_key_parts,
     is_answered_by_servers,
+    is_scored_by_servers,
+    is_taught_by_a_server,
 )
 from vantage.storage.durable_files import replace_file
 from vantage.storage.storage import Storage
@@ -20,6 +23,7 @@ from vantage.tasks.training.scratch import ANSWERS
 
 NOT_BITWISE = "not_bitwise"
 WHY = "servers gave scores; a rerun is bitwise equal with their stored answers"
+WHY_TAUGHT = "a server gave the teacher's log-probabilities; a rerun is bitwise equal with its stored answers"
 
 
 @contextmanager
@@ -30,7 +34,7 @@ def answers_kept(
 
     The answers come first, so that an artifact that depends on them never is without them after a kill.
     """
-    if not is_answered_by_servers(request.rewards) or not (scratch / ANSWERS).exists():
+    if not is_answered_by_servers(request.work, request.rewards) or not (scratch / ANSWERS).exists():
         yield
         return
     key = answers_key(request.stage_key)
@@ -52,18 +56,20 @@ def answers_kept(
 
 def restore_answers(storage: Storage, request: AttemptRequest, scratch: Path) -> None:
     """Put the stored answers of a stage that was made before into its scratch folder, so that nothing is asked twice."""
-    if not is_answered_by_servers(request.rewards) or (scratch / ANSWERS).exists():
+    if not is_answered_by_servers(request.work, request.rewards) or (scratch / ANSWERS).exists():
         return
     found = storage.lookup(answers_key(request.stage_key))
     if found.ref is not None:
         replace_file(scratch / ANSWERS, (storage.folder(found.ref.artifact) / ANSWERS).read_bytes())
 
 
-def unequal_bits(rewards: Mapping[str, Reward], parts: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Return why a stage made again may have other bits, from the parts of its provenance and from its rewards; empty: it has the same."""
-    causes = [part[NOT_BITWISE] for part in parts if NOT_BITWISE in part]
-    if is_answered_by_servers(rewards):
-        causes.append(WHY)
-    elif len(causes) < 2:
+def unequal_bits(
+    work: Work, rewards: Mapping[str, Reward], parts: Sequence[Mapping[str, str]]
+) -> dict[str, str]:
+    """Return why a stage made again may have other bits, from the parts of its provenance and from its servers; empty: it has the same."""
+    found = [part[NOT_BITWISE] for part in parts if NOT_BITWISE in part]
+    of_servers = ((is_scored_by_servers(rewards), WHY), (is_taught_by_a_server(work), WHY_TAUGHT))
+    causes = [*found, *(why for is_asked, why in of_servers if is_asked)]
+    if causes == found and len(found) < 2:
         return {}
     return {NOT_BITWISE: "; ".join(dict.fromkeys(causes))}

@@ -382,7 +382,7 @@ class _Attempt:
         limits = {} if found is None else {"microbatch_tokens": found.described}
         parts = [limits, begun.provenance, ranks_of(read_segments(begun.scratch))]
         return {key: value for part in parts for key, value in part.items()} | unequal_bits(
-            self.request.rewards, parts
+            self.request.work, self.request.rewards, parts
         )
 
     def _dropped(self, artifact: Artifact) -> dict[str, int]:

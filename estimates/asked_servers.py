@@ -1,10 +1,11 @@
-"""Count what a stage asks judges and reward servers: questions, requests, tokens, and what they cost."""
+"""Count what a stage asks judges, reward servers and teachers: questions, requests, tokens, and what they cost."""
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vantage.schemas.recipe.called_server import TeacherServer
 from vantage.schemas.recipe.recipe import Recipe
 from vantage.schemas.recipe.served_scores import SCORE, JudgeServer, RewardServer, Served
 from vantage.schemas.recipe.stage import Stage
@@ -21,7 +22,7 @@ _MILLION = 1e6
 class Asked:
     """The questions of a stage to one server. Equal questions are asked once, and are counted here each time."""
 
-    server: Served
+    server: Served | TeacherServer
     responses: float
     """Number of responses that it scores."""
     prompt: float

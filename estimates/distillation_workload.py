@@ -26,26 +26,33 @@ def distillation(subject: Subject) -> Workload:
     samplings, passes = selection(work, rollouts, reference=False)
     tests = work.test_samples or work.validation_samples
     tested = rollouts.scored(tests, logits=1.0)
+    held = () if work.teacher is None else ("teacher",)
+    if work.kl == "full":
+        reads = [forward(role, steps, minibatch) for role in held]
+    else:  # the teacher reads each rollout once, for all of its steps
+        rollout = rollouts.scored(work.batch_size, logits=1.0)
+        reads = [forward(role, work.iterations, rollout) for role in held]
     return whole_workload(
         subject,
         networks=[
             language_model(subject, "policy", trained=True),
-            language_model(subject, "teacher"),
+            *(language_model(subject, role) for role in held),
             *reward_networks(subject),
             *watch_networks(subject),
         ],
         passes=[
             Pass(role="policy", does="train", times=steps, sequences=minibatch),
-            forward("teacher", steps, minibatch),
+            *reads,
+            *rollouts.taught(work.teacher_server, work.iterations * work.batch_size + tests),
             *rollouts.rewards(work.iterations, work.batch_size),
             *passes,
-            *rollouts.rewards(2, tests),
-            *(forward(role, 1, tested) for role in ("policy", "teacher")),
+            *rollouts.rewards(1 + len(held), tests),
+            *(forward(role, 1, tested) for role in ("policy", *held)),
         ],
         samplings=[
             rollouts.sampling("policy", work.iterations, work.batch_size),
             *samplings,
-            *(rollouts.sampling(role, 1, tests) for role in ("policy", "teacher")),
+            *(rollouts.sampling(role, 1, tests) for role in ("policy", *held)),
         ],
         at_once=rows_at_once(work.pass_limits, minibatch.longest, work.minibatch_size),
         counts=rollout_counts(work, steps, work.iterations, minibatch),

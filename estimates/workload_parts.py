@@ -10,6 +10,7 @@ from vantage.estimates.model_shape import ModelShape
 from vantage.estimates.token_counts import DataCount, Lengths
 from vantage.estimates.workload import Network, Pass, Sampling, Sequences, Workload
 from vantage.schemas.kinds import KINDS
+from vantage.schemas.recipe.called_server import TeacherServer
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.resolved import (
@@ -147,6 +148,12 @@ class Responses:
         yield from asked_by(
             self.subject.recipe, rewards, responses=times * count, prompt=prompt.mean, response=response.mean
         )
+
+    def taught(self, server: TeacherServer | None, count: float) -> Iterator[Asked]:
+        """Yield what a teacher's server is asked about ``count`` responses; nothing without one."""
+        prompt, response = self.subject.data_of(self.prompts).prompt, self.subject.sampled
+        if server is not None:
+            yield Asked(server=server, responses=count, prompt=prompt.mean, response=response.mean)
 
     def logprobs(self, times: float, count: float, *, reference: bool) -> list[Pass]:
         """Return the log-probabilities of ``count`` responses under the policy, and under its reference."""

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from vantage.models.folders import tokenizer_digest
 from vantage.models.policy import PolicyModel
-from vantage.models.sequences import Sequences
 from vantage.schemas.recipe.resolved import ResolvedBestOfN
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.tasks.data.encoding_counts import encoding_metrics
@@ -175,10 +174,10 @@ def update(
     """Fine-tune on what was kept, by all optimiser steps of one iteration; returns the means of their metrics."""
     work = job.work
 
-    def accumulate(minibatch: Sequences) -> Accumulated:
+    def accumulate(minibatch: Sampled, rows: list[int]) -> Accumulated:
         found = accumulate_nll(
             policy,
-            minibatch,
+            minibatch.sequences,
             temperature=job.generation.temperature,
             limits=work.pass_limits,
             precision=work.arithmetic,

@@ -8,6 +8,7 @@ import torch
 
 from vantage.algorithms.uncertainty import Estimate, clustered_mean
 from vantage.models.folders import tokenizer_digest
+from vantage.models.logprobs import LogProbs
 from vantage.models.sequences import Sequences
 from vantage.schemas.metric_names import LEAD_SHARE
 from vantage.schemas.recipe.resolved import ResolvedDistillation
@@ -35,6 +36,7 @@ from vantage.tasks.updates.own_responses import (
     sample_iteration,
     take_steps,
 )
+from vantage.tasks.updates.sampled_kl import accumulate_sampled_kl, measure_sampled_kl, teacher_logprobs
 from vantage.tasks.updates.teacher import Pair, accumulate_reverse_kl, load_teacher, measure_reverse_kl
 
 log = logging.getLogger(__name__)
@@ -64,7 +66,7 @@ def run(job: StageJob[ResolvedDistillation]) -> StageResult:
     encoding = encoding_metrics(job, "prompts", [train, validation, test])
     taken = Taken(
         longest_response(train, job.generation),
-        [lambda batch: student.logprobs(batch, temperature=1.0, reference=pair.teacher).logprobs],
+        [lambda batch: _read(pair, batch, job).logprobs],
         work.arithmetic,
         [optimizer],
         models.sampler,
@@ -155,13 +157,19 @@ def with_lead(
     job: StageJob[ResolvedDistillation],
     test: Prompts,
 ) -> DistillationState:
-    """Return the state with the test scores of the student as it is, and of the teacher, which Vantage's own loop samples."""
+    """Return the state with the test scores of the student as it is, and of the teacher, which Vantage's own loop samples.
+
+    A teacher behind a server is not sampled, and has no scores.
+    """
     work = job.work
     num_tests = work.test_samples or work.validation_samples
-    limits = work.rollout.limits(work.pass_limits)
-    engine = LocalEngine(pair.teacher, selection.models.codec, limits, work.arithmetic)
-    of_teacher = replace(selection, models=replace(selection.models, policy=pair.teacher, engine=engine))
     initial = selection.respond(test, num_samples=num_tests)
+    state = replace(state, initial_scores=tuple(initial.scores.total.double().tolist()))
+    if work.teacher_server is not None:
+        return state
+    limits = work.rollout.limits(work.pass_limits)
+    engine = LocalEngine(pair.held_teacher, selection.models.codec, limits, work.arithmetic)
+    of_teacher = replace(selection, models=replace(selection.models, policy=pair.held_teacher, engine=engine))
     with progress.within("teacher"):
         best = of_teacher.respond(test, num_samples=num_tests)
     before, after = initial.scores.total.mean().item(), best.scores.total.mean().item()
@@ -170,11 +178,7 @@ def with_lead(
         log.warning(
             "the teacher scores no higher than the student before training: %s is undefined", LEAD_SHARE
         )
-    return replace(
-        state,
-        initial_scores=tuple(initial.scores.total.double().tolist()),
-        teacher_scores=tuple(best.scores.total.double().tolist()),
-    )
+    return replace(state, teacher_scores=tuple(best.scores.total.double().tolist()))
 
 
 def update(
@@ -186,9 +190,14 @@ def update(
     iteration: int,
 ) -> dict[str, float]:
     """Minimise the KL to the teacher, by all optimiser steps of one iteration; returns the means of their metrics."""
+    limits = job.work.pass_limits
+    taught = None if job.work.kl == "full" else teacher_logprobs(pair, sampled.sequences, limits)
 
-    def accumulate(minibatch: Sequences) -> Accumulated:
-        found = accumulate_reverse_kl(pair, minibatch, job.work.pass_limits)
+    def accumulate(minibatch: Sampled, rows: list[int]) -> Accumulated:
+        if taught is None:
+            found = accumulate_reverse_kl(pair, minibatch.sequences, limits)
+        else:
+            found = accumulate_sampled_kl(pair, minibatch, taught[rows], limits)
         return Accumulated(found.logprobs, {"reverse_kl": found.reverse_kl, "entropy": found.entropy})
 
     return take_steps(pair.student, optimizer, sampled, job, iteration=iteration, accumulate=accumulate)
@@ -197,14 +206,30 @@ def update(
 def compare(
     pair: Pair, scored: Scored, state: DistillationState, job: StageJob[ResolvedDistillation]
 ) -> dict[str, Estimate]:
-    """Return the test scores before training and of the teacher, the share of its lead, and the KL to it (nats a token)."""
+    """Return the test scores before training and of the teacher, the share of its lead, and the KL to it (nats a token).
+
+    The scores of a teacher behind a server are unknown.
+    """
     clusters = clusters_of(scored.sampled.prompts)
     initial, teacher = (
         torch.tensor(scores, dtype=torch.float64) for scores in (state.initial_scores, state.teacher_scores)
     )
+    measure = measure_reverse_kl if job.work.kl == "full" else measure_sampled_kl
+    of_teacher: dict[str, Estimate] = {}
+    if job.work.teacher_server is None:
+        of_teacher = {
+            "teacher_score": clustered_mean(teacher, clusters),
+            LEAD_SHARE: lead_share(scored.scores.total, initial, teacher, clusters),
+        }
     return {
         "initial_score": clustered_mean(initial, clusters),
-        "teacher_score": clustered_mean(teacher, clusters),
-        LEAD_SHARE: lead_share(scored.scores.total, initial, teacher, clusters),
-        "kl_to_teacher": measure_reverse_kl(pair, scored.sampled.sequences, clusters, job.work.pass_limits),
+        **of_teacher,
+        "kl_to_teacher": measure(pair, scored.sampled.sequences, clusters, job.work.pass_limits),
     }
+
+
+def _read(pair: Pair, batch: Sequences, job: StageJob[ResolvedDistillation]) -> LogProbs:
+    """Return what one pass of the student computes, with a teacher beside it where the KL is exact."""
+    if job.work.kl == "full":
+        return pair.student.logprobs(batch, temperature=1.0, reference=pair.held_teacher)
+    return pair.student.logprobs(batch, temperature=1.0, with_entropy=True)

@@ -1,4 +1,4 @@
-"""The stored answers of judges and reward servers, from which a stage read its scores."""
+"""The stored answers of judges, reward servers and teachers, from which a stage read scores and log-probabilities."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -33,7 +33,7 @@ def answers_problems(ref: Ref) -> Iterator[str]:
 
 
 def answers_ref(evidence: Evidence, ref: Ref | None) -> Ref | Broken | None:
-    """Return the ref of the answers that a stage was given; None: there is none, or no server scores in this stage."""
+    """Return the ref of the answers that a stage was given; None: there is none, or this stage asks no server."""
     if ref is None or not _sources(ref.key_parts):
         return None
     return evidence.ref(answers_key(ref.artifact.stage_key))
@@ -42,7 +42,7 @@ def answers_ref(evidence: Evidence, ref: Ref | None) -> Ref | Broken | None:
 def answer_checks(evidence: Evidence, ref: Ref) -> Iterator[Check]:
     """Check the answers that a stage was given: every byte, the digest of each question, and who was asked.
 
-    Yields nothing for a stage in which no server scores.
+    Yields nothing for a stage that asks no server.
     """
     sources = _sources(ref.key_parts)
     if not sources:
@@ -91,4 +91,6 @@ def _sources(key_parts: Mapping[str, Any]) -> set[str]:
     rewards: Mapping[str, Any] = key_parts.get("rewards") or {}
     terms = [term for reward in rewards.values() for term in reward.get("terms", ())]
     judges = {term["judge"]["model"] for term in terms if term.get("judge")}
-    return judges | {term["http"]["version"] for term in terms if term.get("http")}
+    servers = {term["http"]["version"] for term in terms if term.get("http")}
+    teacher = (key_parts.get("configuration") or {}).get("teacher_server")
+    return judges | servers | ({teacher["model"]} if teacher else set())

@@ -12,6 +12,7 @@ from vantage.schemas.checks.offloading import offload_problems
 from vantage.schemas.checks.prompt_selections import selection_problems
 from vantage.schemas.checks.reward_imports import reward_import_problems
 from vantage.schemas.checks.score_switches import score_problems
+from vantage.schemas.checks.teachers import teacher_problems
 from vantage.schemas.problems import Problem
 from vantage.schemas.recipe.algorithm import Returns
 from vantage.schemas.recipe.critic_head import ONE_VALUE, CriticHead
@@ -62,6 +63,7 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[Problem]]:
         problems += rollout_problems(recipe, name, stage)
         problems += score_problems(recipe.rewards, name, stage)
         problems += selection_problems(recipe, name, stage)
+        problems += teacher_problems(recipe, name, stage)
         if (reference := stage_reference(stage)) is not None:
             stage = stage.model_copy(update={"reference": reference})
         stages[name] = with_lora(recipe.model.lora, stage)

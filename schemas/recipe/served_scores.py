@@ -1,11 +1,12 @@
 """Servers that score responses: language models that judge, and reward servers."""
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
 from vantage.schemas.frozen import Frozen, rule
+from vantage.schemas.recipe.called_server import CalledServer
 from vantage.schemas.recipe.fields import (
     MAX_NAMED,
     Count,
@@ -15,11 +16,9 @@ from vantage.schemas.recipe.fields import (
     NonNegative,
     Number,
     Positive,
-    ServerUrl,
     is_default,
     is_unset,
 )
-from vantage.schemas.safe_text import is_secret_name
 
 SCORE = "score"
 """Name of the one score of a server without named ones."""
@@ -91,61 +90,20 @@ class Price(Frozen):
     """Price of one million tokens of answers."""
 
 
-class Served(Frozen):
+class Served(CalledServer):
     """Fields of every server that scores."""
-
-    not_in_key: ClassVar[frozenset[str]] = frozenset(
-        {
-            *("url", "api_key_variable", "at_once", "request_seconds", "requests_per_minute"),
-            *("patience_seconds", "budget", "price", "batch"),
-        }
-    )
-    """Fields that change no answer."""
 
     name: Name
     """Name of the term in metrics."""
-    url: ServerUrl
-    """Address of the server. In no stage key."""
     unreadable: Number | Literal["stop"] = STOP
     """Meaning of a response whose answers cannot be read: ``stop`` ends the stage; a number is each of its scores."""
     ask_again: CountOrZero = 2
     """Most repetitions of a question whose answer cannot be read."""
 
-    api_key_variable: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")] | None = (
-        Field(None, exclude_if=is_unset)
-    )
-    """Environment variable that holds the server's API key. None: it asks for none. In no stage key."""
-    at_once: Count = Field(32, exclude_if=is_default(32))
-    """Most requests that are under way at once. In no stage key."""
-    request_seconds: Positive = Field(60.0, exclude_if=is_default(60.0))
-    """Most seconds of one request; it is repeated then. In no stage key."""
-    requests_per_minute: Positive | None = Field(None, exclude_if=is_unset)
-    """Most requests in a minute, repeated ones included. None: no limit. In no stage key."""
-    patience_seconds: Positive = Field(300.0, exclude_if=is_default(300.0))
-    """Seconds without any answer after which the stage ends, to be resumed (exit code 75). In no stage key."""
-
     @property
     def score_names(self) -> tuple[str, ...]:
         """The names of its scores; empty: it has one score, without a name of its own."""
         raise NotImplementedError
-
-    def in_key(self) -> dict[str, Any]:
-        """Return the fields that decide the scores, as JSON."""
-        return self.model_dump(mode="json", exclude=set(self.not_in_key))
-
-    @rule
-    def _a_key_is_masked(self) -> None:
-        variable = self.api_key_variable
-        if variable is None:
-            return
-        if variable.startswith(("PREFECT_", "MLFLOW_", "VANTAGE_")):
-            raise ValueError(
-                f"api_key_variable={variable} begins like a variable that stages do not get; use another name"
-            )
-        if not is_secret_name(variable):
-            raise ValueError(
-                f"api_key_variable={variable} would not be masked in logs; use a name that ends in _API_KEY or _TOKEN"
-            )
 
 
 class JudgeServer(Served):

@@ -27,6 +27,10 @@ NEEDS: Mapping[str, Need] = {
     "also.model": Need("With a model as `also`.", "name a model as also"),
     "also.verifier": Need("With a verifier as `also`.", "name a verifier as also"),
     "also.reward": Need("With a reward as `also`.", "name a reward as also"),
+    "teacher": Need(
+        "With a `teacher`, not with a `teacher_server`.",
+        "name a folder or a stage as teacher (the score of a teacher_server is not measured; where you know it, gate on test_score)",
+    ),
     "demonstrations": Need("With `demonstrations`.", "name a dataset as demonstrations"),
     **{f"samples.{k}": Need("", f"set samples_per_prompt: {k} or more") for k in PASS_AT},
 }
@@ -47,7 +51,9 @@ class Metric:
 
 
 def settings_of(stage: Mapping[str, Any]) -> Settings | None:
-    """Return the settings of an evaluation stage, from its fields in a recipe; None: another kind, or a wrong judge."""
+    """Return the settings of an evaluation or a distillation, from its fields in a recipe; None: another kind, or a wrong judge."""
+    if stage.get("kind") == "distillation":
+        return {"teacher_server" if stage.get("teacher_server") is not None else "teacher"}
     if stage.get("kind") != "evaluation":
         return None
     main, also = (_kind_of_judge(stage.get(field)) for field in ("judge", "also"))

@@ -139,14 +139,14 @@ METRICS: tuple[Metric, ...] = (
         "engine_failures", "times",
         "How often the engine broke, or a server did not answer, while it sampled. Only with `engine: vllm`.",
     ),
-    Metric("judge_asked", "questions", "Questions that were sent to judges and reward servers; the other answers were stored already."),
+    Metric("judge_asked", "questions", "Questions that were sent to judges, reward servers and a `teacher_server`; the other answers were stored already."),
     Metric("judge_failed_calls", "requests", "Requests to them that failed, and were repeated."),
-    Metric("judge_answers", "answers", "Answers of judges and reward servers that the step's scores were read from, new or stored."),
+    Metric("judge_answers", "answers", "Answers of these servers that the step read, new or stored."),
     Metric(
         "judge_unreadable", "answers",
         "Those of them from which no scores could be read; the question was asked again, or `unreadable` of the recipe applied.",
     ),
-    Metric("judge_tokens", "tokens", "Tokens of the questions to judges and of these answers, as the servers count them."),
+    Metric("judge_tokens", "tokens", "Tokens of the questions to judges and teachers, and of these answers, as the servers count them."),
     Metric("judge_cost", "price", "Cost of these tokens by the recipe's `price`; 0 without one."),
     Metric(
         "graphs_compiled", "graphs",

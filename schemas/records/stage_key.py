@@ -180,7 +180,10 @@ def _named_inputs(work: Work, configuration: dict[str, Any], digests: dict[str, 
 
 
 def dumped(work: Work) -> dict[str, Any]:
-    """Return the work as JSON, with the arithmetic that it does, and with what of its fields is in ``NOT_IN_KEY`` at its default."""
+    """Return the work as JSON, with the arithmetic that it does, and with what of its fields is in ``NOT_IN_KEY`` at its default.
+
+    A teacher's server has only the fields that decide its answers.
+    """
     if isinstance(work, Stage):
         work = work.model_copy(update={"precision": work.arithmetic})
     for path in NOT_IN_KEY:
@@ -189,7 +192,10 @@ def dumped(work: Work) -> dict[str, Any]:
         if inner and isinstance(part, Frozen) and inner in type(part).model_fields:
             default = type(part).model_fields[inner].default
             work = work.model_copy(update={outer: part.model_copy(update={inner: default})})
-    return work.model_dump(mode="json")
+    found = work.model_dump(mode="json")
+    if (server := getattr(work, "teacher_server", None)) is not None:
+        found["teacher_server"] = server.in_key()
+    return found
 
 
 def stage_key(parts: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Answers of judges and reward servers: one line of the file that keeps them, and the key of a stage's answers."""
+"""Answers of judges, reward servers and teachers: one line of the file that keeps them, and the key of a stage's answers."""
 
 import hashlib
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ from pydantic import Field
 from vantage.schemas.canonical_json import canonical_json
 from vantage.schemas.frozen import Frozen
 from vantage.schemas.recipe.rewards import Reward
+from vantage.schemas.recipe.work import Work
 from vantage.schemas.records.stage_key import stage_key as hash_key_parts
 
 ANSWERS_KIND = "answers"
@@ -72,9 +73,19 @@ def read_answer(line: str | bytes) -> StoredAnswer:
     return answer
 
 
-def is_answered_by_servers(rewards: Mapping[str, Reward]) -> bool:
+def is_scored_by_servers(rewards: Mapping[str, Reward]) -> bool:
     """Return whether a term of these rewards is a server's score."""
     return any(term.server is not None for reward in rewards.values() for term in reward.terms)
+
+
+def is_taught_by_a_server(work: Work) -> bool:
+    """Return whether a server has the teacher of a distillation."""
+    return getattr(work, "teacher_server", None) is not None
+
+
+def is_answered_by_servers(work: Work, rewards: Mapping[str, Reward]) -> bool:
+    """Return whether a stage with these rewards asks servers whose answers are kept."""
+    return is_taught_by_a_server(work) or is_scored_by_servers(rewards)
 
 
 def answers_key_parts(stage_key: str) -> dict[str, Any]:

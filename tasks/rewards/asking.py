@@ -1,4 +1,4 @@
-"""Ask servers that score responses: many requests at once, each bounded in time, repeated until it succeeds, and stored.
+"""Ask servers that score responses, or know a teacher's log-probabilities: many requests at once, each bounded in time, repeated until it succeeds, and stored.
 
 The requests are made in a thread of its own, so that the stage's own thread can show progress and hear a request to stop.
 """
@@ -24,7 +24,7 @@ from aiolimiter import AsyncLimiter
 from anyio.from_thread import start_blocking_portal
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
-from vantage.schemas.recipe.served_scores import Served
+from vantage.schemas.recipe.called_server import CalledServer
 from vantage.schemas.records.stored_answers import StoredAnswer
 from vantage.schemas.safe_text import MASK
 from vantage.tasks.training import progress
@@ -45,7 +45,7 @@ _HERE = ("localhost", "127.0.0.1", "::1")
 
 
 class JudgeUnavailable(RuntimeError):
-    """A server that scores does not answer; the stage goes on from its last checkpoint when it does."""
+    """A server that is asked does not answer; the stage goes on from its last checkpoint when it does."""
 
 
 class JudgeRefused(ValueError):
@@ -89,8 +89,8 @@ class Form(Protocol):
     def body(self, questions: Sequence[Question]) -> Mapping[str, Any]:
         """Return the request's body."""
 
-    def replies(self, body: Any, *, count: int) -> list[Reply]:
-        """Return the answers in a server's body, question by question.
+    def replies(self, body: Any, *, questions: Sequence[Question]) -> list[Reply]:
+        """Return the answers to these questions in a server's body, question by question.
 
         Raises:
             ValueError, KeyError, TypeError, IndexError, AttributeError: it is not an answer.
@@ -100,16 +100,19 @@ class Form(Protocol):
 class Asking:
     """Asks one server."""
 
-    def __init__(self, server: Served, form: Form, *, path: str) -> None:
+    def __init__(
+        self, server: CalledServer, form: Form, *, path: str, phase: str = "waiting for judges"
+    ) -> None:
         """Prepare to ask; nothing is sent.
 
         Args:
             path: of the server in the recipe, for messages.
+            phase: name of the phase in which the stage waits for answers.
 
         Raises:
             ValueError: the variable of its key is not set.
         """
-        self._server, self._form, self._path = server, form, path
+        self._server, self._form, self._path, self._phase = server, form, path, phase
         self._url = server.url.rstrip("/") + form.path
         self._key = _key(server, path)
         self._last_answer = 0.0
@@ -147,7 +150,7 @@ class Asking:
             asked: Future[None] = portal.start_task_soon(self._ask_all, questions, kept, may_go_on)
             try:
                 while not wait([asked], timeout=_LOOK_SECONDS).done:
-                    progress.phase("waiting for judges", done, len(questions))
+                    progress.phase(self._phase, done, len(questions))
                 asked.result()
             except BaseExceptionGroup as group:
                 raise _first_of(group) from None
@@ -177,7 +180,7 @@ class Asking:
         try:
             for number, asked in enumerate(begun):
                 while not wait([asked], timeout=_LOOK_SECONDS).done:
-                    progress.phase("waiting for judges", number, len(begun))
+                    progress.phase(self._phase, number, len(begun))
                 asked.result()
         except BaseExceptionGroup as group:
             raise _first_of(group) from None
@@ -311,7 +314,7 @@ class Asking:
         if response.is_redirect or response.is_error:
             raise self._failure(response, content)
         try:
-            return self._form.replies(json.loads(content, parse_constant=str), count=len(questions))
+            return self._form.replies(json.loads(content, parse_constant=str), questions=questions)
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
             raise CallFailed(
                 f"its answer is not what was asked for ({type(error).__name__}: {error})"
@@ -396,7 +399,7 @@ async def _content(response: httpx.Response) -> bytes:
     return bytes(content)
 
 
-def _key(server: Served, path: str) -> str | None:
+def _key(server: CalledServer, path: str) -> str | None:
     """Return the server's API key; None: it asks for none.
 
     Raises:

@@ -74,13 +74,15 @@ class Items:
         """Return the request of some responses."""
         return {"version": self._version, "items": [question.asked["item"] for question in questions]}
 
-    def replies(self, body: Any, *, count: int) -> list[Reply]:
+    def replies(self, body: Any, *, questions: Sequence[Question]) -> list[Reply]:
         """Return the scores of each response as JSON.
 
         Raises:
             ValueError, KeyError, TypeError, IndexError, AttributeError: it is not one answer for each response.
         """
         scores = body["scores"]
-        if not isinstance(scores, list) or len(scores) != count:
-            raise ValueError(f"scores of {count} responses were asked for, and it gives {scores!r}"[:400])
+        if not isinstance(scores, list) or len(scores) != len(questions):
+            raise ValueError(
+                f"scores of {len(questions)} responses were asked for, and it gives {scores!r}"[:400]
+            )
         return [Reply(json.dumps(score, sort_keys=True)) for score in scores]

@@ -59,15 +59,15 @@ class ChatCompletions:
         """Return the request of one question."""
         return questions[0].asked
 
-    def replies(self, body: Any, *, count: int) -> list[Reply]:
+    def replies(self, body: Any, *, questions: Sequence[Question]) -> list[Reply]:
         """Return the answer, with the tokens that the server counted.
 
         Raises:
             ValueError, KeyError, TypeError, IndexError, AttributeError: it is not an answer.
         """
         choices = body["choices"]
-        if len(choices) != count:
-            raise ValueError(f"{len(choices)} answers to {count} question")
+        if len(choices) != len(questions):
+            raise ValueError(f"{len(choices)} answers to {len(questions)} question")
         text = choices[0]["message"].get("content") or ""
         if not isinstance(text, str):
             raise TypeError(f"content is a {type(text).__name__}")

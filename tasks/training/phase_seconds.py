@@ -18,6 +18,7 @@ _GROUPS = {
     "waiting for responses": "waiting",
     "waiting for verifiers": "waiting",
     "waiting for judges": "waiting",
+    "waiting for the teacher": "waiting",
     "waiting for servers": "waiting",
     "scoring": "scoring",
     "asking the judge": "scoring",

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from vantage.models.policy import PolicyModel
-from vantage.models.sequences import Sequences
 from vantage.schemas.recipe.resolved import ResolvedBestOfN, ResolvedDistillation
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.data.examples import Prompts
@@ -71,13 +70,13 @@ def take_steps(
     job: Job,
     *,
     iteration: int,
-    accumulate: Callable[[Sequences], Accumulated],
+    accumulate: Callable[[Sampled, list[int]], Accumulated],
     is_sampler: bool = True,
 ) -> dict[str, float]:
     """Take all optimiser steps of one iteration; returns the means of their metrics, and the sampler's gap before the first.
 
     Args:
-        accumulate: adds the gradient of a minibatch.
+        accumulate: adds the gradient of a minibatch, which it gets with the numbers of its rows in ``sampled``.
         is_sampler: whether this policy sampled the responses; collected ones may be another's, and are not compared.
 
     Raises:
@@ -87,8 +86,9 @@ def take_steps(
     metrics: list[dict[str, float]] = []
     gap: dict[str, float] = {}
     for step in OptimizerSteps(sampled.sequences, work, seed=stage_seed(job), iteration=iteration):
-        minibatch = sampled.select(step.rows.tolist())
-        found = accumulate(minibatch.sequences)
+        rows = step.rows.tolist()
+        minibatch = sampled.select(rows)
+        found = accumulate(minibatch, rows)
         if is_sampler:
             gap = gap or compare_with_sampler(found.logprobs, minibatch, precision=work.arithmetic)
         rates = update_weights(optimizer, policy, work, step=step.number, total_steps=step.total)

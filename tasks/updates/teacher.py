@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vantage.algorithms.kl_loss import exact_kl_loss
 from vantage.algorithms.uncertainty import Estimate, clustered_ratio
-from vantage.models.folders import tokenizer_digest
+from vantage.models.folders import load_tokenizer, tokenizer_digest
 from vantage.models.output_head import output_head
 from vantage.models.policy import PolicyModel
 from vantage.models.sequences import Sequences
@@ -21,6 +21,7 @@ from vantage.tasks.training.metric_sums import LossSums
 from vantage.tasks.training.networks import fixed_policy
 from vantage.tasks.training.optimization import Precision, autocast
 from vantage.tasks.training.passes import passes_of
+from vantage.tasks.updates.teacher_server import ServedTeacher
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,15 @@ class Pair:
     """The student that learns, the frozen teacher, and the temperature of both distributions: that of sampling."""
 
     student: PolicyModel
-    teacher: PolicyModel
+    teacher: PolicyModel | ServedTeacher
     temperature: float
     precision: Precision
+
+    @property
+    def held_teacher(self) -> PolicyModel:
+        """The teacher in this process."""
+        assert isinstance(self.teacher, PolicyModel), "only a teacher in this process has all logits"
+        return self.teacher
 
 
 @dataclass(frozen=True)
@@ -38,19 +45,25 @@ class ReverseKL:
     """KL(student‖teacher) of a minibatch before its update."""
 
     reverse_kl: float
-    """Mean over response tokens, in nats."""
+    """Mean over response tokens, in nats; an estimate where it is read from sampled tokens."""
     entropy: float
     """Mean entropy of the student over the same tokens, in nats."""
     logprobs: Tensor
     """(B,T): the student's log-probabilities, in nats; 0 outside the mask."""
 
 
-def load_teacher(job: StageJob[ResolvedDistillation], student: PolicyModel) -> PolicyModel:
-    """Return the frozen teacher on the student's device.
+def load_teacher(job: StageJob[ResolvedDistillation], student: PolicyModel) -> PolicyModel | ServedTeacher:
+    """Return the frozen teacher on the student's device, or the one behind a server, which has proved that it reads the student's tokens.
 
     Raises:
         TokenizersDiffer: it reads other tokens than the student, or has another number of logits.
+        JudgeUnavailable, JudgeRefused: its server does not answer.
+        ValueError: the variable of its server's key is not set.
     """
+    if job.work.teacher_server is not None:
+        served = ServedTeacher(job)
+        served.prove(load_tokenizer(job.inputs["init"]))
+        return served
     named = f"teacher={job.work.teacher!r}"
     if tokenizer_digest(job.inputs["teacher"]) != tokenizer_digest(job.inputs["init"]):
         raise TokenizersDiffer(
@@ -80,7 +93,7 @@ def accumulate_reverse_kl(pair: Pair, minibatch: Sequences, limits: PassLimits) 
         micro = part.select(minibatch)
         with autocast(pair.precision, pair.student.device):
             found = pair.student.logprobs(
-                micro, temperature=pair.temperature, with_entropy=True, reference=pair.teacher
+                micro, temperature=pair.temperature, with_entropy=True, reference=pair.held_teacher
             )
         assert found.full_kl is not None and found.entropy is not None
         loss = exact_kl_loss(
@@ -103,7 +116,7 @@ def measure_reverse_kl(pair: Pair, responses: Sequences, clusters: Tensor, limit
         progress.phase("measuring", part.done, len(responses))
         with autocast(pair.precision, pair.student.device):
             found = pair.student.logprobs(
-                part.select(responses), temperature=pair.temperature, reference=pair.teacher
+                part.select(responses), temperature=pair.temperature, reference=pair.held_teacher
             )
         assert found.full_kl is not None
         part.put(found.full_kl.double().sum(dim=1), into=sums)

@@ -84,3 +84,49 @@ def test_entries_of_one_server_and_one_kind_of_text_are_added() -> None:
     server = RewardServer(url="http://127.0.0.1:1", version="1")
     one, other = (Asked(server=server, responses=3.0, prompt=prompt, response=5.0) for prompt in (7.0, 8.0))
     assert [each.responses for each in summed([one, other, one])] == [6.0, 3.0]
+
+
+def test_a_served_teacher_is_asked_about_every_rollout_and_the_last_test() -> None:
+    """3 rollouts of 32 and 8 test responses; nothing of it is in memory, and nothing samples from it."""
+    plain = yaml.safe_load(TEXT)
+    plain["rewards"] = {"main": {"terms": [{"verifier": "arithmetic"}]}}
+    student = {
+        "kind": "distillation",
+        "init": "model",
+        "kl": "sampled",
+        "reward": "main",
+        "prompts": "prompts",
+    }
+    sizes = {
+        "iterations": 3,
+        "batch_size": 32,
+        "minibatch_size": 16,
+        "validation_samples": 16,
+        "test_samples": 8,
+    }
+    server = {"url": "http://127.0.0.1:1", "model": "large", "requests_per_minute": 60}
+    plain["stages"] = {"student": {**student, **sizes, "teacher_server": server}}
+    [stage] = estimate_recipe(parse_recipe(yaml.safe_dump(plain)), gpu="h100").stages[-1:]
+    [found] = stage.workload.asked
+    assert (found.server.name, found.responses, found.requests) == ("teacher", 3 * 32 + 8, 104)
+    assert found.least_seconds == 104.0 and found.question_tokens is None
+    parts = (*stage.workload.networks, *stage.workload.passes, *stage.workload.samplings)
+    assert {each.role for each in parts} == {"policy"}
+
+
+def test_a_held_teacher_of_sampled_tokens_reads_each_rollout_once() -> None:
+    plain = yaml.safe_load(TEXT)
+    plain["rewards"] = {"main": {"terms": [{"verifier": "arithmetic"}]}}
+    plain["models"] = {"large": {"source": "builtin:nano"}}
+    student = {
+        "kind": "distillation",
+        "init": "model",
+        "teacher": "large",
+        "reward": "main",
+        "prompts": "prompts",
+    }
+    sizes = {"iterations": 3, "batch_size": 32, "minibatch_size": 16, "epochs": 2, "test_samples": 8}
+    plain["stages"] = {"student": {**student, **sizes, "kl": "sampled"}}
+    [stage] = estimate_recipe(parse_recipe(yaml.safe_dump(plain)), gpu="h100").stages[-1:]
+    passes = [(each.times, each.sequences.count) for each in stage.workload.passes if each.role == "teacher"]
+    assert sorted(passes) == [(1, 8), (3, 32)]

@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from vantage.models.sampling import sample
 
 GENERATE = "/inference/v1/generate"
+COMPLETIONS = "/v1/completions"
 
 
 @dataclass
@@ -51,6 +52,8 @@ class Faults:
     has_no_tokenizer: bool = False
     unknown: set[str] = field(default_factory=set)
     """Paths that the server does not know: those of another program, or of vLLM without its switches."""
+    failing_share: float = 0.0
+    """Share of requests to ``/v1/completions`` and ``/tokenize`` that fail, in turns: 500, a closed connection, no log-probabilities."""
     speaks_otherwise: bool = False
     """Whether every answer is an empty object, as of another program."""
 
@@ -67,6 +70,12 @@ class Seen:
     """Versions of the weights that it was given."""
     dtypes: set[torch.dtype] = field(default_factory=set)
     """Types of the weights in the files that it read."""
+    read: list[list[int]] = field(default_factory=list)
+    """Ids of the requests to ``/v1/completions`` that were answered as they should be."""
+    num_asked: int = 0
+    """Requests to ``/v1/completions`` and ``/tokenize``."""
+    num_failed: int = 0
+    """Those of them that failed."""
     folders: set[str] = field(default_factory=set)
     paths: list[str] = field(default_factory=list)
     disconnected: int = 0
@@ -187,6 +196,16 @@ class FakeServer:
         ]
         return [None, *own]
 
+    def next_fault(self) -> str | None:
+        """Count a request; returns its fault."""
+        seen, share = self.seen, self.faults.failing_share
+        with self._lock:
+            seen.num_asked += 1
+            if int(seen.num_asked * share) == int((seen.num_asked - 1) * share):
+                return None
+            seen.num_failed += 1
+            return ("status", "connection", "content")[seen.num_failed % 3]
+
     def overtake(self) -> None:
         """Change weights and version, as another client would."""
         with torch.no_grad():
@@ -274,8 +293,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, {"success": True})
         elif path == "/collective_rpc":
             self._answer(200, {"results": [self._rpc(body["method"], body["kwargs"])]})
+        elif path in ("/tokenize", COMPLETIONS) and (fault := served.next_fault()):
+            self._fail(fault)
         elif path == "/tokenize":
             self._tokenize(body)
+        elif path == COMPLETIONS:
+            self._complete(body)
         elif path == GENERATE:
             self._generate(body)
         else:
@@ -302,6 +325,24 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             ids = self.server_of.tokenizer.encode(body["prompt"], add_special_tokens=False)
             self._answer(200, {"count": len(ids), "tokens": ids})
+
+    def _fail(self, fault: str) -> None:
+        """Fail as a busy server does."""
+        if fault == "connection":
+            self.connection.close()
+            raise ConnectionError
+        self._answer(500 if fault == "status" else 200, {"choices": [{"prompt_logprobs": [None]}]})
+
+    def _complete(self, body: dict[str, Any]) -> None:
+        """Return the log-probabilities of a prompt's own ids, as vLLM does."""
+        served = self.server_of
+        if body["model"] != "served":
+            return self._answer(404, {"error": {"message": f"The model {body['model']!r} does not exist."}})
+        assert (body["max_tokens"], body["prompt_logprobs"]) == (1, 0)
+        found = {"index": 0, "text": "", "prompt_logprobs": served.read(body["prompt"])}
+        served.seen.read.append(body["prompt"])
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": 1}
+        return self._answer(200, {"choices": [found], "usage": usage})
 
     def _generate(self, body: dict[str, Any]) -> None:
         served = self.server_of

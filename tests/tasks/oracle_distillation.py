@@ -37,12 +37,20 @@ def distillation(job: StageJob[ResolvedDistillation]) -> Outcome:
         )
         seed = nets.stream(job, "sampling", iteration)
         batch = rolls.sample_and_score(job, student, train, indices, seed=seed)
+        with torch.no_grad():
+            old = rolls.logprobs_of(student, batch, job.generation.temperature)
         cut = [rows for epoch in rolls.minibatches(job, iteration, len(batch)) for rows in epoch]
         steps = []
         for number, rows in enumerate(cut):
             kl, entropy = per_token(job, student, teacher, batch, rows)
             loss = kl.mean()
-            loss.backward()
+            if work.kl == "sampled":
+                log_ratio, logprobs = sampled_log_ratio(job, student, teacher, batch, rows)
+                weighted = (logprobs.detach() - torch.cat([old[row] for row in rows])).exp() * log_ratio
+                loss = weighted.mean()
+                (weighted * logprobs).mean().backward()  # the score function's gradient of the KL
+            else:
+                loss.backward()
             step, total = iteration * len(cut) + number, work.iterations * len(cut)
             rate = nets.learning_rate(work, step, total)
             norm = optimizer.step(optimizer.gradients(), rate)
@@ -60,6 +68,8 @@ def distillation(job: StageJob[ResolvedDistillation]) -> Outcome:
     final = asked(student, test, tests, "test sampling")
     with torch.no_grad():
         kl, _ = per_token(job, student, teacher, final, range(len(final)))
+        if work.kl == "sampled":
+            kl, _ = sampled_log_ratio(job, student, teacher, final, range(len(final)))
     lead = mean(taught.scores) - mean(initial.scores)
     measured = {
         "validation_score": best,
@@ -82,3 +92,19 @@ def per_token(
     with torch.no_grad():
         taught = torch.cat(nets.distributions(teacher, prompts, responses, job.generation.temperature))
     return (said.exp() * (said - taught)).sum(-1), -(said.exp() * said).sum(-1).detach()
+
+
+def sampled_log_ratio(
+    job: StageJob, student: LlamaForCausalLM, teacher: LlamaForCausalLM, batch: Batch, rows: range | list[int]
+) -> tuple[Tensor, Tensor]:
+    """log π − log π_T of the sampled tokens of some rows, one after another, without a gradient; and log π of them."""
+    prompts, responses = [batch.prompts[i] for i in rows], [batch.responses[i] for i in rows]
+    said = [
+        torch.cat(
+            nets.of_tokens(
+                nets.distributions(model, prompts, responses, job.generation.temperature), responses
+            )
+        )
+        for model in (student, teacher)
+    ]
+    return (said[0] - said[1]).detach(), said[0]

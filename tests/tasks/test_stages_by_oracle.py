@@ -253,7 +253,8 @@ def test_best_of_n_collected_beforehand(folders: dict[str, Path], tmp_path: Path
     assert_moved_alike(last_weights(job, "policy"), outcome.last, outcome.before)
 
 
-def test_distillation(folders: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kl", ["full", "sampled"])
+def test_distillation(kl: str, folders: dict[str, Path], tmp_path: Path) -> None:
     """Two responses a prompt, two epochs of three minibatches; a teacher that scores higher, and a best student before the last."""
     work = Distillation.model_validate(
         {
@@ -261,6 +262,7 @@ def test_distillation(folders: dict[str, Path], tmp_path: Path) -> None:
             "kind": "distillation",
             "init": "reference",
             "teacher": "init",
+            "kl": kl,
             "samples_per_prompt": 2,
             "minibatch_size": 4,
         }

@@ -19,6 +19,7 @@ from vantage.schemas.records.stage_key import key_parts, stage_key
 from vantage.schemas.steps import dependencies, rewards_read
 
 VERIFIED = Reward(terms=(VerifierTerm(verifier="arithmetic"),))
+SERVED = {"url": "http://teacher:8000", "model": "large"}
 STUDENT = {"kind": "distillation", "init": "sft", "teacher": "large", "reward": "main", "prompts": "tasks"}
 
 
@@ -58,6 +59,16 @@ def test_a_teacher_is_another_model_a_stage_or_the_recipes_model(plain: dict[str
         ({"resources": {"offload": ["reference"]}}, "this stage reads no reference; leave reference out"),
         ({"rollouts": "collected"}, "a stage of kind distillation has no 'rollouts'"),
         ({"rollout": {"ahead": 1}}, "rollout.ahead"),
+        ({"teacher_server": SERVED}, "both of teacher and teacher_server are there; give one of them"),
+        ({"teacher": None}, "neither of teacher and teacher_server is there; give one of them"),
+        ({"teacher": None, "teacher_server": SERVED}, "kl=full sums over the vocabulary, and teacher_server returns the log-probability of "
+         "each sampled token alone; set kl: sampled, or name a folder or a stage as teacher"),
+        ({"teacher": None, "kl": "sampled", "teacher_server": SERVED | {"url": "http://teacher:8000/v1/"}},
+         "url=http://teacher:8000/v1/ ends in /v1, and the server is asked for paths outside it too; leave /v1 out"),
+        ({"teacher": None, "kl": "sampled", "teacher_server": SERVED | {"api_key_variable": "TEACHER"}}, "would not be masked in logs"),
+        ({"teacher": None, "kl": "sampled", "teacher_server": {"url": "http://teacher:8000"}}, "teacher_server.model: is required"),
+        ({"teacher": None, "kl": "sampled", "teacher_server": SERVED, "resources": {"distributed": {"strategy": "fsdp2", "ranks": 2}}},
+         "distillation reads all weights at once, and resources.distributed"),
         ({"gate": {"metric": "teacher_lead", "at_least": 0.8}}, "did you mean 'teacher_lead_share'?"),
         ({"guards": {"metric": "kl_coef", "above": 1.0}}, "a distillation stage has no curve 'kl_coef'"),
     ],
@@ -73,6 +84,56 @@ def test_a_gate_on_the_share_of_the_lead_may_have_a_confidence(plain: dict[str, 
     gate = {"metric": "teacher_lead_share", "at_least": 0.8, "confidence": 0.95}
     [found] = parsed(plain, gate=gate).stages["student"].gate
     assert (found.metric, found.confidence) == ("teacher_lead_share", 0.95)
+
+
+@pytest.mark.parametrize("metric", ["teacher_lead_share", "teacher_score"])
+def test_a_gate_on_the_score_of_a_served_teacher_is_refused(plain: dict[str, Any], metric: str) -> None:
+    """Nothing samples from that teacher, so its score is unknown; a gate on the student's own score is left."""
+    served = {"kl": "sampled", "teacher_server": SERVED, "gate": {"metric": metric, "at_least": 0.5}}
+    del plain["stages"]["student"]["teacher"], plain["models"]
+    with pytest.raises(RecipeError) as refused:
+        parsed(plain, **served)
+    [problem] = str(refused.value).splitlines()[-1:]
+    assert f"a distillation stage does not measure '{metric}'; name a folder or a stage as teacher" in problem
+    assert "where you know it, gate on test_score" in problem
+    [gate] = parsed(plain, gate={"metric": "test_score", "at_least": 0.5}).stages["student"].gate
+    assert gate.metric == "test_score"
+
+
+def test_a_served_teacher_needs_temperature_one(plain: dict[str, Any]) -> None:
+    del plain["stages"]["student"]["teacher"], plain["models"]
+    plain["generation"] = plain.get("generation", {}) | {"temperature": 0.7}
+    with pytest.raises(RecipeError) as refused:
+        parsed(plain, kl="sampled", teacher_server=SERVED)
+    assert (
+        "stages.student.teacher_server: the server returns log-probabilities at temperature 1, and generation.temperature=0.7; "
+        "set generation.temperature: 1.0, or name a folder or a stage as teacher"
+    ) in str(refused.value)
+
+
+def test_the_key_names_the_served_model_and_not_where_it_is() -> None:
+    def parts(**fields: Any) -> dict[str, Any]:
+        plain = {name: value for name, value in STUDENT.items() if name != "teacher"}
+        work = Distillation.model_validate({**plain, "kl": "sampled", "teacher_server": SERVED | fields})
+        inputs = {"init": "0" * 64, "prompts": "1" * 64}
+        return key_parts(
+            work, generation=Generation(), rewards={"main": VERIFIED}, seed=1, inputs=inputs, extra={}
+        )
+
+    assert parts()["configuration"]["teacher_server"] == {"model": "large"}
+    elsewhere = {
+        "url": "https://other",
+        "api_key_variable": "TEACHER_API_KEY",
+        "at_once": 4,
+        "patience_seconds": 9.0,
+    }
+    assert parts() == parts(**elsewhere, request_seconds=5.0, requests_per_minute=60)
+    assert stage_key(parts()) != stage_key(parts(model="larger"))
+
+
+def test_the_new_fields_leave_earlier_keys_alone() -> None:
+    found = Distillation.model_validate(STUDENT).model_dump(mode="json")
+    assert not {"kl", "teacher_server"} & found.keys()
 
 
 def test_the_teachers_weights_are_part_of_the_key() -> None:

@@ -8,7 +8,7 @@ writes them as safetensors and JSON; ``test_ranks.py`` starts three of these and
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -24,6 +24,7 @@ from vantage.models.heads import ScalarModel, fresh_value_head, reward_with_lang
 from vantage.models.policy import PolicyModel
 from vantage.models.sequences import collate
 from vantage.schemas.recipe.algorithm import Algorithm, Returns
+from vantage.schemas.recipe.called_server import TeacherServer
 from vantage.schemas.recipe.inputs import Generation
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.resolved import (
@@ -36,6 +37,7 @@ from vantage.schemas.recipe.stages import PolicyOptimization
 from vantage.schemas.records.job import StageJob
 from vantage.tasks import dpo, kto, reward_model
 from vantage.tasks.data.examples import Codec, Completions, Rankings
+from vantage.tasks.rewards.asking import Form
 from vantage.tasks.rewards.scoring import Scorer, Scores
 from vantage.tasks.rollout.engine import load_engine
 from vantage.tasks.rollout.rollout_models import RolloutModels
@@ -57,7 +59,9 @@ from vantage.tasks.updates.policy_losses import (
     minibatch_of,
     surrogate_and_old_kl,
 )
+from vantage.tasks.updates.sampled_kl import accumulate_sampled_kl, measure_sampled_kl, teacher_logprobs
 from vantage.tasks.updates.teacher import Pair, accumulate_reverse_kl, measure_reverse_kl
+from vantage.tasks.updates.teacher_server import ServedTeacher
 from vantage.tasks.updates.value_regression import accumulate_value_loss
 
 LENGTHS = [5, 1, 7, 2, 3, 9, 4]
@@ -220,6 +224,50 @@ def reverse_kl(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
     }
 
 
+class InProcess(ServedTeacher):
+    """A served teacher whose answers are computed here, by the first rank alone."""
+
+    def __init__(self, teacher: PolicyModel) -> None:
+        self._server, self._proof, self._teacher = TeacherServer(url="http://t", model="t"), "", teacher
+
+    def _answers(self, form: Form, asked: Sequence[Mapping[str, Any]]) -> list[str]:
+        assert ranks.rank() == 0
+        rows = collate(
+            *([each[ids] for each in asked] for ids in ("prompt_ids", "response_ids")), pad_token_id=0
+        )
+        with torch.no_grad():
+            logprobs = self._teacher.logprobs(rows, temperature=0.8).logprobs
+        return [
+            json.dumps(row[mask].tolist()) for row, mask in zip(logprobs, rows.response_mask, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class SampledKL:
+    """The same, estimated from the sampled tokens; they come from another policy than the one that learns."""
+
+    is_served: bool
+
+    def __call__(self, folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
+        policy, held = PolicyModel(load_policy(folder)), reference_of(folder)
+        teacher = InProcess(held) if self.is_served else held
+        pair = Pair(policy, teacher, temperature=0.8, precision="float32")
+        sequences = SEQUENCES.select(rows)
+        old = 0.1 * NOISE[rows, : sequences.response_ids.shape[1]] - 4.0
+        texts = [""] * len(rows)
+        sampled = Sampled(texts, list(texts), texts, sequences, torch.ones(len(rows), dtype=torch.bool), old)
+        taught = teacher_logprobs(pair, SEQUENCES, PassLimits(2))[rows, : old.shape[1]]
+        found = accumulate_sampled_kl(pair, sampled, taught, PassLimits(2))
+        measured = measure_sampled_kl(pair, SEQUENCES, torch.tensor([0, 0, 1, 2, 3, 4, 5]), PassLimits(2))
+        return policy, {
+            "reverse_kl": found.reverse_kl,
+            "entropy": found.entropy,
+            "sum of log-probabilities": found.logprobs.sum().item(),
+            "measured": measured.value,
+            "standard error": measured.standard_error,
+        }
+
+
 @cache
 def frozen(folder: Path) -> PolicyModel:
     """The policy as it was before any update."""
@@ -350,6 +398,8 @@ LOSSES: dict[str, Loss] = {
     "SimPO": Preferences({"loss": "simpo", "beta": 2.0, "target_margin": 1.0, "label_smoothing": 0.1}),
     "ORPO": Preferences({"loss": "orpo"}),
     "distillation": reverse_kl,
+    "distillation of sampled tokens": SampledKL(is_served=False),
+    "distillation by a server": SampledKL(is_served=True),
     "value loss": value_regression,
     "token": PolicyLoss({**PPO, "aggregation": "token"}),
     "sequence": PolicyLoss({**PPO, "aggregation": "sequence"}),

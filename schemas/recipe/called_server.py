@@ -1,0 +1,73 @@
+"""Fields of every server that a stage asks questions, and whose answers it keeps."""
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, StringConstraints
+
+from vantage.schemas.frozen import Frozen, rule
+from vantage.schemas.recipe.fields import Count, Positive, ServerUrl, is_default, is_unset
+from vantage.schemas.safe_text import is_secret_name
+
+
+class CalledServer(Frozen):
+    """Address of a server, its key, and the limits of requests to it."""
+
+    not_in_key: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("url", "api_key_variable", "at_once", "request_seconds", "requests_per_minute"),
+            *("patience_seconds", "budget", "price", "batch"),
+        }
+    )
+    """Fields that change no answer."""
+
+    url: ServerUrl
+    """Address of the server. In no stage key."""
+    api_key_variable: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")] | None = (
+        Field(None, exclude_if=is_unset)
+    )
+    """Environment variable that holds the server's API key. None: it asks for none. In no stage key."""
+    at_once: Count = Field(32, exclude_if=is_default(32))
+    """Most requests that are under way at once. In no stage key."""
+    request_seconds: Positive = Field(60.0, exclude_if=is_default(60.0))
+    """Most seconds of one request; it is repeated then. In no stage key."""
+    requests_per_minute: Positive | None = Field(None, exclude_if=is_unset)
+    """Most requests in a minute, repeated ones included. None: no limit. In no stage key."""
+    patience_seconds: Positive = Field(300.0, exclude_if=is_default(300.0))
+    """Seconds without any answer after which the stage ends, to be resumed (exit code 75). In no stage key."""
+
+    def in_key(self) -> dict[str, Any]:
+        """Return the fields that decide the answers, as JSON."""
+        return self.model_dump(mode="json", exclude=set(self.not_in_key))
+
+    @rule
+    def _a_key_is_masked(self) -> None:
+        variable = self.api_key_variable
+        if variable is None:
+            return
+        if variable.startswith(("PREFECT_", "MLFLOW_", "VANTAGE_")):
+            raise ValueError(
+                f"api_key_variable={variable} begins like a variable that stages do not get; use another name"
+            )
+        if not is_secret_name(variable):
+            raise ValueError(
+                f"api_key_variable={variable} would not be masked in logs; use a name that ends in _API_KEY or _TOKEN"
+            )
+
+
+class TeacherServer(CalledServer):
+    """A server of vLLM that returns the log-probabilities of given tokens."""
+
+    model: Annotated[str, StringConstraints(min_length=1, max_length=512)]
+    """The model's name at the server."""
+
+    @property
+    def name(self) -> str:
+        """The name of what it serves, in messages."""
+        return "teacher"
+
+    @rule
+    def _the_address_is_the_servers(self) -> None:
+        if self.url.rstrip("/").endswith("/v1"):
+            raise ValueError(
+                f"url={self.url} ends in /v1, and the server is asked for paths outside it too; leave /v1 out"
+            )
