@@ -12,6 +12,7 @@ from vantage.schemas.records.stored_answers import (
     answers_key,
     answers_key_parts,
     is_answered_by_servers,
+    keeps_answers,
 )
 from vantage.storage.durable_files import replace_file
 from vantage.storage.storage import Storage
@@ -30,7 +31,7 @@ def answers_kept(
 
     The answers come first, so that an artifact that depends on them never is without them after a kill.
     """
-    if not is_answered_by_servers(request.rewards) or not (scratch / ANSWERS).exists():
+    if not keeps_answers(request.rewards) or not (scratch / ANSWERS).exists():
         yield
         return
     key = answers_key(request.stage_key)
@@ -52,7 +53,7 @@ def answers_kept(
 
 def restore_answers(storage: Storage, request: AttemptRequest, scratch: Path) -> None:
     """Put the stored answers of a stage that was made before into its scratch folder, so that nothing is asked twice."""
-    if not is_answered_by_servers(request.rewards) or (scratch / ANSWERS).exists():
+    if not keeps_answers(request.rewards) or (scratch / ANSWERS).exists():
         return
     found = storage.lookup(answers_key(request.stage_key))
     if found.ref is not None:

@@ -77,6 +77,12 @@ def is_answered_by_servers(rewards: Mapping[str, Reward]) -> bool:
     return any(term.server is not None for reward in rewards.values() for term in reward.terms)
 
 
+def keeps_answers(rewards: Mapping[str, Reward]) -> bool:
+    """Return whether a term of these rewards is read from stored answers, of a server or of a model of the run."""
+    judged = any(term.judging_model is not None for reward in rewards.values() for term in reward.terms)
+    return judged or is_answered_by_servers(rewards)
+
+
 def answers_key_parts(stage_key: str) -> dict[str, Any]:
     """Return the parts of the key of a stage's stored answers."""
     return {"kind": ANSWERS_KIND, "revision": 1, "of": stage_key}
