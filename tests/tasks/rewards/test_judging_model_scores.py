@@ -46,7 +46,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.no_grad():
         for number, weight in enumerate(model.parameters()):
             places = torch.arange(weight.numel(), dtype=torch.float64)
-            weight.copy_((0.37 * places * places + number).sin().view_as(weight) * (1.0 if weight.dim() > 1 else 0.5))
+            weight.copy_(
+                (0.37 * places * places + number).sin().view_as(weight) * (1.0 if weight.dim() > 1 else 0.5)
+            )
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
@@ -236,7 +238,7 @@ def test_questions_that_could_be_too_long_are_refused_before_anything_is_sampled
     with pytest.raises(
         UnusableJudge, match="judge.model='grader' reads 200 tokens, and a question about a resp"
     ):
-        load(folder, tmp_path, prompts=tmp_path / "prompts", prompt=PROMPT + "!" * 60)
+        load(folder, tmp_path, prompts=tmp_path / "prompts", prompt=PROMPT + "!" * 100)
     with pytest.raises(UnusableJudge, match="reads 200 tokens, and its longest question has "):
         scored(load(folder, tmp_path, prompt=PROMPT + "!" * 160))
     with pytest.raises(MissingAnswers, match="judge shows the row's answer"):
