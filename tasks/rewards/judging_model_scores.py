@@ -147,8 +147,9 @@ class JudgedByModel:
         """
         encoded = encode_prompts(self.tokenizer, [each["question"] for each in questions], chat=None)
         reader = LabelReader(self.policy, int(self.tokenizer.pad_token_id or 0), self.labels, given.limits)
-        if self._window is not None and max(map(len, encoded)) + reader.longest > self._window:
-            raise self._too_long(f"its longest question has {max(map(len, encoded))}")
+        longest = max(map(len, encoded), default=0)
+        if self._window is not None and longest + reader.longest > self._window:
+            raise self._too_long(f"its longest question has {longest}")
         is_kept, found = self._kept(questions)
         if bool(is_kept.all()):
             return found

@@ -83,6 +83,7 @@ def answers_of(workspace: Workspace, ref: Ref) -> Path:
     return workspace.storage.folder(kept.artifact) / ANSWERS
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_transformers_and_of_the_kept_answers(workspace: Workspace, recipe: Path) -> None:
     record = go(workspace, recipe, until="policy")
     ref = ref_of(workspace, record, "collected")

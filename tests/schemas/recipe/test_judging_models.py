@@ -193,3 +193,17 @@ def test_an_estimate_counts_the_networks_and_their_passes(plain: dict[str, Any])
         assert {each.sequences.logit_tokens for each in passes} == {answers}
         assert all(each.sequences.at_once * answers <= 64 for each in passes)
     assert stage.workload.asked == ()
+
+
+def test_a_watch_asks_about_the_validations_alone(plain: dict[str, Any]) -> None:
+    """4 of 16 responses, each in one question with 5 answers."""
+    plain["rewards"]["second"] = {"terms": [{"judge": {"model": "sft"}}]}
+    plain["stages"]["policy"]["watch"] = {"judge": {"reward": "second"}}
+    recipe = loaded(plain)
+    assert dependencies(recipe)["policy"]["reward.second.0"] == "sft"
+    found = estimate_recipe(recipe, gpu="h100")
+    [stage] = [each for each in found.stages if each.name == "policy"]
+    passes = [each for each in stage.workload.passes if each.role == "reward.second.0"]
+    assert [(each.times, each.sequences.count, each.sequences.logit_tokens) for each in passes] == [
+        (4, 16, 5)
+    ]
