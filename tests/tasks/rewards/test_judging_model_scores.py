@@ -157,32 +157,47 @@ def test_a_comparison_is_the_mean_of_both_orders(folder: Path, tmp_path: Path, f
     assert found[0] == 0.5, "a response that equals the answer"
 
 
+SIMILAR = [(f"{n} + {m}?", "ab" * k + str(n * m), None) for n in (1, 2, 3) for m in (4, 5) for k in (1, 2, 3)]
+"""Questions of similar length, so that a pass holds four of them: alone, 5 of the 18 have other bits."""
+
+
+def scores_of_similar(scores: TermScores | NamedScores) -> list[float]:
+    prompts, responses, answers = zip(*SIMILAR, strict=True)
+    given = Responses(None, prompts, responses, answers, torch.device("cpu"), PassLimits(20))  # type: ignore[arg-type]
+    return Term("judge", 1.0, scores).score(given)["judge"].tolist()  # type: ignore[no-any-return]
+
+
 def test_an_attempt_that_goes_on_asks_the_rest_and_gets_the_same_bits(
-    folder: Path, tmp_path: Path, fresh: Any
+    folder: Path, tmp_path: Path, fresh: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = scored(load(folder, tmp_path / "whole"), at_once=10)
+    computed, passes = judging_model_scores.label_logprobs, 0
+
+    def counted(*given: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        return computed(*given)
+
+    monkeypatch.setattr(judging_model_scores, "label_logprobs", counted)
+    template = "{prompt}|{response}|good|1-5="
+    whole = scores_of_similar(load(folder, tmp_path / "whole", prompt=template))
+    assert passes == 5
     metrics = answer_metrics()
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    read = sum(
-        len(
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": question(row)}], add_generation_prompt=True, return_dict=False
-            )
-        )
-        for row in range(4)
-    )
-    assert (metrics["judge_asked"], metrics["judge_answers"], metrics["judge_tokens"]) == (4, 4, read + 4)
-    lines = (tmp_path / "whole" / KEPT).read_bytes().splitlines(keepends=True)
-    for kept in (1, 2, 3):
+    texts = [f"{prompt}|{response}|good|1-5=" for prompt, response, _ in SIMILAR]
+    talks = [[{"role": "user", "content": text}] for text in texts]
+    read = tokenizer.apply_chat_template(talks, add_generation_prompt=True, return_dict=False)
+    tokens = sum(map(len, read)) + 18
+    assert (metrics["judge_asked"], metrics["judge_answers"], metrics["judge_tokens"]) == (18, 18, tokens)
+    written = (tmp_path / "whole" / KEPT).read_bytes()
+    lines = written.splitlines(keepends=True)
+    for kept, left in ((1, 5), (6, 4), (11, 3)):  # passes of 4, 4, 4, 3 and 3 questions
         fresh()
-        scratch = tmp_path / str(kept)
+        passes, scratch = 0, tmp_path / str(kept)
         scratch.mkdir()
         (scratch / KEPT).write_bytes(b"".join(lines[:kept]) + lines[kept][:40])
-        assert scored(load(folder, scratch), at_once=10) == whole
-        assert answer_metrics()["judge_asked"] == 4 - kept
-        assert sorted((scratch / KEPT).read_bytes().splitlines()) == sorted(
-            (tmp_path / "whole" / KEPT).read_bytes().splitlines()
-        )
+        assert scores_of_similar(load(folder, scratch, prompt=template)) == whole
+        assert (answer_metrics()["judge_asked"], passes) == (18 - kept, left)
+        assert sorted((scratch / KEPT).read_bytes().splitlines()) == sorted(written.splitlines())
 
 
 def test_kept_answers_need_no_pass(
