@@ -12,9 +12,9 @@ from vantage.schemas.records.stored_answers import (
     ANSWERS_KIND,
     answers_key,
     answers_key_parts,
-    is_answered_by_servers,
     is_scored_by_servers,
     is_taught_by_a_server,
+    keeps_answers,
 )
 from vantage.storage.durable_files import replace_file
 from vantage.storage.storage import Storage
@@ -34,7 +34,7 @@ def answers_kept(
 
     The answers come first, so that an artifact that depends on them never is without them after a kill.
     """
-    if not is_answered_by_servers(request.work, request.rewards) or not (scratch / ANSWERS).exists():
+    if not keeps_answers(request.work, request.rewards) or not (scratch / ANSWERS).exists():
         yield
         return
     key = answers_key(request.stage_key)
@@ -56,7 +56,7 @@ def answers_kept(
 
 def restore_answers(storage: Storage, request: AttemptRequest, scratch: Path) -> None:
     """Put the stored answers of a stage that was made before into its scratch folder, so that nothing is asked twice."""
-    if not is_answered_by_servers(request.work, request.rewards) or (scratch / ANSWERS).exists():
+    if not keeps_answers(request.work, request.rewards) or (scratch / ANSWERS).exists():
         return
     found = storage.lookup(answers_key(request.stage_key))
     if found.ref is not None:

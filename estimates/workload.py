@@ -12,7 +12,7 @@ class Network:
     """One copy of the model that a stage holds in its device's memory."""
 
     role: str
-    """``policy``, ``reference``, ``critic``, or a reward model by the name of its stage."""
+    """``policy``, ``reference``, ``critic``, a reward model by the name of its stage, or the role of a model that judges."""
     shape: ModelShape
     is_scalar: bool = False
     """Whether it is a trunk with a head of one number; else it is a language model."""

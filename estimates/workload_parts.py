@@ -11,6 +11,7 @@ from vantage.estimates.token_counts import DataCount, Lengths
 from vantage.estimates.workload import Network, Pass, Sampling, Sequences, Workload
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.called_server import TeacherServer
+from vantage.schemas.recipe.judging_models import JudgingModel
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.resolved import (
@@ -22,7 +23,7 @@ from vantage.schemas.recipe.rollout import Sampling as RolloutFields
 from vantage.schemas.recipe.stage import Stage, Training
 from vantage.schemas.recipe.stages import Rollouts
 from vantage.schemas.recipe.stages_that_collect import RolloutCollection
-from vantage.schemas.recipe.terms import ModelTerm
+from vantage.schemas.recipe.terms import ModelTerm, RewardTerm
 from vantage.schemas.steps import dependencies, judges_of, rewards_read
 
 
@@ -60,7 +61,7 @@ class Subject:
 WATCH = "watch"
 """Role of the model that judges in a watch."""
 QUESTIONS_AT_ONCE = 64
-"""Equal to ``vantage.tasks.rollout.prompted_judge.READ_AT_ONCE``."""
+"""Equal to ``vantage.tasks.rewards.label_logprobs.READ_AT_ONCE``."""
 
 
 @dataclass(frozen=True)
@@ -137,10 +138,33 @@ class Responses:
         return [
             *(
                 Pass(role=each.role, does="score", times=times, sequences=scored, has_precision=False)
-                for each in reward_networks(self.subject)
+                for each in reward_models(self.subject)
+            ),
+            *(
+                forward(role, times, self.judged(judge, count))
+                for role, judge in judging_models(self.subject, rewards)
             ),
             *self.questions(rewards, times, count),
         ]
+
+    def judged(self, judge: JudgingModel, count: float) -> Sequences:
+        """Return what a model of the run reads that judges ``count`` responses: each question once, then each of its answers.
+
+        The answer with which a response is compared is counted as if it were as long as the response.
+        """
+        prompt, response = self.subject.data_of(self.prompts).prompt, self.subject.sampled
+        shown, answers = (1 if judge.against is None else 2), len(judge.labels)
+        around = (len(judge.template) + max(map(len, judge.questions.values()))) / CHARACTERS_OF_A_TOKEN
+        questions = count * len(judge.questions) * shown
+        longest = around + prompt.longest + shown * response.longest
+        micro = min(questions, max(1, rows_at_once(self.limits, longest, QUESTIONS_AT_ONCE) // answers))
+        return Sequences(
+            count=questions,
+            at_once=micro,
+            tokens=around + prompt.mean + shown * response.longest_of(micro) + answers,
+            longest=longest + answers,
+            logit_tokens=float(answers),
+        )
 
     def questions(self, rewards: Sequence[str], times: float, count: float) -> Iterator[Asked]:
         """Yield what the servers of these rewards are asked about ``count`` responses."""
@@ -197,6 +221,10 @@ def selection(
     watching = work.watch.judge.reward
     if watching is not None:
         passes += watched.questions((watching,), measured, count)
+        passes += [
+            forward(role, measured, watched.judged(judge, count))
+            for role, judge in judging_models(watched.subject, (watching,))
+        ]
     if work.watch.judge.kind == "model":  # the first measurement compares equal responses, and asks nothing
         asked = watched.asked(count, work.watch.judge.template)
         passes.append(forward(WATCH, measured - 1, asked))
@@ -219,7 +247,7 @@ def monitors(subject: Subject, work: ResolvedPolicyOptimization) -> tuple[list[P
         pairs = rows_of(data, rows, micro, grouped=False, columns=2, with_logits=0.0)
         passes += [
             Pass(role=each.role, does="score", times=1, sequences=pairs, has_precision=False)
-            for each in reward_networks(subject)
+            for each in reward_models(subject)
         ]
     return passes, [name for name in (work.demonstrations, work.preferences) if name is not None]
 
@@ -282,6 +310,12 @@ def language_model(subject: Subject, role: str, *, trained: bool = False) -> Net
 
 def reward_networks(subject: Subject) -> list[Network]:
     """Return the models of the stage's reward or judge."""
+    judging = judging_models(subject, rewards_read(subject.stage))
+    return [*reward_models(subject), *(language_model(subject, role) for role, _ in judging)]
+
+
+def reward_models(subject: Subject) -> list[Network]:
+    """Return the reward models of the stage's reward or judge."""
     return [
         Network(
             role=term.stage,
@@ -290,10 +324,25 @@ def reward_networks(subject: Subject) -> list[Network]:
             is_bfloat16=subject.stage.arithmetic == "bfloat16"
             and isinstance(subject.stage, Training | RolloutCollection),
         )
-        for reward in rewards_read(subject.stage)
-        for number, term in enumerate(subject.recipe.rewards[reward].terms)
+        for reward, number, term in _terms(subject, rewards_read(subject.stage))
         if isinstance(term, ModelTerm)
     ]
+
+
+def judging_models(subject: Subject, rewards: Sequence[str]) -> list[tuple[str, JudgingModel]]:
+    """Return the role and the questions of each model of the run that judges as a term of these rewards."""
+    return [
+        (f"reward.{reward}.{number}", term.judging_model)
+        for reward, number, term in _terms(subject, rewards)
+        if term.judging_model is not None
+    ]
+
+
+def _terms(subject: Subject, rewards: Sequence[str]) -> Iterator[tuple[str, int, RewardTerm]]:
+    """Yield the reward, the number and the term, for all terms of these rewards."""
+    for reward in rewards:
+        for number, term in enumerate(subject.recipe.rewards[reward].terms):
+            yield reward, number, term
 
 
 def rollout_counts(work: Rollouts, steps: int, iterations: int, sequences: Sequences) -> dict[str, float]:

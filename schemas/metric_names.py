@@ -26,7 +26,10 @@ ENGINE = ("sampled_weights", "engine_gap", "stale_responses", "engine_failures")
 """Metrics of an engine that holds a copy of the policy's weights."""
 OF_SERVERS = ("judge_asked", "judge_failed_calls")
 """Metrics of requests to judges and reward servers: a stage that is resumed or run again has fewer of them."""
-ANSWERS = ("judge_answers", "judge_unreadable", "judge_tokens", "judge_cost", *OF_SERVERS)
+ANSWERS = (
+    *("judge_answers", "judge_unreadable", "judge_tokens", "judge_cost", "judge_probability"),
+    *OF_SERVERS,
+)
 """Metrics of a reward with a judge or a reward server."""
 SAMPLING = ("prompt_reads", "ended_rows_share", *GRAPHS, *ENGINE, *ANSWERS, *TIMES)
 SPEED = ("tokens_per_second", "peak_memory")

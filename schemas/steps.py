@@ -332,7 +332,8 @@ def _inputs(recipe: Recipe, stage: Stage) -> dict[str, str]:
     inputs: dict[str, str] = {role: step for role, step in named.items() if step is not None}
     for reward in rewards_read(stage):
         for i, term in enumerate(recipe.rewards[reward].terms):
-            if (step := _model_step(recipe, term.stage)) is not None:
+            judging = term.judging_model.model if term.judging_model is not None else None
+            if (step := _model_step(recipe, term.stage or judging)) is not None:
                 inputs[f"reward.{reward}.{i}"] = step
     judges = {role: _model_step(recipe, judge.model) for role, judge in judges_of(stage).items()}
     inputs |= {role: step for role, step in judges.items() if step is not None}

@@ -43,7 +43,9 @@ def _waits(name: str, recipe: PartialRecipe, references: RecipeReferences) -> It
         if each.name in recipe.stages and each.name != name:
             yield each.path, each.name
     for reward in references.rewards[name]:
-        for each in references.reward_models.get(reward.name, ()):
+        judges = references.scoring_judges.get(reward.name, ())
+        replacing = [each for judge in judges for each in references.stand_ins.get(judge.name, ())]
+        for each in (*references.reward_models.get(reward.name, ()), *judges, *replacing):
             if each.name in recipe.stages:
                 yield each.path, each.name
 

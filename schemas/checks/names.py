@@ -28,6 +28,7 @@ def name_problems(recipe: PartialRecipe, references: RecipeReferences) -> list[P
         _wrong(references.judging_models.values()),
         _wrong(references.rewards.values()),
         _wrong(references.reward_models.values()),
+        _wrong(references.scoring_judges.values()),
         _wrong(references.parts.values()),
         _wrong(references.data.values()),
         content_problems(recipe, references),
@@ -76,7 +77,8 @@ def _unread_models(recipe: PartialRecipe, references: RecipeReferences) -> Itera
         kind = recipe.stages[name].kind
         read |= {each.name for each in named if kind is not None and each.field in kind.other_models}
         read |= {each.name for each in references.judging_models[name]}
-    read |= {each.name for named in references.reward_models.values() for each in named}
+    of_rewards = (*references.reward_models.values(), *references.scoring_judges.values())
+    read |= {each.name for named in of_rewards for each in named}
     for name in recipe.models:
         if name not in read and name != MODEL and name not in recipe.stages:
             yield Problem(("models", name), "no stage reads it", "name it in one, or remove it")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from vantage.schemas.problems import Problem
 from vantage.schemas.recipe.recipe import Recipe
 from vantage.schemas.recipe.stage import Training
-from vantage.schemas.recipe.terms import ModelTerm
+from vantage.schemas.recipe.terms import JudgingModelTerm, ModelTerm
 from vantage.schemas.steps import dependencies, rewards_read
 
 _WITHOUT = {
@@ -28,7 +28,7 @@ def offload_problems(recipe: Recipe) -> Iterator[Problem]:
         has = {
             "reference": "reference" in read[name],
             "reward": any(
-                isinstance(term, ModelTerm)
+                isinstance(term, ModelTerm | JudgingModelTerm)
                 for reward in rewards_read(stage)
                 for term in recipe.rewards[reward].terms
             ),

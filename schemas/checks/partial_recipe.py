@@ -48,6 +48,8 @@ class PartialTerm:
     """Field → the stage that it names."""
     verifiers: Mapping[str, str]
     """Field → the verifier that it names."""
+    judging_model: str | None = None
+    """Value of ``judge.model``, if no server has that model."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,6 +73,8 @@ class RecipeReferences:
     """Stage → rewards that it reads."""
     reward_models: Mapping[str, References]
     """Reward → stages and other models whose scores are its terms."""
+    scoring_judges: Mapping[str, References]
+    """Reward → policies that judge responses as its terms."""
     parts: Mapping[str, References]
     """Mixture → datasets."""
     data: Mapping[str, References]
@@ -110,6 +112,14 @@ def resolved_references(recipe: PartialRecipe) -> RecipeReferences:
                 names.reward_model((*term.path, field), target)
                 for term in terms
                 for field, target in term.reward_models.items()
+            )
+            for name, terms in recipe.rewards.items()
+        },
+        scoring_judges={
+            name: tuple(
+                names.scoring_judge((*term.path, "judge", "model"), term.judging_model)
+                for term in terms
+                if term.judging_model is not None
             )
             for name, terms in recipe.rewards.items()
         },
@@ -169,12 +179,22 @@ class _Names:
         """Yield the references to models that judge in the stage: policies, or other models."""
         for field, judge in stage.judges.items():
             path = (*judge.path, "model")
-            if judge.model is None or field not in kind.work.model_fields:
-                continue
-            if judge.model in self._recipe.models:
-                yield Reference(path, judge.model)
-            else:
-                yield self.stage(path, judge.model, kinds_making(("policy",)))
+            if judge.model is not None and field in kind.work.model_fields:
+                yield self._policy(path, judge.model)
+
+    def scoring_judge(self, path: Path, target: str) -> Reference:
+        """Look up a policy that judges responses as a term of a reward."""
+        found = self._policy(path, target)
+        if not isinstance(found.wrong, UnknownName):
+            return found
+        none = f"the judge has no url, so its model is one of the run, and {found.wrong.none}"
+        return replace(found, wrong=replace(found.wrong, none=none))
+
+    def _policy(self, path: Path, target: str) -> Reference:
+        """Look up a policy: a stage that makes one, the recipe's model, or another model."""
+        if target in self._recipe.models:
+            return Reference(path, target)
+        return self.stage(path, target, kinds_making(("policy",)))
 
     def reward_model(self, path: Path, target: str) -> Reference:
         """Look up a reward model: a stage that trains one, or another model."""

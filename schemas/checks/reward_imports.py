@@ -34,8 +34,19 @@ def reward_import_problems(recipe: Recipe) -> Iterator[Problem]:
                 message,
                 "name its folder, hub:ORGANISATION/NAME@REVISION or models:/NAME@ALIAS",
             )
+        for reward, number in _judged_by(recipe, name):
+            message = f"rewards.{reward}.terms.{number}.judge reads it as a policy, and a reward reads it as a reward model"
+            yield Problem(path, message, "give the policy another name under models")
         for reader, inputs in readers.items():
             for role, read in inputs.items():
                 if read == step and not role.startswith("reward"):
                     message = f"stages.{reader}.{role} reads it as a policy, and a reward reads it as a reward model"
                     yield Problem(path, message, "give the policy another name under models")
+
+
+def _judged_by(recipe: Recipe, model: str) -> Iterator[tuple[str, int]]:
+    """Yield the reward and the number of each term that another model scores as a judge."""
+    for name, reward in recipe.rewards.items():
+        for number, term in enumerate(reward.terms):
+            if term.judging_model is not None and term.judging_model.model == model:
+                yield name, number

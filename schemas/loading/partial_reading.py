@@ -72,14 +72,16 @@ def _terms(reward: str, plain: Plain) -> tuple[PartialTerm, ...]:
     named = {
         what: [kind.field for kind in TERMS if kind.names == what] for what in ("reward_model", "verifier")
     }
-    terms = [_texts(_mapping(term)) for term in _items(plain.get("terms"))]
+    given = [_mapping(term) for term in _items(plain.get("terms"))]
+    terms = [(_texts(term), _mapping(term.get("judge"))) for term in given]
     return tuple(
         PartialTerm(
             path=("rewards", reward, "terms", i),
             reward_models={field: term[field] for field in named["reward_model"] if field in term},
             verifiers={field: term[field] for field in named["verifier"] if field in term},
+            judging_model=None if "url" in judge else _text(judge, "model"),
         )
-        for i, term in enumerate(terms)
+        for i, (term, judge) in enumerate(terms)
     )
 
 

@@ -4,6 +4,7 @@ A new kind is its class here, its row, and a module in ``vantage.tasks.rewards``
 decides its kind: ``{model: reward}``, ``{verifier: arithmetic}``.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -13,6 +14,7 @@ from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, WrapVa
 
 from vantage.schemas.frozen import rule
 from vantage.schemas.recipe.fields import MAX_NAMED, Count, Name, Number, is_default, is_unset
+from vantage.schemas.recipe.judging_models import JudgingModel
 from vantage.schemas.recipe.score_rules import ScoreRule
 from vantage.schemas.recipe.served_scores import JudgeServer, RewardServer, Served
 from vantage.schemas.recipe.step_ends import StepEnds
@@ -27,7 +29,7 @@ class RewardTerm(ScoreRule):
     @rule
     def _is_of_one_kind(self) -> None:
         if type(self) is RewardTerm:
-            *others, last = (kind.called or f"a {kind.field}" for kind in TERMS)
+            *others, last = dict.fromkeys(kind.called or f"a {kind.field}" for kind in TERMS)
             raise ValueError(
                 f"a reward term names either {', '.join(others)} or {last}; give exactly one of them"
             )
@@ -60,6 +62,11 @@ class RewardTerm(ScoreRule):
     @property
     def server(self) -> Served | None:
         """The server that scores the term; None: none."""
+        return None
+
+    @property
+    def judging_model(self) -> JudgingModel | None:
+        """The language model of the run that scores the term; None: none."""
         return None
 
 
@@ -149,22 +156,22 @@ class VerifierTerm(NamedScoresTerm, SteppedTerm):
         return self.verifier
 
 
-class ServedTerm(NamedScoresTerm):
-    """A term whose scores a server gives."""
+class AnsweredTerm(NamedScoresTerm):
+    """A term whose scores are read from stored answers."""
 
     @property
-    def server(self) -> Served:
-        """The server."""
+    def answering(self) -> Served | JudgingModel:
+        """The server or the model that answers."""
         raise NotImplementedError
 
     @property
     def name(self) -> str:
-        """The server's name in the recipe."""
-        return self.server.name
+        """Its name in the recipe."""
+        return self.answering.name
 
     @rule
     def _rules_are_of_the_servers_scores(self) -> None:
-        names = self.server.score_names
+        names = self.answering.score_names
         if names and (self.clip is not None or self.offset or self.whiten):
             raise ValueError(
                 f"clip, offset and whiten are of one score, and this term has {', '.join(names)}; give them to a name under scores"
@@ -185,14 +192,45 @@ class ServedTerm(NamedScoresTerm):
             )
 
 
+class ServedTerm(AnsweredTerm):
+    """A term whose scores a server gives."""
+
+    @property
+    def server(self) -> Served:
+        """The server."""
+        raise NotImplementedError
+
+    @property
+    def answering(self) -> Served:
+        """The server."""
+        return self.server
+
+
 class JudgeTerm(ServedTerm):
-    """The score, or the scores, of a language model that judges each response."""
+    """The score, or the scores, of a language model at a server that judges each response."""
 
     judge: JudgeServer
     """The model, its server and the question."""
 
     @property
     def server(self) -> Served:
+        """The judge."""
+        return self.judge
+
+
+class JudgingModelTerm(AnsweredTerm):
+    """The score, or the scores, of a language model of the run that judges each response."""
+
+    judge: JudgingModel
+    """The model and the question."""
+
+    @property
+    def judging_model(self) -> JudgingModel:
+        """The judge."""
+        return self.judge
+
+    @property
+    def answering(self) -> JudgingModel:
         """The judge."""
         return self.judge
 
@@ -253,6 +291,16 @@ class TermKind:
     """Whether it shapes the score of responses that are equally good. A group whose other terms are all equal is uniform."""
     called: str = ""
     """Its name in messages, where that is not the field's."""
+    has_url: bool | None = None
+    """Whether the field's value names the address of a server, where two kinds have the same field; None: no other kind has it."""
+
+    def is_of(self, plain: Mapping[str, Any]) -> bool:
+        """Return whether a term in plain form has the field of this kind."""
+        given = plain.get(self.field)
+        if given is None or self.has_url is None:
+            return given is not None
+        names_url = "url" in given if isinstance(given, Mapping) and given else True
+        return names_url == self.has_url
 
 
 TERMS = (
@@ -262,7 +310,13 @@ TERMS = (
     TermKind(
         term=VerifierTerm, field="verifier", names="verifier", module="vantage.tasks.rewards.verifier_scores"
     ),
-    TermKind(term=JudgeTerm, field="judge", module="vantage.tasks.rewards.judge_scores"),
+    TermKind(term=JudgeTerm, field="judge", module="vantage.tasks.rewards.judge_scores", has_url=True),
+    TermKind(
+        term=JudgingModelTerm,
+        field="judge",
+        module="vantage.tasks.rewards.judging_model_scores",
+        has_url=False,
+    ),
     TermKind(
         term=HttpTerm,
         field="http",
@@ -283,7 +337,7 @@ def row_of(term: RewardTerm) -> TermKind:
 
 def class_of(plain: Any) -> type[RewardTerm]:
     """Return the class of a term in plain form; ``RewardTerm``, which is always invalid, if the kind is not clear."""
-    given = [kind.term for kind in TERMS if isinstance(plain, dict) and plain.get(kind.field) is not None]
+    given = [kind.term for kind in TERMS if isinstance(plain, dict) and kind.is_of(plain)]
     return given[0] if len(given) == 1 else RewardTerm
 
 

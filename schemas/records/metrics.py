@@ -139,7 +139,7 @@ METRICS: tuple[Metric, ...] = (
         "engine_failures", "times",
         "How often the engine broke, or a server did not answer, while it sampled. Only with `engine: vllm`.",
     ),
-    Metric("judge_asked", "questions", "Questions that were sent to judges, reward servers and a `teacher_server`; the other answers were stored already."),
+    Metric("judge_asked", "questions", "Questions that judges, reward servers and a `teacher_server` were asked; the other answers were stored already."),
     Metric("judge_failed_calls", "requests", "Requests to them that failed, and were repeated."),
     Metric("judge_answers", "answers", "Answers of these servers that the step read, new or stored."),
     Metric(
@@ -148,6 +148,11 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("judge_tokens", "tokens", "Tokens of the questions to judges and teachers, and of these answers, as the servers count them."),
     Metric("judge_cost", "price", "Cost of these tokens by the recipe's `price`; 0 without one."),
+    Metric(
+        "judge_probability", "1",
+        "Mean probability, over these answers, that a judge of the run gives one of the numbers of its scale (or one of both letters); near "
+        "0 it would answer something else. Only with a model of the run as a judge.",
+    ),
     Metric(
         "graphs_compiled", "graphs",
         "Graphs that torch.compile made in the step; those of all expected shapes are made before the first one, so that more than "

@@ -245,6 +245,8 @@ def _reward_by_content(
             _verifier_by_content(content["terms"][index], field, digests, role, kind)
         if term.server is not None:
             content["terms"][index][field] = term.server.in_key()
+        if term.judging_model is not None:
+            content["terms"][index][field] = term.judging_model.in_key(_take(digests, role, kind))
     return content
 
 

@@ -83,9 +83,10 @@ def is_taught_by_a_server(work: Work) -> bool:
     return getattr(work, "teacher_server", None) is not None
 
 
-def is_answered_by_servers(work: Work, rewards: Mapping[str, Reward]) -> bool:
-    """Return whether a stage with these rewards asks servers whose answers are kept."""
-    return is_taught_by_a_server(work) or is_scored_by_servers(rewards)
+def keeps_answers(work: Work, rewards: Mapping[str, Reward]) -> bool:
+    """Return whether a stage with these rewards reads stored answers, of servers or of a model of the run."""
+    judged = any(term.judging_model is not None for reward in rewards.values() for term in reward.terms)
+    return judged or is_taught_by_a_server(work) or is_scored_by_servers(rewards)
 
 
 def answers_key_parts(stage_key: str) -> dict[str, Any]:

@@ -25,6 +25,11 @@ def questions(judge: JudgeServer, prompt: str, response: str, answer: str | None
         yield _request(judge, {"prompt": prompt, "first": first, "second": second, "answer": answer})
 
 
+def filled(template: str, texts: Mapping[str, str]) -> str:
+    """Return a question with the texts in their places, all at once: a response that contains ``{answer}`` is shown as it is."""
+    return re.sub(r"\{(" + "|".join(texts) + r")\}", lambda place: texts[place[1]], template)
+
+
 def read_number(answer: str, name: str, bounds: tuple[float, float]) -> float:
     """Return the number that an answer gives under a name: ``name: 7``, ``"name": 7``, ``**name**: 7/10``.
 
@@ -71,9 +76,7 @@ def _only_value(answer: str, name: str, value: str) -> str:
 
 
 def _request(judge: JudgeServer, texts: Mapping[str, str]) -> dict[str, Any]:
-    filled = {**texts, "criteria": _criteria(judge)}
-    # All places at once: a response that contains "{answer}" is shown as it is.
-    content = re.sub(r"\{(" + "|".join(filled) + r")\}", lambda place: filled[place[1]], judge.template)
+    content = filled(judge.template, {**texts, "criteria": _criteria(judge)})
     sampling = {} if judge.temperature is None else {"temperature": judge.temperature}
     return {
         **judge.request,

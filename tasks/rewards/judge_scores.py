@@ -24,7 +24,7 @@ def load(term: JudgeTerm, source: Source) -> TermScores | NamedScores:
     """
     judge = term.judge
     if judge.against is not None or "{answer}" in judge.template:
-        _refuse_missing_answers(source)
+        refuse_missing_answers(source)
 
     def read(answer: str) -> Named:
         names = judge.score_names or (SCORE,)
@@ -79,7 +79,8 @@ def _count(tokens: Any) -> int:
     return tokens if isinstance(tokens, int) and tokens >= 0 else 0
 
 
-def _refuse_missing_answers(source: Source) -> None:
+def refuse_missing_answers(source: Source) -> None:
+    """Raise MissingAnswers if prompts of the stage have no answer, which the question shows."""
     for role in PROMPTS:
         if role in source.job.inputs and (lack := lack_of_answers(source.job.inputs[role])):
             raise MissingAnswers(

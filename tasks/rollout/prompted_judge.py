@@ -12,24 +12,22 @@ from vantage.algorithms.swapped_verdicts import SwappedVerdicts, swapped_verdict
 from vantage.models.folders import load_tokenizer
 from vantage.models.pinned_date import pin_date
 from vantage.models.policy import PolicyModel
-from vantage.models.prompts import encode_prompts, encode_responses
-from vantage.models.sequences import collate
+from vantage.models.prompts import encode_prompts
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rewards import PAIR_FIELDS, Judge
 from vantage.schemas.records.job import StageJob
-from vantage.tasks.rollout.rollouts import Sampled, sequence_sums
+from vantage.tasks.rewards.label_logprobs import (
+    LabelReader,
+    UnusableJudge,
+    label_ids,
+    label_logprobs,
+    label_passes,
+)
+from vantage.tasks.rollout.rollouts import Sampled
 from vantage.tasks.training import progress, ranks
 from vantage.tasks.training.networks import fixed_policy
-from vantage.tasks.training.passes import passes
 
-READ_AT_ONCE = 64
-"""Questions with an answer in one forward pass without ``microbatch_size``, which counts these; each pair has four."""
-_LONGEST_ANSWER = 200
 _FIELD = re.compile("|".join(map(re.escape, PAIR_FIELDS)))
-
-
-class UnusableJudge(ValueError):
-    """A model cannot be asked: its tokenizer cannot distinguish the answers, or a question does not fit."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +73,7 @@ def answer_ids(
     Raises:
         UnusableJudge: one is the beginning of the other, or equal to it: then it is never the less likely one.
     """
-    encoded = encode_responses(tokenizer, answers, max_tokens=_LONGEST_ANSWER + 1, chat=None)
-    first, second = (ids[:-1] if ended else ids for ids, ended in encoded)
-    shorter = min(len(first), len(second))
-    if first[:shorter] == second[:shorter]:
-        raise UnusableJudge(
-            f"{field}: the judge's tokenizer reads {answers[0]!r} as {first} and {answers[1]!r} as {second}, of which one "
-            "begins like the other; name answers that begin differently"
-        )
+    first, second = label_ids(tokenizer, answers, field=field, remedy="name answers that begin differently")
     return first, second
 
 
@@ -112,19 +103,15 @@ def preferences(
     """
     rows = encoded_questions(judge, prompts, firsts, seconds)
     found = torch.zeros(len(rows), 2, dtype=torch.float64)
-    longest = max(map(len, judge.answers))
-    limits = judge.limits.or_rows(READ_AT_ONCE)
-    questions_at_once = replace(limits, rows=max((limits.rows or READ_AT_ONCE) // 2, 1))
-    for part in passes([len(row) + longest for row in rows], questions_at_once, sequences=2):
+    reader = LabelReader(
+        judge.policy,
+        int(judge.tokenizer.pad_token_id),
+        judge.answers,
+        replace(judge.limits, share_prompts=False),
+    )
+    for part in label_passes(reader, rows):
         progress.phase("asking the judge", part.done, len(rows))
-        # both answers to a question in one pass, where they have the same padding
-        both = collate(
-            [rows[place] for place in part.rows for _ in judge.answers],
-            [ids for _ in part.rows for ids in judge.answers],
-            pad_token_id=int(judge.tokenizer.pad_token_id),
-        ).to(judge.policy.device)
-        of_tokens: dict[str, Tensor] = judge.policy(both, temperature=1.0)
-        part.put(sequence_sums(of_tokens["logprobs"].double(), both.response_mask).view(-1, 2), into=found)
+        part.put(label_logprobs(reader, rows, part), into=found)
     first, second = ranks.total(found).unbind(dim=1)
     return first - second
 

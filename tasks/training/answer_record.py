@@ -19,6 +19,10 @@ class _Step:
     unreadable: int = 0
     tokens: int = 0
     cost: float = 0.0
+    weighed: int = 0
+    """Answers that are probabilities."""
+    probability: float = 0.0
+    """Sum of the probability of all labels, over these answers."""
 
 
 _now = _Step()
@@ -30,12 +34,19 @@ def note_asked(count: int, *, failed_calls: int) -> None:
     _now.failed_calls += failed_calls
 
 
-def note_answer(tokens: Sequence[int], *, cost: float) -> None:
-    """Count an answer that a step's scores are read from, new or stored."""
+def note_answer(tokens: Sequence[int], *, cost: float, probability: float | None = None) -> None:
+    """Count an answer that a step's scores are read from, new or stored.
+
+    Args:
+        probability: that a model of the run gives any of the answers that it may give; None: a server's answer is a text.
+    """
     _now.is_used = True
     _now.answers += 1
     _now.tokens += sum(tokens)
     _now.cost += cost
+    if probability is not None:
+        _now.weighed += 1
+        _now.probability += probability
 
 
 def note_unreadable() -> None:
@@ -55,9 +66,13 @@ def answer_metrics() -> dict[str, float]:
         step.unreadable,
         step.tokens,
         step.cost,
+        step.weighed,
+        step.probability,
     ]
     total = ranks.total(torch.tensor([float(each) for each in counts], dtype=torch.float64)).tolist()
     if not total[0]:
         return {}
     names = ("asked", "failed_calls", "answers", "unreadable", "tokens", "cost")
-    return {f"judge_{name}": value for name, value in zip(names, total[1:], strict=True)}
+    found = {f"judge_{name}": value for name, value in zip(names, total[1:7], strict=True)}
+    weighed, probability = total[7:]
+    return {**found, "judge_probability": probability / weighed} if weighed else found

@@ -122,14 +122,20 @@ def trained_critic(job: StageJob[ResolvedValuePretraining], device: torch.device
     )
 
 
-def fixed_policy(job: StageJob, role: str, device: torch.device) -> PolicyModel:
-    """Return a policy that is not trained."""
+def fixed_policy(
+    job: StageJob, role: str, device: torch.device, *, kept_as: str | None = None
+) -> PolicyModel:
+    """Return a policy that is not trained.
+
+    Args:
+        kept_as: its name in ``resources.offload``; None: the role.
+    """
     policy = placed(
         lambda: PolicyModel(load_stored_policy(job.model(role), training="nothing")),
         job.model(role),
         device,
         precision=job.work.arithmetic if isinstance(job.work, stage.Stage) else "float32",
-        offload=is_offloaded(job, role),
+        offload=is_offloaded(job, kept_as or role),
     )
     return compiled(job, policy)
 
