@@ -75,10 +75,15 @@ LOSSES_OF_SWITCHES = (
     *("weight_clip_fraction", "gate_slope", "covariance_fraction", "covariance_kl", "entropy_coef"),
 )
 """Curves of a policy stage with one of the switches of ``vantage.schemas.recipe.losses``."""
+INITIAL_AGREEMENT_LOW = "watch_initial_pair_accuracy_low"
+INITIAL_AGREEMENT = (
+    *("watch_initial_pair_accuracy", INITIAL_AGREEMENT_LOW, "watch_initial_pair_accuracy_high"),
+)
+"""How far reward and watch agree before training: value, and the ends of its 95 % interval."""
 WATCHED = (
-    *("validation_watch_score", "watch_change", "watch_falls", "watch_worse", "watch_reward"),
+    *("validation_watch_score", "watch_change", "watch_falls", "watch_worse", "watch_lost", "watch_reward"),
     *("watch_win_rate", "watch_length_controlled_win_rate", "watch_order_disagreement"),
-    *("watch_pair_accuracy", "watch_right_length", "watch_wrong_length"),
+    *("watch_pair_accuracy", *INITIAL_AGREEMENT, "watch_right_length", "watch_wrong_length"),
 )
 VALUES = (
     "value_loss",

@@ -8,6 +8,7 @@ from vantage.schemas.metric_names import (
     DEMONSTRATED,
     DIFFICULTY,
     ENSEMBLE,
+    INITIAL_AGREEMENT,
     LEARNED_VALUES,
     MOVED_BY_CRITIC,
     OF_MACHINE,
@@ -98,6 +99,12 @@ def _lacking(metric: str, stage: Training, rewards: Mapping[str, Reward]) -> tup
             )
     if isinstance(stage, WatchedRollouts) and metric in WATCHED and stage.watch is None:
         return "the stage has a watch", "add a watch, or leave the guard out"
+    watch = stage.watch if isinstance(stage, WatchedRollouts) else None
+    if metric in INITIAL_AGREEMENT and watch is not None and watch.judge.kind == "model":
+        return (
+            "the watch's judge scores each response by itself, and a model compares two policies",
+            "use a verifier or a reward as the judge, or leave the guard out",
+        )
     if isinstance(stage, WatchedRollouts) and metric in ENSEMBLE:
         reward = rewards.get(stage.reward)
         if reward is not None and reward.ensemble is None:
