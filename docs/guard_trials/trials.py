@@ -23,7 +23,10 @@ RECIPE, TABLE = HERE / "trials.yaml", HERE / "curves.csv"
 STAGE = "policy"
 JUDGED = "validation_watch_score"
 UNLIKELY, DRIFT = "reference_nll", "validation_score_drift"
-CURVES = (JUDGED, "validation_score", "kl_to_reference", "explained_variance", UNLIKELY, DRIFT)
+CURVES = (
+    *(JUDGED, "validation_score", "kl_to_reference", "explained_variance", UNLIKELY, DRIFT),
+    *("approx_kl", "watch_change", "watch_worse", "watch_pair_accuracy", "watch_initial_pair_accuracy_low"),
+)
 CRITIC = ("stages.policy.critic=reward",)
 ONE_STEP = ("stages.policy.minibatch_size=128",)
 """Setting of losses without a ratio, which take one step on each rollout."""

@@ -55,7 +55,7 @@ DEFAULTS: tuple[Default, ...] = (
         "KL rises before the win rate falls (PPO-max, arXiv 2307.04964, fig. 4); the bound is ours",
     ),
     Default(
-        Guard(metric="reference_nll", rises_by=0.1, over=3), (POLICY,),
+        Guard(metric="reference_nll", rises_by=0.05, over=3), (POLICY,),
         "perplexity under the reference rises with the collapse (PPO-max, arXiv 2307.04964, fig. 4); bound: docs/guard_trials",
     ),
     Default(
