@@ -76,15 +76,15 @@ def test_falls_are_counted_against_the_measurement_that_the_judge_liked_best(see
 
 
 def test_falls_count_only_in_a_row() -> None:
-    """Better, a fall, a measurement in which the reward has not risen, and a fall again."""
+    """Better, a fall, a measurement in which the reward has not risen, a fall again, and one that the judge likes best."""
     prompts, noise = [str(k) for k in range(8)], [0.01 * (k % 3) for k in range(8)]
     seen, falls = WatchedSoFar(), []
-    for reward, judged in ((0.0, 1.0), (1.0, 0.5), (0.0, 0.5), (1.0, 0.5), (1.0, 0.4)):
+    for reward, judged in ((0.0, 1.0), (1.0, 0.5), (0.0, 0.5), (1.0, 0.5), (1.0, 0.4), (1.0, 2.0)):
         said = torch.tensor([judged - each for each in noise], dtype=torch.float64)
         look = Watching(lambda _, said=said: said)  # type: ignore[misc]
         seen, metrics = look.look(scored(prompts, [reward + each for each in noise]), seen)
         falls.append((metrics["watch_falls"], metrics["watch_worse"]))
-    assert falls == [(0, 0), (1, 1), (0, 2), (1, 3), (2, 4)]
+    assert falls == [(0, 0), (1, 1), (0, 2), (1, 3), (2, 4), (0, 0)]
 
 
 def test_responses_to_one_prompt_are_one_cluster() -> None:
