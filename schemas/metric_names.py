@@ -66,7 +66,10 @@ ROLLOUT = (
     *("response_length_mean", "truncated_share", "validation_score"),
 )
 MONITORS = (*VALIDATION_PERCENTILES, *INITIAL_PERCENTILES, "validation_score_drift")
-REWARD_DATA = (*REWARD_DATA_PERCENTILES, "reward_data_distance")
+REWARD_OF_PREFERENCES, JUDGE_OF_PREFERENCES = "reward_preference_accuracy", "watch_preference_accuracy"
+OF_PREFERENCES = (REWARD_OF_PREFERENCES, JUDGE_OF_PREFERENCES)
+"""How often the reward's models, and those of a reward that judges, prefer the chosen response of a held-out pair."""
+REWARD_DATA = (*REWARD_DATA_PERCENTILES, "reward_data_distance", *OF_PREFERENCES)
 """Curves of a policy stage that names ``preferences``."""
 DEMONSTRATED = ("demonstration_nll", "demonstration_nll_rise")
 """Curves of a policy stage that names ``demonstrations``."""

@@ -1,6 +1,6 @@
 """How often a wrong reward or a wrong judge is seen before training, by the interval of their pair accuracy.
 
-    python docs/guard_trials/agreement.py SFT PROMPTS    # folders of the two artifacts in a workspace of trials.py
+    python -m docs.guard_trials.agreement SFT PROMPTS    # folders of the two artifacts in a workspace of trials.py
 
 Samples 1024 responses of the SFT model to its training prompts, and draws 500 sets of them for each row of the table.
 """
@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import gameable
 import torch
 
+from docs.guard_trials import gameable
 from vantage.models.folders import load_tokenizer
 from vantage.models.policy import PolicyModel
 from vantage.models.stored_models import load_stored_policy

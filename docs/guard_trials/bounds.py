@@ -1,8 +1,8 @@
 """Rank bounds on the recorded curves: chosen on seed 1, reported on the other seeds.
 
-    python docs/guard_trials/bounds.py judge       # rules for the fall of the judge's score
-    python docs/guard_trials/bounds.py no_judge    # rules on curves that need no judge
-    python docs/guard_trials/bounds.py agreement   # pair accuracy of the reward in the first iteration
+    python -m docs.guard_trials.bounds judge       # rules for the fall of the judge's score
+    python -m docs.guard_trials.bounds no_judge    # rules on curves that need no judge
+    python -m docs.guard_trials.bounds agreement   # pair accuracy of the reward in the first iteration
 
 A row shows: healthy runs with an alarm, collapses that were seen, and how many of them within five iterations of the onset.
 """
@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
-from trials import COLLAPSES, HEALTHY, JUDGED, UNLIKELY, _rows
+from docs.guard_trials.trials import COLLAPSES, HEALTHY, JUDGED, UNLIKELY, recorded_rows
 
 Run = tuple[str, int]
 Rule = Callable[[Run], int | None]
@@ -20,7 +20,7 @@ Rule = Callable[[Run], int | None]
 LAST, SOON = 20, 5
 curves: dict[Run, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
 firings: dict[Run, dict[str, int]] = defaultdict(dict)
-for row in _rows():
+for row in recorded_rows():
     key = row["trial"], int(row["seed"])
     if row["row"] == "firing":
         firings[key].setdefault(row["name"].partition(" ")[0].removesuffix(":"), int(row["iteration"]))

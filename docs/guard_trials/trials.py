@@ -84,7 +84,7 @@ TRIALS = [
 
 def run(workspace: str, *names: str) -> None:
     """Run each trial that has no rows yet, and add its rows."""
-    done = {(row["trial"], int(row["seed"])) for row in _rows() if row["name"] == JUDGED}
+    done = {(row["trial"], int(row["seed"])) for row in recorded_rows() if row["name"] == JUDGED}
     for trial in TRIALS:
         if (trial.name, trial.seed) in done or (names and trial.name not in names):
             continue
@@ -134,7 +134,8 @@ def _add(trial: Trial, workspace: str, record: dict[str, Any]) -> None:
         writer.writerows(rows)
 
 
-def _rows() -> list[dict[str, str]]:
+def recorded_rows() -> list[dict[str, str]]:
+    """Return the rows of ``curves.csv``."""
     if not TABLE.exists():
         return []
     with TABLE.open(newline="") as file:
@@ -145,7 +146,7 @@ def table() -> None:
     """Print a row for each trial: the judge's best and last score, and at which iteration each guard fired first."""
     curves: dict[tuple[str, int], dict[int, float]] = defaultdict(dict)
     first: dict[tuple[str, int], dict[str, int]] = defaultdict(dict)
-    for row in _rows():
+    for row in recorded_rows():
         key = row["trial"], int(row["seed"])
         if row["row"] == "firing":
             first[key].setdefault(row["name"].partition(" ")[0].removesuffix(":"), int(row["iteration"]))
@@ -166,7 +167,7 @@ def table() -> None:
 def signs() -> None:
     """Print, for each trial, how far the perplexity rose (mean of 3 reports over that of the 3 before) and the scores moved."""
     curves: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in _rows():
+    for row in recorded_rows():
         if row["row"] == "curve" and row["name"] in (UNLIKELY, DRIFT):
             curves[row["trial"], int(row["seed"])][row["name"]].append(float(row["value"]))
     print("| trial | seed | reference_nll: highest rise | above 0.1 from iteration | drift: highest |")

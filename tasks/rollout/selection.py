@@ -121,7 +121,8 @@ class Selection:
         is_first = not attempt.state.watched.judged
         with progress.within("watch"):
             seen, metrics = self.watching.look(scored, attempt.state.watched)
-        if is_first and (notice := disagreement_notice(seen.agreement)) is not None:
+        preferred = {} if self.monitors is None else self.monitors.preference_accuracy
+        if is_first and (notice := disagreement_notice(seen.agreement, preferred)) is not None:
             attempt.notice(notice)
         attempt.state = replace(attempt.state, watched=seen)
         return metrics

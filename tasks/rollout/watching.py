@@ -20,6 +20,7 @@ from vantage.schemas.records.job import StageJob
 from vantage.schemas.steps import WATCH_PROMPTS
 from vantage.tasks.data.encoding_counts import encoding_metrics
 from vantage.tasks.data.examples import Codec, Prompts, read_prompts
+from vantage.tasks.rewards.scoring import Scorer
 from vantage.tasks.rollout.against_init import (
     first_responses,
     order_disagreement,
@@ -55,6 +56,11 @@ class Watching:
     """The watch's own prompts; None: those that validate the stage."""
     num_samples: int = 0
     """Responses to its own prompts in one measurement."""
+
+    @property
+    def scorer(self) -> Scorer | None:
+        """The reward that judges; None: a verifier or a model judges."""
+        return self.judge.scorer if isinstance(self.judge, RewardJudge) else None
 
     def within(self, limits: PassLimits) -> "Watching":
         """Return the watch with passes of its models within ``limits``."""

@@ -22,13 +22,15 @@ from vantage.schemas.metric_names import (
     SCORE_PERCENTILES,
     VALIDATION_PERCENTILES,
 )
-from vantage.schemas.recipe.rewards import Reward
+from vantage.schemas.recipe.rewards import Judge, Reward
 from vantage.schemas.recipe.terms import ModelTerm, VerifierTerm
+from vantage.schemas.recipe.watch import Watch
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.data.examples import codec_of, read_completions
 from vantage.tasks.rollout import monitors
 from vantage.tasks.stages import run_stage
-from vantage.tasks.training.scratch import JOURNAL
+from vantage.tasks.training.progress import read_progress
+from vantage.tasks.training.scratch import JOURNAL, PROGRESS
 
 Contents = Callable[[Path], dict[str, bytes]]
 DATA = ("demonstrations", "preferences")
@@ -124,6 +126,35 @@ def test_scores_are_compared_with_those_of_the_reward_models_own_data(pipeline: 
     for curve in curves:
         assert [curve[name] for name in REWARD_DATA_PERCENTILES] == pytest.approx(quantiles, abs=1e-5)
         assert curve["reward_data_distance"] > 0
+
+
+def test_reward_and_judge_are_measured_on_held_out_preferences(pipeline: Any) -> None:
+    """The judge is the same reward model with the opposite sign: it prefers the other response of each pair."""
+    watch = Watch(judge=Judge(reward="opposite"), every=1, on_fall="warn")
+    job = monitored(pipeline, "preferences", validate_every=4, watch=watch)
+    opposite = Reward(terms=(ModelTerm(model="reward", weight=-1.0),))
+    inputs = job.inputs | {"reward.opposite.0": pipeline.folder("reward")}
+    job = job.model_copy(
+        update={
+            "rewards": {**job.rewards, "opposite": opposite},
+            "inputs": inputs,
+            "digests": job.digests | pipeline.digests(inputs),
+        }
+    )
+    run_stage(job)
+    found = np.array(scores_of_pairs(pipeline, job, count=16))[2 * 16 :]
+    chosen, rejected = np.split(found, 2)
+    share = np.mean(chosen > rejected) + 0.5 * np.mean(chosen == rejected)
+    assert 0 < share != 0.5
+    curve = curves_of(job)[-1]
+    assert curve["reward_preference_accuracy"] == pytest.approx(share)
+    assert curve["watch_preference_accuracy"] == pytest.approx(1 - share)
+    assert curve["watch_initial_pair_accuracy"] < 0.5
+    progress = read_progress(job.scratch / PROGRESS)
+    assert progress is not None
+    [notice] = progress.notices
+    assert f"the reward prefers the chosen response in {share:.0%} of {len(chosen)} pairs" in notice
+    assert f"the judge prefers the chosen response in {1 - share:.0%} of {len(chosen)} pairs" in notice
 
 
 def test_the_distance_is_that_of_the_models_scores_alone(

@@ -261,6 +261,16 @@ def test_a_guard_on_the_agreement_needs_a_judge_that_scores(text: str) -> None:
     ) in problem
 
 
+def test_a_guard_on_the_judge_of_preferences_needs_a_reward_that_judges(text: str) -> None:
+    guard = "guards: [{metric: watch_preference_accuracy, below: 0.5, over: 1}]"
+    assert problems(watched(text, "{judge: {reward: other}}", "preferences: pairs", guard)) == []
+    [problem] = problems(watched(text, "{judge: {verifier: own}}", "preferences: pairs", guard))
+    assert (
+        "watch_preference_accuracy is measured only where the stage has a watch whose judge is a reward; use a reward as the judge, or "
+        "leave the guard out"
+    ) in problem
+
+
 def test_best_of_n_has_a_watch_too(text: str) -> None:
     plain = text.replace("  evaluation:\n", f"{BEST_OF}  evaluation:\n", 1)
     recipe = parse_recipe(
