@@ -115,6 +115,12 @@ def scores_of_pairs(pipeline: Any, job: StageJob, count: int) -> list[float]:
     return found
 
 
+def share_preferred(found: Any) -> float:
+    """Share of the validation pairs, which come after 16 pairs of training, whose chosen response scores higher."""
+    chosen, rejected = np.split(found[2 * 16 :], 2)
+    return float(np.mean(chosen > rejected) + 0.5 * np.mean(chosen == rejected))
+
+
 def test_scores_are_compared_with_those_of_the_reward_models_own_data(pipeline: Any) -> None:
     job = monitored(pipeline, "preferences", validate_every=2)
     run_stage(job)
@@ -142,9 +148,8 @@ def test_reward_and_judge_are_measured_on_held_out_preferences(pipeline: Any) ->
         }
     )
     run_stage(job)
-    found = np.array(scores_of_pairs(pipeline, job, count=16))[2 * 16 :]
-    chosen, rejected = np.split(found, 2)
-    share = np.mean(chosen > rejected) + 0.5 * np.mean(chosen == rejected)
+    found = np.array(scores_of_pairs(pipeline, job, count=16))
+    share, pairs = share_preferred(found), (len(found) - 2 * 16) // 2
     assert 0 < share != 0.5
     curve = curves_of(job)[-1]
     assert curve["reward_preference_accuracy"] == pytest.approx(share)
@@ -153,8 +158,8 @@ def test_reward_and_judge_are_measured_on_held_out_preferences(pipeline: Any) ->
     progress = read_progress(job.scratch / PROGRESS)
     assert progress is not None
     [notice] = progress.notices
-    assert f"the reward prefers the chosen response in {share:.0%} of {len(chosen)} pairs" in notice
-    assert f"the judge prefers the chosen response in {1 - share:.0%} of {len(chosen)} pairs" in notice
+    assert f"the reward prefers the chosen response in {share:.0%} of {pairs} pairs" in notice
+    assert f"the judge prefers the chosen response in {1 - share:.0%} of {pairs} pairs" in notice
 
 
 def test_the_distance_is_that_of_the_models_scores_alone(
@@ -183,7 +188,10 @@ def test_the_distance_is_that_of_the_models_scores_alone(
     expected = np.array(scores_of_pairs(pipeline, job, count=16))
     np.testing.assert_allclose(np.sort(of_data.numpy()), np.sort(2.0 * expected), atol=1e-5)
     distance = wasserstein_distance(model_scores.numpy(), 2.0 * expected) / np.std(2.0 * expected)
-    assert found == {"reward_data_distance": pytest.approx(distance, rel=1e-4)}
+    assert found == {
+        "reward_data_distance": pytest.approx(distance, rel=1e-4),
+        "reward_preference_accuracy": pytest.approx(share_preferred(expected)),
+    }
     assert curves_of(job)[0]["reward_data_distance"] == found["reward_data_distance"]
 
 
@@ -197,6 +205,7 @@ def test_what_is_measured_changes_no_bit(pipeline: Any, contents: Contents) -> N
             "demonstration_nll",
             "demonstration_nll_rise",
             "reward_data_distance",
+            "reward_preference_accuracy",
             *REWARD_DATA_PERCENTILES,
         }
         assert other.keys() - one.keys() == added
