@@ -44,3 +44,24 @@ def change_of(
         reward=clustered_mean(rewards.double() - rewards_before.double(), clusters),
         judge=clustered_mean(judged.double() - judged_before.double(), clusters),
     )
+
+
+def share_lost(change: Change, *, judged_before: Tensor) -> float:
+    """Return how much of the judge's mean score is lost, as a share of it; 0 unless it fell by more than its 99.9 % interval.
+
+    `judged_before` (N,) are scores with a natural zero, such as right (1) or wrong (0).
+    """
+    return -change.judge.value / judged_before.double().mean().item() if change.is_worse else 0.0
+
+
+def deviations_lost(change: Change, *, judged: Tensor, judged_before: Tensor) -> float:
+    """Return by how many standard deviations of the scores the judge's mean fell; 0 unless by more than its 99.9 % interval.
+
+    The deviation is √((s² + s_before²) / 2) of the scores `judged` and `judged_before` (N,), divided by N: of scores without a natural
+    zero. NaN if both sets of scores are constant.
+    """
+    if not change.is_worse:
+        return 0.0
+    variances = [each.double().var(correction=0).item() for each in (judged, judged_before)]
+    spread = (sum(variances) / 2) ** 0.5
+    return -change.judge.value / spread if spread else float("nan")

@@ -47,24 +47,6 @@ def distance_to(scores: Tensor, others: Tensor) -> float:
     return _in_deviations(((below[0] - below[1]).abs() * places.diff()).sum(), theirs)
 
 
-def pair_accuracy(scores: Tensor, is_right: Tensor) -> float:
-    """Return the share of all pairs of a right and a wrong row in which the right one scores higher, ties as a half; NaN without a pair.
-
-    `scores` (N,), `is_right` (N,) booleans. The area under the ROC curve (Mann-Whitney U / number of pairs).
-
-    Raises ValueError for unequal shapes.
-    """
-    if scores.shape != is_right.shape:
-        raise ValueError(
-            f"scores have shape {tuple(scores.shape)}, is_right {tuple(is_right.shape)}; both are (N,)"
-        )
-    values, right = scores.detach().cpu().double(), is_right.cpu().bool()
-    above = values[right][:, None] - values[~right][None, :]
-    return (
-        ((above > 0).double() + 0.5 * (above == 0).double()).mean().item() if above.numel() else float("nan")
-    )
-
-
 def _in_deviations(distance: Tensor, scores: Tensor) -> float:
     spread = scores.std(correction=0).item()
     return distance.item() / spread if spread else float("nan")

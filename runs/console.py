@@ -165,10 +165,10 @@ class Screen:
                 self._last_lines[step] = (time.monotonic(), facts)
         if due and not self.console.is_terminal:
             self.say(f"  {step}: {facts}")
-        self._say_fired(step, report.firings)
+        self._say_new(step, (*report.notices, *report.firings))
 
-    def _say_fired(self, step: str, firings: tuple[str, ...]) -> None:
-        """Print the new firings; a firing that a resumed stage sees again is not printed."""
+    def _say_new(self, step: str, firings: tuple[str, ...]) -> None:
+        """Print the new notices and firings; one that a resumed stage sees again is not printed."""
         with self._changing:
             known = self._fired.get(step, ())
             new = [firing for firing in firings if firing not in known]

@@ -69,7 +69,10 @@ ROLLOUT = (
     *("response_length_mean", "truncated_share", "validation_score"),
 )
 MONITORS = (*VALIDATION_PERCENTILES, *INITIAL_PERCENTILES, "validation_score_drift")
-REWARD_DATA = (*REWARD_DATA_PERCENTILES, "reward_data_distance")
+REWARD_OF_PREFERENCES, JUDGE_OF_PREFERENCES = "reward_preference_accuracy", "watch_preference_accuracy"
+OF_PREFERENCES = (REWARD_OF_PREFERENCES, JUDGE_OF_PREFERENCES)
+"""How often the reward's models, and those of a reward that judges, prefer the chosen response of a held-out pair."""
+REWARD_DATA = (*REWARD_DATA_PERCENTILES, "reward_data_distance", *OF_PREFERENCES)
 """Curves of a policy stage that names ``preferences``."""
 DEMONSTRATED = ("demonstration_nll", "demonstration_nll_rise")
 """Curves of a policy stage that names ``demonstrations``."""
@@ -78,10 +81,15 @@ LOSSES_OF_SWITCHES = (
     *("weight_clip_fraction", "gate_slope", "covariance_fraction", "covariance_kl", "entropy_coef"),
 )
 """Curves of a policy stage with one of the switches of ``vantage.schemas.recipe.losses``."""
+INITIAL_AGREEMENT_LOW = "watch_initial_pair_accuracy_low"
+INITIAL_AGREEMENT = (
+    *("watch_initial_pair_accuracy", INITIAL_AGREEMENT_LOW, "watch_initial_pair_accuracy_high"),
+)
+"""How far reward and watch agree before training: value, and the ends of its 95 % interval."""
 WATCHED = (
-    *("validation_watch_score", "watch_change", "watch_falls", "watch_worse", "watch_reward"),
+    *("validation_watch_score", "watch_change", "watch_falls", "watch_worse", "watch_lost", "watch_reward"),
     *("watch_win_rate", "watch_length_controlled_win_rate", "watch_order_disagreement"),
-    *("watch_pair_accuracy", "watch_right_length", "watch_wrong_length"),
+    *("watch_pair_accuracy", *INITIAL_AGREEMENT, "watch_right_length", "watch_wrong_length"),
 )
 VALUES = (
     "value_loss",

@@ -65,7 +65,7 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
         seed=stage_seed(job),
         watching=watching and watching.within(work.pass_limits),
         keeps_by_watch=work.keeps_by_watch,
-        monitors=load_monitors(job, models),
+        monitors=load_monitors(job, models, judge=None if watching is None else watching.scorer),
     )
 
     with (

@@ -23,7 +23,10 @@ RECIPE, TABLE = HERE / "trials.yaml", HERE / "curves.csv"
 STAGE = "policy"
 JUDGED = "validation_watch_score"
 UNLIKELY, DRIFT = "reference_nll", "validation_score_drift"
-CURVES = (JUDGED, "validation_score", "kl_to_reference", "explained_variance", UNLIKELY, DRIFT)
+CURVES = (
+    *(JUDGED, "validation_score", "kl_to_reference", "explained_variance", UNLIKELY, DRIFT),
+    *("approx_kl", "watch_change", "watch_worse", "watch_pair_accuracy", "watch_initial_pair_accuracy_low"),
+)
 CRITIC = ("stages.policy.critic=reward",)
 ONE_STEP = ("stages.policy.minibatch_size=128",)
 """Setting of losses without a ratio, which take one step on each rollout."""
@@ -81,7 +84,7 @@ TRIALS = [
 
 def run(workspace: str, *names: str) -> None:
     """Run each trial that has no rows yet, and add its rows."""
-    done = {(row["trial"], int(row["seed"])) for row in _rows() if row["name"] == JUDGED}
+    done = {(row["trial"], int(row["seed"])) for row in recorded_rows() if row["name"] == JUDGED}
     for trial in TRIALS:
         if (trial.name, trial.seed) in done or (names and trial.name not in names):
             continue
@@ -131,7 +134,8 @@ def _add(trial: Trial, workspace: str, record: dict[str, Any]) -> None:
         writer.writerows(rows)
 
 
-def _rows() -> list[dict[str, str]]:
+def recorded_rows() -> list[dict[str, str]]:
+    """Return the rows of ``curves.csv``."""
     if not TABLE.exists():
         return []
     with TABLE.open(newline="") as file:
@@ -142,7 +146,7 @@ def table() -> None:
     """Print a row for each trial: the judge's best and last score, and at which iteration each guard fired first."""
     curves: dict[tuple[str, int], dict[int, float]] = defaultdict(dict)
     first: dict[tuple[str, int], dict[str, int]] = defaultdict(dict)
-    for row in _rows():
+    for row in recorded_rows():
         key = row["trial"], int(row["seed"])
         if row["row"] == "firing":
             first[key].setdefault(row["name"].partition(" ")[0].removesuffix(":"), int(row["iteration"]))
@@ -163,7 +167,7 @@ def table() -> None:
 def signs() -> None:
     """Print, for each trial, how far the perplexity rose (mean of 3 reports over that of the 3 before) and the scores moved."""
     curves: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in _rows():
+    for row in recorded_rows():
         if row["row"] == "curve" and row["name"] in (UNLIKELY, DRIFT):
             curves[row["trial"], int(row["seed"])][row["name"]].append(float(row["value"]))
     print("| trial | seed | reference_nll: highest rise | above 0.1 from iteration | drift: highest |")

@@ -7,7 +7,7 @@ _TITLES = {
     "best_score_mean": ("Reward of the best responses", "that are trained on; good: rises"),
     "validation_score": ("Held-out score", "reward on held-out prompts; good: rises"),
     "validation_watch_score": ("Held-out score by the watch", "of a judge that the reward does not know; good: rises"),
-    "watch_pair_accuracy": ("Reward against the watch", "share of right responses above wrong ones; 0.5 is chance"),
+    "watch_pair_accuracy": ("Reward against the watch", "share of pairs that the reward orders as the judge; 0.5 is chance"),
     "validation_score_drift": ("Drift of the held-out scores", "since before the first iteration, in standard deviations"),
     "reward_data_distance": (
         "Distance from the reward's own data", "of the held-out scores, in standard deviations; watch for growth"

@@ -9,7 +9,7 @@ from vantage.review.reports.ridges import is_shown, ridges_of
 from vantage.review.reports.times import is_time, times_of
 from vantage.runs.history import Row
 from vantage.schemas.kinds import KINDS
-from vantage.schemas.metric_names import TERM_PERCENTILES
+from vantage.schemas.metric_names import INITIAL_AGREEMENT_LOW, TERM_PERCENTILES
 from vantage.schemas.records.firings import Firing
 from vantage.schemas.records.metric import Metric
 from vantage.schemas.records.metrics import METRICS
@@ -66,6 +66,8 @@ MEAN_OF = "score_mean_"
 MARKED_ON: Mapping[str, tuple[str, ...]] = {
     "watch_falls": ("validation_watch_score", "validation_score"),
     "watch_worse": ("validation_watch_score",),
+    "watch_lost": ("validation_watch_score",),
+    INITIAL_AGREEMENT_LOW: ("watch_pair_accuracy",),
 }
 """Metric of a guard that counts events on other curves → those curves, which show the mark."""
 

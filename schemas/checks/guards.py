@@ -8,6 +8,8 @@ from vantage.schemas.metric_names import (
     DEMONSTRATED,
     DIFFICULTY,
     ENSEMBLE,
+    INITIAL_AGREEMENT,
+    JUDGE_OF_PREFERENCES,
     LEARNED_VALUES,
     MOVED_BY_CRITIC,
     OF_MACHINE,
@@ -98,6 +100,17 @@ def _lacking(metric: str, stage: Training, rewards: Mapping[str, Reward]) -> tup
             )
     if isinstance(stage, WatchedRollouts) and metric in WATCHED and stage.watch is None:
         return "the stage has a watch", "add a watch, or leave the guard out"
+    watch = stage.watch if isinstance(stage, WatchedRollouts) else None
+    if metric == JUDGE_OF_PREFERENCES and (watch is None or watch.judge.kind != "reward"):
+        return (
+            "the stage has a watch whose judge is a reward",
+            "use a reward as the judge, or leave the guard out",
+        )
+    if metric in INITIAL_AGREEMENT and watch is not None and watch.judge.kind == "model":
+        return (
+            "the watch's judge scores each response by itself, and a model compares two policies",
+            "use a verifier or a reward as the judge, or leave the guard out",
+        )
     if isinstance(stage, WatchedRollouts) and metric in ENSEMBLE:
         reward = rewards.get(stage.reward)
         if reward is not None and reward.ensemble is None:

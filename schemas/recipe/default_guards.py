@@ -6,6 +6,7 @@ Which of them a policy stage has follows from the switches of its algorithm, and
 from dataclasses import dataclass
 from typing import Literal
 
+from vantage.schemas.metric_names import INITIAL_AGREEMENT_LOW
 from vantage.schemas.recipe.guards import OFF, WATCH_FALLS, Guard
 from vantage.schemas.recipe.stage import Training
 from vantage.schemas.recipe.stages import PolicyOptimization, WatchedRollouts
@@ -17,7 +18,15 @@ OURS = "ours: beyond what healthy small runs reached (docs/log/training_and_crit
 POLICY, VALUE, BEST, DISTILLED = "policy_optimization", "value_pretraining", "best_of_n", "distillation"
 TRAINED = ("sft", "reward_model", "dpo", "kto", VALUE, POLICY, BEST, DISTILLED)
 
-Need = Literal["a critic", "a critic that learns", "groups", "a watch", "another sampler", "a loss in nats"]
+Need = Literal[
+    "a critic",
+    "a critic that learns",
+    "groups",
+    "a watch",
+    "a watch that scores",
+    "another sampler",
+    "a loss in nats",
+]
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,7 @@ DEFAULTS: tuple[Default, ...] = (
         "KL rises before the win rate falls (PPO-max, arXiv 2307.04964, fig. 4); the bound is ours",
     ),
     Default(
-        Guard(metric="reference_nll", rises_by=0.1, over=3), (POLICY,),
+        Guard(metric="reference_nll", rises_by=0.05, over=3), (POLICY,),
         "perplexity under the reference rises with the collapse (PPO-max, arXiv 2307.04964, fig. 4); bound: docs/guard_trials",
     ),
     Default(
@@ -96,8 +105,13 @@ DEFAULTS: tuple[Default, ...] = (
         "members of an ensemble differ most where they know least (arXiv 2310.02743); the bound is ours",
     ),
     Default(
-        Guard(metric="watch_worse", above=1.0, over=1), (POLICY, BEST, DISTILLED),
-        "the judge's score fell by more than its 99.9 % interval, twice in a row: the best of many measurements is a lucky one", needs="a watch",
+        Guard(metric="watch_lost", above=0.1, over=2), (POLICY, BEST, DISTILLED),
+        "the judge's score fell by more than its 99.9 % interval and by a tenth, twice in a row; bound: docs/guard_trials", needs="a watch",
+    ),
+    Default(
+        Guard(metric=INITIAL_AGREEMENT_LOW, below=0.5, over=1), (POLICY, BEST, DISTILLED),
+        "0.5 is chance; trained by a reward at chance, the policy got worse in each of 18 trials (docs/guard_trials)",
+        needs="a watch that scores",
     ),
 )  # fmt: skip
 
@@ -114,7 +128,10 @@ def default_guards(work: Training) -> tuple[Guard, ...]:
             "another sampler": work.weighs_by_sampler,
         }
     if isinstance(work, WatchedRollouts):
-        has |= {"a watch": work.watch is not None}
+        has |= {
+            "a watch": work.watch is not None,
+            "a watch that scores": work.watch is not None and work.watch.judge.kind != "model",
+        }
     return tuple(
         default.guard for default in DEFAULTS if work.kind in default.kinds and has.get(default.needs, False)
     )

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, Tag, WithJsonSchema
 
 from vantage.schemas.frozen import Frozen, rule
+from vantage.schemas.metric_names import INITIAL_AGREEMENT_LOW
 from vantage.schemas.recipe.fields import (
     MAX_NAMED,
     SWITCHED_OFF,
@@ -106,6 +107,11 @@ class Guard(Frozen):
         """``kl_to_reference above 20, 3 reports in a row``."""
         if self.metric == WATCH_FALLS:
             return f"watch: the reward rose and the judge's score fell, at {self.amount + 1:g} measurements in a row"
+        if self.metric == INITIAL_AGREEMENT_LOW and self.below is not None:
+            return (
+                f"{INITIAL_AGREEMENT_LOW} below {self.below:g}: reward and watch are not shown to agree, so one of them may be wrong, and "
+                "the curves cannot show which"
+            )
         value = self._conditions[self.relation]
         shown = value if isinstance(value, str) else f"{value:g}"
         reports = "1 report" if self.over == 1 else f"{self.over} reports"

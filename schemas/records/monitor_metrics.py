@@ -36,6 +36,16 @@ MONITOR_METRICS: tuple[Metric, ...] = (
         "validation prompts and to the responses of `preferences`, in standard deviations of the latter. Only with `preferences`.",
     ),
     Metric(
+        "reward_preference_accuracy", "1",
+        "Share of held-out (validation) pairs of `preferences` whose chosen response scores higher by the reward's models (ties count half): the "
+        "same number at each validation.",
+    ),
+    Metric(
+        "watch_preference_accuracy", "1",
+        "The same by the models of the reward that judges in the watch. Where the two disagree, the one that is near 0.5 here is the doubtful one, "
+        "if the preferences are right.",
+    ),
+    Metric(
         "demonstration_nll", "nats/token",
         "Negative log-likelihood of held-out (validation) demonstrations under the policy at temperature 1, per token that is learnt. "
         "Only with `demonstrations`.",

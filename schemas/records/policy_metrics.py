@@ -221,9 +221,19 @@ POLICY_METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "watch_pair_accuracy", "1",
-        "Share of all pairs of a right and a wrong validation response, of any prompts, in which the right one has the higher reward "
-        "(ties count half): 0.5 is chance. Only with a verifier as the watch's judge.",
+        "Share of all pairs of watched responses, of any prompts, that the watch's judge scores differently in which the one that it scores "
+        "higher has the higher reward (ties count half): 0.5 is chance. Not with a model as the judge.",
     ),
+    Metric(
+        "watch_initial_pair_accuracy", "1",
+        "The same of the policy before the first iteration: the same number at each measurement. Not with a model as the judge.",
+    ),
+    Metric(
+        "watch_initial_pair_accuracy_low", "1",
+        "Low end of its 95 % interval, clustered by prompt. Below 0.5 the reward and the judge are not shown to agree: one of them may be "
+        "wrong, and this number cannot show which.",
+    ),
+    Metric("watch_initial_pair_accuracy_high", "1", "High end of the same interval."),
     Metric("watch_right_length", "tokens", "Mean length of the validation responses that the watch's verifier finds right."),
     Metric("watch_wrong_length", "tokens", "The same of the wrong ones."),
     Metric(
@@ -245,6 +255,11 @@ POLICY_METRICS: tuple[Metric, ...] = (
         "watch_worse", "measurements",
         "Measurements in a row at which the judge's score had fallen since the one that it liked best, by more than its 99.9 % interval, "
         "whatever the reward did. Only with watch.",
+    ),
+    Metric(
+        "watch_lost", "1",
+        "How much of the judge's best score is lost: as a share of it, or of a reward as the judge in standard deviations of its scores. 0 "
+        "unless the score has fallen by more than its 99.9 % interval. Only with watch.",
     ),
     Metric(
         "watch_reward", "reward",

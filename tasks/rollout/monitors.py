@@ -1,14 +1,20 @@
 """Measure a policy beside its score at each validation, where the recipe names the data for it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from vantage.algorithms.score_distribution import distance_to, quantiles
+from vantage.algorithms.uncertainty import Estimate, clustered_mean
 from vantage.models.policy import PolicyModel
-from vantage.schemas.metric_names import REWARD_DATA_PERCENTILES, SCORE_PERCENTILES
+from vantage.schemas.metric_names import (
+    JUDGE_OF_PREFERENCES,
+    REWARD_DATA_PERCENTILES,
+    REWARD_OF_PREFERENCES,
+    SCORE_PERCENTILES,
+)
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.resolved import ResolvedPolicyOptimization
 from vantage.schemas.records.job import StageJob
@@ -20,6 +26,7 @@ from vantage.tasks.rewards.term_scores import Responses
 from vantage.tasks.rollout.rollout_models import RolloutModels
 from vantage.tasks.training import progress
 from vantage.tasks.training.likelihood import measure_likelihood
+from vantage.tasks.training.measured import clusters_of_ids
 from vantage.tasks.training.offloading import on_device
 
 SIDES = ("chosen", "rejected")
@@ -51,6 +58,8 @@ class RewardData:
     """(N,), of chosen and rejected responses."""
     is_whole_reward: bool
     """Whether the reward has no other terms, so that these scores are rewards."""
+    accuracy: Mapping[str, Estimate] = field(default_factory=dict)
+    """Shares of the held-out pairs in which the reward, and the watch's judge, prefer the chosen response."""
 
     def measure(self, by_term: Mapping[str, Tensor]) -> dict[str, float]:
         """Return how far the scores of other responses are from these.
@@ -60,7 +69,8 @@ class RewardData:
         """
         distance = distance_to(weighted_sum(by_term, self.models), self.scores)
         shown = dict(zip(REWARD_DATA_PERCENTILES, percentiles(self.scores), strict=True))
-        found = {"reward_data_distance": distance, **(shown if self.is_whole_reward else {})}
+        of_pairs = {name: estimate.value for name, estimate in self.accuracy.items()}
+        found = {"reward_data_distance": distance, **of_pairs, **(shown if self.is_whole_reward else {})}
         return {name: value for name, value in found.items() if value == value}
 
 
@@ -70,6 +80,11 @@ class Monitors:
 
     demonstrations: Demonstrations | None = None
     reward_data: RewardData | None = None
+
+    @property
+    def preference_accuracy(self) -> Mapping[str, Estimate]:
+        """How often reward and judge prefer the chosen response of held-out pairs; empty where no pairs are named."""
+        return {} if self.reward_data is None else self.reward_data.accuracy
 
     def measure(self, policy: PolicyModel, scores: Scores) -> dict[str, float]:
         """Return the metrics of the policy as it is now.
@@ -86,8 +101,13 @@ class Monitors:
         return found
 
 
-def load_monitors(job: StageJob[ResolvedPolicyOptimization], models: RolloutModels) -> Monitors:
+def load_monitors(
+    job: StageJob[ResolvedPolicyOptimization], models: RolloutModels, *, judge: Scorer | None = None
+) -> Monitors:
     """Return what the stage's recipe asks for; the models that do not learn are measured here, once an attempt.
+
+    Args:
+        judge: the reward that judges in the stage's watch, if one does.
 
     Raises:
         NothingLeft: no row of a dataset fits the recipe's limits.
@@ -97,7 +117,7 @@ def load_monitors(job: StageJob[ResolvedPolicyOptimization], models: RolloutMode
     if "demonstrations" in job.inputs:
         demonstrations = _demonstrations(job, models, limits)
     if "preferences" in job.inputs and models.scorer is not None:
-        reward_data = _reward_data(job, models.scorer, models, limits)
+        reward_data = _reward_data(job, models.scorer, models, limits, judge=judge)
     return Monitors(demonstrations, reward_data)
 
 
@@ -134,11 +154,17 @@ def _demonstrations(
 
 
 def _reward_data(
-    job: StageJob[ResolvedPolicyOptimization], scorer: Scorer, models: RolloutModels, limits: PassLimits
+    job: StageJob[ResolvedPolicyOptimization],
+    scorer: Scorer,
+    models: RolloutModels,
+    limits: PassLimits,
+    *,
+    judge: Scorer | None,
 ) -> RewardData:
-    only = replace(scorer, terms=tuple(term for term in scorer.terms if term.is_model), missing_eos=None)
-    reads_texts = any(isinstance(each.scores, ModelScores) and each.scores.reencoder for each in only.terms)
-    found = []
+    only, judging = _models_of(scorer), None if judge is None else _models_of(judge)
+    asked = (*only.terms, *(() if judging is None else judging.terms))
+    reads_texts = any(isinstance(each.scores, ModelScores) and each.scores.reencoder for each in asked)
+    found, accuracy = [], {}
     for split in (TRAIN, VALIDATION):
         pairs = read_completions(
             job.inputs["preferences"], split, SIDES, models.codec, enough=job.work.validation_samples
@@ -147,7 +173,27 @@ def _reward_data(
         with progress.within("preferences"):
             first = first_rows(pairs, job.work.validation_samples)
             found.append(pair_scores(only, first, models, limits, texts=texts))
-    return RewardData(only, torch.cat(found), is_whole_reward=len(only.terms) == len(scorer.terms))
+            if split == VALIDATION and only.terms:
+                accuracy[REWARD_OF_PREFERENCES] = _share_preferred(found[-1], first)
+            if split == VALIDATION and judging is not None and judging.terms:
+                by_judge = pair_scores(judging, first, models, limits, texts=texts)
+                accuracy[JUDGE_OF_PREFERENCES] = _share_preferred(by_judge, first)
+    is_whole = len(only.terms) == len(scorer.terms)
+    return RewardData(only, torch.cat(found), is_whole_reward=is_whole, accuracy=accuracy)
+
+
+def _models_of(scorer: Scorer) -> Scorer:
+    """Return a reward without its other terms."""
+    return replace(scorer, terms=tuple(term for term in scorer.terms if term.is_model), missing_eos=None)
+
+
+def _share_preferred(scores: Tensor, pairs: Completions) -> Estimate:
+    """Return the share of pairs whose chosen response scores higher, ties as a half; all pairs of a prompt are one cluster.
+
+    ``scores`` (2N,): those of N chosen and then of N rejected responses.
+    """
+    chosen, rejected = scores.double().cpu().chunk(2)
+    return clustered_mean(((chosen - rejected).sign() + 1) / 2, clusters_of_ids(pairs.prompt_ids))
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ from vantage.algorithms.uncertainty import Estimate, clustered_mean
 from vantage.schemas.metric_names import INITIAL_PERCENTILES, VALIDATION_PERCENTILES
 from vantage.schemas.recipe.algorithm import Returns
 from vantage.tasks.data.examples import Prompts
+from vantage.tasks.rollout.judge_agreement import disagreement_notice
 from vantage.tasks.rollout.monitors import Monitors, percentiles
 from vantage.tasks.rollout.rollout_models import RolloutModels
 from vantage.tasks.rollout.rollouts import (
@@ -117,8 +118,12 @@ class Selection:
                 stream="watch sampling",
                 phase="watched prompts",
             )
+        is_first = not attempt.state.watched.judged
         with progress.within("watch"):
             seen, metrics = self.watching.look(scored, attempt.state.watched)
+        preferred = {} if self.monitors is None else self.monitors.preference_accuracy
+        if is_first and (notice := disagreement_notice(seen.agreement, preferred)) is not None:
+            attempt.notice(notice)
         attempt.state = replace(attempt.state, watched=seen)
         return metrics
 

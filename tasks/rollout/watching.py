@@ -1,12 +1,12 @@
 """A judge other than the reward, asked about the responses of a policy while it trains."""
 
 from dataclasses import dataclass, replace
+from math import isfinite
 
 import torch
 from torch import Tensor
 
-from vantage.algorithms.divergence_of_judges import change_of
-from vantage.algorithms.score_distribution import pair_accuracy
+from vantage.algorithms.divergence_of_judges import Change, change_of, deviations_lost, share_lost
 from vantage.models.folders import tokenizer_digest
 from vantage.schemas.recipe.guards import WATCH_FALLS
 from vantage.schemas.recipe.pass_limits import PassLimits
@@ -20,6 +20,7 @@ from vantage.schemas.records.job import StageJob
 from vantage.schemas.steps import WATCH_PROMPTS
 from vantage.tasks.data.encoding_counts import encoding_metrics
 from vantage.tasks.data.examples import Codec, Prompts, read_prompts
+from vantage.tasks.rewards.scoring import Scorer
 from vantage.tasks.rollout.against_init import (
     first_responses,
     order_disagreement,
@@ -28,6 +29,7 @@ from vantage.tasks.rollout.against_init import (
     wins_by_score,
     with_scores,
 )
+from vantage.tasks.rollout.judge_agreement import agreement_with_interval, initial_metrics, pair_accuracy
 from vantage.tasks.rollout.judging import Judgement, RewardJudge, load_judge
 from vantage.tasks.rollout.prompted_judge import PromptedJudge, load_prompted_judge, refuse_long_responses
 from vantage.tasks.rollout.rollouts import Sampled, Scored
@@ -36,7 +38,9 @@ from vantage.tasks.training.measured import clusters_of
 from vantage.tasks.training.stage_state import WatchedSoFar
 
 WATCH_SCORE, WATCH_CHANGE, WATCH_WORSE = "validation_watch_score", "watch_change", "watch_worse"
-WATCH_REWARD = "watch_reward"
+WATCH_LOST, WATCH_REWARD = "watch_lost", "watch_reward"
+_OF_CHANGE = (WATCH_CHANGE, WATCH_FALLS, WATCH_WORSE, WATCH_LOST)
+"""Curves that compare with the measurement that the judge liked best: 0 at the first one."""
 
 WatchedJob = StageJob[ResolvedPolicyOptimization] | StageJob[ResolvedBestOfN] | StageJob[ResolvedDistillation]
 
@@ -52,6 +56,11 @@ class Watching:
     """The watch's own prompts; None: those that validate the stage."""
     num_samples: int = 0
     """Responses to its own prompts in one measurement."""
+
+    @property
+    def scorer(self) -> Scorer | None:
+        """The reward that judges; None: a verifier or a model judges."""
+        return self.judge.scorer if isinstance(self.judge, RewardJudge) else None
 
     def within(self, limits: PassLimits) -> "Watching":
         """Return the watch with passes of its models within ``limits``."""
@@ -69,9 +78,15 @@ class Watching:
         Raises:
             UnusableJudge: a question with its answer is longer than the model reads.
         """
-        before, judged, against_init = self._judge(scored.sampled, before)
+        before, judged, monitors = self._judge(scored.sampled, before)
         rewards = scored.scores.total.cpu().double()
-        monitors = self._monitors(scored, judged, rewards) if self.is_verifier else against_init
+        if not isinstance(self.judge, PromptedJudge):  # which scores no response by itself
+            if not before.judged:
+                clusters = clusters_of(scored.sampled.prompts)
+                before = replace(before, agreement=agreement_with_interval(rewards, judged, clusters))
+            monitors |= pair_accuracy(rewards, judged) | initial_metrics(before.agreement)
+        if self.is_verifier:
+            monitors |= _lengths(scored, judged)
         if self.prompts is not None:
             monitors |= {WATCH_REWARD: ranks.agreed(rewards.mean().item())}
         seen, metrics = self._compare(scored, judged, rewards, before)
@@ -103,7 +118,7 @@ class Watching:
         mean = ranks.agreed(judged.mean().item())
         if not before.judged:
             seen = _best(judged, rewards, before)
-            return seen, {WATCH_SCORE: mean, WATCH_CHANGE: 0.0, WATCH_FALLS: 0.0, WATCH_WORSE: 0.0}
+            return seen, {WATCH_SCORE: mean, **dict.fromkeys(_OF_CHANGE, 0.0)}
         best = torch.tensor(before.judged, dtype=torch.float64)
         change = change_of(
             rewards,
@@ -116,27 +131,34 @@ class Watching:
         falls = before.falls + 1 if change.is_fall else 0
         worse = before.worse + 1 if change.is_worse else 0
         seen = _best(judged, rewards, before) if is_better else replace(before, falls=falls, worse=worse)
+        lost = self._lost(change, judged, best)
         return seen, {
             WATCH_SCORE: mean,
             WATCH_CHANGE: change.judge.value,
             WATCH_FALLS: float(seen.falls),
             WATCH_WORSE: float(seen.worse),
+            **({WATCH_LOST: lost} if isfinite(lost) else {}),
         }
 
-    def _monitors(self, scored: Scored, judged: Tensor, rewards: Tensor) -> dict[str, float]:
-        """Return how well the reward separates right from wrong responses, and how long they are; undefined values are
-        left out."""
-        is_right, lengths = judged > 0.5, scored.sampled.sequences.lengths.cpu().double()
-        found = {
-            "watch_pair_accuracy": pair_accuracy(rewards, is_right),
-            "watch_right_length": lengths[is_right].mean().item(),
-            "watch_wrong_length": lengths[~is_right].mean().item(),
-        }
-        return {name: value for name, value in found.items() if value == value}
+    def _lost(self, change: Change, judged: Tensor, best: Tensor) -> float:
+        """Return how much of the judge's best score is lost."""
+        if isinstance(self.judge, RewardJudge):  # whose scores may have any zero
+            return deviations_lost(change, judged=judged, judged_before=best)
+        return share_lost(change, judged_before=best)
+
+
+def _lengths(scored: Scored, judged: Tensor) -> dict[str, float]:
+    """Return the mean lengths of right and of wrong responses; that of no response is left out."""
+    is_right, lengths = judged > 0.5, scored.sampled.sequences.lengths.cpu().double()
+    found = {
+        "watch_right_length": lengths[is_right].mean().item(),
+        "watch_wrong_length": lengths[~is_right].mean().item(),
+    }
+    return {name: value for name, value in found.items() if value == value}
 
 
 def _best(judged: Tensor, rewards: Tensor, before: WatchedSoFar) -> WatchedSoFar:
-    return WatchedSoFar(judged=tuple(judged.tolist()), rewards=tuple(rewards.tolist()), first=before.first)
+    return replace(before, judged=tuple(judged.tolist()), rewards=tuple(rewards.tolist()), falls=0, worse=0)
 
 
 def load_watching(

@@ -222,6 +222,11 @@ class Attempt(Generic[State]):
             self.step + 1, metrics=metrics, headline=headline, tokens_per_second=tokens_per_second
         )
 
+    def notice(self, text: str) -> None:
+        """Show a person something about the stage that no guard can see; it changes nothing."""
+        log.warning("%s", text)
+        self._progress.notice(text)
+
     def _guard(self, metrics: Mapping[str, float]) -> None:
         """Pass a step's metrics to the guards, and record those that fire."""
         fired = self._guarding.observe(self.step + 1, metrics)

@@ -54,6 +54,8 @@ class StageProgress(Frozen):
     """Estimate until ``total``, from the newest steps; None before the first step and after the last."""
     firings: tuple[str, ...] = Field((), exclude_if=is_default(()))
     """The firings of the stage's guards, in words."""
+    notices: tuple[str, ...] = Field((), exclude_if=is_default(()))
+    """What a person should know about the stage, in words; no guard has fired."""
     started: float
     """Start of this attempt, in seconds since 1970."""
     updated: float
@@ -121,6 +123,7 @@ class Progress:
             pass_rows=before.pass_rows,
             pass_tokens=before.pass_tokens,
             firings=before.firings,
+            notices=before.notices,
             started=self._started,
             updated=before.updated,
         )
@@ -138,6 +141,11 @@ class Progress:
     def watched(self, firings: tuple[str, ...]) -> None:
         """Report which guards have fired; shown at the end of the step."""
         self._report = self._report.model_copy(update={"firings": firings})
+
+    def notice(self, text: str) -> None:
+        """Report something that a person should know about the stage."""
+        self._report = self._report.model_copy(update={"notices": (*self._report.notices, text)})
+        self._show_soon()
 
     def computing(self, rows: int, tokens: int) -> None:
         """Report how many rows and positions the next pass has.

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy.stats import mannwhitneyu, wasserstein_distance
+from scipy.stats import wasserstein_distance
 
-from vantage.algorithms.score_distribution import distance_to, drift, pair_accuracy, quantiles
+from vantage.algorithms.score_distribution import distance_to, drift, quantiles
 
 
 @pytest.mark.parametrize("count", [2, 7, 40])
@@ -52,15 +52,3 @@ def test_a_distance_by_hand() -> None:
 
 def test_quantiles_by_hand() -> None:
     assert quantiles(torch.tensor([3.0, 1.0, 2.0]), [0.0, 0.25, 0.5, 1.0]) == [1.0, 1.5, 2.0, 3.0]
-
-
-def test_pair_accuracy_is_mann_whitneys_u_over_the_pairs() -> None:
-    generator = torch.Generator().manual_seed(0)
-    scores = torch.randint(0, 6, (30,), generator=generator).double()  # with ties
-    right = torch.rand(30, generator=generator) < 0.4
-    u = mannwhitneyu(scores[right].numpy(), scores[~right].numpy()).statistic
-    pairs = int(right.sum()) * int((~right).sum())
-    assert pair_accuracy(scores, right) == pytest.approx(u / pairs)
-    assert math.isnan(pair_accuracy(scores, torch.ones(30, dtype=torch.bool)))
-    with pytest.raises(ValueError, match="both are"):
-        pair_accuracy(scores, right[:3])

@@ -276,3 +276,13 @@ def test_the_line_of_a_failed_run_has_its_reason(shown: str, recipe_file: Path) 
     )
     assert lines[number + 1] == "  value resumable: stopped after step 4"
     assert number == 0 or shown != "its status"
+
+
+def test_a_notice_is_printed_once_beside_the_firings() -> None:
+    screen, printed = plain()
+    for step in (0, 1):
+        screen.progressed("policy", report(step, notices=("the judge may be wrong",)))
+    screen.progressed("policy", report(2, notices=("the judge may be wrong",), firings=("guard loss",)))
+    lines = printed.getvalue().splitlines()
+    assert lines.count("  policy: the judge may be wrong") == 1
+    assert lines.count("  policy: guard loss") == 1

@@ -22,13 +22,15 @@ from vantage.schemas.metric_names import (
     SCORE_PERCENTILES,
     VALIDATION_PERCENTILES,
 )
-from vantage.schemas.recipe.rewards import Reward
+from vantage.schemas.recipe.rewards import Judge, Reward
 from vantage.schemas.recipe.terms import ModelTerm, VerifierTerm
+from vantage.schemas.recipe.watch import Watch
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.data.examples import codec_of, read_completions
 from vantage.tasks.rollout import monitors
 from vantage.tasks.stages import run_stage
-from vantage.tasks.training.scratch import JOURNAL
+from vantage.tasks.training.progress import read_progress
+from vantage.tasks.training.scratch import JOURNAL, PROGRESS
 
 Contents = Callable[[Path], dict[str, bytes]]
 DATA = ("demonstrations", "preferences")
@@ -113,6 +115,12 @@ def scores_of_pairs(pipeline: Any, job: StageJob, count: int) -> list[float]:
     return found
 
 
+def share_preferred(found: Any) -> float:
+    """Share of the validation pairs, which come after 16 pairs of training, whose chosen response scores higher."""
+    chosen, rejected = np.split(found[2 * 16 :], 2)
+    return float(np.mean(chosen > rejected) + 0.5 * np.mean(chosen == rejected))
+
+
 def test_scores_are_compared_with_those_of_the_reward_models_own_data(pipeline: Any) -> None:
     job = monitored(pipeline, "preferences", validate_every=2)
     run_stage(job)
@@ -124,6 +132,34 @@ def test_scores_are_compared_with_those_of_the_reward_models_own_data(pipeline: 
     for curve in curves:
         assert [curve[name] for name in REWARD_DATA_PERCENTILES] == pytest.approx(quantiles, abs=1e-5)
         assert curve["reward_data_distance"] > 0
+
+
+def test_reward_and_judge_are_measured_on_held_out_preferences(pipeline: Any) -> None:
+    """The judge is the same reward model with the opposite sign: it prefers the other response of each pair."""
+    watch = Watch(judge=Judge(reward="opposite"), every=1, on_fall="warn")
+    job = monitored(pipeline, "preferences", validate_every=4, watch=watch)
+    opposite = Reward(terms=(ModelTerm(model="reward", weight=-1.0),))
+    inputs = job.inputs | {"reward.opposite.0": pipeline.folder("reward")}
+    job = job.model_copy(
+        update={
+            "rewards": {**job.rewards, "opposite": opposite},
+            "inputs": inputs,
+            "digests": job.digests | pipeline.digests(inputs),
+        }
+    )
+    run_stage(job)
+    found = np.array(scores_of_pairs(pipeline, job, count=16))
+    share, pairs = share_preferred(found), (len(found) - 2 * 16) // 2
+    assert 0 < share != 0.5
+    curve = curves_of(job)[-1]
+    assert curve["reward_preference_accuracy"] == pytest.approx(share)
+    assert curve["watch_preference_accuracy"] == pytest.approx(1 - share)
+    assert curve["watch_initial_pair_accuracy"] < 0.5
+    progress = read_progress(job.scratch / PROGRESS)
+    assert progress is not None
+    [notice] = progress.notices
+    assert f"the reward prefers the chosen response in {share:.0%} of {pairs} pairs" in notice
+    assert f"the judge prefers the chosen response in {1 - share:.0%} of {pairs} pairs" in notice
 
 
 def test_the_distance_is_that_of_the_models_scores_alone(
@@ -152,7 +188,10 @@ def test_the_distance_is_that_of_the_models_scores_alone(
     expected = np.array(scores_of_pairs(pipeline, job, count=16))
     np.testing.assert_allclose(np.sort(of_data.numpy()), np.sort(2.0 * expected), atol=1e-5)
     distance = wasserstein_distance(model_scores.numpy(), 2.0 * expected) / np.std(2.0 * expected)
-    assert found == {"reward_data_distance": pytest.approx(distance, rel=1e-4)}
+    assert found == {
+        "reward_data_distance": pytest.approx(distance, rel=1e-4),
+        "reward_preference_accuracy": pytest.approx(share_preferred(expected)),
+    }
     assert curves_of(job)[0]["reward_data_distance"] == found["reward_data_distance"]
 
 
@@ -166,6 +205,7 @@ def test_what_is_measured_changes_no_bit(pipeline: Any, contents: Contents) -> N
             "demonstration_nll",
             "demonstration_nll_rise",
             "reward_data_distance",
+            "reward_preference_accuracy",
             *REWARD_DATA_PERCENTILES,
         }
         assert other.keys() - one.keys() == added

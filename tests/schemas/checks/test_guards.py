@@ -98,6 +98,11 @@ def policy_of(text: str) -> Training:
             "guard out",
         ),
         (
+            "{metric: watch_lost, above: 0.2, action: restore_best}",
+            "stages.policy.guards.0.metric: watch_lost is measured only where the stage has a watch; add a watch, or leave the "
+            "guard out",
+        ),
+        (
             "{metric: reward_disagreement, above: 2}",
             "stages.policy.guards.0.metric: reward_disagreement is measured only where the reward has an ensemble; give "
             "rewards.main an ensemble, or leave the guard out",

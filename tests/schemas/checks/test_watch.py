@@ -7,6 +7,7 @@ import pytest
 
 from vantage.attempts.jobs import key_parts_of, rewards_of
 from vantage.schemas.loading.recipe_file import parse_recipe
+from vantage.schemas.metric_names import INITIAL_AGREEMENT_LOW
 from vantage.schemas.problems import RecipeError
 from vantage.schemas.recipe.default_guards import guards_of
 from vantage.schemas.recipe.recipe import Recipe
@@ -250,6 +251,26 @@ BEST_OF = """\
 """
 
 
+def test_a_guard_on_the_agreement_needs_a_judge_that_scores(text: str) -> None:
+    guard = "guards: [{metric: watch_initial_pair_accuracy_low, below: 0.6, over: 1, action: stop}]"
+    assert problems(watched(text, "{judge: {verifier: own}}", guard)) == []
+    [problem] = problems(watched(text, "{judge: {model: sft}}", guard))
+    assert (
+        "stages.policy.guards.0.metric: watch_initial_pair_accuracy_low is measured only where the watch's judge scores each "
+        "response by itself, and a model compares two policies; use a verifier or a reward as the judge, or leave the guard out"
+    ) in problem
+
+
+def test_a_guard_on_the_judge_of_preferences_needs_a_reward_that_judges(text: str) -> None:
+    guard = "guards: [{metric: watch_preference_accuracy, below: 0.5, over: 1}]"
+    assert problems(watched(text, "{judge: {reward: other}}", "preferences: pairs", guard)) == []
+    [problem] = problems(watched(text, "{judge: {verifier: own}}", "preferences: pairs", guard))
+    assert (
+        "watch_preference_accuracy is measured only where the stage has a watch whose judge is a reward; use a reward as the judge, or "
+        "leave the guard out"
+    ) in problem
+
+
 def test_best_of_n_has_a_watch_too(text: str) -> None:
     plain = text.replace("  evaluation:\n", f"{BEST_OF}  evaluation:\n", 1)
     recipe = parse_recipe(
@@ -260,10 +281,15 @@ def test_best_of_n_has_a_watch_too(text: str) -> None:
     assert (stage.validations, stage.keeps_by_watch) == ((2, 3), True)
     assert dependencies(recipe)["best"]["watch"] == "sft"
     assert str(guards_of(stage)[0]).startswith("watch:")
-    assert "watch_worse" in [guard.metric for guard in guards_of(stage)]
+    assert "watch_lost" in [guard.metric for guard in guards_of(stage)]
+    assert INITIAL_AGREEMENT_LOW not in [guard.metric for guard in guards_of(stage)], "a model compares"
+    by_verifier = plain.replace(BEST_OF, f"{BEST_OF}    watch: {{judge: {{verifier: own}}}}\n")
+    scoring = parse_recipe(by_verifier).stages["best"]
+    assert isinstance(scoring, BestOfN)
+    assert INITIAL_AGREEMENT_LOW in [guard.metric for guard in guards_of(scoring)]
     without = parse_recipe(plain).stages["best"]
     assert isinstance(without, BestOfN)
     assert not {"watch", "keep"} & without.model_dump(mode="json").keys()
-    assert "watch_worse" not in [guard.metric for guard in guards_of(without)]
+    assert "watch_lost" not in [guard.metric for guard in guards_of(without)]
     [problem] = problems(plain.replace(BEST_OF, f"{BEST_OF}    watch: {{judge: {{reward: main}}}}\n"))
     assert "watch.judge.reward=main is the reward that trains the policy" in problem
