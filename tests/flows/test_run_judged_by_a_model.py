@@ -58,7 +58,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def go(workspace: Workspace, recipe: Path, *, until: str | None = None) -> RunRecord:
-    """The command ``vantage run`` in a process that knows no answers yet."""
+    """Run the recipe as ``vantage run`` does, in a process that knows no answers yet."""
     answer_file.cache_clear()
     answer_metrics()
     with orchestrated(

@@ -109,7 +109,7 @@ def scored(
 
 
 def probabilities(folder: Path, text: str, labels: list[str]) -> list[float]:
-    """Of each answer, by transformers alone, in float64 and one question at a time."""
+    """Return the probability of each answer by transformers alone, in float64 and one question at a time."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
     talk = [{"role": "user", "content": text}]
