@@ -23,6 +23,8 @@ KNOWN = {
     "tasks/training/attempt.py": 2,  # the times of a journal's lines, which MLflow draws; those of a shorter stage have none
     "tasks/training/batch_files.py": 1,
     "tasks/training/progress.py": 2,  # of progress, for people
+    "review/reports/annex_facts.py": 1,  # none: recorded times, written out
+    "review/reports/decision.py": 1,  # the same
     "flows/prefect_server/outages.py": 3,  # since when a server does not answer, for people
     "ledger/to_mlflow/model_description.py": 2,  # when a model was published, for MLflow
 }

@@ -12,7 +12,7 @@ from vantage.ledger.replay import read_replay
 from vantage.review.audit.evidence import Evidence
 from vantage.review.audit.run_claims import record_checks
 from vantage.review.reports.gather import gather_report
-from vantage.review.reports.sections import head
+from vantage.review.reports.first_screen import first_screen
 from vantage.runs.record import RunRecord
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
@@ -65,7 +65,7 @@ def test_a_gate_that_is_left_out_is_loosened_too(workspace: Workspace, recipe_fi
 
 def test_the_report_and_the_status_begin_with_it(loosened: RunRecord, workspace: Workspace) -> None:
     text = f"explained_variance passed at >= 0.1; closed at >= 0.9 in run {read_runs(workspace)[1].run_id}"
-    page = head(gather_report(workspace, loosened))
+    page = first_screen(gather_report(workspace, loosened))
     assert "The gate of value was loosened: " + text.replace(">", "&gt;") in page
     shown = CliRunner().invoke(app, ["status", loosened.run_id, "--workspace", workspace.address])
     assert f"loosened: value: {text}" in shown.stdout
