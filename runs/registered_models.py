@@ -23,14 +23,20 @@ def with_registered(recipe: ResolvedRecipe, workspace: Workspace) -> ResolvedRec
         RunError: there is no such version and no ``otherwise``, or it is none that stages can sample from, or score with.
         vantage.ledger.to_mlflow.published_models.RegistryUnavailable: MLflow does not answer.
     """
+    named = [
+        (name, model, origin)
+        for name, model in recipe.models.items()
+        if isinstance(origin := model.origin, Registered) and origin.pin is None
+    ]
+    if not named:
+        return recipe
     rewards = reward_imports(recipe)
-    open_ones = {}
-    for name, model in recipe.models.items():
-        if isinstance(model.origin, Registered) and model.origin.pin is None:
-            is_reward_model = f"{OTHER_MODEL_PREFIX}{name}" in rewards
-            found = _pin(name, model, model.origin, workspace, is_reward_model=is_reward_model)
-            open_ones[name] = model.model_copy(update={"source": str(found)})
-    return recipe.model_copy(update={"models": {**recipe.models, **open_ones}}) if open_ones else recipe
+    pinned = {}
+    for name, model, origin in named:
+        is_reward_model = f"{OTHER_MODEL_PREFIX}{name}" in rewards
+        found = _pin(name, model, origin, workspace, is_reward_model=is_reward_model)
+        pinned[name] = model.model_copy(update={"source": str(found)})
+    return recipe.model_copy(update={"models": {**recipe.models, **pinned}})
 
 
 def missing_models(models: Mapping[str, OtherModel]) -> list[str]:

@@ -10,7 +10,7 @@ from vantage.schemas.steps import OTHER_MODEL_PREFIX, dependencies, reward_impor
 
 def reward_import_problems(recipe: Recipe) -> Iterator[Problem]:
     """Yield a problem for each reward model that cannot be imported, or that is read as a policy too."""
-    imports = reward_imports(recipe)
+    imports = reward_imports(recipe) if recipe.models else frozenset()
     if not imports:
         return
     readers = dependencies(recipe)
