@@ -28,6 +28,10 @@ _MAX_THREADS = 8
 _NAME = re.compile(r"[A-Za-z0-9_.,+=@() -]{1,255}")
 
 
+class NothingToSeal(ValueError):
+    """A folder has no file."""
+
+
 class UnsafePath(ValueError):
     """A file that is not allowed in a sealed folder: a link, a special file, or a name that could leave the folder."""
 
@@ -39,7 +43,8 @@ def seal(folder: Path) -> str:
 
     Raises:
         UnsafePath: a link, a special file, a hard link, or a name that is not allowed.
-        ValueError: there is no file, or a file with the manifest's name.
+        NothingToSeal: there is no file.
+        ValueError: a file has the manifest's name.
         OSError: the disk is full or broken; the folder can be sealed again later.
     """
     paths, empty_folders, problems = _scan(folder)
@@ -48,7 +53,7 @@ def seal(folder: Path) -> str:
     if MANIFEST in paths:
         raise ValueError(f"{folder / MANIFEST}: this name is kept for the folder's own manifest; use another")
     if not paths:
-        raise ValueError(f"{folder} holds no file; nothing can be sealed")
+        raise NothingToSeal(f"{folder} holds no file; nothing can be sealed")
     for empty in empty_folders:
         (folder / empty).rmdir()
     for path in sorted(paths):

@@ -81,7 +81,10 @@ def test_killed_on_one_machine_another_goes_on_from_its_checkpoint(
     )
     remote = open_bucket(bucket)
     deadline = time.monotonic() + 120
-    while "checkpoint.json" not in "".join(names(remote, f"scratch/{asked.stage_key}")):
+    # The files of a fake stage are sent in the order of their names: the segments come last.
+    while "segments.json" not in "".join(names(remote, f"scratch/{asked.stage_key}")) or not any(
+        name.endswith("checkpoint.json") for name in names(remote, f"scratch/{asked.stage_key}")
+    ):
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.05)

@@ -20,7 +20,7 @@ from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.stage_key import stage_key
 from vantage.storage import refs
 from vantage.storage.key_locks import Locked
-from vantage.storage.sealed_folders import MANIFEST, UnsafePath, find_problems, seal
+from vantage.storage.sealed_folders import MANIFEST, NothingToSeal, UnsafePath, find_problems, seal
 from vantage.storage.storage import Storage
 from vantage.storage.store import Fenced, Lookup
 
@@ -370,8 +370,8 @@ def write_in_turns(machine: Machine, name: str) -> str:
 
     def write(number: int) -> None:
         for turn in range(2):
-            # a newer attempt has begun, and may have cleared what this one was still writing
-            with suppress(Fenced, FileNotFoundError):
+            # a newer attempt has begun, and may have cleared what this one was still writing, or all of it
+            with suppress(Fenced, FileNotFoundError, NothingToSeal):
                 produce(storages[number], f"{name}.{number}.{turn}".encode())
 
     with ThreadPoolExecutor(5) as threads:
