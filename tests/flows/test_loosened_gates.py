@@ -11,8 +11,8 @@ from vantage.ledger.model_card import card_sections
 from vantage.ledger.replay import read_replay
 from vantage.review.audit.evidence import Evidence
 from vantage.review.audit.run_claims import record_checks
-from vantage.review.reports.gather import gather_report
 from vantage.review.reports.first_screen import first_screen
+from vantage.review.reports.gather import gather_report
 from vantage.runs.record import RunRecord
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
