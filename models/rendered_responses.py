@@ -39,7 +39,7 @@ class Words:
     is_closed: bool = False
     """Whether it contains the token that closes the turn."""
     is_sampled: bool = False
-    """Whether it is decoded text of a model, without special tokens and with the white space before them."""
+    """True for decoded text of a model, without special tokens and with the white space before them."""
 
 
 class ResponseRenderer:

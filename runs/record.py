@@ -122,7 +122,7 @@ class RunRecord(Frozen):
     mlflow_run_id: str | None = None
     prefect_flow_run_ids: tuple[str, ...] = ()
     lacks_flow_run: bool = Field(False, exclude_if=is_off)
-    """Whether it reused everything and has no flow run in Prefect yet, because no server was at hand."""
+    """True if it reused everything and has no flow run in Prefect yet, because no server was at hand."""
     open_flow_runs: tuple[OpenFlowRun, ...] = ()
     copies: dict[str, PublishedCopy] = Field(default_factory=dict)
     """Registered model → MLflow's copy of the model that the run published."""

@@ -18,7 +18,7 @@ from tests.support.needs import chromium
 FOLDER = Path(__file__).parent / "pictures"
 MAX_BYTES = 150_000
 GRAPH = (260, 0, 1280, 500)
-"""Where Prefect's page has the name, the state and the graph of a run."""
+"""The part of Prefect's page with the name, the state and the graph of a run."""
 WAIT_MS = 20_000
 """Time of the page's own clock until the picture is taken: Prefect draws its graph after it has asked its server."""
 

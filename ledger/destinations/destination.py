@@ -28,7 +28,7 @@ class Destination(Protocol):
 
     @property
     def address(self) -> str:
-        """Where it is, without a login."""
+        """Its address, without a login."""
 
     def copy_of(self, opening: OpenRun) -> RunCopy:
         """Return the copy of the run that this operation opens."""

@@ -25,7 +25,7 @@ class PushRefused(ValueError):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a model is pushed to."""
+    """The place to which a model is pushed."""
 
     address: str
     """``hub:ORG/NAME`` or a bucket's address, as it was given."""

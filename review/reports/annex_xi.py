@@ -16,7 +16,7 @@ _LIBRARIES = ("python", "torch", "transformers", "tokenizers", "safetensors", "d
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the files of the reported model and the recipe contain; None: it could not be read."""
+    """Contents of the files of the reported model and the recipe; None: they could not be read."""
 
     architecture: str | None = None
     parameters: int | None = None

@@ -281,7 +281,7 @@ class Decision:
     alarms: tuple[Alarm, ...] = ()
     models: tuple[ModelFact, ...] = ()
     task: tuple[str, ...] = ()
-    """What the evaluations ask, a sentence each."""
+    """The question of each evaluation, a sentence each."""
     author: str = "unknown"
     began: str = "unknown"
     """Time of the first opening, in UTC."""

@@ -44,7 +44,7 @@ class Effect:
     equal: float
     """The value of two equal policies."""
     interval: tuple[float, float] | None
-    """At 95 %; None: the record has none."""
+    """The interval at 95 %; None: the record has none."""
     sides: tuple[float, float] | None = None
     """Candidate and baseline; None for a win rate."""
     prompts: int | None = None

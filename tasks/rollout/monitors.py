@@ -83,7 +83,7 @@ class Monitors:
 
     @property
     def preference_accuracy(self) -> Mapping[str, Estimate]:
-        """How often reward and judge prefer the chosen response of held-out pairs; empty where no pairs are named."""
+        """Shares of held-out pairs whose chosen response reward and judge prefer; empty where no pairs are named."""
         return {} if self.reward_data is None else self.reward_data.accuracy
 
     def measure(self, policy: PolicyModel, scores: Scores) -> dict[str, float]:

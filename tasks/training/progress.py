@@ -55,7 +55,7 @@ class StageProgress(Frozen):
     firings: tuple[str, ...] = Field((), exclude_if=is_default(()))
     """The firings of the stage's guards, in words."""
     notices: tuple[str, ...] = Field((), exclude_if=is_default(()))
-    """What a person should know about the stage, in words; no guard has fired."""
+    """Sentences about the stage for a person; no guard has fired."""
     started: float
     """Start of this attempt, in seconds since 1970."""
     updated: float

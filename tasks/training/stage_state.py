@@ -42,7 +42,7 @@ class WatchedSoFar:
     first: FirstResponses = field(default_factory=FirstResponses, metadata=ADDED_LATER)
     """Responses of the first measurement's policy; empty where it is not compared, or an earlier version kept none."""
     agreement: tuple[float, ...] = field(default=(), metadata=ADDED_LATER)
-    """How far reward and judge agreed at the first measurement: value, and low and high end of its 95 % interval. Empty if it is
+    """The agreement of reward and judge at the first measurement: value, and low and high end of its 95 % interval. Empty if it is
     undefined, the judge compares policies, or an earlier version measured none."""
 
 

@@ -75,7 +75,7 @@ class Seen:
     num_asked: int = 0
     """Requests to ``/v1/completions`` and ``/tokenize``."""
     num_failed: int = 0
-    """Those of them that failed."""
+    """The failed ones of them."""
     folders: set[str] = field(default_factory=set)
     paths: list[str] = field(default_factory=list)
     disconnected: int = 0

@@ -19,7 +19,7 @@ class Lineage:
     asked: list[tuple[str, str]] = field(default_factory=list)
     """Path and login of every request."""
     answers: int | None = None
-    """How many more events it confirms; then it answers 503. None: all."""
+    """The number of events that it still confirms; then it answers 503. None: all."""
     loses_answers: bool = False
     """It keeps an event and answers 503 all the same."""
 

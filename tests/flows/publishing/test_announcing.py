@@ -30,7 +30,7 @@ def moves(workspace: Workspace) -> AliasMoves:
 
 
 class Prefect:
-    """In place of a server: keeps what it is sent, or does not answer."""
+    """A server's stand-in: it keeps the events, or does not answer."""
 
     def __init__(self) -> None:
         self.received: list[list[dict[str, Any]]] = []

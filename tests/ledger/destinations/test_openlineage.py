@@ -64,7 +64,7 @@ SCHEMA = {
 
 
 class NoSender:
-    """In place of the sender to MLflow: nothing leaves the outbox."""
+    """A stand-in for the sender to MLflow: nothing leaves the outbox."""
 
     def __init__(self, *ignored: object) -> None:
         pass

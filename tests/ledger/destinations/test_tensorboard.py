@@ -27,7 +27,7 @@ ARTIFACT = PolicyCheckpoint(
 
 
 class NoSender:
-    """In place of the sender to MLflow: nothing leaves the outbox."""
+    """A stand-in for the sender to MLflow: nothing leaves the outbox."""
 
     def __init__(self, *ignored: object) -> None:
         pass

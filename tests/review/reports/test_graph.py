@@ -53,7 +53,7 @@ def test_each_step_is_below_all_that_it_reads_and_a_source_just_above_its_reader
 
 
 def test_a_line_that_repeats_a_longer_way_is_left_out() -> None:
-    """By hand: the policy reads sft, value, reward and data.a; all of them are above value already."""
+    """Expected by hand: the policy reads sft, value, reward and data.a; all of them are above value already."""
     assert dict(reduced(QUICKSTART).above) == {
         "model": (),
         "data.a": (),
