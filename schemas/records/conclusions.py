@@ -72,7 +72,7 @@ _MOST = 3
 
 
 _FIRST: tuple[Direction, ...] = ("worse", "unknown", "not shown", "better")
-"""What decides where several evaluations differ."""
+"""Directions from the one that decides first, where several evaluations differ."""
 
 
 def _together(directions: Sequence[Direction]) -> Direction | None:

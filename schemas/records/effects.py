@@ -29,7 +29,7 @@ _MEASURES = (
     _Measure("preference_win_rate", "win rate", None, 0.5),
     _Measure("win_rate", "win rate", None, 0.5),
 )
-"""In the order of their weight: right answers, the reward's score, a model's preferences."""
+"""Measures in the order of their weight: right answers, the reward's score, a model's preferences."""
 
 
 @dataclass(frozen=True)

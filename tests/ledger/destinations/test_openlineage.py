@@ -60,7 +60,7 @@ SCHEMA = {
     },
     "additionalProperties": False,
 }
-"""What the specification demands of a run event (version 2-0-2), written from its text."""
+"""The demands of the specification on a run event (version 2-0-2), written from its text."""
 
 
 class NoSender:
