@@ -9,23 +9,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.support.answered_runs import go, ref_of
 from tests.support.fake_judge_server import FakeJudge
-from tests.support.orchestrated import attempt_all, orchestrated
 from vantage.attempts.exit_codes import ExitCode
 from vantage.flows.garbage_collection import collect
 from vantage.ledger.operations import LogMetrics
 from vantage.ledger.replay import read_replay
 from vantage.review.audit.evidence import Evidence
 from vantage.review.audit.target import audit
-from vantage.runs.record import RunRecord
-from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
-from vantage.schemas.records.attempt import RUN_STAGE
 from vantage.schemas.records.audit import AuditReport
 from vantage.schemas.records.stored_answers import answers_key
 from vantage.storage.refs import Ref
-from vantage.tasks.rewards.answer_file import answer_file
-from vantage.tasks.training.answer_record import answer_metrics
 from vantage.tasks.training.scratch import ANSWERS
 
 RECIPE = """\
@@ -84,27 +79,6 @@ def recipe(tmp_path: Path, servers: tuple[FakeJudge, FakeJudge], monkeypatch: py
     path = tmp_path / "judged.yaml"
     path.write_text(RECIPE.format(judge=servers[0].url, server=servers[1].url))
     return path
-
-
-def go(workspace: Workspace, recipe: Path, *, until: str | None = None) -> RunRecord:
-    """The command ``vantage run`` in a process that knows no answers yet."""
-    answer_file.cache_clear()
-    answer_metrics()
-    with orchestrated(
-        workspace, recipe, in_process=True, stage_function=RUN_STAGE, makes_report=False
-    ) as orchestrator:
-        attempt_all(orchestrator, until=until)
-        if until is None:
-            orchestrator.end()
-    return read_runs(workspace)[0]
-
-
-def ref_of(workspace: Workspace, record: RunRecord, stage: str) -> Ref:
-    key = record.stages[stage].stage_key
-    assert key is not None
-    ref = workspace.storage.find(key)
-    assert ref is not None
-    return ref
 
 
 def answers_of(workspace: Workspace, ref: Ref) -> tuple[Path, list[dict[str, Any]]]:

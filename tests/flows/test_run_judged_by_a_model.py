@@ -10,19 +10,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.support.orchestrated import attempt_all, orchestrated
+from tests.support.answered_runs import go, ref_of
 from vantage.flows.garbage_collection import collect
 from vantage.review.audit.evidence import Evidence
 from vantage.review.audit.target import audit
-from vantage.runs.record import RunRecord
-from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
-from vantage.schemas.records.attempt import RUN_STAGE
 from vantage.schemas.records.stored_answers import answers_key
 from vantage.storage.refs import Ref
 from vantage.tasks.rewards import judging_model_scores
-from vantage.tasks.rewards.answer_file import answer_file
-from vantage.tasks.training.answer_record import answer_metrics
 from vantage.tasks.training.scratch import ANSWERS
 
 RECIPE = """\
@@ -55,26 +50,6 @@ def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "judged.yaml"
     path.write_text(RECIPE)
     return path
-
-
-def go(workspace: Workspace, recipe: Path, *, until: str | None = None) -> RunRecord:
-    """Run the recipe as ``vantage run`` does, in a process that knows no answers yet."""
-    answer_file.cache_clear()
-    answer_metrics()
-    with orchestrated(
-        workspace, recipe, in_process=True, stage_function=RUN_STAGE, makes_report=False
-    ) as orchestrator:
-        attempt_all(orchestrator, until=until)
-        if until is None:
-            orchestrator.end()
-    return read_runs(workspace)[0]
-
-
-def ref_of(workspace: Workspace, record: RunRecord, stage: str) -> Ref:
-    key = record.stages[stage].stage_key
-    ref = workspace.storage.find(key or "")
-    assert ref is not None
-    return ref
 
 
 def answers_of(workspace: Workspace, ref: Ref) -> Path:

@@ -304,7 +304,7 @@ def test_dapo() -> None:
 
 
 def test_gspo() -> None:
-    """As grpo without a KL, but one ratio for a response: the geometric mean of its tokens', clipped to [0.9997, 1.0004]."""
+    """Advantages are those of grpo without a KL, with one ratio for a response: the geometric mean of its tokens', clipped to [0.9997, 1.0004]."""
     learnt = learn("gspo", scores=[1.0, 0.0], samples_per_prompt=2)
     assert has_no_critic(learnt)
     a = 0.5 / (sqrt(0.5) + 1e-6)

@@ -63,26 +63,6 @@ SCHEMA = {
 """The demands of the specification on a run event (version 2-0-2), written from its text."""
 
 
-class NoSender:
-    """A stand-in for the sender to MLflow: nothing leaves the outbox."""
-
-    def __init__(self, *ignored: object) -> None:
-        pass
-
-    def notify(self, outbox: Outbox, *, can_wait: bool = False) -> None:
-        pass
-
-    def close(self, timeout_seconds: float) -> bool:
-        return False
-
-
-@pytest.fixture
-def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Ledger]:
-    """Ledgers of one workspace, as processes one after the other open them."""
-    monkeypatch.setattr("vantage.ledger.run_ledger.Sender", NoSender)
-    return lambda: Ledger("http://127.0.0.1:1", tmp_path, "small")
-
-
 @pytest.fixture
 def lineage() -> Iterator[Lineage]:
     with lineage_server() as server:

@@ -26,26 +26,6 @@ ARTIFACT = PolicyCheckpoint(
 )
 
 
-class NoSender:
-    """A stand-in for the sender to MLflow: nothing leaves the outbox."""
-
-    def __init__(self, *ignored: object) -> None:
-        pass
-
-    def notify(self, outbox: Outbox, *, can_wait: bool = False) -> None:
-        pass
-
-    def close(self, timeout_seconds: float) -> bool:
-        return False
-
-
-@pytest.fixture
-def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Ledger]:
-    """Ledgers of one workspace, as processes one after the other open them; MLflow does not answer."""
-    monkeypatch.setattr("vantage.ledger.run_ledger.Sender", NoSender)
-    return lambda: Ledger("http://127.0.0.1:1", tmp_path, "small")
-
-
 def begin(ledger: Ledger) -> None:
     ledger.open_run(RUN, "small", {"seed": 1})
     ledger.open_stage("sft", kind="sft", stage_key="b" * 64, attempt=1, params={}, inputs={})
