@@ -26,7 +26,7 @@ from vantage.flows.prefect_server.server import (
     free_port,
     server_name,
 )
-from vantage.runs.record import OpenFlowRun
+from vantage.runs.record import OpenFlowRun, RunRecord
 from vantage.runs.resolving import load_resolved
 from vantage.runs.run import acquire_run, read_run, read_runs
 from vantage.runs.workspace import Workspace
@@ -105,19 +105,26 @@ def test_a_run_that_is_cancelled_in_prefect_saves_and_is_shown_as_cancelled(
 
 
 @pytest.mark.usefixtures("prefect_url")
-def test_prefect_is_named_only_where_it_has_a_page_of_the_run(
+def test_the_page_of_the_run_is_named_also_where_nothing_was_left_to_order(
     workspace: Workspace, recipe_file: Path, prefect_url: str
 ) -> None:
+    def page_of(record: RunRecord) -> str:
+        [flow_run_id] = record.prefect_flow_run_ids
+        return f"{prefect_url.removesuffix('/api')}/runs/flow-run/{flow_run_id}"
+
     record, printed = run_recipe(workspace, recipe_file)
-    page = f"{prefect_url.removesuffix('/api')}/runs/flow-run/{record.prefect_flow_run_ids[0]}"
+    page = page_of(record)
     assert f"Prefect shows it at {page}" in printed
     assert re.search(rf"^  Prefect +{re.escape(page)}$", printed, re.MULTILINE)
 
     closed, printed = run_recipe(workspace, recipe_file, "stages.reward.gate.at_least=0.99")
     assert (closed.status, exit_code(closed)) == ("gate_closed", ExitCode.GATE_CLOSED)
     assert closed.stages["policy"].status == "blocked"
-    assert closed.prefect_flow_run_ids == ()
-    assert "Prefect" not in printed
+    assert "Prefect shows it" not in printed, "the run had ended before Prefect had it"
+    assert re.search(rf"^  Prefect +{re.escape(page_of(closed))}$", printed, re.MULTILINE)
+    state = state_of(closed.prefect_flow_run_ids[0])
+    assert (state.type, state.name) == ("FAILED", "GateClosed")
+    assert "gate closed: pair_accuracy 0.8" in state.message, state.message
 
 
 @pytest.mark.usefixtures("prefect_url")
