@@ -25,7 +25,6 @@ LONGEST = (
     "tests/attempts/launchers/test_ray_train.py",
     "tests/tasks/test_compile.py",
     "tests/flows/pools/test_outages.py",
-    "tests/flows/test_lost_node.py",
     "tests/deploy/test_backup.py",
     "tests/tasks/test_found_limits.py",
     "tests/tasks/test_stages_on_ranks.py",

@@ -1,8 +1,13 @@
-"""Stages of several nodes: a real Ray cluster of this machine, gloo ranks; what they compute is in ``ranked_stages``."""
+"""Stages of several nodes: a real Ray cluster of this machine, gloo ranks; what they compute is in ``ranked_stages``.
+
+The last test is a whole run whose stage loses one of its two nodes: what people see meanwhile, and what is recorded of it.
+All are in one file, since they share the cluster.
+"""
 
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.attempts.launchers.test_torchrun import (
     ROOT,
@@ -24,6 +30,7 @@ from tests.attempts.launchers.test_torchrun import (
     work_of,
 )
 from tests.support.ranked_stages import MISBEHAVES_AFTER, STEPS
+from tests.support.real_runs import wait_for
 from tests.support.version import PROJECT_VERSION
 from vantage.attempts import machine
 from vantage.attempts.exit_codes import ExitCode
@@ -33,9 +40,10 @@ from vantage.attempts.launchers.local_process import LocalProcess
 from vantage.attempts.launchers.waiting import what_it_waits_for
 from vantage.attempts.machine import Machine, check_ray, num_ranks
 from vantage.attempts.segments import ranks_of, read_segments
+from vantage.cli.main import app
 from vantage.schemas.recipe.stage import Resources
 from vantage.schemas.recipe.stages import ValuePretraining
-from vantage.schemas.records.attempt import Share
+from vantage.schemas.records.attempt import Failure, Share
 from vantage.schemas.records.job import StageResult
 from vantage.tasks.training.progress import read_progress
 from vantage.tasks.training.scratch import PROGRESS, read_committed
@@ -114,22 +122,43 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> StageResult:
     return launch(tmp_path_factory.mktemp("alone"), nodes=None)
 
 
-def test_asked_to_stop_it_saves_and_goes_on_as_one_process(
-    alone: StageResult, at_cluster: RayCluster, tmp_path: Path
-) -> None:
-    misbehaves(tmp_path, "waits to be stopped")
+@pytest.fixture(scope="module")
+def asked_to_stop(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Failure]:
+    """The folder of a stage on two nodes that was asked to stop after its first checkpoint, and its failure."""
+    folder = tmp_path_factory.mktemp("stopped")
+    misbehaves(folder, "waits to be stopped")
     stop = threading.Event()
-    cause, code, message = failure(
-        tmp_path, stop=stop, on_poll=lambda: stop.set() if is_misbehaving(tmp_path) else None
-    )
-    assert (cause, code) == ("preempted", ExitCode.RESUME)
-    saved, _ = read_committed(tmp_path / "scratch")
+    with pytest.MonkeyPatch.context() as environment, pytest.raises(StageFailed) as caught:
+        environment.setenv("RAY_ADDRESS", cluster.address)
+        launch(
+            folder,
+            nodes={"least": 1, "most": 2},
+            stop=stop,
+            on_poll=lambda: stop.set() if is_misbehaving(folder) else None,
+        )
+    return folder, caught.value.failure
+
+
+@pytest.fixture
+def half_done(asked_to_stop: tuple[Path, Failure], at_cluster: RayCluster, tmp_path: Path) -> Iterator[Path]:
+    """A copy of that folder; one of the two nodes is lost then."""
+    folder = tmp_path / "half done"
+    shutil.copytree(asked_to_stop[0], folder)
+    nodes = at_cluster.say("lose")
+    yield folder
+    if nodes == 1 and at_cluster.say("count") == 1:
+        at_cluster.say("add")
+
+
+def test_asked_to_stop_it_saves(asked_to_stop: tuple[Path, Failure]) -> None:
+    folder, failed = asked_to_stop
+    assert (failed.cause, failed.exit_code) == ("preempted", ExitCode.RESUME)
+    saved, _ = read_committed(folder / "scratch")
     assert saved == MISBEHAVES_AFTER + 1
-    assert f"after step {saved} of {STEPS}" in message
-    goes_on_as_one_process(tmp_path, alone, saved)
+    assert f"after step {saved} of {STEPS}" in failed.message
 
 
-def test_a_lost_node_is_a_killed_rank_and_another_takes_its_place(
+def test_a_lost_node_is_a_killed_rank_and_one_process_goes_on(
     alone: StageResult, at_cluster: RayCluster, tmp_path: Path
 ) -> None:
     misbehaves(tmp_path, "hangs")
@@ -146,24 +175,9 @@ def test_a_lost_node_is_a_killed_rank_and_another_takes_its_place(
         if nodes == 1:
             at_cluster.say("add")
     assert (cause, code) == ("killed", ExitCode.RESUME)
-    goes_on_as_one_process(tmp_path, alone, 5)
-
-
-@pytest.fixture
-def half_done(at_cluster: RayCluster, tmp_path: Path) -> Iterator[Path]:
-    """A stage that was stopped after its first checkpoint, on two nodes, one of which is lost then."""
-    misbehaves(tmp_path, "waits to be stopped")
-    stop = threading.Event()
-    failure(
-        tmp_path,
-        nodes={"least": 1, "most": 2},
-        stop=stop,
-        on_poll=lambda: stop.set() if is_misbehaving(tmp_path) else None,
-    )
-    nodes = at_cluster.say("lose")
-    yield tmp_path
-    if nodes == 1 and at_cluster.say("count") == 1:
-        at_cluster.say("add")
+    result = launch(tmp_path, nodes=None, attempt=2)
+    assert (result.metrics["ranks"], result.metrics["began"]) == (1, 5)
+    assert weights(result) == pytest.approx(weights(alone), abs=1e-5)
 
 
 def waits_for(folder: Path) -> str:
@@ -246,13 +260,6 @@ def test_a_stage_that_waits_for_nodes_can_be_stopped(half_done: Path) -> None:
     )
     assert (cause, code) == ("preempted", ExitCode.RESUME)
     assert message == "stopped on request while it waited for 2 Ray nodes with 1 CPU each"
-
-
-def goes_on_as_one_process(folder: Path, alone: StageResult, step: int) -> None:
-    result = launch(folder, attempt=2)
-    assert (alone.metrics["ranks"], result.metrics["ranks"]) == (1, 2)
-    assert result.metrics["began"] == step
-    assert weights(result) == pytest.approx(weights(alone), abs=1e-5)
 
 
 def test_the_driver_writes_where_all_ranks_stand(at_cluster: RayCluster, tmp_path: Path) -> None:
@@ -356,3 +363,84 @@ def test_a_rank_that_samples_ahead_has_half_of_its_threads(ahead: int, threads: 
     )
     assert ray_train._threads(work, nodes=2, num_ranks=4) == threads
     assert ray_train._threads(work, nodes=2, num_ranks=32) == 1
+
+
+RECIPE = """\
+recipe: spread
+seed: 17
+model: {source: "builtin:tiny"}
+data:
+  demonstrations: {source: "builtin:arithmetic/demonstrations"}
+stages:
+  sft:
+    kind: sft
+    data: demonstrations
+    epochs: 1
+    batch_size: 32
+    checkpoint_every: 5
+    resources: {nodes: {least: 1, most: 2}, cpus: 1}
+"""
+
+
+@pytest.mark.timeout(900)
+def test_a_run_shows_what_it_waits_for_and_goes_on_with_the_node_that_is_left(
+    at_cluster: RayCluster, tmp_path: Path
+) -> None:
+    recipe, workspace = tmp_path / "spread.yaml", tmp_path / "workspace"
+    recipe.write_text(RECIPE)
+    clients = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "PREFECT_HOME")
+    environment = {name: value for name, value in os.environ.items() if name not in clients}
+    environment |= {"PYTHONPATH": str(ROOT), "RAY_ADDRESS": at_cluster.address}
+    place = ("--workspace", str(workspace))
+
+    def printed(*command: str) -> str:
+        shown = CliRunner().invoke(app, [*command, *place])
+        assert shown.exit_code == 0, shown.output
+        return shown.output
+
+    def stage() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(printed("status", "latest", "--json"))["stages"]["sft"]
+        return found
+
+    def scratch() -> Path | None:
+        return next(iter(workspace.glob("store/scratch/*/committed.json")), Path()).parent or None
+
+    run = subprocess.Popen(
+        [sys.executable, "-m", "vantage", "run", str(recipe), *place],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        wait_for(lambda: any(workspace.glob("store/scratch/*/checkpoints/checkpoint*")), seconds=300)
+        folder = scratch()
+        assert folder is not None
+        assert [each.ranks for each in read_segments(folder)] == [2]
+        assert at_cluster.say("lose") == 1
+        wait_for(lambda: what_it_waits_for(read_progress(folder / PROGRESS)), seconds=200)
+        progress = stage()["progress"]
+        assert progress["phase"].startswith("waiting for 1 to 2 Ray nodes with 1 CPU each since ")
+        assert progress["phase_note"].startswith(
+            ("1 is alive, enough from ", "2 are alive")
+        )  # not noticed yet
+        plan = printed("plan", str(recipe))
+        assert "being computed by run" in plan
+        assert "waiting for 1 to 2 Ray nodes" in " ".join(plan.split())
+        shown = printed("status", "latest")
+        assert "waiting for 1 to 2 Ray nodes" in " ".join(shown.split())
+    finally:
+        output, _ = run.communicate(timeout=600)
+        if at_cluster.say("count") == 1:
+            at_cluster.say("add")
+    assert run.returncode == 0, output
+    done = stage()
+    assert done["status"] == "completed"
+    ranks = done["provenance"]["ranks"]
+    assert ranks.startswith("2 until step ")
+    assert ranks.endswith(", then 1")
+    assert done["provenance"]["world_size"] == "1"
+    assert done["provenance"]["not_bitwise"] == "begun on 2 processes, continued on 1"
+    assert done["attempt"] == 2
+    assert ranks in printed("status", "latest")
+    printed("audit", "latest")

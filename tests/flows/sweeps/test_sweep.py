@@ -12,11 +12,13 @@ import time
 from collections import Counter
 from pathlib import Path
 from statistics import mean
+from typing import NamedTuple
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tests.support.fixtures import RECIPE
 from tests.support.orchestrated import events, pace
 from vantage.attempts.exit_codes import ExitCode
 from vantage.attempts.jobs import key_parts_of
@@ -328,6 +330,28 @@ def sweep_here(workspace: Workspace, file: Path, *overrides: str) -> tuple[Sweep
     return end, printed.getvalue()
 
 
+class Swept(NamedTuple):
+    """A sweep that ran from nothing to its end."""
+
+    workspace: Workspace
+    file: Path
+    end: SweepResult
+    printed: str
+
+
+@pytest.fixture(scope="module")
+def swept(ledger_database: str, prefect_url: str, tmp_path_factory: pytest.TempPathFactory) -> Swept:
+    """A sweep of fake stages, made once; what is added to its workspace must leave its runs as they are."""
+    folder = tmp_path_factory.mktemp("swept")
+    (folder / "fake.yaml").write_text(RECIPE)
+    file = folder / "parts.yaml"
+    file.write_text(SWEEP)
+    workspace = Workspace(folder / "workspace")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("MLFLOW_TRACKING_URI", ledger_database)
+        return Swept(workspace, file, *sweep_here(workspace, file))
+
+
 def wrong_by_an_audit(workspace: Workspace) -> list[str]:
     """Return what an audit of each run finds wrong: also the links between the runs and their sweep in MLflow."""
     found = []
@@ -355,11 +379,9 @@ def accuracies(workspace: Workspace) -> dict[tuple[str, int], float]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("prefect_url")
-def test_a_sweep_trains_what_is_shared_once_and_its_table_is_that_of_the_store(
-    workspace: Workspace, sweep_file: Path
-) -> None:
-    end, printed = sweep_here(workspace, sweep_file)
+@pytest.mark.usefixtures("prefect_url", "workspace")
+def test_a_sweep_trains_what_is_shared_once_and_its_table_is_that_of_the_store(swept: Swept) -> None:
+    workspace, sweep_file, end, printed = swept
     assert end.exit_code == ExitCode.OK
     assert started(workspace) == {
         "model": 1, "data.demonstrations": 1, "data.preferences": 1, "data.prompts": 1,
@@ -387,15 +409,15 @@ def test_a_sweep_trains_what_is_shared_once_and_its_table_is_that_of_the_store(
     client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
     experiment = client.get_experiment_by_name("fake")
     assert experiment is not None
-    [swept] = client.search_runs([experiment.experiment_id], f"tags.`vantage.sweep` = '{end.sweep_id}'")
-    assert swept.info.status == "FINISHED"
-    assert swept.data.metrics["evaluation.accuracy.plain.difference"] == pytest.approx(mean(differences))
-    files = {artifact.path for artifact in client.list_artifacts(swept.info.run_id)}
+    [parent] = client.search_runs([experiment.experiment_id], f"tags.`vantage.sweep` = '{end.sweep_id}'")
+    assert parent.info.status == "FINISHED"
+    assert parent.data.metrics["evaluation.accuracy.plain.difference"] == pytest.approx(mean(differences))
+    files = {artifact.path for artifact in client.list_artifacts(parent.info.run_id)}
     assert files == {"plot.png", "rows.csv", "sweep.json", "table.csv", "table.md"}
     for each in end.rows:
-        run = client.get_run(swept.data.tags[f"vantage.cell.{each.arm}.{each.seed}"])
+        run = client.get_run(parent.data.tags[f"vantage.cell.{each.arm}.{each.seed}"])
         assert run.data.tags["vantage.run_id"] == each.run_id
-        assert run.data.tags["mlflow.parentRunId"] == swept.info.run_id
+        assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
         assert (run.data.tags["vantage.arm"], run.data.tags["vantage.seed"]) == (each.arm, str(each.seed))
 
     # The same command again starts nothing: no computation, no run, no Prefect.
@@ -502,7 +524,7 @@ def vantage(*arguments: str | Path) -> subprocess.Popen[str]:
     "number, code", [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, ExitCode.RESUME)]
 )
 def test_an_interrupted_sweep_goes_on_by_the_same_command(
-    workspace: Workspace, sweep_file: Path, number: signal.Signals, code: int
+    workspace: Workspace, sweep_file: Path, number: signal.Signals, code: int, swept: Swept
 ) -> None:
     pace(workspace, 0.1)  # twelve steps a stage
     options = ["sweep", sweep_file, "--workspace", workspace.root, "--json"]
@@ -530,11 +552,9 @@ def test_an_interrupted_sweep_goes_on_by_the_same_command(
     assert started(workspace)["sft"] == started(workspace)["value"] == 1
     assert len(read_runs(workspace)) == 4, "an interrupted run is gone on with"
 
-    if number == signal.SIGKILL:
-        whole, _ = sweep_here(Workspace(workspace.root.with_name("whole")), sweep_file)
-        assert [each["values"] for each in report["rows"]] == [each.values for each in whole.rows], (
-            "bit by bit"
-        )
+    assert [each["values"] for each in report["rows"]] == [each.values for each in swept.end.rows], (
+        "bit by bit"
+    )
 
 
 REAL = """\
