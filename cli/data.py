@@ -100,7 +100,9 @@ def _content(named: str | None) -> "Content | None":
     from vantage.schemas.recipe.inputs import Content
 
     if named is not None and named not in get_args(Content):
-        raise ValueError(f"--content={named} is not one of {', '.join(get_args(Content))}")
+        raise ValueError(
+            f"--content={named} is no content of rows; use one of: {', '.join(get_args(Content))}"
+        )
     return named  # type: ignore[return-value]
 
 
