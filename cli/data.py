@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vantage.cli.app import AsJson, Verbose
+from vantage.cli.helpful_command import HelpfulCommand
 from vantage.cli.output import explained, print_json
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ _SHOWN_FAULTS = 5
 _WITHOUT_MODEL = {"user": "User", "assistant": "Assistant", "system": "System", "tool": "Tool"}
 
 
-@data_app.command("inspect")
+@data_app.command("inspect", cls=HelpfulCommand)
 def inspect(
     file: Annotated[
         Path,
