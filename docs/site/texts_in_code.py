@@ -43,7 +43,7 @@ def _statement(statement: ast.stmt, values: Values) -> Generator[tuple[ast.AST, 
     blocks = list(_blocks(statement))
     if not blocks:
         return values
-    after = [] if getattr(statement, "orelse", None) else [values]
+    after: list[Values] = [] if getattr(statement, "orelse", None) else [values]
     for block in blocks:
         end = yield from _block(block, values)
         if not isinstance(block[-1], _ENDS):

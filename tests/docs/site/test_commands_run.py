@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from vantage.cli.main import app
 from vantage.models.builtin import build_builtin
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import DEFAULT_WORKSPACE, Workspace
+from vantage.schemas.sweep import load_sweep
 
 __all__ = ["original"]
 
@@ -40,6 +40,13 @@ ASKS = "stages.value.gate={metric: explained_variance, at_least: 0.9, on_fail: a
 """The override with which a run waits for a person."""
 
 
+def shown_yaml(page: str, first: str) -> str:
+    """Return the one block of YAML on a page that begins with the field ``first``."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    [shown] = re.findall(rf"```yaml\n({first}: .*?)```", text, re.DOTALL)
+    return str(shown)
+
+
 def invoked(command: str, *, expected: int = 0) -> None:
     """Run a command, which must end with this exit code and print no error."""
     done = CliRunner().invoke(app, words_of(command))
@@ -48,7 +55,7 @@ def invoked(command: str, *, expected: int = 0) -> None:
 
 
 @pytest.fixture(scope="module")
-def scene(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def scene(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a workspace of two runs of one recipe, its copy, keys, a model and data."""
     folder = tmp_path_factory.mktemp("scene")
     with pytest.MonkeyPatch.context() as patched:
@@ -62,13 +69,7 @@ def scene(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         for name, rows in FILES.items():
             is_list = name.endswith(".json")
             Path(name).write_text(json.dumps(rows) if is_list else "\n".join(map(json.dumps, rows)))
-        for page, name, first in (
-            ("README.md", "small.yaml", "recipe"),
-            ("docs/sweeps.md", "pretraining.yaml", "sweep"),
-        ):
-            text = (ROOT / page).read_text(encoding="utf-8")
-            [shown] = re.findall(rf"```yaml\n({first}: .*?)```", text, re.DOTALL)
-            Path(name).write_text(shown)
+        Path("small.yaml").write_text(shown_yaml("README.md", "recipe"))
         Path("rule.py").write_text("def verify(prompt, response, answer):\n    return True\n")
         build_builtin("tiny", folder / "MODEL_FOLDER", seed=1)
         for key in ("team.pem", "ada.pem"):
@@ -109,6 +110,11 @@ def test_what_is_not_run_here_is_named_with_its_tests() -> None:
     unused = [start for start in ELSEWHERE if not any(re.match(start, command) for command in shown)]
     assert unused == []
     assert [each.tests for each in ELSEWHERE.values() if not (ROOT / "tests" / each.tests).is_file()] == []
+
+
+def test_the_sweep_of_the_pages_loads(tmp_path: Path) -> None:
+    (file := tmp_path / "pretraining.yaml").write_text(shown_yaml("docs/sweeps.md", "sweep"))
+    assert len(load_sweep(file).cells()) == 6, "two arms and three seeds"
 
 
 @pytest.mark.slow
