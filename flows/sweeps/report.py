@@ -207,6 +207,10 @@ def _correction(sweep: Sweep) -> str:
 HEADINGS = ("arm", "n", "mean", "sd", "difference", "95 % interval", "verdict")
 
 
+_OWN = HEADINGS.index("difference") - 1
+"""Number of cells after the name that are about the arm alone."""
+
+
 def table_cells(line: Comparison) -> list[str]:
     """Return the cells of a table line, in the order of ``HEADINGS``."""
     bounds = "" if line.low is None or line.high is None else f"[{line.low:+.4g}, {line.high:+.4g}]"
@@ -245,7 +249,7 @@ def _table_lines(sweep: Sweep, lines: Sequence[Comparison]) -> list[str]:
 
 
 def show_table(console: Console, sweep: Sweep, table: Sequence[Comparison]) -> None:
-    """Print a table for each measure; where the terminal is too narrow for one, a line for each arm and one for its numbers."""
+    """Print a table for each measure; where the terminal is too narrow for one, each arm has lines: its name, its numbers, its comparison."""
     headings = [*HEADINGS, *([f"published: {sweep.published.unit}"] if sweep.published else [])]
     for measure in sweep.measure:
         console.print()
@@ -266,8 +270,11 @@ def show_table(console: Console, sweep: Sweep, table: Sequence[Comparison]) -> N
             continue
         for (arm, *cells), style in lines:
             print_line(console, Text(f"  {arm}", style=style))
-            facts = [f"{heading} {cell}" for heading, cell in zip(headings[1:], cells, strict=True) if cell]
-            print_line(console, Text(f"    {'  '.join(facts)}", style=style))
+            facts = [
+                f"{heading} {cell}" if cell else "" for heading, cell in zip(headings[1:], cells, strict=True)
+            ]
+            for part in (facts[:_OWN], facts[_OWN:]):
+                print_line(console, Text(f"    {'  '.join(filter(None, part))}", style=style))
 
 
 def _style(line: Comparison) -> str:

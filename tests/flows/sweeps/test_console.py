@@ -41,11 +41,13 @@ def test_no_name_and_no_number_is_cut_off(width: int) -> None:
     assert max(map(len, lines)) <= width
 
 
-def test_a_wide_terminal_shows_a_line_for_each_arm_and_a_narrow_one_two() -> None:
+def test_a_wide_terminal_shows_a_line_for_each_arm_and_a_narrow_one_three() -> None:
     assert sum(LONG in line and "0.625" in line for line in shown(160)) == 1
     narrow = shown(80)
     assert f"  {LONG}" in narrow
-    assert narrow[narrow.index(f"  {LONG}") + 1].startswith("    n 3  mean 0.625")
+    at = narrow.index(f"  {LONG}")
+    assert narrow[at + 1].startswith("    n 3  mean 0.625  sd 0.25")
+    assert narrow[at + 2].startswith("    difference +0.125  95 % interval [+0.125, +0.125]  verdict better")
 
 
 def test_the_line_of_a_run_names_its_failed_stage_whose_reason_was_printed_before() -> None:
