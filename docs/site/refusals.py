@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from docs.site.texts_in_code import Function, Values, given_values, nodes_with_values
@@ -53,6 +54,7 @@ def pages() -> dict[str, str]:
     return {REFUSALS_PAGE: "\n".join(_page()) + "\n"}
 
 
+@cache
 def refusals(folder: str) -> dict[str, list[tuple[str, str]]]:
     """Return module → (what is refused, remedy) of each message in the folder, in the order of the code."""
     found: dict[str, list[tuple[str, str]]] = {}
