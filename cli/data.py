@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vantage.cli.app import AsJson, Verbose
+from vantage.cli.helpful_command import HelpfulCommand
 from vantage.cli.output import explained, print_json
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ _SHOWN_FAULTS = 5
 _WITHOUT_MODEL = {"user": "User", "assistant": "Assistant", "system": "System", "tool": "Tool"}
 
 
-@data_app.command("inspect")
+@data_app.command("inspect", cls=HelpfulCommand)
 def inspect(
     file: Annotated[
         Path,
@@ -100,7 +101,9 @@ def _content(named: str | None) -> "Content | None":
     from vantage.schemas.recipe.inputs import Content
 
     if named is not None and named not in get_args(Content):
-        raise ValueError(f"--content={named} is not one of {', '.join(get_args(Content))}")
+        raise ValueError(
+            f"--content={named} is no content of rows; use one of: {', '.join(get_args(Content))}"
+        )
     return named  # type: ignore[return-value]
 
 

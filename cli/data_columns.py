@@ -45,7 +45,9 @@ def find_columns(file: Path, content: Content, *, needs_answers: bool = False) -
     try:
         read = list(islice(read_rows_of(file, ending, data_limit()), SAMPLE_ROWS + 1))
     except UnreadableFile as error:
-        raise ValueError(f"{file} cannot be read as {ending}: {error}") from error
+        raise ValueError(
+            f"{file} cannot be read as {ending} ({error}); correct it, or give another file"
+        ) from error
     first = [row for row in read[:SAMPLE_ROWS] if not isinstance(row, Fault)]
     if not first:
         raise ValueError(f"{file} has no row that can be read; look at it, or give another file")

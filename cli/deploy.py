@@ -82,7 +82,9 @@ def deploy(
 
         on_overlap = on_overlap or ("skip" if on is None else "wait")
         if on_overlap not in get_args(OnOverlap):
-            raise ValueError(f"--on-overlap={on_overlap} is not one of {', '.join(get_args(OnOverlap))}")
+            raise ValueError(
+                f"--on-overlap={on_overlap} is no rule for overlapping runs; use one of: {', '.join(get_args(OnOverlap))}"
+            )
         if on_overlap == "cancel" and concurrency != 1:
             raise ValueError(
                 f"--concurrency={concurrency} and --on-overlap=cancel exclude each other; leave one out"

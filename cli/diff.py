@@ -16,7 +16,12 @@ _NAMED = (
 
 def diff(
     a: Annotated[str, typer.Argument(metavar="A", help=_NAMED, autocompletion=complete_run)],
-    b: Annotated[str, typer.Argument(metavar="B", help="The same.", autocompletion=complete_run)],
+    b: Annotated[
+        str,
+        typer.Argument(
+            metavar="B", help="What it is compared with, named in the same ways.", autocompletion=complete_run
+        ),
+    ],
     overrides: Annotated[
         list[str] | None,
         typer.Option(

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vantage.cli.app import AsJson, Set, Source, Verbose
-from vantage.cli.output import explained, print_json
+from vantage.cli.app import DEFAULT_WORKSPACE, AsJson, Place, Set, Source, Verbose
+from vantage.cli.output import explained, print_json, workspace_at
 
 if TYPE_CHECKING:
     from vantage.estimates.asked_servers import Asked
@@ -36,22 +36,20 @@ def estimate(
     gpus: Gpus = None,
     nodes: Nodes = None,
     price: Price = None,
+    workspace: Place = DEFAULT_WORKSPACE,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
     """Estimate memory, time and cost of each stage, and the fewest GPUs that it fits in. Runs nothing."""
     with explained(verbose):
         from vantage.estimates.recipe_estimate import estimate_recipe
+        from vantage.runs.estimated_models import with_model_files
         from vantage.runs.names import recipe_source
         from vantage.schemas.loading.recipe_file import load_recipe
 
-        found = estimate_recipe(
-            load_recipe(recipe_source(recipe, "estimate"), overrides or [], needs_files=False),
-            gpu=gpu,
-            gpus=gpus,
-            nodes=nodes,
-            price=price,
-        )
+        loaded = load_recipe(recipe_source(recipe, "estimate"), overrides or [], needs_files=False)
+        with with_model_files(loaded, workspace_at(workspace)) as (located, notes):
+            found = estimate_recipe(located, gpu=gpu, gpus=gpus, nodes=nodes, price=price, notes=notes)
         if as_json:
             print_json(found.as_json())
         else:

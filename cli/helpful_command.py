@@ -1,4 +1,5 @@
-"""A command whose message about an unknown option names the command that has it, or how a field of the recipe is set."""
+"""A command whose messages help: about an unknown option, the command that has it, or how a field of the recipe is set; about a
+missing argument, what it is."""
 
 from typing import Any
 
@@ -18,7 +19,14 @@ class HelpfulCommand(TyperCommand):
             if option is not None and hasattr(error, "possibilities") and (meant := _meant(ctx, option)):
                 error.possibilities = None
                 error.message = f"{getattr(error, 'message', '').rstrip('.')}. {meant}"  # type: ignore[attr-defined]
+            elif type(error).__name__ == "MissingParameter" and (described := _described(error)):
+                error.message = described  # type: ignore[attr-defined]
             raise
+
+
+def _described(error: Exception) -> str:
+    """Return the help of the missing argument; empty: it has none."""
+    return getattr(getattr(error, "param", None), "help", None) or ""
 
 
 def _meant(ctx: typer.Context, option: str) -> str:

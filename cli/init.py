@@ -214,7 +214,7 @@ def _check_model(answer: str) -> None:
 
 def _check_reward(answer: str) -> None:
     if answer not in ("model", "verifier", "none"):
-        raise ValueError(f"--reward={answer} is none of model, verifier, none")
+        raise ValueError(f"--reward={answer} is none of model, verifier, none; use one of them")
 
 
 def _check_verifier(answer: str) -> None:
@@ -226,7 +226,7 @@ def _check_verifier(answer: str) -> None:
 
 def _check_yes(answer: str) -> None:
     if answer not in ("y", "yes", "n", "no"):
-        raise ValueError(f"{answer!r} is neither y nor n")
+        raise ValueError(f"{answer!r} is neither y nor n; answer one of them")
 
 
 def _check_count(answer: str) -> None:

@@ -7,12 +7,13 @@ from typing import Annotated
 import typer
 
 from vantage.cli.app import AsJson, Verbose
+from vantage.cli.helpful_command import HelpfulCommand
 from vantage.cli.output import explained, print_json
 
 keys_app = typer.Typer(no_args_is_help=True, help="Make and look at keys for signatures.")
 
 
-@keys_app.command("new")
+@keys_app.command("new", cls=HelpfulCommand)
 def new(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="Where the private key goes; FILE.pub gets the public one.")
@@ -43,7 +44,7 @@ def new(
         print(f"in a recipe  sign: {{key: {os.path.abspath(made.path)}}}")
 
 
-@keys_app.command("show")
+@keys_app.command("show", cls=HelpfulCommand)
 def show(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A private or a public key.")],
     as_json: AsJson = False,

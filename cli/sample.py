@@ -137,7 +137,9 @@ def sample(
         settings = Settings(samples, seed, greedy, temperature, max_tokens, system)
         asked = _asked(prompts or [], file)
         if asked is None and as_json:
-            raise ValueError("--json needs prompts: as arguments, with --file, or on standard input")
+            raise ValueError(
+                "--json needs prompts; give them as arguments, with --file, or on standard input"
+            )
         if asked is not None:
             asked = _not_empty(asked)  # a file that cannot be read is refused before a model is loaded
         place = workspace_at(workspace)
@@ -248,7 +250,7 @@ def _of_row(line: str, where: str) -> "tuple[Turn, ...]":
             turns = tuple(Turn(role=each["role"], content=each["content"]) for each in row["messages"])
         except (ValueError, TypeError, KeyError):
             raise ValueError(
-                f"{where}: each of messages needs a role (system, user, assistant) and a text as content"
+                f"{where}: each of messages needs a role (system, user, assistant) and a text as content; correct the line"
             ) from None
         return turns[:-1] if turns[-1].role == "assistant" and len(turns) > 1 else turns
     raise ValueError(f"{where}: has neither prompt (a text) nor messages (a list); correct the line")
@@ -259,7 +261,7 @@ def _not_empty(asked: "Iterator[tuple[Turn, ...]]") -> "Iterator[tuple[Turn, ...
     first = next(asked, None)
     if first is None:
         raise ValueError(
-            "there is no prompt: give one as an argument, a line on standard input, or --file FILE"
+            "there is no prompt; give one as an argument, a line on standard input, or --file FILE"
         )
     return chain([first], asked)
 
@@ -305,7 +307,7 @@ def _answer_all(
         done += len(chunk)
     if not done:
         raise ValueError(
-            "there is no prompt: give one as an argument, a line on standard input, or --file FILE"
+            "there is no prompt; give one as an argument, a line on standard input, or --file FILE"
         )
 
 

@@ -1,6 +1,6 @@
 """The estimate of a whole recipe: every stage on one layout, and the smallest layout that each fits in."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any, Literal
@@ -34,7 +34,7 @@ from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.evaluations import BenchmarkEvaluation
 from vantage.schemas.recipe.learning_rates import with_learning_rates
 from vantage.schemas.recipe.recipe import Recipe, ResolvedRecipe
-from vantage.schemas.recipe.sources import Builtin, Registered, StageOfRun
+from vantage.schemas.recipe.sources import Builtin, Registered
 from vantage.schemas.recipe.stage import Resources
 from vantage.schemas.recipe.stages_on_data import SupervisedFineTuning
 from vantage.schemas.steps import OTHER_MODEL_PREFIX, content_of, ordered_steps
@@ -137,11 +137,12 @@ def estimate_recipe(
     gpus: int | None = None,
     nodes: int | None = None,
     price: float | None = None,
+    notes: Sequence[str] = (),
 ) -> RecipeEstimate:
     """Estimate every stage on ``nodes`` nodes of ``gpus`` GPUs each; None: as many as its ``resources`` ask for.
 
     The strategy of several GPUs is that of ``resources.distributed`` where they come from there; else ddp, or fsdp2
-    where ddp does not fit.
+    where ddp does not fit. ``notes``: remarks on the models for the reader.
 
     Raises:
         vantage.models.model_config.UnreadableConfig: the model's configuration is not here.
@@ -149,13 +150,13 @@ def estimate_recipe(
     """
     config = read_config(recipe.model.whole)
     shape = model_shape(config)
-    others, notes = _other_shapes(recipe)
-    notes += [
+    others, remarks = _other_shapes(recipe)
+    remarks += [
         f"{name} is not counted: its texts are in the files of a benchmark"
         for name, stage in recipe.stages.items()
         if isinstance(stage, BenchmarkEvaluation)
     ]
-    shape = replace(shape, note="; ".join(filter(None, [shape.note, *notes])))
+    shape = replace(shape, note="; ".join(filter(None, [shape.note, *notes, *remarks])))
     is_builtin = isinstance(recipe.model.origin, Builtin)
     counter, counted_by = token_counter(config.folder, is_character_model=is_builtin)
     resolved = ResolvedRecipe.of(
@@ -206,8 +207,6 @@ def _other_shapes(recipe: Recipe) -> tuple[dict[str, ModelShape], list[str]]:
         try:
             if isinstance(other.origin, Registered):
                 raise ValueError("MLflow is not asked for an estimate")
-            if isinstance(other.origin, StageOfRun):
-                raise ValueError("an estimate reads no runs")
             shapes[step] = model_shape(read_config(other.whole))
         except ValueError as error:
             notes.append(f"{step} is counted as if it were the recipe's model: {error}")

@@ -62,7 +62,9 @@ def workload_of(subject: Subject) -> Workload:
     """
     named = KINDS[subject.stage.kind].workload
     if named is None:
-        raise ValueError(f"stages.{subject.name}: a {subject.stage.kind} stage cannot be estimated yet")
+        raise ValueError(
+            f"stages.{subject.name}: a {subject.stage.kind} stage cannot be estimated yet; leave it out"
+        )
     module, _, function = named.rpartition(".")
     build: Callable[[Subject], Workload] = getattr(import_module(module), function)
     return build(subject)

@@ -266,7 +266,9 @@ def _file(data: Data, content: Content, path: Path) -> _Rows:
     try:
         return _measured(data, content, path)
     except UnreadableFile as error:
-        raise ValueError(f"data.source={data.source!r}: {path.name} cannot be read: {error}") from error
+        raise ValueError(
+            f"data.source={data.source!r}: {path.name} cannot be read ({error}); correct the file"
+        ) from error
 
 
 def _measured(data: Data, content: Content, path: Path) -> _Rows:
@@ -293,7 +295,9 @@ def _measured(data: Data, content: Content, path: Path) -> _Rows:
             rows.append(mapped)
     reader.refuse_wrong_columns()
     if not rows:
-        raise ValueError(f"data.source={data.source!r}: none of its first {read} rows can be used")
+        raise ValueError(
+            f"data.source={data.source!r}: none of its first {read} rows can be used; `vantage data inspect {path}` shows why"
+        )
     total, how = _total(path, ending, stream, read, size)
     return _Rows(rows, round(total * len(rows) / read), f"{how} of {path.name}, the first {read:,} measured")
 

@@ -36,7 +36,9 @@ def finish_stage(workspace: Workspace, record: RunRecord, step: str, *, reason: 
         or known.status not in ("running", "resumable")
     ):
         state = "has not begun" if known is None else f"is {known.status}"
-        raise RunError(f"{step} of run {record.run_id} {state}, so there is nothing to finish")
+        raise RunError(
+            f"{step} of run {record.run_id} {state}, so there is nothing to finish; name a stage that trains"
+        )
     if pool_of(record.recipe, step) is not None:
         messages = newest_messages(workspace.storage.remote, key)
         if messages is None or messages.read("outcome.json") is not None:

@@ -36,6 +36,7 @@ from vantage.flows.prefect_server.server import ServerUnavailable, server_name
 from vantage.flows.publishing.publishing import publish
 from vantage.flows.starting import open_run
 from vantage.runs.summary import why
+from vantage.runs.watching import PAGE_AT
 from vantage.schemas.records.attempt import AttemptRequest
 from vantage.schemas.safe_text import without_secrets
 
@@ -202,7 +203,7 @@ async def _begin(flow_run_id: str, orchestrator: Orchestrator) -> None:
     )  # of an earlier process of this flow run, which was suspended
     await close_open_flow_runs(orchestrator.run, server=server)
     orchestrator.run.add_flow_run(flow_run_id, server=server)
-    orchestrator.watcher.say(f"  Prefect shows it at {page_of(flow_run_id)}", "dim")
+    orchestrator.watcher.say(f"{PAGE_AT}{page_of(flow_run_id)}", "dim")
 
 
 async def _finish(flow_run_id: str, orchestrator: Orchestrator) -> State[None]:

@@ -1,6 +1,7 @@
 """The pages of MLflow and Prefect on a workspace's own databases, on loopback, for as long as somebody looks."""
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from vantage.attempts.launchers.local_process import last_line
 from vantage.flows.prefect_server.server import LOOPBACK, ServerUnavailable, end_process, prefect_server
 from vantage.ledger import tracking
 from vantage.runs.own_commands import usable_port
+from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
 from vantage.storage.durable_files import make_folder, open_private
 
@@ -35,7 +37,28 @@ def user_interfaces(workspace: Workspace) -> Iterator[dict[str, str]]:
         raise ValueError(f"no run is recorded in {workspace.address} yet; run a recipe there first")
     with prefect_server(workspace.root) as api, _mlflow(workspace, records) as mlflow:
         _show_runs_that_reused_everything(workspace)
-        yield {"MLflow": mlflow, "Prefect": tracking.without_password(api.removesuffix("/api"))}
+        compared = _list_of_newest_recipe(workspace, mlflow)
+        yield {
+            "MLflow": mlflow,
+            "Prefect": tracking.without_password(api.removesuffix("/api")),
+            **({} if compared is None else {"compare": compared}),
+        }
+
+
+def _list_of_newest_recipe(workspace: Workspace, mlflow: str) -> str | None:
+    """Return the address of MLflow's list of the runs of the recipe that ran last; None if MLflow does not have that run."""
+    from vantage.ledger.to_mlflow.list_of_runs import page_of_runs  # imports MLflow, which takes a second
+
+    run_id = next((record.mlflow_run_id for record in read_runs(workspace) if record.mlflow_run_id), None)
+    if run_id is None:
+        return None
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(f"{mlflow}/ajax-api/2.0/mlflow/runs/get?run_id={run_id}", timeout=5) as answer:
+            found = json.load(answer)["run"]["info"]["experiment_id"]
+    except (OSError, ValueError, KeyError):  # a server that asks for a login, or that has removed the run
+        return None
+    return f"{mlflow}/{page_of_runs(str(found))}"
 
 
 def _show_runs_that_reused_everything(workspace: Workspace) -> None:

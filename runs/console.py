@@ -116,6 +116,8 @@ class Screen:
 
     def __init__(self, console: Console) -> None:
         self.console = console
+        self.name_width = _NAME_WIDTH
+        """Columns of a stage's name in the line about its end."""
         self._bars = Progress(
             TextColumn("  {task.description}"),
             BarColumn(bar_width=12),
@@ -182,7 +184,7 @@ class Screen:
             if step in self._bar_of:
                 self._bars.remove_task(self._bar_of.pop(step))
         style = STYLES[stage.status]
-        start = Text.assemble((f"  {MARKS[stage.status]} ", style), f"{step:<{_NAME_WIDTH}} ")
+        start = Text.assemble((f"  {MARKS[stage.status]} ", style), f"{step:<{self.name_width}} ")
         line = Text.assemble((status_text(stage.status), style))
         if headline := headline_of(stage):
             line.append(f"  {headline}")

@@ -70,7 +70,7 @@ def read_critics(workspace: Workspace, record: RunRecord, step: str | None = Non
     if not stages:
         raise RunError(
             f"run {record.run_id} has no critic: no value_pretraining stage, and no policy_optimization stage whose "
-            "algorithm reads one"
+            "algorithm reads one; name a run that has one, or add such a stage to the recipe"
         )
     if step is not None and step not in stages:
         kind = f" ({record.recipe.stages[step].kind})" if step in record.recipe.stages else ""

@@ -218,7 +218,7 @@ class NotAccepted(NameRefused):
 
     def __init__(self, text: str, command: Command, meaning: Named) -> None:
         self.meaning = meaning
-        note = ", of which nothing was computed" if isinstance(meaning, RecipeNamed) else ""
+        note = ", not a result of a run" if isinstance(meaning, RecipeNamed) else ""
         said = f"{text} is {meaning.described()}{note}; {command} accepts {command.forms}"
         if set(command.accepts) <= {RunNamed, StageNamed}:
             said = (

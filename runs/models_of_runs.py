@@ -110,6 +110,19 @@ def model_width(model: SourcedModel, workspace: Workspace | None) -> int:
     return width_in_config(config, f"config.json of {origin.named}")
 
 
+def model_before(field: str, origin: StageOfRun, workspace: Workspace) -> SourcedModel | None:
+    """Return the model that the run begins with, if the step has made nothing yet, or its files are gone; None: it is made.
+
+    Raises:
+        RunError: there is no such run or step.
+    """
+    shown = f"{field}={str(origin)!r}"
+    record = _run_named(shown, origin, workspace)
+    if origin.step not in dependencies(record.recipe):
+        pin_stage(field, origin, workspace)  # refuses it, and lists the steps that there are
+    return record.recipe.model if _artifact(record, origin.step, workspace) is None else None
+
+
 def stage_behind(work: Work, store: Storage | None, runs: Sequence[RunRecord]) -> Iterator[str]:
     """Yield the stage that an import of a pinned recipe copies, and what a reader of its model must know."""
     origin = copied_stage(work)

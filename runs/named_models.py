@@ -408,5 +408,6 @@ def _nothing_found(
 
 def _checked(model: NamedModel, named: str, kinds: Collection[ArtifactKind]) -> NamedModel:
     if model.kind not in kinds:
-        raise RunError(f"{named} is {_KINDS[model.kind]}, which is not what this command takes")
+        taken = " or ".join(_KINDS[kind] for kind in _KINDS if kind in kinds)
+        raise RunError(f"{named} is {_KINDS[model.kind]}, which is not what this command takes; name {taken}")
     return model

@@ -39,9 +39,16 @@ def headline_of(stage: StageRecord) -> str:
         return compared
     names = headline_metrics(stage.metrics, stage.verdicts)
     return "  ".join(
-        f"{name} {short_number(stage.metrics.get(name))}{bracketed(stage.intervals.get(name))}"
-        for name in names
+        f"{name} {_estimate(stage.metrics.get(name), stage.intervals.get(name))}" for name in names
     )
+
+
+def _estimate(value: float | None, interval: tuple[float, float] | None) -> str:
+    """Return a number with its interval; a whole number has the interval's decimals, since it is an estimate like the others."""
+    shown, bounds = short_number(value), bracketed(interval)
+    if value is not None and bounds and float(value).is_integer():
+        shown = f"{value:,.{len(bounds.rpartition('.')[2]) - 1}f}"
+    return shown + bounds
 
 
 def headline_metrics(metrics: Mapping[str, float | None], verdicts: Sequence[Verdict]) -> list[str]:

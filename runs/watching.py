@@ -12,6 +12,8 @@ from vantage.tasks.training.progress import StageProgress, read_progress
 from vantage.tasks.training.scratch import JOURNAL, PROGRESS, read_committed
 
 SECONDS_BETWEEN_METRICS = 2.0
+PAGE_AT = "  Prefect shows it at "
+"""Beginning of the line with the address of a run's page."""
 
 
 class Watcher(Protocol):

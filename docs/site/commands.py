@@ -3,6 +3,7 @@
 import ast
 import inspect
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 
 import typer.main
@@ -25,6 +26,7 @@ def pages() -> dict[str, str]:
     }
 
 
+@cache
 def parser() -> TyperGroup:
     """Return the command line's parser, with all commands."""
     found = typer.main.get_command(app)

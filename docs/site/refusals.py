@@ -2,9 +2,11 @@
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from types import MappingProxyType
+
+from docs.site.texts_in_code import Function, Values, given_values, nodes_with_values
 
 REFUSALS_PAGE = "reference/refusals.md"
 
@@ -35,6 +37,16 @@ REFUSING = {
     "UsageError",
 }
 """The errors that are printed to a user; others are faults of Vantage."""
+OR = ", or: "
+"""Between the texts of which a message has one."""
+SUGGESTED = "the message names a similar name, or those that can be used"
+"""The remedy of ``vantage.schemas.problems.suggest``."""
+REASONS = {
+    "models/folder_check.py": "fetch or write it again",
+    "tasks/data/": "correct the rows, or raise max_dropped to train without those rows",
+    "storage/": "run the same recipe again, which makes it anew",
+}
+"""Modules whose texts are reasons within other messages → the remedy with which those messages end."""
 
 
 def pages() -> dict[str, str]:
@@ -42,13 +54,17 @@ def pages() -> dict[str, str]:
     return {REFUSALS_PAGE: "\n".join(_page()) + "\n"}
 
 
+@cache
 def refusals(folder: str) -> dict[str, list[tuple[str, str]]]:
     """Return module → (what is refused, remedy) of each message in the folder, in the order of the code."""
     found: dict[str, list[tuple[str, str]]] = {}
     for file in sorted((ROOT / folder).rglob("*.py")):
         messages = dict.fromkeys(_messages(ast.parse(file.read_text(encoding="utf-8"))))
+        name = file.relative_to(ROOT).as_posix()
+        otherwise = next((remedy for begin, remedy in REASONS.items() if name.startswith(begin)), "")
         if messages:
-            found[file.relative_to(ROOT).as_posix()] = [_divided(each) for each in messages]
+            divided = map(_divided, messages)
+            found[name] = [(refused, remedy or otherwise) for refused, remedy in divided]
     return found
 
 
@@ -70,47 +86,28 @@ def _page() -> Iterator[str]:
                 yield f"| {_cell(refused)} | {_cell(remedy) if remedy else 'as the message describes'} |"
 
 
-def _messages(tree: ast.AST) -> Iterator[str]:
+def _messages(tree: ast.Module) -> Iterator[str]:
     """Yield the message of each error that is raised, and of each ``Problem`` of a recipe, in the order of the code."""
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    constants = given_values(tree.body)
+    functions = [node for node in ast.walk(tree) if isinstance(node, Function)]
     for function in functions:
-        named = _texts_by_name(function)
-        for node in _own_nodes(function):
-            message = _message(node, named)
-            if re.search(r"[a-z]+ [a-z]+", re.sub(r"\{.*?\}", "", message)):
-                yield " ".join(message.split())
+        for node, values in nodes_with_values(function, constants):
+            for message in _messages_of(node, values):
+                if re.search(r"[a-z]+ [a-z]+", re.sub(r"\{.*?\}", "", message)):
+                    yield " ".join(message.split())
 
 
-def _own_nodes(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.AST]:
-    """Yield the nodes of a function, without those of the functions in it."""
-    waiting: list[ast.AST] = [*function.body]
-    while waiting:
-        node = waiting.pop(0)
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-            waiting[:0] = ast.iter_child_nodes(node)
-
-
-def _texts_by_name(function: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, str]:
-    """Return variable → the text that the function gives it; of several texts the last one."""
-    assigned = (node for node in _own_nodes(function) if isinstance(node, ast.Assign))
-    return {
-        target.id: text
-        for node in assigned
-        for target in node.targets
-        if isinstance(target, ast.Name) and (text := _text(node.value))
-    }
-
-
-def _message(node: ast.AST, named: dict[str, str]) -> str:
-    """Return the message of one ``raise`` or ``Problem(…)``; empty if the node is neither, or its text is elsewhere."""
+def _messages_of(node: ast.AST, values: Values) -> Iterator[str]:
+    """Yield each message that one ``raise`` or ``Problem(…)`` may have; none if the node is neither, or its text is elsewhere."""
     if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
-        return _text(node.exc.args[0], named) if _last_name(node.exc.func) in REFUSING else ""
-    if isinstance(node, ast.Call) and _last_name(node.func) == "Problem" and len(node.args) > 1:
-        message = "; ".join(filter(None, (_text(each, named) for each in node.args[1:3])))
+        if _last_name(node.exc.func) in REFUSING:
+            yield from _texts(node.exc.args[0], values)
+    elif isinstance(node, ast.Call) and _last_name(node.func) == "Problem" and len(node.args) > 1:
         field = _path(node.args[0])
-        return f"{field}: {message}" if message and field else message
-    return ""
+        remedies = OR.join(_texts(node.args[2], values)) if len(node.args) > 2 else ""
+        for said in _texts(node.args[1], values):
+            message = "; ".join(filter(None, (said, remedies)))
+            yield f"{field}: {message}" if field else message
 
 
 def _last_name(function: ast.expr) -> str:
@@ -127,21 +124,32 @@ def _path(node: ast.expr) -> str:
     )
 
 
-def _text(node: ast.expr, named: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Return a message as a template: constants as they are, other parts by their code's last name in braces. ``named``: variable →
-    its text."""
+def _texts(node: ast.expr, values: Values) -> list[str]:
+    """Return the texts that an expression may have, each as a template: constants as they are, other parts by their code's last
+    name in braces."""
     match node:
         case ast.Constant(value=str(text)):
-            return text
+            found = [text]
         case ast.Name(id=name):
-            return named.get(name, "")
-        case ast.JoinedStr(values=values):
-            return "".join(_text(each) for each in values)
-        case ast.FormattedValue(value=value):
-            return f"{{{_name(value)}}}"
+            found = [text for value in values.get(name, ()) for text in _texts(value, {})]
+        case ast.JoinedStr(values=parts):
+            found = ["".join(_part(each) for each in parts)]
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return _text(left, named) + _text(right, named)
-    return ""
+            found = [a + b for a in _texts(left, values) or [""] for b in _texts(right, values) or [""]]
+        case ast.IfExp(body=body, orelse=orelse):
+            found = [*_texts(body, values), *_texts(orelse, values)]
+        case ast.BoolOp(op=ast.Or(), values=choices):
+            found = [text for each in choices for text in _texts(each, values)]
+        case ast.Call(func=ast.Name(id="suggest")):
+            found = [SUGGESTED]
+        case _:
+            found = []
+    return list(dict.fromkeys(filter(None, found)))
+
+
+def _part(node: ast.expr) -> str:
+    """Return one part of an f-string."""
+    return f"{{{_name(node.value)}}}" if isinstance(node, ast.FormattedValue) else "".join(_texts(node, {}))
 
 
 def _name(node: ast.expr) -> str:
@@ -162,9 +170,12 @@ def _name(node: ast.expr) -> str:
 
 
 def _divided(message: str) -> tuple[str, str]:
-    """Divide a message into what is refused and the remedy, which follows the last semicolon."""
+    """Divide a message into what is refused and the remedy: what follows the last semicolon, or the rule that a value must fulfil."""
     refused, _, remedy = message.rpartition("; ")
-    return (refused, remedy) if refused else (message, "")
+    if refused:
+        return refused, remedy
+    value, must, rule = message.partition(" must be ")
+    return (value, must.strip() + " " + rule) if must and "sha256" not in value else (message, "")
 
 
 def _cell(text: str) -> str:

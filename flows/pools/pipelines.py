@@ -145,7 +145,7 @@ def pipeline_of(
     """
     if name is not None and not _NAME.fullmatch(name):
         raise ValueError(
-            f"--name={name[:100]!r} is no name of a deployment: 1 to 200 printable characters without / % & < >"
+            f"--name={name[:100]!r} is no name of a deployment: 1 to 200 printable characters without / % & < >; name another"
         )
     place = Workspace.at(workspace)
     resolved, _ = load_resolved(source, overrides, workspace=place)
@@ -274,7 +274,9 @@ def remove(client: SyncPrefectClient, name: str) -> None:
         deployment = client.read_deployment_by_name(f"{FLOW}/{name}")
     except ObjectNotFound:
         known = ", ".join(each.name for each in registered(client)) or "none"
-        raise ValueError(f"there is no deployment {name} (known: {known})") from None
+        raise ValueError(
+            f"there is no deployment {name} (known: {known}); name one that `vantage deployments` lists"
+        ) from None
     _remove_automations(client, deployment.id)
     client.delete_deployment(deployment.id)
 

@@ -56,7 +56,7 @@ def schedule_of(
         schedule = construct_schedule(**times, timezone=timezone)
     except ValidationError as error:
         reasons = "; ".join(str(each["msg"]).removeprefix("Value error, ") for each in error.errors())
-        raise ValueError(f"the schedule is refused: {' '.join(reasons.split())[:500]}") from None
+        raise ValueError(f"the schedule is refused: {' '.join(reasons.split())[:500]}; correct it") from None
     if isinstance(schedule, CronSchedule):
         _check_cron(schedule.cron)
     if rrule is not None:
@@ -97,7 +97,9 @@ def _check_rule(rrule: str) -> None:
         raise ValueError(_too_slow(rrule))
     if found.returncode:
         reason = (found.stderr.strip().splitlines() or ["unknown"])[-1]
-        raise ValueError(f"--rrule={rrule[:200]!r} is refused: {reason[:300]}")
+        raise ValueError(
+            f"--rrule={rrule[:200]!r} is refused ({reason[:300]}); write a rule of RFC 5545, such as FREQ=DAILY"
+        )
     if not found.stdout.strip():
         raise ValueError(f"--rrule={rrule[:200]!r} is never due from now on; name a later date")
 

@@ -148,7 +148,9 @@ def roll_back(
     else:
         target = _earlier(address, _find(address, name, alias=alias), history, name, alias)
     if target.version == present:
-        raise RunError(f"{name}@{alias} points to version {target.version} already")
+        raise RunError(
+            f"{name}@{alias} points to version {target.version} already; name another version with --to"
+        )
     with ended_run(workspace, _publishing_run(workspace, target, history), watcher) as ended:
         publication = _publication_of(ended, target, history, alias)
         _require_publishable(publication, ended, target.version)
@@ -264,7 +266,10 @@ def _require_intact(publication: Publication, ended: EndedRun) -> None:
 
 def _require_registry(address: str, name: str) -> None:
     if tracking.is_missing_database(address):  # MLflow would make one
-        raise RunError(f"MLflow has no registered model {name}: nothing was published from here yet")
+        raise RunError(
+            f"MLflow has no registered model {name}, and nothing was published from here yet; run a recipe that publishes it, "
+            "or set MLFLOW_TRACKING_URI"
+        )
     tracking.set_up_client()
 
 
@@ -322,7 +327,7 @@ def _publishing_run(workspace: Workspace, target: "PublishedVersion", history: S
     except RunError as error:
         raise RunError(
             f"version {target.version} of {target.name} was published by run {run_id}, whose gates cannot be looked at "
-            f"here ({error})"
+            f"here ({error}); name the workspace of that run with --workspace"
         ) from None
     return run_id
 
@@ -341,7 +346,10 @@ def _publication_of(
     ]
     made = ended.run.record.stages.get(published_step(fitting[0], ended)) if fitting else None
     if made is None or made.digest != target.digest:
-        raise RunError(f"run {run_id} has not published {stage} as version {target.version} of {target.name}")
+        raise RunError(
+            f"run {run_id} has not published {stage} as version {target.version} of {target.name}; name another version, or the "
+            "run that published this one"
+        )
     return _for_alias(fitting, alias, ended.run.record)
 
 

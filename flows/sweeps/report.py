@@ -15,10 +15,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from vantage.runs.wrapped_lines import print_line
 from vantage.schemas.safe_text import markdown_text, without_controls
 from vantage.schemas.sweep import Measure, Sweep
 
 CONFIDENCE = 0.95
+_ANY_WIDTH = 10_000
+"""Columns of a terminal on which each table fits."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +207,10 @@ def _correction(sweep: Sweep) -> str:
 HEADINGS = ("arm", "n", "mean", "sd", "difference", "95 % interval", "verdict")
 
 
+_OWN = HEADINGS.index("difference") - 1
+"""Number of cells after the name that are about the arm alone."""
+
+
 def table_cells(line: Comparison) -> list[str]:
     """Return the cells of a table line, in the order of ``HEADINGS``."""
     bounds = "" if line.low is None or line.high is None else f"[{line.low:+.4g}, {line.high:+.4g}]"
@@ -242,21 +249,36 @@ def _table_lines(sweep: Sweep, lines: Sequence[Comparison]) -> list[str]:
 
 
 def show_table(console: Console, sweep: Sweep, table: Sequence[Comparison]) -> None:
-    """Print the tables."""
+    """Print a table for each measure; where the terminal is too narrow for one, each arm has lines: its name, its numbers, its comparison."""
+    headings = [*HEADINGS, *([f"published: {sweep.published.unit}"] if sweep.published else [])]
     for measure in sweep.measure:
-        console.print(Text(f"{measure.name} ({measure.better} is better)", style="bold"))
+        console.print()
+        print_line(console, Text(f"{measure.name} ({measure.better} is better)", style="bold"))
+        lines = [
+            ([*table_cells(line), *([number(line.published)] if sweep.published else [])], _style(line))
+            for line in table
+            if line.measure == measure.name
+        ]
         shown = Table(box=SIMPLE_HEAD, pad_edge=False)
-        published = [f"published: {sweep.published.unit}"] if sweep.published else []
-        for heading in (*HEADINGS, *published):
-            shown.add_column(
-                heading, no_wrap=True, justify="left" if heading in ("arm", "verdict") else "right"
-            )
-        for line in table:
-            if line.measure == measure.name:
-                cells = [*table_cells(line), *([number(line.published)] if sweep.published else [])]
-                style = {"better": "green", "worse": "red"}.get(line.verdict, "")
-                shown.add_row(*map(Text, cells), style=style)
-        console.print(shown)
+        for heading in headings:
+            is_text = heading in ("arm", "verdict")
+            shown.add_column(heading, no_wrap=True, justify="left" if is_text else "right")
+        for cells, style in lines:
+            shown.add_row(*map(Text, cells), style=style)
+        if console.measure(shown, options=console.options.update(width=_ANY_WIDTH)).maximum <= console.width:
+            console.print(shown)
+            continue
+        for (arm, *cells), style in lines:
+            print_line(console, Text(f"  {arm}", style=style))
+            facts = [
+                f"{heading} {cell}" if cell else "" for heading, cell in zip(headings[1:], cells, strict=True)
+            ]
+            for part in (facts[:_OWN], facts[_OWN:]):
+                print_line(console, Text(f"    {'  '.join(filter(None, part))}", style=style))
+
+
+def _style(line: Comparison) -> str:
+    return {"better": "green", "worse": "red"}.get(line.verdict, "")
 
 
 def plot(sweep: Sweep, rows: Sequence[Row], table: Sequence[Comparison], path: Path) -> None:

@@ -36,11 +36,13 @@ from vantage.flows.sweeps.to_mlflow import SweepLedger
 from vantage.ledger.outbox import Outbox
 from vantage.ledger.run_ledger import Ledger
 from vantage.runs.console import Screen
-from vantage.runs.own_commands import mlflow_server, own_command
+from vantage.runs.own_commands import own_command
 from vantage.runs.planning import PlannedStep, plan, steps_in_store
 from vantage.runs.record import RunRecord, StageRecord
 from vantage.runs.run import acquire_run, recipe_digests
+from vantage.runs.watching import PAGE_AT
 from vantage.runs.workspace import Workspace
+from vantage.runs.wrapped_lines import print_whole
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.sweep import Cell, Sweep, SweepPlan
 from vantage.storage.durable_files import replace_file
@@ -102,6 +104,9 @@ class SweepRuns:
         self._failed: dict[str, tuple[str, int]] = {}
         """Stage key → the run in which it failed, and its exit code."""
         self._running: set[Orchestrator] = set()
+        self._name_width = max(len(cell.name) for cell in self._cells)
+        longest = max(len(f"{cell.name}: {step}") for cell in self._cells for step in cell.recipe.stages)
+        screen.name_width = min(longest, screen.console.width // 2)
         self._stopped = False
         self._adding = asyncio.Lock()
         any_recipe = next(iter(swept.recipes.values()))
@@ -195,7 +200,11 @@ class SweepRuns:
         values = "  ".join(
             f"{name} {number(value)}" for name, value in row.values.items() if value is not None
         )
-        content = [f"{len(self._rows)}/{len(self._cells)}", f"{cell.name:<28}", values or status_of_row(row)]
+        content = [
+            f"{len(self._rows)}/{len(self._cells)}",
+            f"{cell.name:<{self._name_width}}",
+            values or _shown_status(row, stages),
+        ]
         self.screen.say("  ".join([*content, f"{row.seconds:.1f} s" if row.seconds else ""]).rstrip())
 
     def interrupted(self) -> None:
@@ -233,7 +242,8 @@ class SweepRuns:
         show_table(self.screen.console, self.swept.sweep, table)
         for content in sharing_lines(shared):
             self.screen.say(content)
-        self.screen.say(f"  {'files':<8}{self.folder}")
+        console = self.screen.console
+        print_whole(console, f"  {'files':<8}", str(self.folder))
         unsent = [row.run_id for row in rows if row.run_id and self._outbox(row.run_id).is_unsent()]
         if unsent:
             again = own_command("resume", unsent[0], "--workspace", self.workspace.address)
@@ -244,8 +254,14 @@ class SweepRuns:
                 "yellow",
             )
         else:
-            ledger = Ledger(None, self.workspace.root, "")
-            self.screen.say(f"  {'MLflow':<8}{mlflow_server(ledger.where())}")
+            where = Ledger(None, self.workspace.root, "").where()
+            is_server = "://" in where.partition(" ")[0]
+            ui = own_command("ui", "--workspace", self.workspace.address)
+            print_whole(console, f"  {'MLflow' if is_server else 'pages':<8}", where if is_server else ui)
+        if failed := next((row for row in rows if row.status == "failed" and row.run_id), None):
+            logs = own_command("logs", str(failed.run_id), "--workspace", self.workspace.address)
+            print_whole(console, f"  {'logs':<8}", logs)
+            self.screen.say("The same sweep again runs what is missing, when the cause is corrected.")
         return SweepResult(self.folder.name, self.folder, rows, table, shared, code)
 
     def _outbox(self, run_id: str) -> Outbox:
@@ -269,6 +285,8 @@ class CellView:
         self._failed = failed
 
     def say(self, text: str, style: str = "") -> None:
+        if text.startswith(PAGE_AT):
+            return  # the sweep has printed the server's address, and its page lists all runs
         self._screen.say(f"  {self._cell}: {text.strip()}", style)
 
     def started(self, step: str, attempt: int) -> None:
@@ -284,12 +302,22 @@ class CellView:
             self._screen.ended(f"{self._cell}: {step}", stage)
 
 
+def _shown_status(row: Row, stages: Mapping[str, StageRecord]) -> str:
+    """Return the status of a run without values; the reason of a stage that failed was printed when it did."""
+    failed = [name for name, stage in stages.items() if stage.status == "failed"]
+    return f"failed: {', '.join(failed)}" if failed else status_of_row(row)
+
+
 def row_of(cell: Cell[ResolvedRecipe], record: RunRecord, sweep: Sweep) -> Row:
     """Return a run's row. Measured values count, even if a gate then closed: leaving such runs out would flatter."""
     metrics = {
         measure.name: record.stages[measure.stage].metrics.get(measure.metric) for measure in sweep.measure
     }
-    reasons = [f"{name}: {stage.reason}" for name, stage in record.stages.items() if stage.reason]
+    reasons = [
+        f"{name}: {stage.reason}"
+        for name, stage in record.stages.items()
+        if stage.reason and stage.status != "blocked"  # it repeats that another stage failed
+    ]
     reasons += [
         f"{name}: gate {verdict}"
         for name, stage in record.stages.items()

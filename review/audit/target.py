@@ -116,7 +116,7 @@ def _run(evidence: Evidence, walk: Walk, run_id: str, step: str) -> tuple[str, l
             f"{step} of run {run_id} has made nothing yet; audit one of {', '.join(made) or 'its parents'}"
         )
     if not made:
-        raise RunError(f"run {run_id} has made nothing yet, so there is nothing to audit")
+        raise RunError(f"run {run_id} has made nothing yet, so there is nothing to audit; resume it first")
     for name in [step] if step else made:
         stage = record.stages[name]
         walk.add(str(stage.digest), stage.stage_key, asked=(run_id, name))
@@ -158,10 +158,13 @@ def _mlflow_run(evidence: Evidence, walk: Walk, mlflow_run_id: str) -> tuple[str
     if isinstance(tags, Missing):
         raise ConnectionError(f"{tags}; start it, or set MLFLOW_TRACKING_URI")
     if tags is None:
-        raise RunError(f"MLflow at {evidence.server.address} has no run {mlflow_run_id}")
+        raise RunError(
+            f"MLflow at {evidence.server.address} has no run {mlflow_run_id}; name another, or set MLFLOW_TRACKING_URI"
+        )
     if "vantage.run_id" not in tags:
         raise RunError(
-            f"MLflow's run {mlflow_run_id} has no tag vantage.run_id: Vantage did not make it, or it was edited"
+            f"MLflow's run {mlflow_run_id} has no tag vantage.run_id: Vantage did not make it, or it was edited; name what it "
+            "made by a run, a digest or a registered model"
         )
     run_id, step = tags["vantage.run_id"], tags.get("vantage.stage", "")
     if run_id not in evidence.run_ids:

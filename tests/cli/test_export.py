@@ -429,7 +429,7 @@ def test_nothing_is_written_over(small_chat_run: Workspace, tmp_path: Path) -> N
         ("latest/nosuch", "run {run} has no stage nosuch; there are model, sft, reward, policy"),
         ("./nosuch", "./nosuch is a path; "),
         ("folder:nosuch", "export` accepts RUN, RUN/STAGE, RUN/model, or NAME, NAME@ALIAS or NAME/VERSION"),
-        ("recipe:quickstart", "recipe:quickstart is a recipe, of which nothing was computed; "),
+        ("recipe:quickstart", "recipe:quickstart is a recipe, not a result of a run; "),
         ("nosuch@champion", "MLflow has no registered model nosuch with the alias champion"),
     ],
 )

@@ -112,6 +112,8 @@ def test_mistakes_in_what_a_command_is_given(folder: Path, words: str, message: 
         ("status --run 1", "No such option: --run. Write its value without --run: vantage status [RUN]."),
         ("logs 1 --stage sft", "Write its value without --stage: vantage logs RUN [STAGE]."),
         ("status 1 --nonsense", "No such option: --nonsense"),
+        ("report", "Missing argument 'RUN'. A run's id, the beginning of one, its number, or `latest`."),
+        ("keys show", "Missing argument 'FILE'. A private or a public key."),
     ],
 )
 def test_mistakes_in_commands_and_options(folder: Path, words: str, message: str) -> None:

@@ -69,11 +69,14 @@ def test_both_pages_show_the_run_until_ctrl_c(
     process = start(workspace.root)
     try:
         assert process.stdout is not None
-        pages = dict(line.split() for line in (process.stdout.readline(), process.stdout.readline()))
-        assert set(pages) == {"MLflow", "Prefect"}
+        pages = dict(process.stdout.readline().split() for _ in range(3))
+        assert list(pages) == ["MLflow", "Prefect", "compare"]
+        compared = pages.pop("compare")
         assert all(re.fullmatch(r"http://127[.]0[.]0[.]1:\d+", address) for address in pages.values())
         found = asked(f"{pages['MLflow']}/ajax-api/2.0/mlflow/experiments/search", {"max_results": 10})
         assert "fake" in [each["name"].rpartition("/")[2] for each in found["experiments"]]
+        of_recipe = [each["experiment_id"] for each in found["experiments"] if each["name"].endswith("fake")]
+        assert compared.startswith(f"{pages['MLflow']}/#/experiments/{of_recipe[0]}/runs?")
         flow_runs = asked(f"{pages['Prefect']}/api/flow_runs/filter", {})
         assert [each["id"] for each in flow_runs] == list(record.prefect_flow_run_ids)
         assert answers(pages["Prefect"]), "the page itself"

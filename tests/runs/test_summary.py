@@ -49,6 +49,10 @@ def test_each_number_has_its_interval() -> None:
     )
     gated = StageRecord(metrics={"pair_accuracy": 0.75}, intervals={"pair_accuracy": (0.5, 0.9)})
     assert headline_of(gated) == "pair_accuracy 0.75 [0.50, 0.90]"
+    all_right = gated.model_copy(
+        update={"metrics": {"pair_accuracy": 1.0}, "intervals": {"pair_accuracy": (0.974, 1.0)}}
+    )
+    assert headline_of(all_right) == "pair_accuracy 1.000 [0.974, 1.000]"
 
 
 def test_an_evaluation_shows_both_models_and_their_difference() -> None:

@@ -90,7 +90,7 @@ def test_sign_takes_the_run_beside_a_folder_of_its_name(
     assert [each["run_id"] for each in told] == [copied.record.run_id] * 2
     for named, said in {
         "folder:latest": "folder:latest is a folder; ",
-        "recipe:quickstart": "recipe:quickstart is a recipe, of which nothing was computed; ",
+        "recipe:quickstart": "recipe:quickstart is a recipe, not a result of a run; ",
     }.items():
         refused = vantage("sign", named, *options)
         assert (refused.exit_code, said in refused.stderr) == (ExitCode.BAD_INPUT, True)

@@ -1,5 +1,6 @@
 """The reference is made from the code, and is complete."""
 
+import ast
 import json
 import re
 from collections.abc import Mapping
@@ -110,6 +111,59 @@ def test_refusals_are_divided_into_what_is_refused_and_the_remedy() -> None:
     assert (
         refused.replace("_", r"\_").replace("{", r"\{").replace("}", r"\}") in PAGES[refusals.REFUSALS_PAGE]
     )
+
+
+def test_a_remedy_that_depends_on_the_recipe_is_shown_with_each_of_its_forms() -> None:
+    found = dict(refusals.refusals("schemas")["schemas/checks/references.py"])
+    assert found["'{target}' has no gate that could pass"] == "use one of: {gated}, or: give a stage a gate"
+    assert found["{none} is called {name}"] == refusals.SUGGESTED
+    found = dict(refusals.refusals("schemas")["schemas/checks/cycles.py"])
+    assert found["stages wait for one another: {listed}"] == "name a stage before them in one of these fields"
+
+
+MESSAGES_IN_TURN = """
+LAST = "give it a name"
+def check(names, path):
+    message = "the first thing is wrong"
+    yield Problem(path, message, "mend it")
+    if names:
+        message = "the second thing is wrong"
+    else:
+        message = "the third thing is wrong"
+        if path:
+            return
+    yield Problem(path, message, LAST)
+    raise ValueError("the size must be below 3")
+"""
+
+
+def test_a_message_is_that_of_its_place_in_the_code() -> None:
+    found = [refusals._divided(each) for each in refusals._messages(ast.parse(MESSAGES_IN_TURN))]
+    assert found == [
+        ("the first thing is wrong", "mend it"),
+        ("the second thing is wrong", "give it a name"),
+        ("the third thing is wrong", "give it a name"),
+        ("the size", "must be below 3"),
+    ]
+
+
+def test_reasons_have_the_remedy_of_the_messages_that_quote_them() -> None:
+    for begin, remedy in refusals.REASONS.items():
+        folders = ("runs", "models", "tasks")
+        files = (file for folder in folders for file in (refusals.ROOT / folder).rglob("*.py"))
+        assert any(remedy in file.read_text(encoding="utf-8") for file in files), begin
+
+
+def test_a_refusal_without_a_remedy_is_rare_and_not_one_of_the_command_line() -> None:
+    without = [
+        f"{module}: {refused}"
+        for folder in refusals.READ
+        for module, messages in refusals.refusals(folder).items()
+        for refused, remedy in messages
+        if not remedy
+    ]
+    assert len(without) <= 40
+    assert [each for each in without if each.startswith("cli/")] == []
 
 
 def test_the_names_of_generated_pages_are_known_without_making_them() -> None:

@@ -94,7 +94,7 @@ def test_a_name_of_two_things_is_refused_with_the_spelling_of_each(
 def test_a_recipe_is_no_target_and_a_registered_model_of_its_name_is(case: Case) -> None:
     code, _, error = run("quickstart", "--workspace", str(case.workspace.root))
     assert code == ExitCode.BAD_INPUT
-    assert "quickstart is a recipe, of which nothing was computed; " in error
+    assert "quickstart is a recipe, not a result of a run; " in error
     assert "audit` accepts RUN, RUN/STAGE, RUN/model, NAME, NAME@ALIAS or NAME/VERSION" in error
 
 

@@ -169,7 +169,7 @@ def test_the_newest_licence_is_everybodys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "named, message",
     [
-        ("quickstart", "quickstart is a recipe, of which nothing was computed"),
+        ("quickstart", "quickstart is a recipe, not a result of a run"),
         ("latest/nope", "has no stage nope"),
         ("gone", "gone is no run and no registered model of MLflow"),
     ],
