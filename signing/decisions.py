@@ -24,8 +24,6 @@ DECISION_TYPE = "urn:x-vantage-rlhf:decision:v1"
 """Type of the predicate; if the meaning of its fields changes, it gets another number."""
 
 Kind = Literal["approval", "loosened_gate", "moved_alias"]
-_LATEST = 253_402_300_799_999
-"""The end of the year 9999, in milliseconds since 1970; Python's dates end there."""
 _PUBLISHED = ("operation", "time", "stage", "registered_model", "alias", "by")
 """Fields of a publication that make up the decision; the others are the artifact and its place."""
 
@@ -190,7 +188,7 @@ def read_decision(data: bytes) -> SignedDecision:
         about, signed_at = predicate.pop("about"), predicate.pop("signed_at")
         if said["predicateType"] != DECISION_TYPE or type(signed_at) is not int:
             raise ValueError("another kind")
-        if not 0 <= signed_at <= _LATEST:
+        if not 0 <= signed_at <= LATEST:
             raise ValueError("no time")
         return SignedDecision(
             run_id=str(predicate["run"]["id"]),
