@@ -23,9 +23,7 @@ SECONDS_EACH = 5.0
 
 _BREAK = "\u200b"
 """A space of no width: it is invisible, and services do not read across it."""
-_MENTION = re.compile(
-    r"<(?=[!@#]|[a-z][a-z0-9+.-]*:|users/|at\b)|(?<!\w)@(?=[\w*])|\](?=\()", re.IGNORECASE
-)
+_MENTION = re.compile(r"<(?=[!@#]|[a-z][a-z0-9+.-]*:|users/|at\b)|(?<!\w)@(?=[\w*])|\](?=\()", re.IGNORECASE)
 """Beginnings of what services read as a mention of people, or as a link with another text.
 
 ``<!channel>`` and ``<https://…|text>`` are Slack's, ``<users/all>`` Google Chat's, ``<at …>`` Feishu's, ``@**all**`` Zulip's,

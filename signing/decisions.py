@@ -16,6 +16,7 @@ from vantage.runs.record import RunRecord
 from vantage.runs.run import recipe_digest
 from vantage.schemas.canonical_json import canonical_json
 from vantage.schemas.records.approvals import Approval
+from vantage.schemas.records.milliseconds import LATEST
 from vantage.signing.statements import STATEMENT_TYPE, BadStatement
 from vantage.storage.sealed_folders import MANIFEST
 from vantage.storage.signatures import STATEMENT

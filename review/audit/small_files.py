@@ -35,7 +35,9 @@ def small_file(path: Path) -> bytes:
         NotRead: it is no regular file, or larger than ``MAX_BYTES``.
         OSError: it cannot be opened or read.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would wait for a writer
+    descriptor = os.open(
+        path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    )  # opening a pipe would wait for a writer
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise NotRead("it is no regular file")
@@ -53,7 +55,7 @@ def small_yaml(path: Path) -> Any:
         ValueError: it is no YAML without aliases.
     """
     try:
-        return yaml.load(small_file(path), _WithoutAliases)  # noqa: S506 - it is a SafeLoader
+        return yaml.load(small_file(path), _WithoutAliases)
     except (yaml.YAMLError, RecursionError) as error:
         raise NotRead(_first_sentence(error)) from None
 

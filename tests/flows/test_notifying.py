@@ -329,7 +329,19 @@ def test_data_mentions_nobody_and_links_nowhere(
 ) -> None:
     send(monkeypatch, address, MENTIONS)
     text = html.unescape(json.dumps(posted[0], ensure_ascii=False))
-    for mention in ("<!channel", "<!here", "<@U123", "<https:", "<mailto:", "<users/", "<at ", "@**all", "@*team", "@ada", "link]("):
+    for mention in (
+        "<!channel",
+        "<!here",
+        "<@U123",
+        "<https:",
+        "<mailto:",
+        "<users/",
+        "<at ",
+        "@**all",
+        "@*team",
+        "@ada",
+        "link](",
+    ):
         assert mention not in text
     assert re.search(r"(?<!\w)@(everyone|here)", text) is None
     assert "ada@all.example.org" in text, "an address is no mention"
