@@ -38,6 +38,23 @@ POLICY = """models:
 OTHERS, PLACE = "others", "sqlite:///mlflow.db"
 """Folder of the files that belong to no run here; a destination of the outbox."""
 
+PIECES = (
+    *(
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"1e999",
+        b"9" * 5000,
+        b"-1",
+        b"null",
+        b"",
+        b"\0",
+        b"\xff",
+        b'"\\ud800"',
+    ),
+    *(b"NaN", b"Infinity", b"&a [*a]", b"\n\n", b"{}"),
+)
+"""What a tenth of the records has instead of their text, or within it."""
+
 
 class Finished(NamedTuple):
     """A workspace with one run that has ended, whose files are put back after each trial."""
@@ -152,7 +169,10 @@ def trial(number: int, kind: str, finished: Finished) -> str:
     chance = random.Random(f"{kind}:{number}")
     path.chmod(0o600)
     try:
-        if path.suffix == ".json" and chance.random() < 0.6:
+        if number % 10 == 9:
+            place, piece = chance.randrange(len(content) + 1), PIECES[number // 10 % len(PIECES)]
+            path.write_bytes(chance.choice((piece, content[:place] + piece + content[place:])))
+        elif path.suffix == ".json" and chance.random() < 0.6:
             change_value(path, chance)
         else:
             path.write_bytes(damaged(content, chance))
