@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable
+from functools import cache
 from math import nan
 from pathlib import Path
 from typing import NamedTuple
@@ -162,9 +163,15 @@ def finished_run(workspace: Workspace, folder: Path) -> Finished:
     return Finished(workspace, run_id)
 
 
+@cache
+def _files(finished: Finished) -> dict[str, tuple[Path, Callable[[], object]]]:
+    """Return the files of a run while they are whole: a hundred thousand trials read its record once."""
+    return finished.files()
+
+
 def trial(number: int, kind: str, finished: Finished) -> str:
     """Damage one record by the number and read it; return ``read``, or what refused it. Anything but a ValueError escapes."""
-    path, read = finished.files()[kind]
+    path, read = _files(finished)[kind]
     content, mode = path.read_bytes(), path.stat().st_mode
     chance = random.Random(f"{kind}:{number}")
     path.chmod(0o600)
