@@ -23,7 +23,7 @@ class _WithoutAliases(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(AliasEvent):
-            mark = self.peek_event().start_mark
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             raise ComposerError(None, None, "found an alias, which publishing never writes", mark)
         return super().compose_node(parent, index)
 
