@@ -23,11 +23,16 @@ SECONDS_EACH = 5.0
 
 _BREAK = "\u200b"
 """A space of no width: it is invisible, and services do not read across it."""
-_MENTION = re.compile(r"<(?=[!@#]|[a-z][a-z0-9+.-]*:|users/|at\b)|(?<!\w)@(?=[\w*])|\](?=\()", re.IGNORECASE)
+_MENTION = re.compile(
+    r"<(?=[!@#]|[a-z][a-z0-9+.-]*:|users/|at\b)|(?<![\w/])@(?=[\w*])|\](?=\()"
+    r"|(?<!\w)@(?=(?:everyone|here|channel|all|room|team|online)\b)",
+    re.IGNORECASE,
+)
 """Beginnings of what services read as a mention of people, or as a link with another text.
 
 ``<!channel>`` and ``<https://…|text>`` are Slack's, ``<users/all>`` Google Chat's, ``<at …>`` Feishu's, ``@**all**`` Zulip's,
-``[text](https://…)`` Discord's and Mattermost's, and ``@name`` is a person or a group almost everywhere.
+``[text](https://…)`` Discord's and Mattermost's, and ``@name`` is a person or a group almost everywhere. A part of a path
+(``/@name/``) is left as it is: it may be in a command.
 """
 _MARKS_UP = frozenset({"tgram"})
 """Services whose plugin has no plain text. It writes plain text as HTML; as Markdown it would leave ``_`` and ``*`` as they are."""

@@ -35,7 +35,7 @@ log: /home/ada/a_run/logs/value.log
 """A message that quotes data; a service shows these characters and no others."""
 MENTIONS = (
     "<!channel> <!here|x> <@U123> @everyone @here <https://example.org|a link> ada@all.example.org "
-    '<mailto:ada@example.org|a link> <users/all> <at user_id="all"> @**all** @*team* @ada [a link](https://example.org) model@best'
+    '<mailto:ada@example.org|a link> <users/all> <at user_id="all"> @**all** @*team* @ada [a link](https://example.org) model@best cd /srv/@lab/ws /@everyone'
 )
 ASKS = ("stages.value.gate.at_least=0.9", "stages.value.gate.on_fail=approve")
 PUBLISHES = "publish=[{stage: policy, registered_model: notified, alias: best, approve: true}]"
@@ -346,6 +346,7 @@ def test_data_mentions_nobody_and_links_nowhere(
     assert re.search(r"(?<!\w)@(everyone|here)", text) is None
     assert "ada@all.example.org" in text, "an address is no mention"
     assert "model@best" in text, "an alias is no mention"
+    assert "/srv/@lab/ws" in text, "nor is a part of a path, which may be in a command"
     assert "channel" in text
 
 
