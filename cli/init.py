@@ -153,9 +153,7 @@ def _check_place(file: Path) -> None:
         )
     above = next((each for each in file.parents if each.exists()), None)
     if above is not None and not above.is_dir():
-        raise ValueError(
-            f"{file} would be in {above}, which is no folder; name a folder, or a file that ends in .yaml"
-        )
+        raise ValueError(f"{file} would be in {above}, which is no folder; name a folder, or a .yaml file")
 
 
 # Questions
