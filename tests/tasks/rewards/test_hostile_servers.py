@@ -14,6 +14,7 @@ from vantage.schemas.records.stored_answers import StoredAnswer, question_digest
 from vantage.tasks.rewards.asking import Asking, CallFailed, Form, Question, Reply
 from vantage.tasks.rewards.http_scores import Items
 from vantage.tasks.rewards.judge_scores import ChatCompletions
+from vantage.tasks.rollout.vllm_server import ServerFailed, VllmServer
 from vantage.tasks.updates.teacher_server import LogProbs, Tokenized
 
 ASKED = {"prompt_ids": [1], "response_ids": [2], "model": "m", "text": "t", "item": {}}
@@ -112,3 +113,13 @@ def test_tokens_that_a_server_counts_are_kept() -> None:
     assert answered(ChatCompletions(), judge('"x"', usage)) == [Reply("x", 7, 1)]
     assert answered(LogProbs(), teacher("-0.5", usage)) == [Reply("[-0.5]", 7, 1)]
     assert answered(LogProbs(), teacher("-0.5", '{"prompt_tokens": null}')) == [Reply("[-0.5]", 0, 0)]
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "{", DIGITS, "[1e999]", "null"])
+def test_an_odd_answer_of_a_server_that_samples_is_its_failure(content: str) -> None:
+    server = cast(VllmServer, SimpleNamespace(url="http://server"))
+    with pytest.raises(
+        ServerFailed, match="http://server answered /x with something else than was asked for"
+    ):
+        with VllmServer._reading(server, "/x"):
+            int(float(json.loads(content)[0]))
