@@ -118,8 +118,8 @@ def test_tokens_that_a_server_counts_are_kept() -> None:
 @pytest.mark.parametrize("content", ["[" * 100_000, "{", DIGITS, "[1e999]", "null"])
 def test_an_odd_answer_of_a_server_that_samples_is_its_failure(content: str) -> None:
     server = cast(VllmServer, SimpleNamespace(url="http://server"))
-    with pytest.raises(
-        ServerFailed, match="http://server answered /x with something else than was asked for"
+    with (
+        pytest.raises(ServerFailed, match="http://server answered /x with something else than was asked for"),
+        VllmServer._reading(server, "/x"),
     ):
-        with VllmServer._reading(server, "/x"):
-            int(float(json.loads(content)[0]))
+        int(float(json.loads(content)[0]))
