@@ -20,7 +20,7 @@ _WRONG_NAMED = 4
 
 def show_audit(console: Console, report: AuditReport) -> None:
     """Print the tree and the last line."""
-    tree = Tree(Text(safe_text(report.described), style="bold"), guide_style="dim")
+    tree = Tree(Text(_plain(report.described), style="bold"), guide_style="dim")
     _add_checks(tree, report.checks)
     artifacts = {artifact.id: artifact for artifact in report.artifacts}
     shown: set[str] = set()
@@ -81,7 +81,7 @@ def _add(
     node = branch.add(_line(name, worst(artifact.checks), subject_of(artifact)))
     fine = [check for check in artifact.checks if check not in list(checks_shown_alone(artifact.checks))]
     if fine:
-        node.add(Text.from_markup(f"[green]✓[/] [dim]{escape(_listed(fine))}[/]"))
+        node.add(Text.from_markup(f"[green]✓[/] [dim]{escape(_plain(_listed(fine)))}[/]"))
     _add_checks(node, checks_shown_alone(artifact.checks))
     for each in artifact.parents:
         _add_checks(node, [
@@ -99,16 +99,21 @@ def _add_checks(branch: Tree, checks: Iterable[Check]) -> None:
         text = f"{check.subject} {WORDS[check.outcome]}{parts[0]}"
         node = branch.add(_line(text, check.outcome, ""))
         for part in parts[1:]:
-            node.add(Text(safe_text(part), style=_STYLES[check.outcome]))
+            node.add(Text(_plain(part), style=_STYLES[check.outcome]))
 
 
 def _line(name: str, outcome: Outcome, rest: str) -> Text:
     text = Text()
     text.append(f"{MARKS[outcome]} ", style=_STYLES[outcome])
-    text.append(safe_text(name), style="" if outcome == "ok" else _STYLES[outcome])
+    text.append(_plain(name), style="" if outcome == "ok" else _STYLES[outcome])
     if rest:
-        text.append(f"  {safe_text(rest)}", style="dim")
+        text.append(f"  {_plain(rest)}", style="dim")
     return text
+
+
+def _plain(text: str) -> str:
+    """Return a text in one line: what a record contains cannot look like another line of the audit."""
+    return safe_text(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def _listed(checks: Iterable[Check]) -> str:
@@ -130,7 +135,7 @@ def _names(checks: Iterable[Check]) -> str:
 
 
 def _last_line(report: AuditReport) -> Text:
-    return Text(f"{MARKS[report.outcome]} {last_line(report)}", style=_STYLES[report.outcome])
+    return Text(f"{MARKS[report.outcome]} {_plain(last_line(report))}", style=_STYLES[report.outcome])
 
 
 def _speed(report: AuditReport) -> str:

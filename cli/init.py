@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from vantage.schemas.recipe.sources import Builtin
 
 FILE_NAME = "recipe.yaml"
+_UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff]")
+"""What ends a line of YAML or is not allowed in it."""
 VERIFIER_NAME = "verifier.py"
 TINY = "builtin:tiny"
 BUILTIN = "builtin:arithmetic/{}"
@@ -126,6 +128,7 @@ def init(
     """Write a recipe for your model, files and hardware; ask for what no flag gives."""
     with explained(verbose):
         file = _file_of(target)
+        _check_place(file)
         if file.exists() and not force:
             raise ValueError(f"{file} exists and is not overwritten; name another file, or add --force")
         given = Given(model, demonstrations, preferences, prompts, reward, verifier, lora, gpus)
@@ -140,6 +143,17 @@ def _file_of(target: Path) -> Path:
     target = target.expanduser()
     is_folder = target.is_dir() or target.suffix not in (".yaml", ".yml")
     return target / FILE_NAME if is_folder else target
+
+
+def _check_place(file: Path) -> None:
+    """Refuse a path that cannot be written in the recipe's first line, or whose folder is a file."""
+    if unfit := _UNFIT.search(str(file)):
+        raise ValueError(
+            f"{str(file)!a} has the character {unfit[0]!a}, which a recipe cannot quote; name another file or folder"
+        )
+    above = next((each for each in file.parents if each.exists()), None)
+    if above is not None and not above.is_dir():
+        raise ValueError(f"{file} would be in {above}, which is no folder; name a folder, or a .yaml file")
 
 
 # Questions

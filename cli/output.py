@@ -21,6 +21,23 @@ if TYPE_CHECKING:
 
 _SHOWN = 80
 """Most characters of a path in a message."""
+_ROOM = "make room, and run the same command again"
+_RIGHTS = "change who may use it, or name another"
+_REMEDIES = {
+    errno.ENOENT: "correct the path, or make its folder first",
+    errno.ENOTDIR: "name a path without a file in place of a folder",
+    errno.EISDIR: "name a file",
+    errno.EEXIST: "name another",
+    errno.ENOTEMPTY: "name another folder, or empty it",
+    errno.EACCES: _RIGHTS,
+    errno.EPERM: _RIGHTS,
+    errno.EROFS: _RIGHTS,
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+    errno.EFBIG: "raise the limit on the size of files (`ulimit -f`)",
+    errno.EMFILE: "raise the limit on open files (`ulimit -n`)",
+}
+"""Error of the system → what helps."""
 
 
 @contextmanager
@@ -72,11 +89,23 @@ def _message(error: Exception, code: int) -> str:
         return settings
     if _is_no_path(error):
         what = getattr(error, "strerror", None) or "its links lead to one another"
-        named = str(getattr(error, "filename", None) or str(error).rpartition("from ")[2].strip("'"))
+        if isinstance(error, OSError):
+            named = "a name" if error.filename is None else os.fsdecode(error.filename)
+        else:
+            named = str(error).rpartition("from ")[2].strip("'")
         return f"{_shown_path(named)} cannot be a file's path ({what}); name another"
+    if isinstance(error, OSError) and str(error).startswith("[Errno"):  # nobody has put it into words
+        return _file_message(error)
     if code != ExitCode.INTERNAL:
         return str(error)
     return f"{type(error).__name__}: {error} (this should not happen; -v shows the traceback)"
+
+
+def _file_message(error: OSError) -> str:
+    """Return what the system reports about a file, with the file and the remedy."""
+    named = "" if error.filename is None else f"{_shown_path(os.fsdecode(error.filename))}: "
+    remedy = _REMEDIES.get(error.errno or 0, "name another file, or look at the disk")
+    return f"{named}{error.strerror}; {remedy}"
 
 
 def _refused_settings(error: Exception) -> str | None:

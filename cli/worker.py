@@ -44,6 +44,7 @@ def worker(
     with explained(verbose):
         from vantage.attempts.machine import available_gpus
         from vantage.flows.execution import QUIET, SETTINGS
+        from vantage.flows.pools.deployments import check_name
         from vantage.flows.prefect_server.proxies import check_proxies
         from vantage.flows.prefect_server.server import configured_url
         from vantage.runs.findings import machine_faults
@@ -55,6 +56,9 @@ def worker(
             raise ValueError(
                 "a worker needs the server of its pool; set PREFECT_API_URL (`make servers` starts one)"
             )
+        check_name("--pool", pool, "work pool")
+        if name is not None:
+            check_name("--name", name, "worker")
         if faults := list(machine_faults()):
             raise ValueError("; ".join(faults))
         chosen = (

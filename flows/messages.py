@@ -24,11 +24,18 @@ SECONDS_EACH = 5.0
 _BREAK = "\u200b"
 """A space of no width: it is invisible, and services do not read across it."""
 _MENTION = re.compile(
-    r"<(?=[!@#]|https?:)|(?<!\w)@(?=(?:everyone|here|channel|all|room|team|online)\b)", re.IGNORECASE
+    r"<(?=[!@#]|[a-z][a-z0-9+.-]*:|users/|at\b)|(?<![\w/])@(?=[\w*])|\](?=\()"
+    r"|(?<!\w)@(?=(?:everyone|here|channel|all|room|team|online)\b)",
+    re.IGNORECASE,
 )
-"""Beginnings of what Slack, Discord, Mattermost and others read as a mention of people, or as a link with another text."""
+"""Beginnings of what services read as a mention of people, or as a link with another text.
+
+``<!channel>`` and ``<https://…|text>`` are Slack's, ``<users/all>`` Google Chat's, ``<at …>`` Feishu's, ``@**all**`` Zulip's,
+``[text](https://…)`` Discord's and Mattermost's, and ``@name`` is a person or a group almost everywhere. A part of a path
+(``/@name/``) is left as it is: it may be in a command.
+"""
 _MARKS_UP = frozenset({"tgram"})
-"""Services whose plugin has no plain text; it writes plain text in their markup."""
+"""Services whose plugin has no plain text. It writes plain text as HTML; as Markdown it would leave ``_`` and ``*`` as they are."""
 _ESCAPES = frozenset({"slack"})
 """Services that read ``&``, ``<`` and ``>`` of a plain text as their own markup, which the plugin does not escape."""
 
@@ -123,8 +130,7 @@ def _notify(service: "NotifyBase", message: Message) -> bool:
         _MENTION.sub(lambda found: f"{found[0]}{_BREAK}", text) for text in (message.title, message.body)
     )
     scheme = str(next(iter(service.schemas()), ""))  # type: ignore[no-untyped-call]
-    if scheme not in _MARKS_UP:
-        service.notify_format = NotifyFormat.TEXT
+    service.notify_format = NotifyFormat.HTML if scheme in _MARKS_UP else NotifyFormat.TEXT
     if scheme in _ESCAPES and not getattr(service, "use_blocks", False):
         body = html.escape(body, quote=False)
     one = Apprise()

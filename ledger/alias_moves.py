@@ -10,6 +10,7 @@ from uuid import UUID, uuid5
 
 from vantage.ledger.outbox import append_line
 from vantage.schemas.frozen import Frozen
+from vantage.schemas.records.milliseconds import Milliseconds
 
 _NAMESPACE = UUID("5b1d6c1e-6a0c-5d0f-9a37-0f1c5c6a9f10")
 FILE = "alias_moves.jsonl"
@@ -23,7 +24,7 @@ class AliasMove(Frozen):
     from_version: str
     """Version that the alias pointed to; empty: the alias did not exist."""
     to_version: str
-    time: int
+    time: Milliseconds
     """Milliseconds since 1970 at which a run or a person moved it."""
     run_id: str
     """The Vantage run whose ledger contains the movement."""

@@ -119,7 +119,7 @@ def _parse(line: bytes, path: Path, offset: int) -> Entry:
         content = json.loads(line)
         metrics = {name: float(value) for name, value in content["metrics"].items()}
         return Entry(step=int(content["step"]), time=float(content["time"]), metrics=metrics)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(
             f"{path}: the line at offset {offset} is not a journal entry; remove {path.parent} to begin the stage anew"
         ) from error

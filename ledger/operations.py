@@ -15,13 +15,14 @@ from vantage.schemas.records.artifacts import Artifact, Digest
 from vantage.schemas.records.energy import Energy
 from vantage.schemas.records.facts import Facts
 from vantage.schemas.records.loosened_gates import LoosenedGate
+from vantage.schemas.records.milliseconds import Milliseconds
 from vantage.schemas.records.usage import Usage
 from vantage.schemas.records.verdicts import Verdict
 
 StageOutcome = Literal["completed", "gate_closed", "waiting_approval", "failed", "resumable"]
 RunOutcome = Literal["completed", "gate_closed", "waiting_approval", "failed", "resumable"]
 
-MetricRow = tuple[str, float, int, int]
+MetricRow = tuple[str, float, Milliseconds, int]
 """Name, value, time (milliseconds since 1970), step."""
 
 
@@ -36,7 +37,7 @@ class OpenRun(Frozen):
     """A run starts or resumes."""
 
     operation: Literal["open_run"] = "open_run"
-    time: int
+    time: Milliseconds
     run_id: str
     experiment: str
     name: str
@@ -49,7 +50,7 @@ class OpenStage(Frozen):
     """An attempt at a stage starts."""
 
     operation: Literal["open_stage"] = "open_stage"
-    time: int
+    time: Milliseconds
     stage: str
     kind: str
     stage_key: str
@@ -74,7 +75,7 @@ class RecordVerdicts(Frozen):
     """The verdicts of a stage's gates."""
 
     operation: Literal["record_verdicts"] = "record_verdicts"
-    time: int
+    time: Milliseconds
     stage: str
     verdicts: tuple[Verdict, ...]
     loosened: tuple[LoosenedGate, ...] = Field((), exclude_if=lambda loosened: not loosened)
@@ -85,7 +86,7 @@ class FinishStage(Frozen):
     """An attempt at a stage ends."""
 
     operation: Literal["finish_stage"] = "finish_stage"
-    time: int
+    time: Milliseconds
     stage: str
     outcome: StageOutcome
     artifact: Artifact | None
@@ -107,7 +108,7 @@ class RecordReuse(Frozen):
     """A stage did not run, because its artifact was in the store."""
 
     operation: Literal["record_reuse"] = "record_reuse"
-    time: int
+    time: Milliseconds
     stage: str
     kind: str
     stage_key: str
@@ -122,7 +123,7 @@ class FinishRun(Frozen):
     """A run ends; it may resume later."""
 
     operation: Literal["finish_run"] = "finish_run"
-    time: int
+    time: Milliseconds
     outcome: RunOutcome
     conclusion: str | None = Field(None, exclude_if=is_unset)
     """The verdict on the run in one line; None: an earlier version recorded the end."""
@@ -132,7 +133,7 @@ class CloseRun(Frozen):
     """The process of another run is dead; its records that are still running are closed."""
 
     operation: Literal["close_run"] = "close_run"
-    time: int
+    time: Milliseconds
     run_id: str
     reason: str
 
@@ -141,7 +142,7 @@ class Publish(Frozen):
     """An artifact becomes a version of a registered model."""
 
     operation: Literal["publish"] = "publish"
-    time: int
+    time: Milliseconds
     stage: str
     artifact: Artifact
     folder: str
@@ -165,7 +166,7 @@ class MoveAlias(Frozen):
     """
 
     operation: Literal["move_alias"] = "move_alias"
-    time: int
+    time: Milliseconds
     stage: str
     """The stage of this run that made the version's artifact."""
     digest: Digest
@@ -186,7 +187,7 @@ class LogReport(Frozen):
     """The report of the run is made."""
 
     operation: Literal["log_report"] = "log_report"
-    time: int
+    time: Milliseconds
     file: str
     """One HTML file; made again, it replaces the earlier one."""
 
@@ -195,7 +196,7 @@ class LogBill(Frozen):
     """The bill of materials of a stage's artifact is made."""
 
     operation: Literal["log_bill"] = "log_bill"
-    time: int
+    time: Milliseconds
     stage: str
     file: str
     """CycloneDX in JSON; made again, it replaces the earlier one."""

@@ -21,7 +21,7 @@ from vantage.schemas.conversations import AS_SAMPLED, Message, Prompt, extras_of
 
 _END_OF_THINKING = re.compile(r"</[\w:]+>|\[/\w+\]|<\|END_\w+\|>")
 """Tags that close a thought: `</think>`, `</seed:think>`, `[/THINK]`, `<|END_THINKING|>`."""
-_BEGIN_OF_THINKING = re.compile(r"\s*(<[\w:]+>|\[\w+\]|<\|START_\w+\|>)\s*")
+_BEGIN_OF_THINKING = re.compile(r"(?<!\s)\s*(<[\w:]+>|\[\w+\]|<\|START_\w+\|>)\s*")
 _SHOWN = 300
 
 

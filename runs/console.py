@@ -106,6 +106,8 @@ def open_console(stream: TextIO | None = None) -> Console:
     return PipeSafeConsole(
         file=cast(TextIO, Attended(stream)),
         highlight=False,
+        markup=False,  # names of people, files and deployments may have brackets
+        emoji=False,
         soft_wrap=False,
         width=None if stream.isatty() else _PLAIN_WIDTH,
     )

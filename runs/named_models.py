@@ -344,18 +344,13 @@ def _published(
     with tempfile.TemporaryDirectory(prefix="vantage-model-") as temporary:
         folder = fetch_copy(found, tracking_uri=address, target=Path(temporary))
         plain = _in_folder(folder)
-        generation = {
-            name: value
-            for name in Generation.model_fields
-            if (value := found.param(f"generation.{name}")) is not None
-        }
         yield NamedModel(
             label=f"{found.name} version {found.version} ({found.stage} of run {found.run_id})",
             kind=plain.kind,
             folder=folder,
-            generation=Generation.model_validate(generation) if generation else plain.generation,
-            chat=found.param("model.chat"),
-            date=date_type.fromisoformat(str(found.param("model.date") or DEFAULT_DATE)),
+            generation=_generation_of(found) or plain.generation,
+            chat=_chat_of(found),
+            date=_date_of(found),
             origin=Origin(
                 recipe=found.params.get("recipe", ""),
                 run_id=found.run_id,
@@ -367,6 +362,30 @@ def _published(
                 **_recorded(workspace, found),
             ),
         )
+
+
+def _generation_of(found: "PublishedVersion") -> Generation | None:
+    """Return the settings of generation of the run that made a version; None: MLflow has none."""
+    names = [f"generation.{name}" for name in Generation.model_fields]
+    given = {name.partition(".")[2]: value for name in names if (value := found.param(name)) is not None}
+    try:
+        return Generation.model_validate(given) if given else None
+    except ValidationError as error:
+        raise found.unusable(f"generation.{error.errors()[0]['loc'][0]}") from None
+
+
+def _chat_of(found: "PublishedVersion") -> bool | None:
+    chat = found.param("model.chat")
+    if chat is not None and not isinstance(chat, bool):
+        raise found.unusable("model.chat")
+    return chat
+
+
+def _date_of(found: "PublishedVersion") -> date_type:
+    try:
+        return date_type.fromisoformat(str(found.param("model.date") or DEFAULT_DATE))
+    except ValueError:
+        raise found.unusable("model.date") from None
 
 
 def _recorded(workspace: Workspace, found: "PublishedVersion") -> dict[str, Any]:

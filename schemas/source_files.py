@@ -101,9 +101,11 @@ def saved_files(path: Path) -> Path:
     So is a folder whose ``state.json`` lists other files than there are, as when one dataset was written over another.
     """
     try:
+        if not (path / SAVED_STATE).is_file():  # reading a pipe would wait for a writer
+            return path
         listed = json.loads((path / SAVED_STATE).read_bytes())["_data_files"]
         names = sorted(str(each["filename"]) for each in listed)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return path
     found = sorted(each.name for each in path.glob(SAVED_FILES))
     return path / SAVED_FILES if names and names == found else path

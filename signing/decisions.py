@@ -16,6 +16,7 @@ from vantage.runs.record import RunRecord
 from vantage.runs.run import recipe_digest
 from vantage.schemas.canonical_json import canonical_json
 from vantage.schemas.records.approvals import Approval
+from vantage.schemas.records.milliseconds import LATEST
 from vantage.signing.statements import STATEMENT_TYPE, BadStatement
 from vantage.storage.sealed_folders import MANIFEST
 from vantage.storage.signatures import STATEMENT
@@ -24,8 +25,6 @@ DECISION_TYPE = "urn:x-vantage-rlhf:decision:v1"
 """Type of the predicate; if the meaning of its fields changes, it gets another number."""
 
 Kind = Literal["approval", "loosened_gate", "moved_alias"]
-_LATEST = 253_402_300_799_999
-"""The end of the year 9999, in milliseconds since 1970; Python's dates end there."""
 _PUBLISHED = ("operation", "time", "stage", "registered_model", "alias", "by")
 """Fields of a publication that make up the decision; the others are the artifact and its place."""
 
@@ -190,7 +189,7 @@ def read_decision(data: bytes) -> SignedDecision:
         about, signed_at = predicate.pop("about"), predicate.pop("signed_at")
         if said["predicateType"] != DECISION_TYPE or type(signed_at) is not int:
             raise ValueError("another kind")
-        if not 0 <= signed_at <= _LATEST:
+        if not 0 <= signed_at <= LATEST:
             raise ValueError("no time")
         return SignedDecision(
             run_id=str(predicate["run"]["id"]),

@@ -113,6 +113,10 @@ class SamplingProcess:
         return without_secrets("\n".join(lines[-_SHOWN_LINES:]))
 
 
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="vantage-model-process-", ignore_cleanup_errors=True)
+
+
 @contextmanager
 def open_model(opening: OpenModel, *, side_by_side: int = 1) -> Iterator[SamplingProcess]:
     """Start the process and send it the model's name; it is ended with the block.
@@ -129,7 +133,9 @@ def open_model(opening: OpenModel, *, side_by_side: int = 1) -> Iterator[Samplin
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "OMP_NUM_THREADS": str(at_most_asked(max(1, available_cpus() // side_by_side))),
     }
-    with tempfile.TemporaryFile() as log:
+    # The process is killed, so it cannot remove its temporary files itself.
+    with _temporary_folder() as folder, tempfile.TemporaryFile() as log:
+        environment["TMPDIR"] = folder
         process = subprocess.Popen(
             [
                 sys.executable,

@@ -5,6 +5,7 @@ last line may be cut, which every reader expects. A file that vanishes during th
 folder is copied again.
 """
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -84,3 +85,17 @@ def copy_sqlite(source: Path, target: Path) -> None:
     except sqlite3.Error as error:
         raise ServersFailure(f"{source} cannot be saved: {error}") from error
     target.chmod(0o600)
+
+
+def move_to_new(folder: Path, to: Path) -> None:
+    """Move a complete folder to its place, where there is nothing, or an empty folder.
+
+    Raises:
+        ServersFailure: another call has put something there meanwhile.
+    """
+    try:
+        folder.rename(to)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        raise ServersFailure(f"{to} was made by another call meanwhile; name a new folder") from None

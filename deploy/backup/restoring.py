@@ -1,5 +1,6 @@
 """Put a backup back: the databases, MLflow's files, the workspace."""
 
+import secrets
 import shutil
 import sqlite3
 from contextlib import closing
@@ -7,6 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from deploy.backup.copying import move_to_new
 from deploy.backup.postgres_dumps import AS_ANOTHER, restore_databases
 from deploy.backup.stores import ARTIFACTS, DATABASES, INDEX, SETTINGS, WORKSPACE, Index, Stores
 from deploy.servers.failure import ServersFailure
@@ -77,13 +79,14 @@ def _restore_servers(source: Path, servers: Path) -> None:
 
 def _restore_workspace(source: Path, workspace: Path) -> None:
     """Copy the workspace beside its place, then move it there, so that it appears complete or not at all."""
-    partial = workspace.with_name(f"{workspace.name}.restoring")
-    shutil.rmtree(partial, ignore_errors=True)
-    shutil.copytree(source, partial, symlinks=True)
-    database = partial / "mlflow.db"
-    if database.is_file():
-        with closing(sqlite3.connect(database)) as connection, connection:
-            connection.execute(AS_ANOTHER)
-    if workspace.is_dir():
-        workspace.rmdir()  # it is empty
-    partial.rename(workspace)
+    partial = workspace.with_name(f"{workspace.name}.{secrets.token_hex(4)}.restoring")
+    try:
+        shutil.copytree(source, partial, symlinks=True)
+        database = partial / "mlflow.db"
+        if database.is_file():
+            with closing(sqlite3.connect(database)) as connection, connection:
+                connection.execute(AS_ANOTHER)
+        move_to_new(partial, workspace)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise

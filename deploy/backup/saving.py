@@ -1,11 +1,12 @@
 """Save the three stores, in an order in which each may be newer than the one before."""
 
+import secrets
 import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from deploy.backup.copying import copy_folder, copy_sealed_folders, copy_sqlite
+from deploy.backup.copying import copy_folder, copy_sealed_folders, copy_sqlite, move_to_new
 from deploy.backup.postgres_dumps import dump_databases
 from deploy.backup.stores import ARTIFACTS, DATABASES, INDEX, SETTINGS, WORKSPACE, Index, Stores
 from deploy.servers.failure import ServersFailure
@@ -36,8 +37,7 @@ def save(stores: Stores, to: Path) -> None:
         raise ServersFailure(f"{stores.workspace} is no workspace: it has no folder runs")
     began = _now()
     earlier = _earlier(to)
-    partial = to.with_name(f"{to.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial = to.with_name(f"{to.name}.{secrets.token_hex(4)}.partial")  # another call may save there too
     partial.mkdir(mode=0o700, parents=True)
     try:
         if stores.servers is not None:
@@ -51,7 +51,7 @@ def save(stores: Stores, to: Path) -> None:
             has_workspace=stores.workspace is not None,
         )
         write_private(partial / INDEX, index.model_dump_json(indent=1))
-        partial.rename(to)
+        move_to_new(partial, to)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise

@@ -1,5 +1,6 @@
 """Register the deployment that makes attempts runnable on a work pool."""
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -14,6 +15,8 @@ from vantage.runs.findings import Finding
 from vantage.schemas.recipe.recipe import Recipe
 from vantage.schemas.steps import pool_of
 
+_NAME = re.compile(r"[^/%&<>\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,200}")
+"""Names that Prefect and its database take."""
 ATTEMPT = "vantage-attempt"
 ENTRYPOINT = "vantage.flows.pools.attempt_flow.attempt"
 """Entrypoint, imported by name on the worker, which has Vantage installed."""
@@ -31,6 +34,14 @@ class UnknownPool(ValueError):
 def attempt_deployment(pool: str) -> str:
     """Return name of the deployment of attempts on a pool."""
     return f"{ATTEMPT}/{pool}"
+
+
+def check_name(option: str, given: str, what: str) -> None:
+    """Raise ValueError if Prefect or its database does not take a name that an option gives."""
+    if not _NAME.fullmatch(given):
+        raise ValueError(
+            f"{option}={given[:100]!a} is no name of a {what}: 1 to 200 printable characters without / % & < >; name another"
+        )
 
 
 def require_pool(client: SyncPrefectClient, pool: str) -> None:

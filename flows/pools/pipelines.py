@@ -1,7 +1,6 @@
 """A recipe as a Prefect deployment, which schedules, people and automations start."""
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,7 +22,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.utilities.callables import parameter_schema
 
 from vantage.flows.pools.alias_triggers import ON_TAG, alias_automation, alias_trigger, checked_alias
-from vantage.flows.pools.deployments import require_pool
+from vantage.flows.pools.deployments import check_name, require_pool
 from vantage.flows.pools.job_variables import ENVIRONMENT
 from vantage.flows.pools.schedules import schedule_of
 from vantage.flows.prefect_server.flow_runs import STATES
@@ -41,8 +40,6 @@ ENTRYPOINT = "vantage.flows.pipeline.pipeline"
 TAG = "vantage-pipeline"
 OnOverlap = Literal["wait", "skip", "cancel"]
 """``wait``: until an earlier run has ended. ``skip``: the new run is cancelled at once. ``cancel``: the earlier ones save and end."""
-_NAME = re.compile(r"[^/%&<>\x00-\x1f\x7f-\x9f]{1,200}")
-"""Names that Prefect and its database take."""
 HEARTBEAT_SECONDS = 30
 """Seconds between the heartbeats of a pipeline's process; Prefect's smallest value."""
 LOST_SECONDS = 90.0
@@ -143,10 +140,9 @@ def pipeline_of(
     Raises:
         ValueError: the recipe, the schedule or the alias is invalid.
     """
-    if name is not None and not _NAME.fullmatch(name):
-        raise ValueError(
-            f"--name={name[:100]!r} is no name of a deployment: 1 to 200 printable characters without / % & < >; name another"
-        )
+    if name is not None:
+        check_name("--name", name, "deployment")
+    check_name("--pool", pool, "work pool")
     place = Workspace.at(workspace)
     resolved, _ = load_resolved(source, overrides, workspace=place)
     overrides = _with_full_paths(overrides, resolved)

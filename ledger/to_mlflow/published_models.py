@@ -62,9 +62,23 @@ class PublishedVersion(NamedTuple):
     """The run's recipe, flattened, as text; empty if MLflow no longer has the run."""
 
     def param(self, name: str) -> Any:
-        """Return a value of the recipe; None where there is none."""
+        """Return a value of the recipe; None where there is none.
+
+        Raises:
+            UnusableVersion: MLflow's param is no JSON, and every run writes it as JSON.
+        """
         text = self.params.get(name)
-        return None if text is None else json.loads(text)
+        try:
+            return None if text is None else json.loads(text)
+        except (ValueError, RecursionError):
+            raise self.unusable(name) from None
+
+    def unusable(self, name: str) -> UnusableVersion:
+        """Return the error for a param that somebody has changed in MLflow."""
+        return UnusableVersion(
+            f"version {self.version} of {self.name}: MLflow's param {name}={self.params.get(name, '')[:100]!r} is no value that a run "
+            f"has recorded; see what else differs (`vantage audit {self.name}/{self.version}`), and use another version"
+        )
 
 
 def find_version(

@@ -4,7 +4,7 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
@@ -173,12 +173,22 @@ def _create_version(
 
 def _link_version(client: MlflowClient, model_id: str, name: str, version: int) -> None:
     """Link the version on the page of its model, if a kill has prevented it."""
-    known = json.loads(client.get_logged_model(model_id).tags.get(_VERSIONS, "[]"))
+    known = _linked_versions(client.get_logged_model(model_id).tags.get(_VERSIONS, "[]"))
     this = {"name": name, "version": version}
     if this not in known:
         # A server also links it, with the number as text.
-        others = [each for each in known if (each["name"], int(each["version"])) != (name, version)]
+        others = [each for each in known if (each["name"], str(each["version"])) != (name, str(version))]
         client.set_logged_model_tags(model_id, {_VERSIONS: json.dumps([*others, this])})
+
+
+def _linked_versions(tag: str) -> list[dict[str, Any]]:
+    """Return the versions in MLflow's tag; what somebody has written there by hand, and is none, is left out."""
+    try:
+        found = json.loads(tag)
+    except (ValueError, RecursionError):
+        return []
+    listed = found if isinstance(found, list) else []
+    return [each for each in listed if isinstance(each, dict) and {"name", "version"} <= each.keys()]
 
 
 def _create_registered_model(client: MlflowClient, name: str) -> None:

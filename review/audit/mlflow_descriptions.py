@@ -1,6 +1,5 @@
 """The files by which MLflow loads a model: each line of them is what Vantage would write for these weights, and no more."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from vantage.ledger.published_copies import EXAMPLES, WEIGHTS
 from vantage.review.audit.evidence import Evidence
+from vantage.review.audit.small_files import NotRead, small_file, small_json, small_yaml
 
 DESCRIPTION = "MLmodel"
 _TAGS = ("vantage.digest", "vantage.stage_key", "vantage.stage", "vantage.run_id")
@@ -55,14 +55,12 @@ def description_problems(
         weights_at: path of the weights, as the files name it.
         any_params: a request may set params.
     """
-    import yaml
-
     try:
-        described = yaml.safe_load((folder / DESCRIPTION).read_bytes())
-        environment = yaml.safe_load((folder / "python_env.yaml").read_bytes())
-        required = [line for line in (folder / "requirements.txt").read_text().split("\n") if line]
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        yield f"{DESCRIPTION}, python_env.yaml or requirements.txt: cannot be read ({type(error).__name__})"
+        described = small_yaml(folder / DESCRIPTION)
+        environment = small_yaml(folder / "python_env.yaml")
+        required = [line for line in small_file(folder / "requirements.txt").decode().split("\n") if line]
+    except (OSError, ValueError) as error:
+        yield f"{DESCRIPTION}, python_env.yaml or requirements.txt: cannot be read ({_why(error)})"
         return
     stored = dict(_lines(described))
     if any_params:
@@ -83,13 +81,17 @@ def example_problems(folder: Path) -> Iterator[str]:
     """Check that both examples of an input are the same text. The text is a prompt of the run, which is only shown."""
     there = [folder / name for name in EXAMPLES if (folder / name).exists()]
     try:
-        found = [json.loads(path.read_bytes()) for path in there]
-    except (OSError, ValueError, RecursionError) as error:
-        yield f"{EXAMPLES[0]} or {EXAMPLES[1]}: cannot be read ({type(error).__name__})"
+        found = [small_json(path) for path in there]
+    except (OSError, ValueError) as error:
+        yield f"{EXAMPLES[0]} or {EXAMPLES[1]}: cannot be read ({_why(error)})"
         return
     texts = found[0] if found and isinstance(found[0], list) else []
     if found and not (found == [texts, {"inputs": texts}] and len(texts) == 1 and isinstance(texts[0], str)):
         yield f"{EXAMPLES[0]} and {EXAMPLES[1]}: are not one text, as it was published"
+
+
+def _why(error: Exception) -> str:
+    return str(error) if isinstance(error, NotRead) else type(error).__name__
 
 
 def _differences(

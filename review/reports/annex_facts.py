@@ -62,7 +62,7 @@ def _architecture(folder: Path | None) -> str | None:
             if name in config
         ]
         return f"{', '.join(map(str, names))}: {', '.join(sizes)}"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
@@ -73,7 +73,7 @@ def _parameters(folder: Path | None) -> int | None:
         return None
     try:
         return sum(map(_values_in, files))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error):
         return None
 
 

@@ -10,6 +10,7 @@ from vantage.schemas.canonical_json import canonical_json
 from vantage.schemas.frozen import Frozen
 from vantage.schemas.recipe.fields import is_unset
 from vantage.schemas.records.artifacts import Digest
+from vantage.schemas.records.milliseconds import LATEST
 from vantage.schemas.records.verdicts import Verdict
 
 PUBLISH_PREFIX = "publish:"
@@ -17,8 +18,6 @@ PUBLISH_PREFIX = "publish:"
 
 MAX_REASON = 2000
 """Most characters of a reason."""
-_LATEST = 253_402_300_799_999
-"""The end of the year 9999, in milliseconds since 1970; Python's dates end there."""
 
 
 class Question(Frozen):
@@ -54,7 +53,7 @@ class Approval(Frozen):
     """Login name of the process that recorded it; None: it came from Prefect's form."""
     reason: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=MAX_REASON)]
     """Reason of the decision."""
-    time: Annotated[int, Field(ge=0, le=_LATEST)]
+    time: Annotated[int, Field(ge=0, le=LATEST)]
     """Milliseconds since 1970."""
 
     @property

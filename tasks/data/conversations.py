@@ -42,7 +42,7 @@ _ROUNDS = (("human", "assistant"), ("user", "assistant"), ("input", "output"))
 _TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant|System):[ \t]?")
 _LIST_BEGINS = 200
 _LIST = re.compile(r"""\[\s*\{\s*["'](role|from|author|speaker|content|value|text|message)["']\s*:""")
-_NUMPY_LIST = re.compile(r"\}\s*\n\s*\{\s*'(role|from|content|value)':")
+_NUMPY_LIST = re.compile(r"\}[^\S\n]*\n\s*\{\s*'(role|from|content|value)':")
 
 
 def read_conversation(value: Any) -> list[Message]:

@@ -37,6 +37,8 @@ LONGEST_PAUSE = 20.0
 """Most seconds before a request is repeated, unless the server asks for more."""
 LONGEST_WISH = 300.0
 """Most seconds of a server's ``Retry-After`` that are waited."""
+MAX_TOKENS = 2**31 - 1
+"""Most tokens of one question or answer that a server is believed to have counted."""
 MAX_BYTES = 64 * 2**20
 """Most bytes of an answer to one request."""
 CONNECT_SECONDS = 10.0
@@ -76,6 +78,12 @@ class Reply:
     text: str
     question_tokens: int = 0
     answer_tokens: int = 0
+
+
+def counted_tokens(body: Mapping[str, Any], name: str) -> int:
+    """Return a number of tokens from an answer's ``usage``; 0 for what is no number of tokens."""
+    tokens = (body.get("usage") or {}).get(name)
+    return tokens if type(tokens) is int and 0 <= tokens <= MAX_TOKENS else 0
 
 
 class Form(Protocol):
@@ -315,7 +323,7 @@ class Asking:
             raise self._failure(response, content)
         try:
             return self._form.replies(json.loads(content, parse_constant=str), questions=questions)
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        except (LookupError, ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             raise CallFailed(
                 f"its answer is not what was asked for ({type(error).__name__}: {error})"
             ) from error

@@ -64,7 +64,8 @@ def _only_value(answer: str, name: str, value: str) -> str:
         Unreadable: it finds none, or two different ones, or the name is there once more without a value.
     """
     text = answer.rpartition("</think>")[2]
-    label = rf"(?<!\w)[\"'*_`]*{re.escape(name).replace('_', '[ _]')}[\"'*_`]*[ \t]*[:=][ \t]*[\"'*_`]*"
+    # Quotation marks and asterisks may precede the name. To match them too would take the square of the length of a row of them.
+    label = rf"(?<!\w)_*{re.escape(name).replace('_', '[ _]')}[\"'*_`]*[ \t]*[:=][ \t]*[\"'*_`]*"
     found = [match[1] for match in re.finditer(label + value, text, re.IGNORECASE)]
     labels = len(re.findall(label, text, re.IGNORECASE))
     if not found or labels > len(found):

@@ -6,7 +6,7 @@ from typing import Any
 from vantage.schemas.recipe.served_scores import SCORE
 from vantage.schemas.recipe.terms import JudgeTerm
 from vantage.tasks.rewards.answered_scores import AnsweredScores, Case, Named, named
-from vantage.tasks.rewards.asking import Question, Reply
+from vantage.tasks.rewards.asking import Question, Reply, counted_tokens
 from vantage.tasks.rewards.judge_questions import questions, read_number, read_preference
 from vantage.tasks.rewards.term_scores import NamedScores, Source, TermScores
 from vantage.tasks.rewards.verifiers import MissingAnswers, lack_of_answers
@@ -71,12 +71,7 @@ class ChatCompletions:
         text = choices[0]["message"].get("content") or ""
         if not isinstance(text, str):
             raise TypeError(f"content is a {type(text).__name__}")
-        usage = body.get("usage") or {}
-        return [Reply(text, _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens")))]
-
-
-def _count(tokens: Any) -> int:
-    return tokens if isinstance(tokens, int) and tokens >= 0 else 0
+        return [Reply(text, counted_tokens(body, "prompt_tokens"), counted_tokens(body, "completion_tokens"))]
 
 
 def refuse_missing_answers(source: Source) -> None:

@@ -292,7 +292,7 @@ class VllmServer:
         """Hold this around what reads an answer: one without what it should have becomes ``ServerFailed``."""
         try:
             yield
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        except (LookupError, ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             raise ServerFailed(
                 f"{self.url} answered {path} with something else than was asked for ({type(error).__name__}: {error})"
             ) from error

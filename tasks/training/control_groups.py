@@ -4,6 +4,7 @@ Where a group is found: cgroups(7), "/proc files"; the files: the kernel's admin
 """
 
 import math
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,19 +83,24 @@ def _groups(controller: str, proc: Path) -> Iterator[Path]:
         controllers, _, path = rest.partition(":")
         if number != "0" and controller not in controllers.split(","):
             continue
-        found = _mount(mounts, None if number == "0" else controller)
+        found = _mount(mounts, None if number == "0" else controller, path)
         if found is None:
             continue
         root, folder = found
-        inside = Path(path.removeprefix(root.rstrip("/")).lstrip("/"))
+        inside = Path(path).relative_to(root) if Path(path).is_relative_to(root) else Path(path.lstrip("/"))
         if ".." in inside.parts:  # the group is above what this container sees
             inside = Path()
         yield folder / inside
         yield from (folder / parent for parent in inside.parents if inside.parts)
 
 
-def _mount(mounts: str, controller: str | None) -> tuple[str, Path] | None:
-    """Return (root within the hierarchy, folder) where it is mounted: version 2, or a controller's of version 1."""
+def _mount(mounts: str, controller: str | None, group: str) -> tuple[str, Path] | None:
+    """Return (root within the hierarchy, folder) where it is mounted: version 2, or a controller's of version 1.
+
+    One hierarchy may be mounted several times, each time another part of it. The first mount that has the group is returned, else
+    the first.
+    """
+    found = []
     for line in mounts.splitlines():
         mount, _, of = line.partition(" - ")
         fields, (kind, *_, options) = mount.split(), of.split() or ("", "")
@@ -102,8 +108,8 @@ def _mount(mounts: str, controller: str | None) -> tuple[str, Path] | None:
             kind == "cgroup2" if controller is None else kind == "cgroup" and controller in options.split(",")
         )
         if is_it:
-            return _unescaped(fields[3]), Path(_unescaped(fields[4]))
-    return None
+            found.append((_unescaped(fields[3]), Path(_unescaped(fields[4]))))
+    return next((each for each in found if Path(group).is_relative_to(each[0])), found[0] if found else None)
 
 
 def _unescaped(path: str) -> str:
@@ -119,6 +125,6 @@ def _numbers(path: Path) -> dict[str, int]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        return os.fsdecode(path.read_bytes())  # mountinfo has names of any bytes
     except OSError:
         return ""

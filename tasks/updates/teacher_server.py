@@ -17,7 +17,7 @@ from vantage.schemas.recipe.resolved import ResolvedDistillation
 from vantage.schemas.records.job import StageJob
 from vantage.schemas.records.stored_answers import Asked, question_digest
 from vantage.tasks.rewards.answer_file import answer_file
-from vantage.tasks.rewards.asking import Asking, Form, JudgeRefused, Question, Reply
+from vantage.tasks.rewards.asking import Asking, Form, JudgeRefused, Question, Reply, counted_tokens
 from vantage.tasks.rewards.model_scores import TokenizersDiffer
 from vantage.tasks.training import answer_record, ranks
 
@@ -194,7 +194,5 @@ class LogProbs:
         ]
         if not all(-math.inf < each <= ROUNDING for each in own):  # NaN is neither
             raise ValueError("it has a log-probability that is no number below 0")
-        usage = body.get("usage") or {}
-        return [
-            Reply(json.dumps(own), int(usage.get("prompt_tokens", 0)), int(usage.get("completion_tokens", 0)))
-        ]
+        tokens = (counted_tokens(body, name) for name in ("prompt_tokens", "completion_tokens"))
+        return [Reply(json.dumps(own), *tokens)]

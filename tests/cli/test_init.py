@@ -1,6 +1,7 @@
 """``vantage init``: what it writes passes ``plan``, says what was asked for, and never writes over anything."""
 
 import json
+import os
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -290,6 +291,27 @@ def test_what_cannot_be_used_is_refused_without_a_file(tmp_path: Path, options: 
     assert told in done.stderr
     assert "Traceback" not in done.output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a\nstages: {}", "a\rb", "a\x1b[31mb", "a\x85b", "a\u2028b", "a\udcff"])
+def test_a_name_that_no_recipe_can_quote_is_refused_without_a_folder(tmp_path: Path, name: str) -> None:
+    """The first line of a recipe has its path."""
+    done = initialised(str(tmp_path / name), "--yes")
+    assert done.exit_code == ExitCode.BAD_INPUT
+    assert "which a recipe cannot quote; name another file or folder" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["rows.jsonl", "rows.jsonl/deep/er", "rows.jsonl/recipe.yaml", "pipe", "null"]
+)
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "rows.jsonl").write_text("{}")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "null").symlink_to("/dev/null")
+    done = initialised(str(tmp_path / name), "--yes")
+    assert done.exit_code == ExitCode.BAD_INPUT
+    assert f"would be in {tmp_path / Path(name).parts[0]}, which is no folder; name a folder" in done.stderr
 
 
 def test_paths_inside_the_recipes_folder_are_written_from_it(files: Path, tmp_path: Path) -> None:

@@ -149,3 +149,13 @@ def test_the_size_and_the_name_that_a_text_means() -> None:
         "",
         "",
     ]
+
+
+@pytest.mark.parametrize(("option", "what"), [("--pool", "work pool"), ("--name", "worker")])
+def test_a_worker_with_a_name_that_prefect_does_not_take(
+    monkeypatch: pytest.MonkeyPatch, option: str, what: str
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    for name in ("a/b", "50 %", "a\udcffb", ""):
+        options = ["--pool", "gpu", "--name", name] if option == "--name" else ["--pool", name]
+        assert f"{option}={name!a} is no name of a {what}" in said("worker", *options)

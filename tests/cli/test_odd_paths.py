@@ -51,7 +51,7 @@ def test_a_workspace_that_is_no_path(odd: Path, command: tuple[str, ...], name: 
 def test_a_file_that_is_no_path(odd: Path, command: str, name: str) -> None:
     code, said = run(*command.split(), name)
     assert code in (ExitCode.BAD_INPUT, 2), said
-    assert not {"Errno", "codec", "should not happen", "Traceback"} & set(said.split())
+    assert not [word for word in ("Errno", "codec", "should not happen", "Traceback") if word in said]
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "words", "3", "null", "- a", ""])

@@ -1,14 +1,18 @@
 """What a command says of errors, and its exit code."""
 
+import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
 from obstore.exceptions import GenericError, NotFoundError, PermissionDeniedError
+from typer.testing import CliRunner
 
 from vantage.attempts.exit_codes import ExitCode
+from vantage.cli.main import app
 from vantage.cli.output import explained
 from vantage.storage.records import BucketNotFound
 
@@ -59,3 +63,43 @@ def test_settings_that_prefect_refuses_are_named_by_their_variable(
         [sys.executable, "-c", code], env={**others, name: value}, capture_output=True, text=True
     )
     assert f"vantage: Prefect refuses {name}='{value}': {reason}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("folder", "folder: Is a directory; name a file"),
+        (
+            "none/deep.yaml",
+            "none/deep.yaml: No such file or directory; correct the path, or make its folder first",
+        ),
+        ("rows.jsonl/x", "rows.jsonl/x: Not a directory; name a path without a file in place of a folder"),
+        ("/dev/full", "No space left on device; make room, and run the same command again"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_named_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "rows.jsonl").write_text("")
+    done = CliRunner().invoke(
+        app, ["deploy", "quickstart", "--workspace", str(tmp_path / "ws"), "--write", place]
+    )
+    assert done.exit_code == (ExitCode.STORAGE if place == "/dev/full" else ExitCode.BAD_INPUT)
+    assert done.stderr.splitlines()[-1] == f"vantage: {said}"
+
+
+@pytest.mark.parametrize("name", [b"a\xff", "a", None])
+def test_every_error_of_the_system_has_a_remedy(
+    name: str | bytes | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in errno.errorcode:
+        if isinstance(OSError(number, ""), ConnectionError | TimeoutError):
+            continue  # of a server, and not of a file
+        with pytest.raises(typer.Exit) as ended, explained(verbose=False):
+            raise OSError(number, os.strerror(number), name)
+        said = capsys.readouterr().err
+        assert ended.value.exit_code != ExitCode.INTERNAL
+        assert "Errno" not in said and len(said.splitlines()) == 1
+        assert ";" in said or "cannot be a file's path" in said

@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 import time
+import urllib.parse
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -32,7 +33,10 @@ row 3 is '<img src="http://example.org/x.png">' and *bold* _not_ `code`
 log: /home/ada/a_run/logs/value.log
     vantage resume 0001-fake-abcdef --workspace '/home/ada/<here>'"""
 """A message that quotes data; a service shows these characters and no others."""
-MENTIONS = "<!channel> <!here|x> <@U123> @everyone @here <https://example.org|a link> ada@all.example.org"
+MENTIONS = (
+    "<!channel> <!here|x> <@U123> @everyone @here <https://example.org|a link> ada@all.example.org "
+    '<mailto:ada@example.org|a link> <users/all> <at user_id="all"> @**all** @*team* @ada [a link](https://example.org) model@best cd /srv/@lab/ws /@everyone'
+)
 ASKS = ("stages.value.gate.at_least=0.9", "stages.value.gate.on_fail=approve")
 PUBLISHES = "publish=[{stage: policy, registered_model: notified, alias: best, approve: true}]"
 
@@ -233,6 +237,12 @@ def test_an_e_mail_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mail.get_content().replace("\r\n", "\n").rstrip("\n") == HOSTILE
 
 
+def _content(body: str | bytes) -> dict[str, Any]:
+    """Return the fields of a request, which are JSON or a form."""
+    text = body.decode() if isinstance(body, bytes) else body
+    return json.loads(text) if text.startswith("{") else dict(urllib.parse.parse_qsl(text))
+
+
 @pytest.fixture
 def posted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Collect what Apprise's plugins post to services outside: none of it leaves this process."""
@@ -241,10 +251,10 @@ def posted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     def send_nowhere(
         self: requests.Session, request: requests.PreparedRequest, **_: Any
     ) -> requests.Response:
-        found.append(json.loads(request.body or b"{}"))
+        found.append(_content(request.body or b"{}"))
         answer = requests.Response()
         answer.status_code = 200
-        answer._content = b'{"ok": true}' if "telegram" in str(request.url) else b"ok"
+        answer._content = b'{"ok": true, "code": 0}' if "slack" not in str(request.url) else b"ok"
         return answer
 
     monkeypatch.setattr(requests.Session, "send", send_nowhere)
@@ -286,11 +296,13 @@ def test_slack_in_blocks_is_plain_text(monkeypatch: pytest.MonkeyPatch, posted: 
     assert HOSTILE in [each["text"] for each in texts]
 
 
+@pytest.mark.parametrize("format_", ["", "?format=markdown", "?format=markdown&mdv=v2", "?format=text"])
 def test_telegram_gets_html_that_it_takes(
-    monkeypatch: pytest.MonkeyPatch, posted: list[dict[str, Any]]
+    monkeypatch: pytest.MonkeyPatch, posted: list[dict[str, Any]], format_: str
 ) -> None:
-    """It refuses a message with any tag but its own, and one with a bare ``<``; it shows no ``<br>``."""
-    send(monkeypatch, TELEGRAM, HOSTILE)
+    """It refuses a message with any tag but its own, and one with a bare ``<``; it shows no ``<br>``. In its Markdown, one ``_``
+    alone is refused too."""
+    send(monkeypatch, TELEGRAM + format_, HOSTILE)
     [message] = posted
     assert message["parse_mode"] == "HTML"
     bare = re.sub(r"</?b>", "", message["text"])
@@ -302,16 +314,39 @@ def test_telegram_gets_html_that_it_takes(
     assert len(shown.splitlines()) >= len(HOSTILE.splitlines())
 
 
-@pytest.mark.parametrize("address", [SLACK, f"{SLACK}?blocks=yes", TELEGRAM, DISCORD], ids=["slack", "blocks", "telegram", "discord"])  # fmt: skip
+MATTERMOST = f"mmosts://example.org/{'a' * 24}"
+ZULIP = f"zulip://bot@example/{'a' * 32}/builds"
+GOOGLE_CHAT = f"gchat://workspace/{'k' * 39}/{'t' * 40}"
+ADDRESSES = {
+    "slack": SLACK, "blocks": f"{SLACK}?blocks=yes", "telegram": TELEGRAM, "discord": DISCORD, "mattermost": MATTERMOST,
+    "zulip": ZULIP, "google chat": GOOGLE_CHAT, "feishu": f"feishu://{'a' * 36}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("address", ADDRESSES.values(), ids=ADDRESSES)
 def test_data_mentions_nobody_and_links_nowhere(
     monkeypatch: pytest.MonkeyPatch, posted: list[dict[str, Any]], address: str
 ) -> None:
     send(monkeypatch, address, MENTIONS)
     text = html.unescape(json.dumps(posted[0], ensure_ascii=False))
-    for mention in ("<!channel", "<!here", "<@U123", "<https:"):
+    for mention in (
+        "<!channel",
+        "<!here",
+        "<@U123",
+        "<https:",
+        "<mailto:",
+        "<users/",
+        "<at ",
+        "@**all",
+        "@*team",
+        "@ada",
+        "link](",
+    ):
         assert mention not in text
     assert re.search(r"(?<!\w)@(everyone|here)", text) is None
     assert "ada@all.example.org" in text, "an address is no mention"
+    assert "model@best" in text, "an alias is no mention"
+    assert "/srv/@lab/ws" in text, "nor is a part of a path, which may be in a command"
     assert "channel" in text
 
 

@@ -130,8 +130,13 @@ def test_reading_between_two_offsets_gives_the_whole_lines_between(tmp_path: Pat
 
 @pytest.mark.parametrize(
     "line",
-    ["{}", "[]", "3", "x", '{"step":1,"time":0,"metrics":[1]}', '{"step":1,"time":0,"metrics":{"a":"b"}}'],
-)
+    [
+        *("{}", "[]", "3", "x", "[" * 100_000, '{"step":1,"time":0,"metrics":[1]}', '{"step":1,"time":0,"metrics":{"a":"b"}}'),
+        *('{"step":1e999,"time":0,"metrics":{}}', '{"step":Infinity,"time":0,"metrics":{}}', '{"step":NaN,"time":0,"metrics":{}}'),
+        f'{{"step":1,"time":1{"0" * 400},"metrics":{{}}}}',
+        f'{{"step":1,"time":0,"metrics":{{"a":1{"0" * 400}}}}}',
+    ],
+)  # fmt: skip
 def test_a_line_that_is_no_entry_is_refused_by_its_offset(tmp_path: Path, line: str) -> None:
     path = tmp_path / "journal.jsonl"
     first = '{"step":1,"time":0,"metrics":{}}\n'

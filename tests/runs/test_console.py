@@ -17,6 +17,7 @@ from vantage.runs.console import (
     headline_of,
     open_console,
     show_run,
+    show_table,
 )
 from vantage.runs.plan_table import show_plan
 from vantage.runs.planning import PlannedStep
@@ -184,6 +185,20 @@ def test_text_of_a_model_is_never_taken_for_markup() -> None:
     )
     assert "[red]1+1?[/red]" in printed.getvalue()
     assert "[/]" in printed.getvalue()
+
+
+@pytest.mark.parametrize(
+    "name", ["[/x]", "[red]a[/red]", "[link=https://example.org]a", "a :bug: b", "\\[x]", "[", "[/]"]
+)
+def test_a_name_with_brackets_is_shown_as_it_is(name: str) -> None:
+    """Anybody may call a deployment so; Rich would raise an error for the first one."""
+    printed = io.StringIO()
+    console = open_console(printed)
+    show_table(console, [{"name": name, "pool": name}])
+    console.print(f"kept: {name}", soft_wrap=True)
+    table, line = printed.getvalue().rpartition("kept: ")[::2]
+    assert table.count(f" {name} ") == 2
+    assert line == f"{name}\n"
 
 
 def test_what_was_left_out_and_warnings_stand_at_the_stages_end_at_the_runs_end_and_in_status(

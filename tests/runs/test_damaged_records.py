@@ -8,7 +8,9 @@ import pytest
 from tests.runs.damaged_records import Finished, finished_run, trial
 from vantage.runs.workspace import Workspace
 
-INPUTS = 60
+INPUTS, FEWER = 60, 20
+UNIMPORTANT = {"sent.json", "movements", "progress", "judges' answers", "saved dataset", "description"}
+"""What is damaged there is left out, done again, or is a finding of the audit."""
 
 
 @pytest.fixture
@@ -17,15 +19,18 @@ def finished(workspace: Workspace, tmp_path: Path) -> Finished:
 
 
 def test_damage_at_random_is_read_or_refused(finished: Finished) -> None:
-    assert set(finished.files()) == {"run.json", "ref", "manifest", "outbox", "policy"}
+    assert {"run.json", "ref", "manifest", "outbox", "policy"} < set(finished.files())
     for kind in finished.files():
-        ends = Counter(trial(number, kind, finished) for number in range(INPUTS))
-        assert ends.total() == INPUTS
+        inputs = FEWER if kind in UNIMPORTANT else INPUTS
+        ends = Counter(trial(number, kind, finished) for number in range(inputs))
+        assert ends.total() == inputs
         if kind == "run.json":
             assert set(ends) == {"read", "RunError"}
         elif kind == "policy":
             assert set(ends) <= {"read", "BadPolicy"}
         elif kind == "ref":
             assert set(ends) == {"read"}, "a damaged ref is looked up as damage, and its stage runs"
+        elif kind in UNIMPORTANT:
+            assert set(ends) == {"read"}
         else:
             assert ends.total() > ends["read"]

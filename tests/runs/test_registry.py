@@ -8,8 +8,10 @@ from vantage.ledger import tracking
 from vantage.ledger.to_mlflow import published_models
 from vantage.ledger.to_mlflow.published_models import NoSuchModel, PublishedVersion, UnusableVersion
 from vantage.runs.meanings import RegisteredNamed
+from vantage.runs.named_models import _chat_of, _date_of, _generation_of
 from vantage.runs.registry import MlflowRegistry, NotRegistered
 from vantage.runs.workspace import Workspace
+from vantage.schemas.recipe.inputs import DEFAULT_DATE
 
 OURS = PublishedVersion("ours", "2", "", "a" * 64, "sft", "b" * 64, "0001-small-59aaf7", {}, {})
 
@@ -63,3 +65,45 @@ def test_a_missing_database_has_nothing_and_is_not_made(
     ):
         registry.published(named)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(
+            ("generation.temperature", value)
+            for value in ("", "warm", "NaN,", "[" * 100_000, '"warm"', "-1", "true")
+        ),
+        *(("generation.stop", value) for value in ("3", "{}", "[3]")),
+        *(("model.chat", value) for value in ("yes", '"yes"', "3", "{}")),
+        *(("model.date", value) for value in ("2026-11-28", '"yesterday"', "3", "[1]")),
+    ],
+)
+def test_a_param_that_somebody_changed_in_mlflow_is_refused_by_its_name(name: str, value: str) -> None:
+    changed = OURS._replace(params={name: value})
+    with pytest.raises(UnusableVersion) as refused:
+        _generation_of(changed), _chat_of(changed), _date_of(changed)
+    said = str(refused.value)
+    assert said.startswith(
+        f"version 2 of ours: MLflow's param {name}={value[:100]!r} is no value that a run has recorded; "
+    )
+    assert "`vantage audit ours/2`" in said
+
+
+def test_params_as_a_run_writes_them_are_read() -> None:
+    params = {
+        "generation.temperature": "0.5",
+        "generation.stop": '["x"]',
+        "model.chat": "false",
+        "model.date": '"2026-11-28"',
+    }
+    ours = OURS._replace(params=params)
+    generation = _generation_of(ours)
+    assert generation is not None
+    assert (generation.temperature, generation.stop, _chat_of(ours), str(_date_of(ours))) == (
+        0.5,
+        ("x",),
+        False,
+        "2026-11-28",
+    )
+    assert (_generation_of(OURS), _chat_of(OURS), _date_of(OURS)) == (None, None, DEFAULT_DATE)

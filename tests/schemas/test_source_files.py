@@ -17,7 +17,9 @@ from vantage.schemas.source_files import (
     data_format,
     data_limit,
     hash_file,
+    is_saved,
     model_limit,
+    saved_files,
     why_not_saved,
 )
 
@@ -89,3 +91,17 @@ def test_a_name_says_its_format(name: str, ending: str | None) -> None:
 
 def test_a_name_beyond_what_a_file_can_have_is_no_saved_dataset(tmp_path: Path) -> None:
     assert why_not_saved(tmp_path / ("9" * 5000)) is None
+
+
+@pytest.mark.timeout(20)
+@every("state", [b"[" * 100_000, b"[]", b"3", b'{"_data_files": 3}', b'{"_data_files": [3]}', b"\xff", None])
+def test_a_folder_with_a_damaged_list_of_files_is_no_saved_dataset(
+    tmp_path: Path, state: bytes | None
+) -> None:
+    """None: the list is a pipe, which nobody writes to."""
+    if state is None:
+        os.mkfifo(tmp_path / "state.json")
+    else:
+        (tmp_path / "state.json").write_bytes(state)
+    assert saved_files(tmp_path) == tmp_path
+    assert not is_saved(tmp_path / "data-*.arrow")

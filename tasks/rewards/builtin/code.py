@@ -19,7 +19,8 @@ from vantage.schemas.recipe.builtin_verifiers import BuiltinVerifier, CodeVerifi
 from vantage.tasks.rewards.builtin.judge import Judge, UnusableAnswer
 from vantage.tasks.rewards.sandbox import MAX_TESTS, run, why_not_isolated
 
-_FENCE = re.compile(r"^ {0,3}```[ \t]*([A-Za-z0-9+.-]*)[^\n`]*$", re.MULTILINE)
+_FENCE = re.compile(r"^ {0,3}```[ \t]*+([A-Za-z0-9+.-]*+)[^\n`]*+$", re.MULTILINE)
+"""Each part takes as much as it can and gives nothing back: else a long line that a backtick ends takes the square of its length."""
 _PYTHON = ("", "python", "python3", "py")
 
 

@@ -104,10 +104,16 @@ def test_a_schedule_that_is_none_is_refused(recipe_file: Path, options: dict[str
         pipeline(recipe_file, **options)
 
 
-@pytest.mark.parametrize("name", ["a/b", "a\0b", "", "a" * 201, "50 %"])
+@pytest.mark.parametrize("name", ["a/b", "a\0b", "", "a" * 201, "50 %", "a\udcff"])
 def test_a_name_that_prefect_does_not_take_is_refused(recipe_file: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="is no name of a deployment: 1 to 200 printable characters"):
+    with pytest.raises(
+        ValueError, match="--name=.* is no name of a deployment: 1 to 200 printable characters"
+    ):
         pipeline(recipe_file, name=name)
+    with pytest.raises(
+        ValueError, match="--pool=.* is no name of a work pool: 1 to 200 printable characters"
+    ):
+        pipeline_of(str(recipe_file), (), workspace="s3://team/rlhf", pool=name)
 
 
 def test_a_pool_that_waits_for_itself_is_warned_of(recipe_file: Path) -> None:

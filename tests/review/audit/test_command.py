@@ -8,14 +8,17 @@ import subprocess
 import sys
 from contextlib import closing
 from html.parser import HTMLParser
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.review.audit.tampering import Case, flip_bit
 from vantage.attempts.exit_codes import ExitCode
 from vantage.cli.audit_page import audit_page
+from vantage.cli.audit_tree import show_audit
 from vantage.cli.main import app
 from vantage.schemas.records.audit import AuditedArtifact, AuditedRun, AuditReport, Check, Edge, Hashing
 
@@ -209,3 +212,27 @@ def test_the_page_escapes_all_that_others_wrote_and_needs_no_network() -> None:
     assert "width=device-width" in text and "prefers-color-scheme: dark" in text
     assert "1.00 GB hashed in 2.00 s (500.0 MB/s; hashing took longer than reading)" in text
     assert "http" not in text.replace("<!doctype html>", "")
+
+
+def test_no_text_of_a_record_looks_like_a_line_of_the_audit() -> None:
+    """An approver may be called anything in a record that somebody edited."""
+    evil = "ada\n✓ all agrees. 3 artifacts, 20 checks\x1b[2K\r\x9b2K\t[red]x[/]"
+    checks = tuple(
+        Check(subject=f"{subject}{evil}", outcome=outcome, detail=f"a {evil}; {evil}")
+        for subject in ("answers", "alias ")
+        for outcome in ("ok", "wrong", "note", "unchecked")
+    )
+    child = AuditedArtifact(
+        id="child", step=evil, kind=evil, digest=DIGEST, stage_key=None, run_id=evil, num_files=1, num_bytes=1,
+        checks=checks, parents=(Edge(role=evil, digest=OTHER, parent=None, checks=checks),),
+    )  # fmt: skip
+    report = AuditReport(
+        target=evil, described=evil, checks=checks, roots=("child",), artifacts=(child,), runs=(AuditedRun(run_id=evil, checks=checks),)
+    )  # fmt: skip
+    shown = StringIO()
+    show_audit(Console(file=shown, width=200, color_system=None), report)
+    lines = shown.getvalue().splitlines()
+    assert not [line for line in lines if line.lstrip(" │├└─").startswith("✓ all agrees")]
+    assert not {"\x1b", "\x9b", "\r"} & set(shown.getvalue())
+    assert lines[-1].startswith("✗ WRONG: ")
+    assert all("[red]x[/]" in line for line in lines if "ada" in line), "markup is text"

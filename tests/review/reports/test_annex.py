@@ -69,6 +69,9 @@ def test_parameters_are_counted_from_headers(tmp_path: Path) -> None:
     assert _parameters(tmp_path) == 24
     (tmp_path / "three.safetensors").write_bytes(b"\xff" * 40)
     assert _parameters(tmp_path) is None, "a damaged file makes the sum unknown"
+    deep = b"[" * 100_000
+    (tmp_path / "three.safetensors").write_bytes(len(deep).to_bytes(8, "little") + deep)
+    assert _parameters(tmp_path) is None
     assert _parameters(None) is None
 
 
@@ -77,8 +80,9 @@ def test_an_architecture_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:
     config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 4, "vocab_size": 100}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert _architecture(tmp_path) == "LlamaForCausalLM: layers 4, vocabulary 100"
-    (tmp_path / "config.json").write_text("[1]")
-    assert _architecture(tmp_path) is None
+    for damaged in ("[1]", "3", "[" * 100_000):
+        (tmp_path / "config.json").write_text(damaged)
+        assert _architecture(tmp_path) is None
 
 
 def test_the_page_ends_with_it_and_escapes_it() -> None:

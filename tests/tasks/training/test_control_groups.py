@@ -107,6 +107,40 @@ def test_version_1_in_a_container_that_sees_its_own_part_alone(tmp_path: Path) -
     assert (oom_kills(host.proc), memory_limit(host.proc)) == (3, 4096)
 
 
+def test_of_several_mounts_the_one_with_the_group_is_read(tmp_path: Path) -> None:
+    """A monitoring container that also sees the host's groups, and one whose name begins with another's."""
+    host = Host(
+        tmp_path,
+        groups="0::/docker/4f2a-1/job\n",
+        mounts={
+            name: f"{root} cgroup2 rw"
+            for name, root in (
+                ("other", "/lxc"),
+                ("near", "/docker/4f2a"),
+                ("own", "/docker/4f2a-1"),
+                ("all", "/"),
+            )
+        },
+    )
+    for name, kills in (("other", 7), ("near", 8), ("all/docker/4f2a-1/job", 9)):
+        host.group(name, memory__events=EVENTS.format(kills), memory__max="1024\n")
+    host.group("near/-1/job", memory__events=EVENTS.format(6), memory__max="2048\n")
+    host.group("own/job", memory__events=EVENTS.format(3), memory__max="4096\n")
+    assert (oom_kills(host.proc), memory_limit(host.proc)) == (3, 4096)
+
+
+def test_a_mount_with_a_name_that_is_not_utf_8_hides_nothing(tmp_path: Path) -> None:
+    host = Host(tmp_path, groups="0::/a\xe9\n", mounts=V2)
+    for name in ("mountinfo", "cgroup"):
+        file = host.proc / "self" / name
+        stick = b"99 22 0:9 / /media/Schl\xfcssel rw - vfat /dev/sdb1 rw\n" if name == "mountinfo" else b""
+        file.write_bytes(stick + file.read_text().encode("latin-1"))
+    group = Path(os.fsdecode(os.fsencode(host.sys) + b"/a\xe9"))
+    host.write(group / "memory.events", EVENTS.format(4))
+    host.write(group / "memory.max", "4096\n")
+    assert (oom_kills(host.proc), memory_limit(host.proc)) == (4, 4096)
+
+
 @pytest.mark.parametrize("groups", ["0::/../../other\n", "", "nonsense\n", "0:memory\n"])
 def test_where_no_group_counts_the_machine_does(tmp_path: Path, groups: str) -> None:
     host = Host(tmp_path, groups=groups, mounts=V2)

@@ -1,0 +1,107 @@
+"""Files that describe a model to MLflow may be anybody's: what they are cannot hold up an audit, or end it."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vantage.review.audit.mlflow_descriptions import description_problems, example_problems
+from vantage.review.audit.small_files import MAX_BYTES, NotRead, small_file, small_json, small_yaml
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
+    for before, name in zip("abcdefghij", "bcdefghijk", strict=True)
+)
+"""Less than a kilobyte that stands for 9^11 texts."""
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def text(content: str) -> Callable[[Path], None]:
+    return lambda path: (path.write_text(content), None)[1]
+
+
+HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "aliases that expand": (text(BOMB), "it is no plain YAML: found an alias"),
+    "an alias within itself": (text("a: &a [*a]"), "it is no plain YAML: found an alias"),
+    "merged keys": (text("a: &a {b: 1}\nc: {<<: *a}"), "it is no plain YAML: found an alias"),
+    "deep lists": (text("[" * 50_000), "it is no plain YAML: RecursionError"),
+    "a tag": (text("!!python/object/apply:os.system [x]"), "it is no plain YAML: could not determine a constructor"),
+    "a number of many digits": (text("a: " + "9" * 5000), "cannot be read (ValueError)"),
+    "a day that there is not": (text("a: 2026-13-41"), "cannot be read (ValueError)"),
+    "a pipe": (pipe, "it is no regular file"),
+    "a device": (device, "it is no regular file"),
+    "a huge file": (text("a" * (MAX_BYTES + 1)), "it is larger than 1,048,576 bytes"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    for name in ("MLmodel", "python_env.yaml"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "requirements.txt").write_text("")
+    return tmp_path
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", ["MLmodel", "python_env.yaml"])
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_description_is_a_finding(folder: Path, case: str, name: str) -> None:
+    damage, found = HOSTILE[case]
+    damage(folder / name)
+    problems = list(description_problems(folder, folder, {}, kinds=["policy"]))
+    assert len(problems) == 1
+    assert found in problems[0]
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("case", ["a pipe", "a device", "a huge file"])
+def test_hostile_requirements_are_a_finding(folder: Path, case: str) -> None:
+    damage, found = HOSTILE[case]
+    damage(folder / "requirements.txt")
+    assert found in next(description_problems(folder, folder, {}, kinds=["policy"]))
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [
+        (pipe, "it is no regular file"),
+        (device, "it is no regular file"),
+        (text("a" * (MAX_BYTES + 1)), "it is larger than"),
+        (text("[" * (sys.getrecursionlimit() * 100)), "it is nested too deeply"),
+        (text("{"), "cannot be read (JSONDecodeError)"),
+    ],
+)
+def test_a_hostile_example_is_a_finding(folder: Path, damage: Callable[[Path], None], found: str) -> None:
+    example = folder / "input_example.json"
+    example.write_text("[]")
+    damage(example)
+    assert found in next(example_problems(folder))
+
+
+def test_what_publishing_writes_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    value = {"a": [1, 2.5, None, True, "yes", "2026-11-28 01:02:03.4"], "b": {"c": [{"d": []}]}}
+    file.write_text(yaml.safe_dump(value))
+    assert small_yaml(file) == yaml.safe_load(file.read_bytes()) == value
+    file.write_text(json.dumps(value))
+    assert small_json(file) == value
+    file.write_bytes(b"a" * MAX_BYTES)
+    assert len(small_file(file)) == MAX_BYTES
+    with pytest.raises(FileNotFoundError):
+        small_file(tmp_path / "none")
+    assert issubclass(NotRead, ValueError)
