@@ -27,6 +27,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 from vantage.schemas.recipe.called_server import CalledServer
 from vantage.schemas.records.stored_answers import StoredAnswer
 from vantage.schemas.safe_text import MASK
+from vantage.schemas.strict_json import without_repeats
 from vantage.tasks.training import progress
 
 log = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class Reply:
     text: str
     question_tokens: int = 0
     answer_tokens: int = 0
+    is_cut_off: bool = False
 
 
 class Form(Protocol):
@@ -288,6 +290,7 @@ class Asking:
                     answer=self._safe(reply.text),
                     question_tokens=reply.question_tokens,
                     answer_tokens=reply.answer_tokens,
+                    is_cut_off=reply.is_cut_off,
                 )
             )
 
@@ -314,7 +317,7 @@ class Asking:
         if response.is_redirect or response.is_error:
             raise self._failure(response, content)
         try:
-            return self._form.replies(json.loads(content, parse_constant=str), questions=questions)
+            return self._form.replies(_read_body(content), questions=questions)
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
             raise CallFailed(
                 f"its answer is not what was asked for ({type(error).__name__}: {error})"
@@ -383,6 +386,15 @@ def _retry_after(response: httpx.Response) -> float:
     """Return the seconds of the header ``Retry-After``; 0 without one, or where it is a date."""
     text = response.headers.get("retry-after", "")
     return min(float(text), LONGEST_WISH) if text.isascii() and text.isdecimal() else 0.0
+
+
+def _read_body(content: bytes) -> Any:
+    """Return the JSON in a body; a number that JSON does not have becomes a text.
+
+    Raises:
+        ValueError, RecursionError: it is no JSON, or gives one name two values.
+    """
+    return json.loads(content, parse_constant=str, object_pairs_hook=without_repeats)
 
 
 async def _content(response: httpx.Response) -> bytes:
