@@ -239,15 +239,19 @@ class Asking:
     def _client(self) -> httpx.AsyncClient:
         """Return a client; a proxy of the environment is used, though not for a server on this machine.
 
+        Each request has a connection of its own: a second answer to an earlier request, which a server or proxy may send,
+        would otherwise be read as the answer to the next question.
+
         Raises:
             JudgeRefused: the proxy cannot be used.
         """
         server = self._server
         at_once, seconds = server.at_once, server.request_seconds
+        key = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         try:
             return httpx.AsyncClient(
-                headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
-                limits=httpx.Limits(max_connections=at_once, max_keepalive_connections=at_once),
+                headers={"Connection": "close", **key},
+                limits=httpx.Limits(max_connections=at_once, max_keepalive_connections=0),
                 timeout=httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds), pool=None),
                 verify=_certificates() if server.url.startswith("https:") else False,
                 trust_env=urlsplit(server.url).hostname not in _HERE,

@@ -30,6 +30,8 @@ class Faults:
     """Seconds after which a late request is answered."""
     drips: set[int] = field(default_factory=set)
     """Requests that are answered a byte at a time, so that the answer never comes to its end in time."""
+    doubled: bool = False
+    """Whether each answer is sent twice, head and body: what a broken proxy does."""
     raw: Callable[[int], bytes | None] = lambda number: None
     """Request → a body that replaces the right one; None: the right one."""
     refused: int | None = None
@@ -223,13 +225,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, code: int, body: dict[str, Any] | bytes, headers: dict[str, str] | None = None) -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
+        lines = {"Content-Type": "application/json", "Content-Length": str(len(data)), **(headers or {})}
+        head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        answer = f"HTTP/1.1 {code} {self.responses[code][0]}\r\n{head}\r\n".encode() + data
+        self.wfile.write(answer * (2 if self.server_of.faults.doubled else 1))
 
     def log_message(self, *_: object) -> None:
         """Print nothing."""

@@ -373,6 +373,21 @@ def test_one_bad_score_of_a_batch_is_asked_for_again_alone(
     assert [len(body["items"]) for body in server.seen.bodies][3:] == [1]
 
 
+@pytest.mark.parametrize("kind", ["judge", "http"])
+def test_an_answer_that_comes_twice_is_no_answer_to_the_next_question(
+    server: FakeJudge, tmp_path: Path, fresh: Any, kind: str
+) -> None:
+    server.faults.doubled = True
+    if kind == "judge":
+        asked: JudgeServer | RewardServer = judge(server, at_once=1)
+        right = [float(points(question(row))) for row in range(24)]
+    else:
+        asked = RewardServer(url=server.url, version="1", batch=1, at_once=1)
+        right = [points(PROMPTS[row] + RESPONSES[row]) / 4 for row in range(24)]
+    assert scored(load(tmp_path, asked))["judge"] == right
+    assert server.seen.num_requests == 24
+
+
 def test_a_body_with_a_name_twice_is_no_answer(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
     asked = RewardServer(url=server.url, version="1", request_seconds=2.0, patience_seconds=5.0)
     right = points(PROMPTS[0] + RESPONSES[0]) / 4
