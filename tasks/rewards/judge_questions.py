@@ -73,7 +73,7 @@ def read_preference(answer: str, name: str, *, names: Sequence[str] = ()) -> flo
 def _ends(another: str) -> str:
     """Return an expression for what may stand behind a value: the line's end, another name, or a reason without ``another`` value."""
     reason = rf"(?:{_REASON}|(?!(?:\w{{1,62}}[ \t]+)?(?:{another})))"
-    begun = rf"(?:[.,;!?]{_CLOSED}[ \t]+|[.,;]?[ \t]*\(|[ \t]+[-–—][ \t]+|[,;][ \t]*(?=[\"'*{{]))"
+    begun = rf"(?:[.,;!?]{_CLOSED}[ \t]+|[.,;]?[ \t]*\(|[ \t]+[-–—|][ \t]+|[,;][ \t]*(?=[\"'*{{]))"
     follows = rf"[.,;!?]?{_CLOSED}[ \t\r]*$|{begun}{reason}|[ \t]+(?:points?\b[ \t]*$|{_REASON}|{_LABEL})"
     return rf"(?={_CLOSED}(?:{follows}))"
 

@@ -43,6 +43,7 @@ def judge(**fields: Any) -> JudgeServer:
         ("score: 7\r\nclear: 8", 7.0),
         ("score: 7, clear: 8; short: 2", 7.0),
         ("score: 7 **clear:** 8", 7.0),
+        ("score: 7 | clear: 8", 7.0),
         ('{"score":7,"clear":8}', 7.0),
         ("<thinking>score: 2</thinking>\nscore: 9", 9.0),
     ],
