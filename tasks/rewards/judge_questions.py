@@ -43,8 +43,8 @@ def filled(template: str, texts: Mapping[str, str]) -> str:
 def read_number(answer: str, name: str, bounds: tuple[float, float], *, names: Sequence[str] = ()) -> float:
     """Return the number that an answer gives under a name: ``name: 7``, ``"name": 7``, ``**name**: 7/10``.
 
-    What comes before the end of a ``<think>`` block is not read. Behind the number there may be the end of the line, another
-    name, or a reason, but no unit and no second number.
+    What comes before the end of a ``<think>`` block is not read. The end of the line, another name, or a reason may follow the
+    number, but no unit and no second number.
 
     Args:
         names: all names of the judge's scores; a longer one that ends in ``name`` is another.
@@ -71,7 +71,7 @@ def read_preference(answer: str, name: str, *, names: Sequence[str] = ()) -> flo
 
 
 def _ends(another: str) -> str:
-    """Return an expression for what may stand behind a value: the line's end, another name, or a reason without ``another`` value."""
+    """Return an expression for what may follow a value: the line's end, another name, or a reason without ``another`` value."""
     reason = rf"(?:{_REASON}|(?!(?:\w{{1,62}}[ \t]+)?(?:{another})))"
     begun = rf"(?:[.,;!?]{_CLOSED}[ \t]+|[.,;]?[ \t]*\(|[ \t]+[-–—|][ \t]+|[,;][ \t]*(?=[\"'*{{]))"
     follows = rf"[.,;!?]?{_CLOSED}[ \t\r]*$|{begun}{reason}|[ \t]+(?:points?\b[ \t]*$|{_REASON}|{_LABEL})"
