@@ -55,7 +55,7 @@ def import_reward_model(
 
 
 def copy_reward_model(folder: Path, output: Path) -> None:
-    """Copy a reward model that Vantage has published, byte for byte, so that its artifact has the same files as the published one.
+    """Copy a reward model that Vantage has published or another run has made, byte for byte, so that its artifact has the same files.
 
     Raises:
         UnsafeModel: see `vantage.models.folders.check_folder`.

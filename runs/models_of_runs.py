@@ -1,4 +1,4 @@
-"""Find a policy that a step of another run has made, pin it when a run begins, and fetch its files when they are read."""
+"""Find a model that a step of another run has made, pin it when a run begins, and fetch its files when they are read."""
 
 import json
 import shutil
@@ -19,12 +19,15 @@ from vantage.storage.measured_file import METRICS_FILE
 from vantage.storage.sealed_folders import MANIFEST
 from vantage.storage.storage import Storage
 
-_KINDS = {"reward_model": "a reward model", "value_model": "a critic"}
+_POLICY, _REWARD_MODEL = "policy", "reward_model"
+_KINDS = {_POLICY: "a policy", _REWARD_MODEL: "a reward model", "value_model": "a critic"}
 _CLOSED = {"gate_closed": "its gate is closed", "waiting_approval": "it waits for approval"}
 """Status of a stage with an artifact → what a reader of it must know."""
 
 
-def pin_stage(field: str, origin: StageOfRun, workspace: Workspace) -> StageOfRun:
+def pin_stage(
+    field: str, origin: StageOfRun, workspace: Workspace, *, is_reward_model: bool = False
+) -> StageOfRun:
     """Return the step with its run's id and the content digest of what it has made; nothing is written.
 
     ``latest`` is the newest run whose recipe has such a step.
@@ -33,23 +36,26 @@ def pin_stage(field: str, origin: StageOfRun, workspace: Workspace) -> StageOfRu
         field: the field of the recipe that names it, for messages.
         origin: the run and the step.
         workspace: the workspace of the runs.
+        is_reward_model: the recipe's rewards read it as a reward model; otherwise it is a policy.
 
     Raises:
         RunError: there is no such run or step, it has made nothing yet, or nothing that can be a model's source.
     """
+    wanted = _REWARD_MODEL if is_reward_model else _POLICY
     shown = f"{field}={str(origin)!r}"
     record = _run_named(shown, origin, workspace)
     if origin.step not in dependencies(record.recipe):
-        made = ", ".join(_policies(record, workspace)) or "none that has made a policy"
+        made = ", ".join(_made(wanted, record, workspace)) or f"none that has made {_KINDS[wanted]}"
         raise RunError(f"{shown}: run {record.run_id} has no step {origin.step}; it has {made}")
     artifact = _artifact(record, origin.step, workspace)
     if artifact is None:
         raise RunError(f"{shown}: {_why_unmade(record, origin, workspace)}")
     what = f"{origin.step} of run {record.run_id}"
-    if artifact.kind != "policy":
-        made = ", ".join(_policies(record, workspace)) or "a stage of another run"
+    if artifact.kind != wanted:
+        made = ", ".join(_made(wanted, record, workspace)) or "a stage of another run"
         is_what = _KINDS.get(artifact.kind, f"no model ({artifact.kind})")
-        raise RunError(f"{shown}: {what} is {is_what}, and {field} takes a policy; name {made}")
+        why = ", since a reward scores with it" if is_reward_model else ""
+        raise RunError(f"{shown}: {what} is {is_what}, and {field} takes {_KINDS[wanted]}{why}; name {made}")
     if isinstance(artifact, StoredModel) and artifact.base is not None:
         merged = merging_step(origin.step)
         place = f"run:{record.run_id}/"
@@ -174,13 +180,13 @@ def _artifact(record: RunRecord, step: str, workspace: Workspace) -> Artifact | 
     return ref.artifact if ref is not None and ref.artifact.digest == stage.digest else None
 
 
-def _policies(record: RunRecord, workspace: Workspace) -> list[str]:
-    """Return the steps that have made a whole policy, as a recipe names them."""
+def _made(kind: str, record: RunRecord, workspace: Workspace) -> list[str]:
+    """Return the steps that have made a whole model of a kind, as a recipe names them."""
     return [
         f"{record.run_id}/{step}"
         for step in dependencies(record.recipe)
         if (artifact := _artifact(record, step, workspace)) is not None
-        and artifact.kind == "policy"
+        and artifact.kind == kind
         and not (isinstance(artifact, StoredModel) and artifact.base)
     ]
 

@@ -8,6 +8,7 @@ from vantage.runs.workspace import Workspace
 from vantage.schemas.recipe.inputs import SourcedModel
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.sources import StageOfRun
+from vantage.schemas.steps import OTHER_MODEL_PREFIX, reward_imports
 
 _AnyModel = TypeVar("_AnyModel", bound=SourcedModel)
 
@@ -23,14 +24,23 @@ def pinned(recipe: ResolvedRecipe, workspace: Workspace) -> ResolvedRecipe:
     """
     recipe = with_registered(recipe, workspace)
     model = _pinned("model", recipe.model, workspace)
-    models = {name: _pinned(f"models.{name}", each, workspace) for name, each in recipe.models.items()}
+    rewards = reward_imports(recipe) if recipe.models else frozenset()
+    models = {
+        name: _pinned(
+            f"models.{name}", each, workspace, is_reward_model=f"{OTHER_MODEL_PREFIX}{name}" in rewards
+        )
+        for name, each in recipe.models.items()
+    }
     if model == recipe.model and models == recipe.models:
         return recipe
     return recipe.model_copy(update={"model": model, "models": models})
 
 
-def _pinned(place: str, model: _AnyModel, workspace: Workspace) -> _AnyModel:
+def _pinned(
+    place: str, model: _AnyModel, workspace: Workspace, *, is_reward_model: bool = False
+) -> _AnyModel:
     origin = model.origin
     if not isinstance(origin, StageOfRun) or origin.digest is not None:
         return model
-    return model.model_copy(update={"source": str(pin_stage(f"{place}.source", origin, workspace))})
+    found = pin_stage(f"{place}.source", origin, workspace, is_reward_model=is_reward_model)
+    return model.model_copy(update={"source": str(found)})

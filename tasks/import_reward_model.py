@@ -3,7 +3,7 @@
 from vantage.models.folders import load_tokenizer, tokenizer_digest
 from vantage.models.reward_folders import copy_reward_model, import_reward_model
 from vantage.models.template_trial import try_chat_template
-from vantage.schemas.recipe.sources import Registered
+from vantage.schemas.recipe.sources import PinnedSource
 from vantage.schemas.recipe.work import ImportRewardModel
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.tasks.training.scratch import FETCHED
@@ -17,7 +17,7 @@ def run(job: StageJob[ImportRewardModel]) -> StageResult:
         BrokenTemplate: its chat template cannot be rendered within bounds.
     """
     model = job.work.model
-    if isinstance(model.origin, Registered):
+    if isinstance(model.origin, PinnedSource):
         copy_reward_model(job.scratch / FETCHED, job.output)
     else:
         import_reward_model(model.source, job.output, planned=job.source_sha256, scratch=job.scratch)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from vantage.schemas.problems import Problem
 from vantage.schemas.recipe.recipe import Recipe
-from vantage.schemas.recipe.sources import Hub, LocalPath, Registered
+from vantage.schemas.recipe.sources import Hub, LocalPath, Registered, StageOfRun
 from vantage.schemas.steps import OTHER_MODEL_PREFIX, dependencies, reward_imports
 
 
@@ -25,14 +25,14 @@ def reward_import_problems(recipe: Recipe) -> Iterator[Problem]:
         elif model.otherwise is not None:
             message = f"'{model.otherwise}' replaces a missing policy, and a reward reads this model"
             yield Problem((*path, "otherwise"), message, "leave it out")
-        elif not isinstance(model.origin, LocalPath | Hub | Registered):
+        elif not isinstance(model.origin, LocalPath | Hub | Registered | StageOfRun):
             message = (
                 f"'{model.source}' is read as a reward model, which is a sequence classifier with one label"
             )
             yield Problem(
                 (*path, "source"),
                 message,
-                "name its folder, hub:ORGANISATION/NAME@REVISION or models:/NAME@ALIAS",
+                "name its folder, hub:ORGANISATION/NAME@REVISION, models:/NAME@ALIAS or RUN/STAGE",
             )
         for reward, number in _judged_by(recipe, name):
             message = f"rewards.{reward}.terms.{number}.judge reads it as a policy, and a reward reads it as a reward model"

@@ -73,7 +73,7 @@ class OtherModel(SourcedModel):
     """``builtin:tiny``, a Hugging Face folder, ``gguf:FILE``, ``package:NAME``, ``hub:org/name@revision``, a policy that
     another run has made (``RUN/STAGE``, ``latest/STAGE``), or one that Vantage has published in MLflow:
     ``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``. A run looks up such a stage or version once, when it begins, and keeps to
-    it."""
+    it. Where a term or ``reward_evaluation`` names it, it is a reward model instead."""
     otherwise: Name | None = Field(None, exclude_if=is_unset)
     """The stage (or ``model``) whose policy replaces it as long as MLflow has no such version. None: the run is refused
     then."""

@@ -47,7 +47,7 @@ SOURCE = "source"
 
 def copied_stage(work: Work) -> StageOfRun | None:
     """Return the stage of another run that an import copies; None: it copies none."""
-    origin = work.model.origin if isinstance(work, ImportModel) else None
+    origin = work.model.origin if isinstance(work, ModelImport) else None
     return origin if isinstance(origin, StageOfRun) else None
 
 

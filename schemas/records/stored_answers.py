@@ -8,6 +8,7 @@ from pydantic import Field
 
 from vantage.schemas.canonical_json import canonical_json
 from vantage.schemas.frozen import Frozen
+from vantage.schemas.recipe.fields import is_default
 from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.work import Work
 from vantage.schemas.records.stage_key import stage_key as hash_key_parts
@@ -38,11 +39,18 @@ class StoredAnswer(Frozen):
     question_tokens: int = Field(0, ge=0)
     answer_tokens: int = Field(0, ge=0)
     """Tokens that the server counted; 0: it counts none."""
+    is_cut_off: bool = Field(False, exclude_if=is_default(False))
+    """Whether the server ended the answer before the model did: at its most tokens, or by a filter."""
 
     @property
     def asked_as(self) -> Asked:
         """Return its name."""
         return Asked(self.question, self.time)
+
+    @property
+    def is_counted(self) -> bool:
+        """Return whether the server counted the tokens of question and answer."""
+        return self.question_tokens > 0 and (self.answer_tokens > 0 or not self.answer)
 
     @property
     def source(self) -> str:

@@ -36,6 +36,8 @@ class AnswerFile:
         self.begun: set[str] = set()
         """Digests of questions that are under way while responses are sampled; no other term asks them too."""
         self._answers: dict[Asked, tuple[str, int, int]] = {}
+        self._cut_off: set[Asked] = set()
+        self._uncounted: set[str] = set()
         self._number_of: dict[str, int] = {}
         self._tokens_of: dict[str, tuple[int, int]] = {}
         for answer in answers_in(path):
@@ -47,6 +49,14 @@ class AnswerFile:
     def answer(self, asked: Asked) -> tuple[str, int, int] | None:
         """Return an answer with the tokens of its question and its own; None: the question was not answered so often."""
         return self._answers.get(asked)
+
+    def is_cut_off(self, asked: Asked) -> bool:
+        """Return whether the server ended an answer before the model did."""
+        return asked in self._cut_off
+
+    def is_counted(self, source: str) -> bool:
+        """Return whether all answers of a model have the tokens that its server counted."""
+        return source not in self._uncounted
 
     def number_of(self, question: str) -> int:
         """Return how many answers to a question are there."""
@@ -87,6 +97,10 @@ class AnswerFile:
         if answer.asked_as in self._answers:
             return
         self._answers[answer.asked_as] = (answer.answer, answer.question_tokens, answer.answer_tokens)
+        if answer.is_cut_off:
+            self._cut_off.add(answer.asked_as)
+        if not answer.is_counted:
+            self._uncounted.add(answer.source)
         self._number_of[answer.question] = self._number_of.get(answer.question, 0) + 1
         questions, answers = self.tokens_of(answer.source)
         self._tokens_of[answer.source] = (

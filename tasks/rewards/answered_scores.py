@@ -9,7 +9,7 @@ from torch import Tensor
 from vantage.schemas.recipe.served_scores import SCORE, STOP, JudgeServer, Served
 from vantage.schemas.records.stored_answers import Asked, question_digest
 from vantage.tasks.rewards.answer_file import AnswerFile, answer_file
-from vantage.tasks.rewards.asking import Asking, Form, Question
+from vantage.tasks.rewards.asking import Asking, Form, JudgeRefused, Question
 from vantage.tasks.rewards.judge_questions import Unreadable
 from vantage.tasks.rewards.term_scores import NamedScores, Responses, Source, TermScores
 from vantage.tasks.training import answer_record, ranks
@@ -178,6 +178,8 @@ class AnsweredScores:
         text, *tokens = found
         answer_record.note_answer(tokens, cost=self._cost(tokens))
         try:
+            if answers.is_cut_off(Asked(digest, time)):
+                raise Unreadable("it was cut off, by a filter or at max_answer_tokens")
             read[digest] = self._read(text)
         except Unreadable as error:
             answer_record.note_unreadable()
@@ -204,10 +206,15 @@ class AnsweredScores:
         )
 
     def _require_budget(self, answers: AnswerFile) -> None:
-        """Raise BudgetSpent if the answers so far have used up the budget."""
+        """Raise BudgetSpent if the answers so far have used up the budget, JudgeRefused if their tokens are not counted."""
         server = self._server
         if not isinstance(server, JudgeServer) or server.budget is None:
             return
+        if not answers.is_counted(server.model):
+            raise JudgeRefused(
+                f"{self._path}.budget cannot be kept: the server answers without the tokens of question and answer in `usage`; leave "
+                "budget out, or let the server count (all answers are kept)"
+            )
         tokens = answers.tokens_of(server.model)
         for field, spent, most in (
             ("tokens", float(sum(tokens)), server.budget.tokens),

@@ -27,6 +27,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 from vantage.schemas.recipe.called_server import CalledServer
 from vantage.schemas.records.stored_answers import StoredAnswer
 from vantage.schemas.safe_text import MASK
+from vantage.schemas.strict_json import without_repeats
 from vantage.tasks.training import progress
 
 log = logging.getLogger(__name__)
@@ -78,6 +79,7 @@ class Reply:
     text: str
     question_tokens: int = 0
     answer_tokens: int = 0
+    is_cut_off: bool = False
 
 
 def counted_tokens(body: Mapping[str, Any], name: str) -> int:
@@ -245,15 +247,19 @@ class Asking:
     def _client(self) -> httpx.AsyncClient:
         """Return a client; a proxy of the environment is used, though not for a server on this machine.
 
+        Each request has a connection of its own: a second answer to an earlier request, which a server or proxy may send,
+        would otherwise be read as the answer to the next question.
+
         Raises:
             JudgeRefused: the proxy cannot be used.
         """
         server = self._server
         at_once, seconds = server.at_once, server.request_seconds
+        key = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         try:
             return httpx.AsyncClient(
-                headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
-                limits=httpx.Limits(max_connections=at_once, max_keepalive_connections=at_once),
+                headers={"Connection": "close", **key},
+                limits=httpx.Limits(max_connections=at_once, max_keepalive_connections=0),
                 timeout=httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds), pool=None),
                 verify=_certificates() if server.url.startswith("https:") else False,
                 trust_env=urlsplit(server.url).hostname not in _HERE,
@@ -296,6 +302,7 @@ class Asking:
                     answer=self._safe(reply.text),
                     question_tokens=reply.question_tokens,
                     answer_tokens=reply.answer_tokens,
+                    is_cut_off=reply.is_cut_off,
                 )
             )
 
@@ -322,7 +329,7 @@ class Asking:
         if response.is_redirect or response.is_error:
             raise self._failure(response, content)
         try:
-            return self._form.replies(json.loads(content, parse_constant=str), questions=questions)
+            return self._form.replies(_read_body(content), questions=questions)
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             raise CallFailed(
                 f"its answer is not what was asked for ({type(error).__name__}: {error})"
@@ -391,6 +398,15 @@ def _retry_after(response: httpx.Response) -> float:
     """Return the seconds of the header ``Retry-After``; 0 without one, or where it is a date."""
     text = response.headers.get("retry-after", "")
     return min(float(text), LONGEST_WISH) if text.isascii() and text.isdecimal() else 0.0
+
+
+def _read_body(content: bytes) -> Any:
+    """Return the JSON in a body; a number that JSON does not have becomes a text.
+
+    Raises:
+        ValueError, RecursionError: it is no JSON, or gives one name two values.
+    """
+    return json.loads(content, parse_constant=str, object_pairs_hook=without_repeats)
 
 
 async def _content(response: httpx.Response) -> bytes:

@@ -1,12 +1,22 @@
 """The questions to a judge, and the scores in its answers."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vantage.schemas.recipe.served_scores import SCORE, JudgeServer
 
 _NUMBER = r"[+-]?(?:\d+(?:\.\d+)?|\.\d+)"
+_PREFERENCE = r"(?:response[ \t]+|a[ \t]+(?=tie\b))?(a|b|tie)\b"
+_ANOTHER_PREFERENCE = r"(?:response[ \t]+)?(?:(?-i:[AB])\b|tie\b|[ab][ \t]*(?:$|[.,;)]))"
+"""A preference within a sentence; a small ``a`` is an article unless the sentence ends there."""
+# Repetitions have bounds or no way back, so that an answer of any length takes time linear in it.
+_MARKS = r"[\"'*_`]{0,6}+"
+_CLOSED = r"[\"'*_`\])}]{0,6}+"
+_REASON = r"(?:because|since|as)\b"
+_LABEL = rf"{_MARKS}[^\W\d]\w{{0,62}}(?:[ -]\w{{1,62}}){{0,3}}{_MARKS}[ \t]*+[:=：]"
+_THINKING_ENDS = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
+_THINKING = re.compile(r"<think(?:ing)?>", re.IGNORECASE)
 _PREFERRED = {"a": 1.0, "tie": 0.5, "b": 0.0}
 """Preferred response → score of the one that was shown first."""
 
@@ -30,50 +40,69 @@ def filled(template: str, texts: Mapping[str, str]) -> str:
     return re.sub(r"\{(" + "|".join(texts) + r")\}", lambda place: texts[place[1]], template)
 
 
-def read_number(answer: str, name: str, bounds: tuple[float, float]) -> float:
+def read_number(answer: str, name: str, bounds: tuple[float, float], *, names: Sequence[str] = ()) -> float:
     """Return the number that an answer gives under a name: ``name: 7``, ``"name": 7``, ``**name**: 7/10``.
 
-    What comes before the end of a ``<think>`` block is not read.
+    What comes before the end of a ``<think>`` block is not read. The end of the line, another name, or a reason may follow the
+    number, but no unit and no second number.
+
+    Args:
+        names: all names of the judge's scores; a longer one that ends in ``name`` is another.
 
     Raises:
         Unreadable: there is none, there are two different ones, or it is beyond the bounds.
     """
     low, high = bounds
     top = re.escape(f"{high:g}")
-    value = rf"({_NUMBER})(?:[ \t]*(?:/|out of)[ \t]*{top}(?:\.0+)?)?(?!\.?\w|[ \t]*(?:[/%–…]|-[ \t]*\d|to\b|or\b|out of\b))"
-    number = float(_only_value(answer, name, value))
-    if not low <= number <= high:
-        raise Unreadable(f"{name} is {number:g}, and the scale is {low:g} to {high:g}")
-    return number
+    number = rf"({_NUMBER})(?:[ \t]*\(?(?:/|out of)[ \t]*{top}(?:\.0+)?\)?)?"
+    found = float(_only_value(answer, name, number + _ends(r"out of\b|[+-]?\.?[\d½¼¾]"), names))
+    if not low <= found <= high:
+        raise Unreadable(f"{name} is {found:g}, and the scale is {low:g} to {high:g}")
+    return found
 
 
-def read_preference(answer: str, name: str) -> float:
-    """Return the preference that an answer gives under a name: 1 for A, 0 for B, ½ for a tie.
+def read_preference(answer: str, name: str, *, names: Sequence[str] = ()) -> float:
+    """Return the preference that an answer gives under a name: 1 for A, 0 for B, ½ for a tie; ``names`` as for ``read_number``.
 
     Raises:
         Unreadable: there is none, or there are two different ones.
     """
-    value = r"(?:response[ \t]+)?(a|b|tie)\b(?![ \t]*(?:[/&]|or\b|and\b))"
-    return _PREFERRED[_only_value(answer, name, value).lower()]
+    return _PREFERRED[_only_value(answer, name, _PREFERENCE + _ends(_ANOTHER_PREFERENCE), names).lower()]
 
 
-def _only_value(answer: str, name: str, value: str) -> str:
+def _ends(another: str) -> str:
+    """Return an expression for what may follow a value: the line's end, another name, or a reason without ``another`` value."""
+    reason = rf"(?:{_REASON}|(?!(?:\w{{1,62}}[ \t]+)?(?:{another})))"
+    begun = rf"(?:[.,;!?]{_CLOSED}[ \t]+|[.,;]?[ \t]*\(|[ \t]+[-–—|][ \t]+|[,;][ \t]*(?=[\"'*{{]))"
+    follows = rf"[.,;!?]?{_CLOSED}[ \t\r]*$|{begun}{reason}|[ \t]+(?:points?\b[ \t]*$|{_REASON}|{_LABEL})"
+    return rf"(?={_CLOSED}(?:{follows}))"
+
+
+def _only_value(answer: str, name: str, value: str, names: Sequence[str]) -> str:
     """Return the one value that a pattern finds after a name and a colon or an equals sign.
 
     Raises:
         Unreadable: it finds none, or two different ones, or the name is there once more without a value.
     """
-    text = answer.rpartition("</think>")[2]
-    # Quotation marks and asterisks may precede the name. To match them too would take the square of the length of a row of them.
-    label = rf"(?<!\w)_*{re.escape(name).replace('_', '[ _]')}[\"'*_`]*[ \t]*[:=][ \t]*[\"'*_`]*"
-    found = [match[1] for match in re.finditer(label + value, text, re.IGNORECASE)]
-    labels = len(re.findall(label, text, re.IGNORECASE))
+    text = _THINKING_ENDS.split(answer)[-1]
+    if _THINKING.search(text):
+        raise Unreadable("its thinking has no end")
+    longer = [other.removesuffix(f"_{name}") for other in names if other.endswith(f"_{name}")]
+    alone = "".join(rf"(?<!{_in_words(before)}[ _])" for before in longer)
+    label = rf"(?<!\w){alone}{_MARKS}{_in_words(name)}{_MARKS}[ \t]*[:=：][ \t\"'*_`]*"
+    flags = re.IGNORECASE | re.MULTILINE
+    found = [match[1] for match in re.finditer(label + value, text, flags)]
+    labels = len(re.findall(label, text, flags))
     if not found or labels > len(found):
         raise Unreadable(f"it gives no readable {name}")
     different = {one if one.lower() in _PREFERRED else str(float(one)) for one in found}
     if len({each.lower() for each in different}) > 1:
         raise Unreadable(f"it gives {name} twice, as {' and as '.join(dict.fromkeys(found))}")
     return found[0]
+
+
+def _in_words(name: str) -> str:
+    return re.escape(name).replace("_", "[ _]")
 
 
 def _request(judge: JudgeServer, texts: Mapping[str, str]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from vantage.tasks.rewards.verifiers import MissingAnswers, lack_of_answers
 
 PROMPTS = ("prompts", "watch_prompts")
 """Roles of the datasets to whose prompts a stage samples responses."""
+_CUT_OFF = ("length", "content_filter")
+"""Reasons of an endpoint for an answer that the model did not end itself."""
 
 
 def load(term: JudgeTerm, source: Source) -> TermScores | NamedScores:
@@ -29,8 +31,8 @@ def load(term: JudgeTerm, source: Source) -> TermScores | NamedScores:
     def read(answer: str) -> Named:
         names = judge.score_names or (SCORE,)
         if judge.against is not None:
-            return {name: read_preference(answer, name) for name in names}
-        return {name: read_number(answer, name, judge.bounds) for name in names}
+            return {name: read_preference(answer, name, names=names) for name in names}
+        return {name: read_number(answer, name, judge.bounds, names=names) for name in names}
 
     def asked(case: Case) -> list[dict[str, Any]]:
         return list(questions(judge, *case))
@@ -69,9 +71,11 @@ class ChatCompletions:
         if len(choices) != len(questions):
             raise ValueError(f"{len(choices)} answers to {len(questions)} question")
         text = choices[0]["message"].get("content") or ""
+        is_cut_off = choices[0].get("finish_reason") in _CUT_OFF
         if not isinstance(text, str):
             raise TypeError(f"content is a {type(text).__name__}")
-        return [Reply(text, counted_tokens(body, "prompt_tokens"), counted_tokens(body, "completion_tokens"))]
+        tokens = (counted_tokens(body, "prompt_tokens"), counted_tokens(body, "completion_tokens"))
+        return [Reply(text, *tokens, is_cut_off=is_cut_off)]
 
 
 def refuse_missing_answers(source: Source) -> None:

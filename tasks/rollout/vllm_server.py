@@ -85,14 +85,15 @@ class VllmServer:
         self._seconds = seconds
         self._settings: dict[str, Any] = {
             "base_url": self.url,
-            "headers": {} if key is None else {"Authorization": f"Bearer {key}"},
+            # A connection of its own for each request: an answer that came twice would be read as the next one's.
+            "headers": {"Connection": "close"} | ({} if key is None else {"Authorization": f"Bearer {key}"}),
             "trust_env": False,  # a proxy for the internet is none for these servers
         }
         self._client = httpx.Client(timeout=self._timeout(ANSWER_SECONDS), **self._settings)
 
     def asynchronous(self, *, at_once: int) -> httpx.AsyncClient:
         """Return a client for ``draw`` with as many connections as responses are drawn at once."""
-        limits = httpx.Limits(max_connections=at_once, max_keepalive_connections=at_once)
+        limits = httpx.Limits(max_connections=at_once, max_keepalive_connections=0)
         return httpx.AsyncClient(timeout=self._timeout(self._seconds), limits=limits, **self._settings)
 
     def describe(self) -> Described:

@@ -39,6 +39,8 @@ stages:
 publish:
   - {stage: reward, registered_model: family-reward, alias: champion}
 """
+UNUSED = ("chat", "preferences", "publish", "family-reward")
+"""Words in lines of the recipe that a run without the stage ``reward`` has no use for."""
 
 
 def run_it(workspace: Workspace, recipe: Path, *overrides: str) -> RunRecord:
@@ -98,6 +100,19 @@ def test_reward_models_of_other_families_through_whole_runs(tmp_path: Path) -> N
     assert second.recipe.models["bought"].source == f"models:/family-reward/1#{first.stages['reward'].digest}"
     assert second.stages["models.bought"].key_parts["kind"] == "import_reward_model"
     audited(workspace, second.run_id)
+    # So does the same model by its stage, with the files and the lineage of the first run
+    kept = [line for line in recipe.read_text().splitlines() if not any(word in line for word in UNUSED)]
+    (tmp_path / "scored.yaml").write_text("\n".join(kept).replace("{model: reward}, ", ""))
+    third = run_it(workspace, tmp_path / "scored.yaml", "models.bought.source=latest/reward")
+    bought = third.stages["models.bought"]
+    imported = workspace.storage.find(str(bought.stage_key))
+    assert imported is not None
+    assert imported.artifact.parents == {"source": first.stages["reward"].digest}
+    assert bought.digest == second.stages["models.bought"].digest, "the same files"
+    shown = audited(workspace, third.run_id)
+    assert all(step in shown for step in ("models.bought", "models.chat", "data.preferences")), (
+        "of the first run"
+    )
     with pytest.raises(
         RunError, match="version 1 of family-reward is a reward model; name one that a policy"
     ):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.review.diff.small_runs import make_run, write_recipe
+from vantage.attempts.jobs import work_of
 from vantage.flows.pools.pipelines import pipeline_of
 from vantage.runs.models_of_runs import fetch_stage
 from vantage.runs.needed_artifacts import needed_artifacts
@@ -19,6 +20,7 @@ from vantage.runs.run import acquire_run, acquire_run_by_id, next_run, read_runs
 from vantage.runs.workspace import RunError, Workspace
 from vantage.schemas.problems import RecipeError
 from vantage.schemas.recipe.sources import StageOfRun, model_source
+from vantage.schemas.recipe.work import copied_stage
 from vantage.schemas.records.firings import EndedEarly
 
 FURTHER = """\
@@ -260,6 +262,78 @@ def test_the_files_are_compared_with_the_pin_when_they_are_fetched(
     with pytest.raises(RunError, match=r"sft of run .* is damaged: .*; run its recipe again"):
         fetch_stage(origin, place, tmp_path / "damaged")
     assert not (tmp_path / "damaged").exists()
+
+
+# Reward models
+
+
+SCORED = """\
+recipe: scored
+seed: 5
+model: {source: "builtin:tiny"}
+models:
+  bought: {source: "SOURCE"}
+data:
+  prompts: {source: "builtin:arithmetic/prompts", rows: 200}
+rewards:
+  main: {terms: [{model: bought}]}
+stages:
+  collected: {kind: rollout_collection, policy: model, prompts: prompts, reward: main}
+"""
+REWARDED = """\
+recipe: rewarded
+seed: 3
+model: {source: "builtin:tiny"}
+data:
+  demonstrations: {source: demonstrations.jsonl}
+  preferences: {source: "builtin:arithmetic/preferences", rows: 48}
+stages:
+  sft: {kind: sft, data: demonstrations, learning_rate: 1.0e-3}
+  reward: {kind: reward_model, init: sft, data: preferences, learning_rate: 1.0e-3}
+"""
+
+
+@pytest.fixture
+def rewarded(place: Workspace, compared: Path) -> RunRecord:
+    """Return a run whose stage ``reward`` has made a reward model."""
+    (path := compared.parent / "rewarded.yaml").write_text(REWARDED)
+    return make_run(place, path)
+
+
+def scored(folder: Path, source: str) -> Path:
+    (path := folder / "scored.yaml").write_text(SCORED.replace("SOURCE", source))
+    return path
+
+
+@pytest.mark.parametrize("form", ["latest/reward", "{id}/reward", "run:1/reward"])
+def test_a_term_scores_with_a_reward_model_of_another_run(
+    place: Workspace, compared: Path, rewarded: RunRecord, form: str
+) -> None:
+    recipe = scored(compared.parent, form.format(id=rewarded.run_id))
+    found = pinned(load_resolved(recipe, workspace=place)[0], place)
+    digest = rewarded.stages["reward"].digest
+    assert found.models["bought"].source == f"run:{rewarded.run_id}/reward#{digest}"
+    step = planned(place, recipe)["models.bought"]
+    assert (step.action, step.reasons[0]) == ("run", f"reward of run {rewarded.run_id}")
+    work = work_of(found, "models.bought")
+    assert work.kind == "import_reward_model"
+    assert copied_stage(work) == StageOfRun(rewarded.run_id, "reward", digest)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "source", "message"),
+    [
+        (scored, "latest/sft", "models.bought.source='run:latest/sft': sft of run {id} is a policy, and models.bought.source takes a reward "
+         "model, since a reward scores with it; name {id}/reward"),
+        (scored, "1/nothing", "models.bought.source='run:1/nothing': run {id} has no step nothing; it has {id}/reward"),
+        (further, "latest/reward", "model.source='run:latest/reward': reward of run {id} is a reward model, and model.source takes a policy; "
+         "name {id}/model, {id}/sft"),
+    ],
+)  # fmt: skip
+def test_a_stage_that_makes_another_kind_of_model_is_refused(
+    place: Workspace, compared: Path, rewarded: RunRecord, recipe: Any, source: str, message: str
+) -> None:
+    assert refusal(place, recipe(compared.parent, source)) == message.format(id=rewarded.run_id)
 
 
 # The recipe's text

@@ -30,12 +30,20 @@ class Faults:
     """Seconds after which a late request is answered."""
     drips: set[int] = field(default_factory=set)
     """Requests that are answered a byte at a time, so that the answer never comes to its end in time."""
+    doubled: bool = False
+    """Whether each answer is sent twice, head and body: what a broken proxy does."""
+    raw: Callable[[int], bytes | None] = lambda number: None
+    """Request → a body that replaces the right one; None: the right one."""
     refused: int | None = None
     """Status with which every request is refused."""
     dies_at: int | None = None
     """The request at which the server ends."""
     unreadable: Callable[[str, int], str | None] = lambda text, time: None
     """Question and how often it came before → an answer that replaces the right one; None: the right one."""
+    ends: Callable[[str, int], str] = lambda text, time: "stop"
+    """Question and how often it came before → the reason for which the answer ends."""
+    counts: bool = True
+    """Whether answers have the tokens of question and answer."""
     bad_scores: Callable[[dict[str, Any], int], Any] = lambda item, time: None
     """The same for an item of a reward server."""
 
@@ -96,7 +104,9 @@ class FakeJudge:
         if answer is None:
             answer = self.right_answer(text)
         usage = {"prompt_tokens": len(text.split()), "completion_tokens": len(answer.split())}
-        return {"choices": [{"message": {"role": "assistant", "content": answer}}], "usage": usage}
+        ended = {"finish_reason": self.faults.ends(text, before)}
+        choices = [{"message": {"role": "assistant", "content": answer}, **ended}]
+        return {"choices": choices} | ({"usage": usage} if self.faults.counts else {})
 
     def right_answer(self, text: str) -> str:
         """Return a rubric's answer, or with ``[Response A]`` the preferred response."""
@@ -168,6 +178,9 @@ class _Handler(BaseHTTPRequestHandler):
         time.sleep(served.delay)
         is_chat = "messages" in body
         good = served.judged(body) if is_chat else served.scored(body)
+        if (raw := faults.raw(number)) is not None:
+            self._send(200, raw)
+            return
         if number in faults.drips:
             self._drip(good)
             return
@@ -210,15 +223,12 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(faults.late_seconds)
             self._send(200, good)
 
-    def _send(self, code: int, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
+    def _send(self, code: int, body: dict[str, Any] | bytes, headers: dict[str, str] | None = None) -> None:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        lines = {"Content-Type": "application/json", "Content-Length": str(len(data)), **(headers or {})}
+        head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        answer = f"HTTP/1.1 {code} {self.responses[code][0]}\r\n{head}\r\n".encode() + data
+        self.wfile.write(answer * (2 if self.server_of.faults.doubled else 1))
 
     def log_message(self, *_: object) -> None:
         """Print nothing."""

@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterator
 from typing import Any
 
 from vantage.schemas.recipe.builtin_verifiers import BuiltinVerifier, JsonSchemaVerifier
+from vantage.schemas.strict_json import without_repeats
 from vantage.tasks.rewards.builtin.judge import Judge
 
 
@@ -34,7 +35,7 @@ def load(verifier: BuiltinVerifier) -> Judge:
 
     def judge(response: str, _: str | None) -> bool:
         try:
-            document = json.loads(response, parse_constant=_refused, object_pairs_hook=_without_repeats)
+            document = json.loads(response, parse_constant=_refused, object_pairs_hook=without_repeats)
         except ValueError:
             return False
         return bool(validator.is_valid(document))
@@ -76,10 +77,3 @@ def _references(schema: Any) -> list[str]:
 
 def _refused(constant: str) -> Any:
     raise ValueError(f"{constant} is no JSON")
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a name occurs twice in an object")
-    return found

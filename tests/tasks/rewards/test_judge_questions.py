@@ -33,6 +33,19 @@ def judge(**fields: Any) -> JudgeServer:
         ("<think>score: 2, no, score: 3?</think>score: 9", 9.0),
         ("score: +1", 1.0),
         ("score: 7, since it is short", 7.0),
+        ("**Score:** 7", 7.0),
+        ("score：7", 7.0),
+        ("score: 7 points", 7.0),
+        ("score: 7 (it is short)", 7.0),
+        ("score: 7 – it is short", 7.0),
+        ("score: 7 because 3 words are wrong", 7.0),
+        ("score: 7. The response has 3 faults", 7.0),
+        ("score: 7\r\nclear: 8", 7.0),
+        ("score: 7, clear: 8; short: 2", 7.0),
+        ("score: 7 **clear:** 8", 7.0),
+        ("score: 7 | clear: 8", 7.0),
+        ('{"score":7,"clear":8}', 7.0),
+        ("<thinking>score: 2</thinking>\nscore: 9", 9.0),
     ],
 )
 def test_a_number_is_read_however_it_is_written(answer: str, number: float) -> None:
@@ -57,6 +70,42 @@ def test_a_number_is_read_however_it_is_written(answer: str, number: float) -> N
         ("score: 1e3", "no readable"),
         ("score: 7.5.1", "no readable"),
         ("score: 7…", "no readable"),
+        *(
+            (f"score: 7{rest}", "no readable")
+            for rest in (
+                ",5",
+                ", 8",
+                "; 8",
+                "—8",
+                "−8",
+                "\u20118",
+                "~8",
+                " 8",
+                " → 8",
+                " and a half",
+                " ½",
+                " 1/2",
+                "^2",
+                "*2",
+                " * 2",
+                " + 1",
+                "..8",
+                " up to 9",
+                " till 9",
+                " percent",
+                " k",
+                " of 20",
+                " (out of 5)",
+                " (or 8)",
+                ", or 8",
+                " maybe 8",
+                " & 8",
+                " = 70%",
+                "'000",
+            )
+        ),
+        ("<think>perhaps score: 3", "its thinking has no end"),
+        ("<think>one</think>score: 2\n<think>score: 3", "its thinking has no end"),
         ("myscore: 7", "no readable"),
         ("scores: 7", "no readable"),
         ("score: 7\nscore: 8", "it gives score twice, as 7 and as 8"),
@@ -88,6 +137,12 @@ def test_each_name_has_its_own_number(one: int, other: int, name: str) -> None:
         ("Score: tie", 0.5),
         ("**score**: Response A", 1.0),
         ("A good one.\nscore: B", 0.0),
+        ("score: a tie", 0.5),
+        ("score: B because A is wrong", 0.0),
+        ("score: A, since B is wrong", 1.0),
+        ("score: A. It gives a number", 1.0),
+        ("score: a\nclear: b", 1.0),
+        ('{"score": "A", "clear": "B"}', 1.0),
     ],
 )
 def test_a_preference_is_read(answer: str, preference: float) -> None:
@@ -96,7 +151,19 @@ def test_a_preference_is_read(answer: str, preference: float) -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    ["A", "score: C", "score: A\nscore: B", "score: A or B", "score: A/B", "score: both", "score: AB"],
+    [
+        *("A", "score: C", "score: A\nscore: B", "score: A or B", "score: A/B", "score: both", "score: AB"),
+        *(
+            "score: A > B",
+            "score: A, B",
+            "score: A-B",
+            "score: A|B",
+            "score: A nor B",
+            "score: A vs. B",
+            "score: A is wrong",
+        ),
+        *("score: tie (A)", "score: a, b", "score: A = B", "score: A+B", "<think>score: A"),
+    ],
 )
 def test_what_prefers_no_response_is_unreadable(answer: str) -> None:
     with pytest.raises(Unreadable):
@@ -110,6 +177,27 @@ def test_what_prefers_no_response_is_unreadable(answer: str) -> None:
 def test_both_orders_count_equally(first: float, second: float, score: float) -> None:
     """``first``: preference of the response that was shown first; the second question shows the response second."""
     assert of_both_orders([{"score": first}, {"score": second}]) == {"score": score}
+
+
+def test_a_longer_name_in_words_is_another_score() -> None:
+    """An answer that leaves ``kind`` out gives ``very kind`` alone."""
+    names = ("kind", "very_kind")
+    with pytest.raises(Unreadable, match="no readable kind"):
+        read_number("very kind: 3", "kind", SCALE, names=names)
+    both = "Very kind: 3\nkind: 4"
+    assert [read_number(both, name, SCALE, names=names) for name in names] == [4.0, 3.0]
+    with pytest.raises(Unreadable, match="no readable kind"):
+        read_preference("very kind: A", "kind", names=names)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["*" * 10**5 + "score", "score: " + "7" * 10**5, "score: 7" + " " * 10**5 + "x", "score: 7 " + "a_" * 10**5, "score: 7" + "*" * 10**5 + "x"],
+)  # fmt: skip
+@pytest.mark.timeout(20)
+def test_an_answer_of_any_length_is_read_in_linear_time(answer: str) -> None:
+    with pytest.raises(Unreadable):
+        read_number(answer, "score", SCALE)
 
 
 def test_texts_are_put_into_their_places_once() -> None:

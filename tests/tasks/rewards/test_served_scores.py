@@ -265,6 +265,32 @@ def test_unreadable_answers_stop_the_stage(server: FakeJudge, tmp_path: Path, fr
     assert server.seen.num_requests == before + 1
 
 
+@pytest.mark.parametrize("reason", ["length", "content_filter"])
+def test_a_cut_off_answer_is_unreadable(server: FakeJudge, tmp_path: Path, fresh: Any, reason: str) -> None:
+    """``score: 1`` may be the beginning of ``score: 10``; a kept answer is read in the same way when the stage goes on."""
+    server.faults.unreadable = lambda text, time: "score: 1" if time == 0 else None
+    server.faults.ends = lambda text, time: reason if time == 0 else "stop"
+    right = {"judge": [float(points(question(row))) for row in range(3)]}
+    assert scored(load(tmp_path, judge(server)), slice(0, 3)) == right
+    assert [answer.is_cut_off for answer in answers_in(tmp_path / KEPT)] == [True] * 3 + [False] * 3
+    fresh()
+    server.stop()
+    assert scored(load(tmp_path, judge(server)), slice(0, 3)) == right
+    server.start()
+
+
+def test_a_budget_needs_counted_tokens(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
+    server.faults.counts = False
+    capped = judge(server, at_once=1, budget={"tokens": 10**6})
+    with pytest.raises(
+        JudgeRefused, match=r"terms\.0\.budget cannot be kept: the server answers without the tokens"
+    ):
+        scored(load(tmp_path, capped))
+    assert server.seen.num_requests == 1
+    fresh()
+    assert len(scored(load(tmp_path, judge(server)))["judge"]) == 24
+
+
 def test_a_recipe_can_give_unreadable_answers_a_score(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
     server.faults.unreadable = lambda text, time: (
         "score: 11" if "5 + 5?" in text and "15" not in text else None
@@ -345,6 +371,29 @@ def test_one_bad_score_of_a_batch_is_asked_for_again_alone(
     with pytest.raises(UnreadableAnswer, match=reason.replace("{", r"\{")):
         scored(load(tmp_path, asked))
     assert [len(body["items"]) for body in server.seen.bodies][3:] == [1]
+
+
+@pytest.mark.parametrize("kind", ["judge", "http"])
+def test_an_answer_that_comes_twice_is_no_answer_to_the_next_question(
+    server: FakeJudge, tmp_path: Path, fresh: Any, kind: str
+) -> None:
+    server.faults.doubled = True
+    if kind == "judge":
+        asked: JudgeServer | RewardServer = judge(server, at_once=1)
+        right = [float(points(question(row))) for row in range(24)]
+    else:
+        asked = RewardServer(url=server.url, version="1", batch=1, at_once=1)
+        right = [points(PROMPTS[row] + RESPONSES[row]) / 4 for row in range(24)]
+    assert scored(load(tmp_path, asked))["judge"] == right
+    assert server.seen.num_requests == 24
+
+
+def test_a_body_with_a_name_twice_is_no_answer(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
+    asked = RewardServer(url=server.url, version="1", request_seconds=2.0, patience_seconds=5.0)
+    right = points(PROMPTS[0] + RESPONSES[0]) / 4
+    server.faults.raw = lambda number: b'{"scores": [7.0], "scores": [8.0]}' if number == 0 else None
+    assert scored(load(tmp_path, asked), slice(0, 1))["judge"] == [right]
+    assert server.seen.num_requests == 2
 
 
 def test_a_name_that_is_missing_is_refused(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
