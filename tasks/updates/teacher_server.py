@@ -194,5 +194,5 @@ class LogProbs:
         ]
         if not all(-math.inf < each <= ROUNDING for each in own):  # NaN is neither
             raise ValueError("it has a log-probability that is no number below 0")
-        tokens = (counted_tokens(body, name) for name in ("prompt_tokens", "completion_tokens"))
+        tokens = (counted_tokens(body, "prompt_tokens"), counted_tokens(body, "completion_tokens"))
         return [Reply(json.dumps(own), *tokens)]
