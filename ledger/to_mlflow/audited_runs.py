@@ -65,6 +65,8 @@ class AuditedServer:
         self._client: MlflowClient | None = None
         self._why_not: str | None = None
         self._uri = tracking_uri
+        self._found: dict[str, entities.Run | None] = {}
+        """Id → each run that was asked for."""
         self._runs: dict[str, MlflowRun] = {}
         """Id → each run that was read."""
         self._roots: dict[str, str] = {}
@@ -98,8 +100,13 @@ class AuditedServer:
             if place is None or place.lifecycle_stage != "active":
                 return {}
             for run in search(client, [place.experiment_id], "vantage.run_id", run_id):
-                whole = client.get_run(run.info.run_id)  # a search leaves out the models that were read
-                found.setdefault(run.data.tags.get("vantage.stage"), []).append(self._read(client, whole))
+                whole = self._active_run(
+                    client, run.info.run_id
+                )  # a search leaves out the models that were read
+                if whole is not None:
+                    found.setdefault(whole.data.tags.get("vantage.stage"), []).append(
+                        self._read(client, whole)
+                    )
         return found
 
     def knows(self, experiment: str, run_id: str) -> bool:
@@ -112,7 +119,7 @@ class AuditedServer:
     def tags_of(self, mlflow_run_id: str) -> Mapping[str, str] | None:
         """Return tags of one of MLflow's runs; None: there is none, or it is deleted."""
         with self._answers() as client:
-            run = _active_run(client, mlflow_run_id)
+            run = self._active_run(client, mlflow_run_id)
         return None if run is None else dict(run.data.tags)
 
     def tags_with(self, tag: str, value: str) -> list[Mapping[str, str]]:
@@ -147,7 +154,7 @@ class AuditedServer:
         if mlflow_run_id in self._runs:
             return self._runs[mlflow_run_id]
         with self._answers() as client:
-            run = _active_run(client, mlflow_run_id)
+            run = self._active_run(client, mlflow_run_id)
             return None if run is None else self._read(client, run)
 
     def versions(self, name: str) -> list[MlflowVersion]:
@@ -347,6 +354,19 @@ class AuditedServer:
         client.search_experiments(max_results=1, filter_string=f"tags.{EXPERIMENT_TAG} = 'true'")
         return client
 
+    def _active_run(self, client: MlflowClient, mlflow_run_id: str) -> entities.Run | None:
+        """Return one of MLflow's runs, which is asked for once; None: there is none, or it is deleted."""
+        if mlflow_run_id not in self._found:
+            try:
+                run = client.get_run(mlflow_run_id)
+            except MlflowException as error:
+                if error.error_code not in _MISSING:
+                    raise
+                self._found[mlflow_run_id] = None
+            else:
+                self._found[mlflow_run_id] = run if run.info.lifecycle_stage == "active" else None
+        return self._found[mlflow_run_id]
+
     def _copied(self, database: Path) -> str:
         self._temporary = tempfile.TemporaryDirectory(prefix="vantage-audit-")
         target = Path(self._temporary.name) / "mlflow.db"
@@ -356,17 +376,6 @@ class AuditedServer:
         ):
             source.backup(copy)
         return f"sqlite:///{target}"
-
-
-def _active_run(client: MlflowClient, mlflow_run_id: str) -> entities.Run | None:
-    """Return one of MLflow's runs; None: there is none, or it is deleted."""
-    try:
-        run = client.get_run(mlflow_run_id)
-    except MlflowException as error:
-        if error.error_code not in _MISSING:
-            raise
-        return None
-    return run if run.info.lifecycle_stage == "active" else None
 
 
 def _model(client: MlflowClient, model_id: str) -> entities.LoggedModel | None:

@@ -2,10 +2,13 @@
 
 import shutil
 import stat
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
 
 from tests.review.audit.conftest import STAGES, run_once, write_recipe
 from tests.review.audit.tampering import Case, found
@@ -22,6 +25,20 @@ def all_files(folder: Path) -> dict[str, tuple[int, int]]:
         str(path.relative_to(folder)): (path.lstat().st_size, path.lstat().st_mtime_ns)
         for path in sorted(folder.rglob("*"))
     }
+
+
+def test_each_run_of_mlflow_is_asked_for_once(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: Counter[str] = Counter()
+    get_run = MlflowClient.get_run
+
+    def counted(client: MlflowClient, run_id: str) -> Run:
+        asked[run_id] += 1
+        return get_run(client, run_id)
+
+    monkeypatch.setattr(MlflowClient, "get_run", counted)
+    assert case.audit().exit_code == 0
+    assert set(asked.values()) == {1}
+    assert len(asked) == 1 + len(case.record.stages), "the parent's and one for each step"
 
 
 def test_a_copy_of_a_workspace_agrees_and_nothing_is_written(
