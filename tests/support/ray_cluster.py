@@ -25,10 +25,16 @@ By default Ray takes a node for lost only after half a minute. A node that was k
 
 def main() -> None:
     """Commands: ``add`` a node of one CPU, ``lose`` the newest, as if its power was cut, ``count`` them, ``end``."""
-    # The head has no CPU for ranks: it cannot be lost. No dashboard, which no test looks at: it is the most of a cluster's start.
+    # The head has no CPU for ranks: it cannot be lost. Its dashboard answers what Ray Train asks of its own actors. Without a port
+    # it takes the next free one, since other tests may have clusters at the same time.
     cluster = Cluster(
         initialize_head=True,
-        head_node_args={"num_cpus": 0, "include_dashboard": False, "_system_config": SETTINGS},
+        head_node_args={
+            "num_cpus": 0,
+            "include_dashboard": True,
+            "dashboard_port": None,
+            "_system_config": SETTINGS,
+        },
     )
     nodes = []
     print(json.dumps(cluster.address), flush=True)

@@ -375,7 +375,7 @@ stages:
   sft:
     kind: sft
     data: demonstrations
-    epochs: 1
+    epochs: 0.25
     batch_size: 32
     checkpoint_every: 5
     resources: {nodes: {least: 1, most: 2}, cpus: 1}
