@@ -90,7 +90,7 @@ def _message(error: Exception, code: int) -> str:
     if _is_no_path(error):
         what = getattr(error, "strerror", None) or "its links lead to one another"
         if isinstance(error, OSError):
-            named = "a name" if error.filename is None else os.fsdecode(error.filename)
+            named = _file_of(error) or "a name"
         else:
             named = str(error).rpartition("from ")[2].strip("'")
         return f"{_shown_path(named)} cannot be a file's path ({what}); name another"
@@ -103,9 +103,16 @@ def _message(error: Exception, code: int) -> str:
 
 def _file_message(error: OSError) -> str:
     """Return what the system reports about a file, with the file and the remedy."""
-    named = "" if error.filename is None else f"{_shown_path(os.fsdecode(error.filename))}: "
+    file = _file_of(error)
+    named = "" if file is None else f"{_shown_path(file)}: "
     remedy = _REMEDIES.get(error.errno or 0, "name another file, or look at the disk")
     return f"{named}{error.strerror}; {remedy}"
+
+
+def _file_of(error: OSError) -> str | None:
+    """Return the file that the error names; None: none, or one that is known by its descriptor only."""
+    named = error.filename
+    return None if named is None or isinstance(named, int) else os.fsdecode(named)
 
 
 def _refused_settings(error: Exception) -> str | None:

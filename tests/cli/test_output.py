@@ -90,9 +90,9 @@ def test_a_file_that_cannot_be_written_is_named_with_the_remedy(
     assert done.stderr.splitlines()[-1] == f"vantage: {said}"
 
 
-@pytest.mark.parametrize("name", [b"a\xff", "a", None])
+@pytest.mark.parametrize("name", [b"a\xff", "a", 3, None])
 def test_every_error_of_the_system_has_a_remedy(
-    name: str | bytes | None, capsys: pytest.CaptureFixture[str]
+    name: str | bytes | int | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number in errno.errorcode:
         if isinstance(OSError(number, ""), ConnectionError | TimeoutError):
