@@ -47,6 +47,7 @@ def user_interfaces(workspace: Workspace) -> Iterator[dict[str, str]]:
 
 def _list_of_newest_recipe(workspace: Workspace, mlflow: str) -> str | None:
     """Return the address of MLflow's list of the runs of the recipe that ran last; None if MLflow does not have that run."""
+    tracking.set_up_client()
     from vantage.ledger.to_mlflow.list_of_runs import page_of_runs  # imports MLflow, which takes a second
 
     run_id = next((record.mlflow_run_id for record in read_runs(workspace) if record.mlflow_run_id), None)
