@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FILE_NAME = "recipe.yaml"
 _UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff]")
-"""What ends a line of YAML or is not allowed in it."""
+"""Characters that end a line of YAML or are not allowed in it."""
 VERIFIER_NAME = "verifier.py"
 TINY = "builtin:tiny"
 BUILTIN = "builtin:arithmetic/{}"

@@ -54,7 +54,7 @@ PIECES = (
     ),
     *(b"NaN", b"Infinity", b"&a [*a]", b"\n\n", b"{}"),
 )
-"""What a tenth of the records has instead of their text, or within it."""
+"""Texts that a tenth of the records have instead of their own, or within it."""
 
 
 class Finished(NamedTuple):

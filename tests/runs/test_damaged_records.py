@@ -10,7 +10,7 @@ from vantage.runs.workspace import Workspace
 
 INPUTS, FEWER = 60, 20
 UNIMPORTANT = {"sent.json", "movements", "progress", "judges' answers", "saved dataset", "description"}
-"""What is damaged there is left out, done again, or is a finding of the audit."""
+"""Records whose damage is left out, done again, or is a finding of the audit."""
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
 
 NANO_WEIGHTS = 472_704
-"""As recipes/quickstart.yaml counts them."""
+"""The numbers of recipes/quickstart.yaml."""
 FIRST = """\
 recipe: first
 model: {source: "builtin:nano"}

@@ -47,7 +47,7 @@ STAND_INS = {
     r"\bgsm8k_train_3000\.jsonl": "train.jsonl",
     r"(?<=--workspace )(/data/rlhf|hacking)": "COPY",
 }
-"""What the pages write, as a regular expression → what stands in for it here, in this order."""
+"""Regular expression of a text in the pages → its replacement in the tests, in this order."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a sweep prints: no number is cut off on a narrow terminal, and nothing is printed twice."""
+"""Tests of the lines that a sweep prints: no number is cut off on a narrow terminal, and nothing is printed twice."""
 
 import io
 from pathlib import Path

@@ -16,7 +16,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
     for before, name in zip("abcdefghij", "bcdefghijk", strict=True)
 )
-"""Less than a kilobyte that stands for 9^11 texts."""
+"""YAML of less than a kilobyte with 9^11 texts in it."""
 
 
 def pipe(path: Path) -> None:

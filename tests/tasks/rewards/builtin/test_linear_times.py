@@ -1,4 +1,4 @@
-"""What is read in a response or in a row takes time that grows no faster than the text: a quadratic reader needs minutes here."""
+"""Reading a response or a row takes time that grows no faster than the text: a quadratic reader needs minutes here."""
 
 import json
 import random
