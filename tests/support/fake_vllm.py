@@ -1,5 +1,6 @@
 """A small module ``vllm`` for tests: the calls that Vantage makes, a model of transformers behind them, and faults on request."""
 
+import random
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -7,6 +8,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -156,7 +158,8 @@ class FakeLLM:
         FAULTS.starts += 1
         if FAULTS.starts in FAULTS.failing_starts:
             raise RuntimeError(f"start {FAULTS.starts} is broken")
-        torch.manual_seed(0)  # as vLLM does
+        for seed in (random.seed, numpy.random.seed, torch.manual_seed):  # vLLM seeds all three
+            seed(0)
         self.settings = settings
         self.model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).eval()
         self.llm_engine = FakeEngine(self.model)

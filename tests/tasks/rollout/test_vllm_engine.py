@@ -212,19 +212,18 @@ def test_an_engine_that_breaks_in_an_update_is_started_again(pipeline: Any, faul
 
 
 def test_a_start_leaves_the_random_state_of_the_process(pipeline: Any, faults: Faults) -> None:
-    """Threads that earlier tests left may draw, too, for the pauses between their requests: one of three starts is enough."""
+    """Threads that earlier tests left draw from ``random``, for the pauses between their requests: there one of three starts is enough."""
     policy, codec, prompts = parts(pipeline)
-
-    def states() -> tuple[Any, ...]:
-        return torch.get_rng_state().tolist(), random.getstate(), numpy.random.get_state()[1].tolist()
 
     def is_left(seed: int) -> bool:
         torch.manual_seed(seed)
         random.seed(seed)
         numpy.random.seed(seed)
-        before = states()
+        states = torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].tolist()
         engine_of(policy, codec).generate(prompts, count=1, seed=1)
-        return states() == before
+        assert torch.equal(torch.get_rng_state(), states[0])
+        assert numpy.random.get_state()[1].tolist() == states[2]
+        return random.getstate() == states[1]
 
     assert any(is_left(seed) for seed in (101, 102, 103))
 
